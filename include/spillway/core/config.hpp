@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+/// Checks what the library promises itself. On unless NDEBUG is defined and SPILLWAY_CHECKED is not.
+///
+/// A broken invariant means memory may already be corrupt, so it ends the program instead of throwing.
+#if !defined(NDEBUG) || defined(SPILLWAY_CHECKED)
+#  define SPILLWAY_ASSERT(condition)                                                            \
+    ((condition) ? static_cast<void>(0)                                                         \
+                 : ::spillway::detail::assertion_failed(#condition, __FILE__, __LINE__))
+#else
+#  define SPILLWAY_ASSERT(condition) static_cast<void>(0)
+#endif
+
+namespace spillway::detail {
+
+[[noreturn]] inline void assertion_failed(char const* condition, char const* file, int line) {
+  std::fprintf(stderr, "%s:%d: spillway invariant broken: %s\n", file, line, condition);
+  std::abort();
+}
+
+}  // namespace spillway::detail

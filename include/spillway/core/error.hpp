@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace spillway {
+
+/// What the allocator knew when it gave up: enough to say what would have to change.
+struct MemoryReport {
+  std::size_t requested_bytes = 0;
+  std::size_t capacity_bytes = 0;      ///< the limit on the reservation
+  std::size_t reserved_bytes = 0;      ///< of which taken from the device
+  std::size_t free_bytes = 0;          ///< free inside the reservation
+  std::size_t largest_free_bytes = 0;  ///< of which in one piece
+  std::size_t leased_bytes = 0;        ///< held by leases: can neither move nor leave
+  std::size_t reclaimable_bytes = 0;   ///< resident and not leased: could leave
+  std::size_t host_free_bytes = 0;     ///< room left in the host pool's tiers
+};
+
+/// Thrown when device room cannot be made even after dropping, swapping out and compacting.
+///
+/// Every block is as it was or validly swapped out: nothing is lost, and the call may be repeated
+/// once leases have been released or blocks freed.
+class OutOfDeviceMemory : public std::bad_alloc {
+ public:
+  OutOfDeviceMemory(MemoryReport report, std::string advice)
+      : report_{report}, what_{describe(report, advice)} {}
+
+  [[nodiscard]] char const* what() const noexcept override { return what_.c_str(); }
+  [[nodiscard]] MemoryReport const& report() const noexcept { return report_; }
+
+ private:
+  static std::string describe(MemoryReport const& r, std::string const& advice) {
+    auto const bytes = [](std::size_t n) { return std::to_string(n); };
+    return "spillway: out of device memory: requested " + bytes(r.requested_bytes) +
+           " bytes; capacity " + bytes(r.capacity_bytes) + ", reserved " + bytes(r.reserved_bytes) +
+           ", free " + bytes(r.free_bytes) + ", largest free " + bytes(r.largest_free_bytes) +
+           ", leased " + bytes(r.leased_bytes) + ", reclaimable " + bytes(r.reclaimable_bytes) +
+           ", host pool free " + bytes(r.host_free_bytes) + ". " + advice;
+  }
+
+  MemoryReport report_;
+  std::string what_;
+};
+
+/// Thrown when no tier of the host pool can hold the bytes that would have to leave the device.
+class OutOfHostMemory : public std::bad_alloc {
+ public:
+  OutOfHostMemory(std::size_t requested_bytes, std::size_t free_bytes, std::string const& advice)
+      : requested_bytes_{requested_bytes},
+        free_bytes_{free_bytes},
+        what_{"spillway: out of host memory for swapped-out blocks: requested " +
+              std::to_string(requested_bytes) + " bytes, free in all tiers " +
+              std::to_string(free_bytes) + ". " + advice} {}
+
+  [[nodiscard]] char const* what() const noexcept override { return what_.c_str(); }
+  [[nodiscard]] std::size_t requested_bytes() const noexcept { return requested_bytes_; }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return free_bytes_; }
+
+ private:
+  std::size_t requested_bytes_;
+  std::size_t free_bytes_;
+  std::string what_;
+};
+
+/// Thrown when the device or its driver fails a call: a copy, an event, a stream, a mapping.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Thrown when the file tier cannot be opened, sized, written or read.
+class FileTierError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Thrown when a caller breaks a documented precondition.
+class ContractViolation : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// Checks a precondition of a public function.
+///
+/// `file` and `line` are the caller's; leave them out.
+/// @throws ContractViolation naming the caller's file and line when `ok` is false.
+inline void expects(bool ok,
+                    char const* what,
+                    char const* file = __builtin_FILE(),
+                    int line = __builtin_LINE()) {
+  if (!ok) {
+    throw ContractViolation{std::string{file} + ":" + std::to_string(line) + ": " + what};
+  }
+}
+
+}  // namespace spillway

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace spillway {
+
+/// Names one block for its whole life; stays valid when the block moves or leaves the device.
+///
+/// The low 32 bits are a slot that is reused after the block is gone, the high 32 bits a generation
+/// that never is, so a stale id is recognised. Generation 0 is never given out: `BlockId{}` names
+/// nothing.
+enum class BlockId : std::uint64_t {};
+
+/// The table slot of a block: small and dense, so policies can index arrays by it.
+[[nodiscard]] constexpr std::uint32_t slot_of(BlockId id) noexcept {
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id));
+}
+
+/// How often the slot had been handed out when this id was made.
+[[nodiscard]] constexpr std::uint32_t generation_of(BlockId id) noexcept {
+  return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id) >> 32U);
+}
+
+[[nodiscard]] constexpr BlockId make_block_id(std::uint32_t slot,
+                                              std::uint32_t generation) noexcept {
+  return BlockId{(std::uint64_t{generation} << 32U) | slot};
+}
+
+/// Where the bytes of a block are.
+///
+/// `moving_out` and `moving_in` say that the copy is enqueued and has not finished yet; for every
+/// decision the pager takes they count as `host` and `device`. `none` is a block whose contents were
+/// never written, or were dropped by an `Access::write`: it has bytes nowhere.
+enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in };
+
+/// What a lease holder will do with the bytes; `write` discards the old contents.
+enum class Access : std::uint8_t { read, write, read_write };
+
+/// Which way bytes go. `to_host` and `to_device` expect pinned memory on the host side.
+enum class CopyKind : std::uint8_t { to_host, to_device, on_device };
+
+/// What a device says of its memory.
+struct MemoryInfo {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+};
+
+/// What is asked of the driver's host-function callbacks: a plain function and its argument.
+using HostFunction = void (*)(void*) noexcept;
+
+/// Rounds `n` up to a multiple of `multiple`, a power of two. `n + multiple` must not overflow.
+[[nodiscard]] constexpr std::size_t round_up(std::size_t n, std::size_t multiple) noexcept {
+  return (n + multiple - 1) & ~(multiple - 1);
+}
+
+/// The granule of every arena: sizes are rounded up to it and addresses are multiples of it.
+inline constexpr std::size_t granule_bytes = 256;
+
+inline namespace literals {
+// NOLINTBEGIN(google-runtime-int)
+consteval std::size_t operator""_KiB(unsigned long long n) {
+  return std::size_t(n) << 10U;
+}
+consteval std::size_t operator""_MiB(unsigned long long n) {
+  return std::size_t(n) << 20U;
+}
+consteval std::size_t operator""_GiB(unsigned long long n) {
+  return std::size_t(n) << 30U;
+}
+// NOLINTEND(google-runtime-int)
+}  // namespace literals
+
+}  // namespace spillway
