@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -28,7 +29,8 @@ namespace spillway {
 ///
 /// Threads  thread-safe, except that a stream may be retired only when nobody uses it any more.
 /// Streams  a stream that was named here must live until `retire` or the end of this object.
-/// Cost     `mark`, `is_ordered`: O(1). `wait`: O(recorded events of one stream), at most 64.
+/// Cost     `mark`, `is_ordered`: O(1) and no device call. `wait`: O(log) and at most three device
+///          calls for each ticket that is not ordered yet.
 template <DeviceApi Device>
 class StreamOrder {
  public:
@@ -84,37 +86,370 @@ class StreamOrder {
     event_type event{};
     std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
     std::uint32_t users = 0;   // threads between looking it up and having enqueued their wait
-    bool is_retired = false;   // recycled when the last user has gone
+    bool is_listed = false;    // still in its stream's list
   };
 
   struct Stream {
     stream_type handle{};
+    StreamIndex index = StreamIndex::none;
     std::atomic<std::uint64_t> last_mark{0};
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
-    std::deque<EventSlot*> recorded;  // oldest first
+    std::deque<EventSlot*> recorded;  // oldest first, `covers` increasing
     bool is_retired = false;
   };
 
-  static std::size_t at(StreamIndex index) noexcept { return static_cast<std::size_t>(index); }
+  /// One event somebody is about to wait for; keeps it from being recycled meanwhile.
+  struct Claim {
+    StreamIndex stream = StreamIndex::none;
+    EventSlot* slot = nullptr;
+  };
 
-  [[nodiscard]] bool is_ordered(Ticket ticket, StreamIndex stream) const noexcept;
+  [[nodiscard]] Stream& at(StreamIndex index) const noexcept {
+    return *streams_[static_cast<std::size_t>(index)];
+  }
+  static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
   template <class Use>
-  void for_each_unordered(Fence const& fence, StreamIndex stream, Use use);
-  [[nodiscard]] EventSlot* acquire_event(StreamIndex stream, std::uint64_t sequence);
-  [[nodiscard]] EventSlot* record_event(StreamIndex stream);
-  void release_event(EventSlot* slot) noexcept;
-  void poll(Stream& stream);
-  void drop_front(Stream& stream) noexcept;
+  void for_each_stream(Ticket ticket, Use use) const;
+  [[nodiscard]] std::size_t vacant_slot();
+  [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
+  [[nodiscard]] Claim record_event(Stream& stream);
+  void release(Claim claim) noexcept;
+  void drop_oldest(Stream& stream) noexcept;
+  void recycle(EventSlot* slot) noexcept { idle_.push_back(slot); }
+  [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
 
   Device* device_;
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::array<std::unique_ptr<Stream>, max_streams> streams_{};
+  std::size_t stream_count_ = 1;  // slot 0 names no stream
   std::unordered_map<stream_type, StreamIndex> index_;
   std::vector<std::unique_ptr<EventSlot>> slots_;
-  std::vector<EventSlot*> idle_;
+  std::vector<EventSlot*> idle_;  // reserved to slots_.size(), so that recycling cannot fail
 };
+
+template <DeviceApi Device>
+StreamOrder<Device>::~StreamOrder() {
+  for (auto const& slot : slots_) {
+    device_->destroy_event(slot->event);
+  }
+}
+
+template <DeviceApi Device>
+auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (auto const found = index_.find(stream); found != index_.end()) {
+      return found->second;
+    }
+  }
+  std::size_t const vacant = vacant_slot();
+  std::scoped_lock const lock{mutex_};
+  if (auto const found = index_.find(stream); found != index_.end()) {
+    return found->second;  // another thread was faster
+  }
+  bool const is_reused = vacant != 0 && streams_[vacant]->is_retired;
+  std::size_t const slot = is_reused ? vacant : stream_count_;
+  expects(slot < max_streams,
+          "too many streams in use at once; retire_stream() those that are not used any more");
+  auto const index = static_cast<StreamIndex>(slot);
+  if (!is_reused) {
+    streams_[slot] = std::make_unique<Stream>();
+  }
+  index_.emplace(stream, index);
+  stream_count_ = std::max(stream_count_, slot + 1);
+  Stream& fresh = *streams_[slot];
+  fresh.handle = stream;
+  fresh.index = index;
+  fresh.is_retired = false;
+  // The new stream has waited for nothing. What others know of the old one stays true: those points
+  // have completed, and sequence numbers never repeat.
+  for (auto& waited : fresh.waited_for) {
+    waited.store(0, std::memory_order_relaxed);
+  }
+  return index;
+}
+
+/// A retired stream's slot all of whose work has finished, or 0.
+template <DeviceApi Device>
+std::size_t StreamOrder<Device>::vacant_slot() {
+  std::vector<Stream*> retired;
+  {
+    std::scoped_lock const lock{mutex_};
+    for (std::size_t i = 1; i < stream_count_; ++i) {
+      if (streams_[i]->is_retired) {
+        retired.push_back(streams_[i].get());
+      }
+    }
+  }
+  for (Stream* stream : retired) {
+    if (is_complete(Ticket{stream->index, stream->last_mark.load()})) {
+      return static_cast<std::size_t>(stream->index);
+    }
+  }
+  return 0;
+}
+
+template <DeviceApi Device>
+Ticket StreamOrder<Device>::mark(StreamIndex stream) noexcept {
+  std::uint64_t const sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  raise(at(stream).last_mark, sequence);
+  return Ticket{stream, sequence};
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept {
+  std::uint64_t seen = value.load(std::memory_order_relaxed);
+  while (seen < to && !value.compare_exchange_weak(seen, to, std::memory_order_release)) {
+  }
+}
+
+/// Calls `use(stream, sequence)` for what `ticket` stands for: one stream, or every one of them.
+template <DeviceApi Device>
+template <class Use>
+void StreamOrder<Device>::for_each_stream(Ticket ticket, Use use) const {
+  if (ticket.is_none()) {
+    return;
+  }
+  if (ticket.stream() != StreamIndex::every) {
+    use(at(ticket.stream()), ticket.sequence());
+    return;
+  }
+  std::size_t count = 0;
+  {
+    std::scoped_lock const lock{mutex_};
+    count = stream_count_;
+  }
+  for (std::size_t i = 1; i < count; ++i) {
+    Stream& stream = *streams_[i];
+    use(stream, std::min(ticket.sequence(), stream.last_mark.load(std::memory_order_acquire)));
+  }
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::is_ordered(Fence const& fence, StreamIndex stream) const noexcept {
+  if (fence.is_empty()) {
+    return true;
+  }
+  Stream const& waiter = at(stream);
+  bool ordered = true;
+  for (Ticket const ticket : fence.tickets()) {
+    if (ticket.stream() == stream || ticket.is_none()) {
+      continue;  // one stream's work runs in the order it was enqueued
+    }
+    for_each_stream(ticket, [&](Stream const& other, std::uint64_t sequence) {
+      auto const at_other = static_cast<std::size_t>(other.index);
+      ordered = ordered &&
+                (&other == &waiter || other.completed.load(std::memory_order_acquire) >= sequence ||
+                 waiter.waited_for[at_other].load(std::memory_order_acquire) >= sequence);
+    });
+  }
+  return ordered;
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
+  Stream& waiter = at(stream);
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      if (is_ordered(Fence{Ticket{other.index, sequence}}, stream)) {
+        return;
+      }
+      Claim const claim = claim_event(other, sequence);
+      if (claim.slot == nullptr) {
+        return;  // it completed meanwhile
+      }
+      std::uint64_t const covered = claim.slot->covers;
+      try {
+        device_->wait(waiter.handle, claim.slot->event);
+      } catch (...) {
+        release(claim);
+        throw;
+      }
+      release(claim);
+      raise(waiter.waited_for[static_cast<std::size_t>(other.index)], covered);
+    });
+  }
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::record(StreamIndex stream) {
+  Stream& recorded = at(stream);
+  {
+    std::scoped_lock const lock{mutex_};
+    if (!recorded.recorded.empty() &&
+        recorded.recorded.back()->covers >= recorded.last_mark.load(std::memory_order_acquire)) {
+      return;
+    }
+  }
+  release(record_event(recorded));
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::is_complete(Fence const& fence) {
+  bool complete = true;
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      complete = complete && (other.completed.load(std::memory_order_acquire) >= sequence ||
+                              ask_whether_complete(other, sequence));
+    });
+  }
+  return complete;
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::synchronize(Fence const& fence) {
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      if (other.completed.load(std::memory_order_acquire) >= sequence) {
+        return;
+      }
+      Claim const claim = claim_event(other, sequence);
+      if (claim.slot == nullptr) {
+        return;
+      }
+      try {
+        device_->synchronize(claim.slot->event);
+      } catch (...) {
+        release(claim);
+        throw;
+      }
+      raise(other.completed, claim.slot->covers);
+      release(claim);
+    });
+  }
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::retire(stream_type stream) {
+  Stream* retired = nullptr;
+  {
+    std::scoped_lock const lock{mutex_};
+    auto const found = index_.find(stream);
+    if (found == index_.end()) {
+      return;
+    }
+    retired = &at(found->second);
+  }
+  record(retired->index);
+  std::scoped_lock const lock{mutex_};
+  index_.erase(stream);
+  retired->is_retired = true;
+}
+
+/// Finds the earliest recorded event that covers `sequence`, or records one. An empty claim means
+/// that the point is known to have completed.
+template <DeviceApi Device>
+auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) -> Claim {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (stream.completed.load(std::memory_order_acquire) >= sequence) {
+      return {};
+    }
+    auto const found = std::lower_bound(
+        stream.recorded.begin(),
+        stream.recorded.end(),
+        sequence,
+        [](EventSlot const* slot, std::uint64_t wanted) { return slot->covers < wanted; });
+    if (found != stream.recorded.end()) {
+      ++(*found)->users;
+      return {stream.index, *found};
+    }
+  }
+  return record_event(stream);
+}
+
+template <DeviceApi Device>
+auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
+  EventSlot* slot = nullptr;
+  {
+    std::scoped_lock const lock{mutex_};
+    if (!idle_.empty()) {
+      slot = idle_.back();
+      idle_.pop_back();
+    }
+  }
+  if (slot == nullptr) {
+    auto fresh = std::make_unique<EventSlot>();
+    fresh->event = device_->create_event();
+    std::scoped_lock const lock{mutex_};
+    try {
+      idle_.reserve(slots_.size() + 1);
+      slots_.push_back(std::move(fresh));
+    } catch (...) {
+      device_->destroy_event(fresh->event);
+      throw;
+    }
+    slot = slots_.back().get();
+  }
+  // Read before recording: the event may cover more than it says, never less.
+  std::uint64_t const covers = stream.last_mark.load(std::memory_order_acquire);
+  try {
+    device_->record(slot->event, stream.handle);
+  } catch (...) {
+    std::scoped_lock const lock{mutex_};
+    recycle(slot);
+    throw;
+  }
+  std::scoped_lock const lock{mutex_};
+  slot->covers = covers;
+  slot->users = 1;
+  slot->is_listed = false;
+  // Two threads may record at once; the list stays sorted, and the lesser event is simply not listed.
+  if (stream.recorded.empty() || stream.recorded.back()->covers < covers) {
+    if (stream.recorded.size() == max_recorded) {
+      drop_oldest(stream);
+    }
+    stream.recorded.push_back(slot);
+    slot->is_listed = true;
+  }
+  return {stream.index, slot};
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::release(Claim claim) noexcept {
+  std::scoped_lock const lock{mutex_};
+  if (--claim.slot->users == 0 && !claim.slot->is_listed) {
+    recycle(claim.slot);
+  }
+}
+
+/// Forgets the oldest event of a full list. Points it covered are then covered by the next one.
+template <DeviceApi Device>
+void StreamOrder<Device>::drop_oldest(Stream& stream) noexcept {
+  EventSlot* const slot = stream.recorded.front();
+  stream.recorded.pop_front();
+  slot->is_listed = false;
+  if (slot->users == 0) {
+    recycle(slot);
+  }
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::ask_whether_complete(Stream& stream, std::uint64_t sequence) {
+  Claim const claim = claim_event(stream, sequence);
+  if (claim.slot == nullptr) {
+    return true;
+  }
+  bool complete = false;
+  try {
+    complete = device_->is_complete(claim.slot->event);
+  } catch (...) {
+    release(claim);
+    throw;
+  }
+  std::uint64_t const covers = claim.slot->covers;
+  if (complete) {
+    raise(stream.completed, covers);
+    std::scoped_lock const lock{mutex_};
+    while (!stream.recorded.empty() && stream.recorded.front()->covers <= covers) {
+      drop_oldest(stream);
+    }
+  }
+  release(claim);
+  return complete;
+}
 
 }  // namespace spillway

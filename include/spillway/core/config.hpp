@@ -8,8 +8,8 @@
 ///
 /// A broken invariant means memory may already be corrupt, so it ends the program instead of throwing.
 #if !defined(NDEBUG) || defined(SPILLWAY_CHECKED)
-#  define SPILLWAY_ASSERT(condition)                                                            \
-    ((condition) ? static_cast<void>(0)                                                         \
+#  define SPILLWAY_ASSERT(condition)                                                               \
+    ((condition) ? static_cast<void>(0)                                                            \
                  : ::spillway::detail::assertion_failed(#condition, __FILE__, __LINE__))
 #else
 #  define SPILLWAY_ASSERT(condition) static_cast<void>(0)
