@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every header of the library, by what it needs beside the standard library. The test `header_list`
+# fails when a header is missing here.
+
+set(SPILLWAY_HEADERS
+    spillway/concepts/device_api.hpp
+    spillway/concepts/virtual_memory_api.hpp
+    spillway/core/config.hpp
+    spillway/core/error.hpp
+    spillway/core/fence.hpp
+    spillway/core/types.hpp
+    spillway/stream_order.hpp)
+
+# The CUDA toolkit.
+set(SPILLWAY_CUDA_HEADERS)
+
+# Thrust, from the CUDA toolkit or on its own.
+set(SPILLWAY_THRUST_HEADERS)
+
+# nlohmann_json.
+set(SPILLWAY_JSON_HEADERS)
+
+# spillway_add_headers(<target>): all of them as file sets, so that they are installed. The sets that
+# can be compiled on this machine are verified: each header alone, by all_verify_interface_header_sets.
+function(spillway_add_headers target)
+  set(verified HEADERS)
+  if(SPILLWAY_HAS_CUDA)
+    list(APPEND verified cuda_headers)
+  endif()
+  if(PROJECT_IS_TOP_LEVEL)
+    find_package(nlohmann_json QUIET)
+    if(nlohmann_json_FOUND)
+      list(APPEND verified json_headers)
+    endif()
+  endif()
+
+  set(base ${PROJECT_SOURCE_DIR}/include)
+  foreach(set IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
+                       thrust_headers:SPILLWAY_THRUST_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
+    string(REPLACE ":" ";" set ${set})
+    list(GET set 0 name)
+    list(GET set 1 variable)
+    list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)
+    target_sources(${target} INTERFACE FILE_SET ${name} TYPE HEADERS BASE_DIRS ${base} FILES ${files})
+  endforeach()
+  set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ${PROJECT_IS_TOP_LEVEL}
+                                             INTERFACE_HEADER_SETS_TO_VERIFY "${verified}")
+endfunction()
