@@ -20,29 +20,22 @@ set(SPILLWAY_THRUST_HEADERS)
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)
 
-# spillway_add_headers(<target>): all of them as file sets, so that they are installed. The sets that
-# can be compiled on this machine are verified: each header alone, by all_verify_interface_header_sets.
+# spillway_add_headers(<target>): all of them as file sets, so that they are installed. The target
+# all_verify_interface_header_sets compiles each header alone that needs no further include path.
 function(spillway_add_headers target)
+  set(base ${PROJECT_SOURCE_DIR}/include)
+  foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
+                        thrust_headers:SPILLWAY_THRUST_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
+    string(REPLACE ":" ";" pair ${pair})
+    list(POP_FRONT pair set variable)
+    list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)
+    target_sources(${target} INTERFACE FILE_SET ${set} TYPE HEADERS BASE_DIRS ${base} FILES ${files})
+  endforeach()
+
   set(verified HEADERS)
   if(SPILLWAY_HAS_CUDA)
     list(APPEND verified cuda_headers)
   endif()
-  if(PROJECT_IS_TOP_LEVEL)
-    find_package(nlohmann_json QUIET)
-    if(nlohmann_json_FOUND)
-      list(APPEND verified json_headers)
-    endif()
-  endif()
-
-  set(base ${PROJECT_SOURCE_DIR}/include)
-  foreach(set IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
-                       thrust_headers:SPILLWAY_THRUST_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
-    string(REPLACE ":" ";" set ${set})
-    list(GET set 0 name)
-    list(GET set 1 variable)
-    list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)
-    target_sources(${target} INTERFACE FILE_SET ${name} TYPE HEADERS BASE_DIRS ${base} FILES ${files})
-  endforeach()
   set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ${PROJECT_IS_TOP_LEVEL}
                                              INTERFACE_HEADER_SETS_TO_VERIFY "${verified}")
 endfunction()
