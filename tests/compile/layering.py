@@ -23,8 +23,9 @@ LAYERS = {
     "host_swap_pool.hpp": PARTS,
     "pager.hpp": PARTS | {"defrag_arena.hpp", "host_swap_pool.hpp"},
     "stream_prefetcher.hpp": PARTS,
-    "swappable_buffer.hpp": BASE,
-    "swappable_tensor.hpp": BASE | {"swappable_buffer.hpp"},
+    "lease.hpp": BASE,
+    "swappable_buffer.hpp": BASE | {"lease.hpp"},
+    "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
     "default_policies.hpp": BASE | {"policy", "block", "device"},
 }
 LAYERS["device_allocator.hpp"] = set(LAYERS)

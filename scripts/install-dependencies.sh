@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing to build and test spillway on Debian or Ubuntu. Run again, it does nothing.
+#
+#   scripts/install-dependencies.sh         compiler, CMake and the libraries that tests and tools use
+#   scripts/install-dependencies.sh --ci    also what checks the code: clang, clang-tidy, clang-format
+set -euo pipefail
+
+packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev)
+if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+  packages+=(libthrust-dev libcub-dev)  # the CUDA toolkit brings its own
+fi
+case "${1-}" in
+  "") ;;
+  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev ccache git) ;;
+  *) sed -n '3,6s/^# \?//p' "$0" >&2; exit 2 ;;
+esac
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+echo "installing: ${missing[*]}"
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+"${as_root[@]}" apt-get update -q
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -qy --no-install-recommends "${missing[@]}"
