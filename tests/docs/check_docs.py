@@ -7,7 +7,6 @@
 """
 import pathlib
 import re
-import subprocess
 import sys
 import textwrap
 
@@ -17,11 +16,13 @@ REGION = re.compile(r"<!-- region (\S+) (\S+) -->\n+```\w*\n(.*?)^```", re.MULTI
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
-    listing = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.md"],
-                             capture_output=True, text=True)
-    if listing.returncode == 0:
-        return [root / line for line in listing.stdout.splitlines() if (root / line).exists()]
-    return [p for p in root.rglob("*.md")]  # an unpacked archive: no git
+    """Every page of the tree; build folders and hidden ones hold what is not ours."""
+    found = []
+    for page in sorted(root.rglob("*.md")):
+        top = page.relative_to(root).parts[0]
+        if not top.startswith((".", "build")):
+            found.append(page)
+    return found
 
 
 def anchors(page: pathlib.Path) -> set[str]:
