@@ -28,7 +28,7 @@ struct MemoryReport {
 /// once leases have been released or blocks freed.
 class OutOfDeviceMemory : public std::bad_alloc {
  public:
-  OutOfDeviceMemory(MemoryReport report, std::string advice)
+  OutOfDeviceMemory(MemoryReport report, std::string const& advice)
       : report_{report}, what_{describe(report, advice)} {}
 
   [[nodiscard]] char const* what() const noexcept override { return what_.c_str(); }
