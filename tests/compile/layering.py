@@ -11,6 +11,7 @@ from header_table import header_files, includes_of
 
 BASE = {"core", "concepts"}
 PARTS = BASE | {"stream_order.hpp", "block"}
+PAGED = {"defrag_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp"}
 LAYERS = {
     "core": set(),
     "concepts": {"core"},
@@ -21,9 +22,10 @@ LAYERS = {
     "stream_order.hpp": BASE,
     "defrag_arena.hpp": PARTS | {"policy"},
     "host_swap_pool.hpp": PARTS,
-    "pager.hpp": PARTS | {"defrag_arena.hpp", "host_swap_pool.hpp"},
-    "stream_prefetcher.hpp": PARTS,
+    "stream_prefetcher.hpp": PARTS | {"host_swap_pool.hpp"},
     "lease.hpp": BASE,
+    "pager": PARTS | PAGED | {"lease.hpp"},
+    "pager.hpp": PARTS | PAGED | {"lease.hpp", "pager"},
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
     "default_policies.hpp": BASE | {"policy", "block", "device"},
