@@ -12,7 +12,12 @@ set(SPILLWAY_HEADERS
     spillway/stream_order.hpp)
 
 # The CUDA toolkit.
-set(SPILLWAY_CUDA_HEADERS)
+set(SPILLWAY_CUDA_HEADERS
+    spillway/device/cuda_api.hpp
+    spillway/device/cuda_check.hpp
+    spillway/device/cuda_context.hpp
+    spillway/device/cuda_pinned_memory.hpp
+    spillway/device/cuda_virtual_memory.hpp)
 
 # Thrust, from the CUDA toolkit or on its own.
 set(SPILLWAY_THRUST_HEADERS)
