@@ -58,15 +58,16 @@ using HostFunction = void (*)(void*) noexcept;
 /// The granule of every arena: sizes are rounded up to it and addresses are multiples of it.
 inline constexpr std::size_t granule_bytes = 256;
 
+// Not consteval: clang 14 leaves calls to consteval functions in templates for the linker.
 inline namespace literals {
 // NOLINTBEGIN(google-runtime-int)
-consteval std::size_t operator""_KiB(unsigned long long n) {
+constexpr std::size_t operator""_KiB(unsigned long long n) {
   return std::size_t(n) << 10U;
 }
-consteval std::size_t operator""_MiB(unsigned long long n) {
+constexpr std::size_t operator""_MiB(unsigned long long n) {
   return std::size_t(n) << 20U;
 }
-consteval std::size_t operator""_GiB(unsigned long long n) {
+constexpr std::size_t operator""_GiB(unsigned long long n) {
   return std::size_t(n) << 30U;
 }
 // NOLINTEND(google-runtime-int)

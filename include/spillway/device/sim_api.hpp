@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/device/basic_sim_api.hpp>
+#include <spillway/device/sim_model.hpp>
+#include <spillway/device/sim_stepped.hpp>
+#include <spillway/device/sim_threaded.hpp>
+
+namespace spillway {
+
+/// A device of host memory whose streams run at once, each on a thread: the default without a GPU.
+using SimApi = BasicSimApi<ThreadedExecutor>;
+
+/// The same, but nothing runs until it is told to: for tests of order.
+using SteppedSimApi = BasicSimApi<SteppedExecutor>;
+
+/// A device without bytes, on a virtual clock: for planning at any scale.
+using ModelApi = BasicSimApi<ModelExecutor>;
+
+static_assert(DeviceApi<SimApi> && VirtualMemoryApi<SimApi>);
+static_assert(DeviceApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);
+static_assert(DeviceApi<ModelApi> && VirtualMemoryApi<ModelApi>);
+
+}  // namespace spillway

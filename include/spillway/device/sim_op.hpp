@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim_options.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace spillway::detail {
+
+/// One operation in the queue of a simulated stream that really runs.
+struct SimOp {
+  enum class Kind : std::uint8_t { copy, fill, host, compute, record, wait, stop };
+
+  Kind what = Kind::stop;
+  CopyKind direction = CopyKind::on_device;
+  bool is_free = false;  // takes no time of an engine
+  unsigned char byte = 0;
+  void* to = nullptr;
+  void const* from = nullptr;
+  std::size_t bytes = 0;
+  HostFunction function = nullptr;
+  void* argument = nullptr;
+  std::uint64_t duration_ns = 0;
+
+  /// Does what a copy, a fill or a host call does; the rest is up to the executor.
+  void perform() const noexcept {
+    switch (what) {
+    case Kind::copy:
+      if (bytes != 0) {
+        std::memcpy(to, from, bytes);
+      }
+      return;
+    case Kind::fill:
+      if (bytes != 0) {
+        std::memset(to, byte, bytes);
+      }
+      return;
+    case Kind::host:
+      function(argument);
+      return;
+    case Kind::compute:
+    case Kind::record:
+    case Kind::wait:
+    case Kind::stop:
+      return;
+    }
+  }
+};
+
+/// How long a copy engine takes.
+struct SimRate {
+  double ns_per_byte = 0;
+  std::uint64_t latency_ns = 0;
+
+  SimRate() = default;
+  SimRate(std::uint64_t bytes_per_second, std::uint64_t latency) noexcept
+      : ns_per_byte{bytes_per_second == 0 ? 0 : 1e9 / static_cast<double>(bytes_per_second)},
+        latency_ns{latency} {}
+
+  [[nodiscard]] bool is_instant() const noexcept { return ns_per_byte == 0 && latency_ns == 0; }
+  [[nodiscard]] std::uint64_t duration_ns(std::size_t bytes) const noexcept {
+    return latency_ns + static_cast<std::uint64_t>(static_cast<double>(bytes) * ns_per_byte + 0.5);
+  }
+};
+
+/// The rate of the engine that serves copies in `direction`, fills being `on_device`.
+[[nodiscard]] inline SimRate rate_of(SimOptions const& options, CopyKind direction) noexcept {
+  return {direction == CopyKind::on_device ? options.on_device_bytes_per_second
+                                           : options.link_bytes_per_second,
+          options.copy_latency_ns};
+}
+
+[[nodiscard]] inline std::uint64_t steady_ns() noexcept {
+  auto const now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+}  // namespace spillway::detail

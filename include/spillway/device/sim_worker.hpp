@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim_op.hpp>
+#include <spillway/device/sim_options.hpp>
+#include <spillway/device/sim_signal.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+
+namespace spillway::detail {
+
+/// A copy engine that takes as long as a real one: serves one copy at a time, in order of arrival.
+///
+/// Threads  thread-safe.
+class SimEngine {
+ public:
+  struct Slot {
+    std::uint64_t start_ns = 0;
+    std::uint64_t end_ns = 0;
+  };
+
+  SimEngine() = default;
+  explicit SimEngine(SimRate rate) noexcept : rate_{rate} {}
+  void set_rate(SimRate rate) noexcept { rate_ = rate; }
+
+  [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
+
+  /// The next free time for a copy that could start at `ready_ns`.
+  [[nodiscard]] Slot take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
+    std::uint64_t const duration = rate_.duration_ns(bytes);
+    std::uint64_t free = free_ns_.load(std::memory_order_relaxed);
+    std::uint64_t start = 0;
+    do {
+      start = std::max(free, ready_ns);
+    } while (!free_ns_.compare_exchange_weak(free, start + duration, std::memory_order_relaxed));
+    return {start, start + duration};
+  }
+
+ private:
+  SimRate rate_;
+  std::atomic<std::uint64_t> free_ns_{0};  // relaxed: an engine orders time, not memory
+};
+
+/// The copy engines of one device, one for each direction.
+struct SimEngines {
+  explicit SimEngines(SimOptions const& options) {
+    for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device, CopyKind::on_device}) {
+      of(kind).set_rate(rate_of(options, kind));
+    }
+  }
+  [[nodiscard]] SimEngine& of(CopyKind kind) noexcept {
+    return engines[static_cast<std::size_t>(kind)];
+  }
+
+  std::array<SimEngine, 3> engines;
+};
+
+/// A stream with a thread of its own: runs operations in the order in which they were pushed.
+///
+/// The queue orders pushes before runs and nothing else: no lock is shared between those who push
+/// and the thread that runs, so two streams are ordered only by their signals.
+///
+/// Threads  `push` and `pushed` need a lock of the caller; the rest is thread-safe.
+class SimWorker {
+ public:
+  struct Op : SimOp {
+    SimSignal* signal = nullptr;  // of a record or a wait
+    std::uint64_t pushed_ns = 0;
+  };
+
+  explicit SimWorker(SimEngines& engines)
+      : engines_{&engines}, head_{std::make_unique<Node>()}, tail_{head_.get()}, thread_{[this] {
+          run();
+        }} {}
+  SimWorker(SimWorker const&) = delete;
+  SimWorker& operator=(SimWorker const&) = delete;
+  /// The last operation was a stop.
+  ~SimWorker() { thread_.join(); }
+
+  void push(Op const& op) {
+    auto node = std::make_unique<Node>();
+    node->op = op;
+    node->op.pushed_ns = steady_ns();
+    Node* const next = node.release();
+    tail_->next.store(next, std::memory_order_release);
+    tail_ = next;
+    ++pushed_ops_;
+    pushes_.fetch_add(1, std::memory_order_release);
+    wake_all(pushes_);
+  }
+
+  [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_ops_; }
+  [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
+    return run_ops_.load(std::memory_order_relaxed) >= ops &&
+           run_ops_.load(std::memory_order_acquire) >= ops;
+  }
+  [[nodiscard]] std::thread::id thread_id() const noexcept { return thread_.get_id(); }
+
+ private:
+  struct Node {
+    Op op;
+    std::atomic<Node*> next{nullptr};
+  };
+
+  void run();
+  void execute(Op const& op);
+  void run_timed(Op const& op);
+  static void wait_until(std::uint64_t time_ns);
+
+  SimEngines* engines_;
+  std::unique_ptr<Node> head_;  // the operation that ran last; owned by the thread
+  std::uint64_t ready_ns_ = 0;  // when the stream should have run what it has run; of the thread
+  std::atomic<std::uint64_t> run_ops_{0};
+  std::atomic<std::uint32_t> pushes_{0};
+  Node* tail_;
+  std::uint64_t pushed_ops_ = 0;
+  std::thread thread_;  // last: starts when all else is there
+};
+
+inline void SimWorker::run() {
+  for (;;) {
+    std::uint32_t const seen = pushes_.load(std::memory_order_acquire);
+    Node* const next = head_->next.load(std::memory_order_acquire);
+    if (next == nullptr) {
+      sleep_while(pushes_, seen);
+      continue;
+    }
+    head_.reset(next);
+    execute(next->op);
+    run_ops_.fetch_add(1, std::memory_order_release);
+    if (next->op.what == SimOp::Kind::stop) {
+      return;
+    }
+  }
+}
+
+inline void SimWorker::execute(Op const& op) {
+  switch (op.what) {
+  case SimOp::Kind::copy:
+  case SimOp::Kind::fill:
+    run_timed(op);
+    return;
+  case SimOp::Kind::host:
+    op.perform();
+    ready_ns_ = steady_ns();
+    return;
+  case SimOp::Kind::compute:
+    ready_ns_ = std::max(ready_ns_, op.pushed_ns) + op.duration_ns;
+    wait_until(ready_ns_);
+    return;
+  case SimOp::Kind::record:
+    op.signal->set(std::max(ready_ns_, op.pushed_ns));
+    op.signal->drop_user();
+    return;
+  case SimOp::Kind::wait:
+    op.signal->wait();
+    ready_ns_ = std::max(ready_ns_, op.signal->time_ns());
+    op.signal->drop_user();
+    return;
+  case SimOp::Kind::stop:
+    return;
+  }
+}
+
+/// Keeps to the engine's time table rather than to the clock: a thread that woke up late starts its
+/// next copy as if it had not, so the rate is right in the long run.
+inline void SimWorker::run_timed(Op const& op) {
+  SimEngine& engine = engines_->of(op.direction);
+  if (op.is_free || engine.is_instant()) {
+    op.perform();
+    ready_ns_ = steady_ns();
+    return;
+  }
+  SimEngine::Slot const slot = engine.take(std::max(ready_ns_, op.pushed_ns), op.bytes);
+  wait_until(slot.start_ns);
+  op.perform();
+  wait_until(slot.end_ns);
+  ready_ns_ = slot.end_ns;
+}
+
+inline void SimWorker::wait_until(std::uint64_t time_ns) {
+  constexpr std::uint64_t timer_slack_ns = 60'000;
+  for (std::uint64_t now = steady_ns(); now < time_ns; now = steady_ns()) {
+    if (time_ns - now > timer_slack_ns) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds{time_ns - now - timer_slack_ns});
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace spillway::detail
