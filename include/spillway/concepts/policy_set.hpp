@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/eviction_policy.hpp>
+#include <spillway/concepts/fit_policy.hpp>
+#include <spillway/concepts/observer.hpp>
+#include <spillway/concepts/prefetch_policy.hpp>
+
+#include <concepts>
+
+namespace spillway {
+
+/// A lock as `std::mutex` is one; `NullLock` where only one thread uses an allocator.
+template <class L>
+concept LockPolicy = std::default_initializable<L> && requires(L lock) {
+  lock.lock();
+  lock.unlock();
+  { lock.try_lock() } -> std::same_as<bool>;
+};
+
+/// The policies of an allocator, bundled by name. Derive from a bundle and change one alias:
+///
+/// | alias        | chooses                                        | models in the library                        |
+/// |--------------|------------------------------------------------|----------------------------------------------|
+/// | `device`     | where the memory is                            | `SimApi`, `SteppedSimApi`, `ModelApi`, `CudaApi` |
+/// | `fit`        | which free range a block gets                  | `SegregatedFit`, `BestFit`                    |
+/// | `compaction` | which blocks move to join free ranges          | `SlidingCompaction`, `NoCompaction`           |
+/// | `eviction`   | which blocks leave                             | `ScheduleEviction`, `LruEviction`, `FifoEviction`, `SizeEviction`, `CostEviction` |
+/// | `prefetch`   | which blocks come in ahead of need             | `ScheduleLookahead`, `ReverseOrder`, `NoPrefetch` |
+/// | `lock`       | how threads exclude each other                 | `std::mutex`, `NullLock`                      |
+/// | `observer`   | who is told                                    | `NullObserver`, `Timeline`                    |
+template <class S>
+concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
+                    CompactionPolicy<typename S::compaction> &&
+                    EvictionPolicy<typename S::eviction> && PrefetchPolicy<typename S::prefetch> &&
+                    LockPolicy<typename S::lock> && Observer<typename S::observer>;
+
+}  // namespace spillway

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/block/block_record.hpp>
+#include <spillway/block/block_table.hpp>
+#include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/config.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/event.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/defrag_arena.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/stream_order.hpp>
+#include <spillway/stream_prefetcher.hpp>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// How a pager makes room. Part of `AllocatorOptions`.
+struct PagerOptions {
+  bool swapping = true;    ///< false: a full device is an error, as without this library
+  bool compaction = true;  ///< false: fragmented room counts as no room unless blocks can leave
+  bool prefetching = true; ///< false: blocks come in when they are acquired and never before
+  bool poison_vacated = false;  ///< overwrite ranges that are given up, to find stale addresses
+  bool early_swap_out = true;  ///< copy out ahead of need what the plan sends out anyway
+  /// The most bytes one compaction pass may move.
+  std::size_t compaction_budget_bytes = std::numeric_limits<std::size_t>::max();
+  /// Part of the capacity above which blocks leave ahead of need, and at which that stops. 1: never.
+  double high_watermark = 1.0;
+  double low_watermark = 1.0;
+  /// What plans are priced with: the host link one way, and reads plus writes of device memory.
+  double link_bytes_per_second = 25e9;
+  double device_bytes_per_second = 1.5e12;
+  /// How long a call that needs room may wait for leases of other threads. Zero: fail at once.
+  std::chrono::milliseconds lease_wait{10'000};
+};
+
+/// The data that the parts of a pager share, and the few things all of them do with it.
+///
+/// One lock guards it all. Whoever makes room also holds *the turn*: a flag, not a lock, so that the
+/// lock can be let go while copies are enqueued and other threads go on with what is resident.
+template <PolicySet Policies>
+struct PagerState {
+  using Device = typename Policies::device;
+  using Arena = DefragArena<Device, typename Policies::fit, typename Policies::compaction>;
+  using Pool = HostSwapPool<Device>;
+  using Prefetcher = StreamPrefetcher<Device, typename Policies::prefetch>;
+  using Eviction = typename Policies::eviction;
+  using Lock = typename Policies::lock;
+  using ObserverType = typename Policies::observer;
+  using Guard = std::unique_lock<Lock>;
+  using stream_type = typename Device::stream_type;
+
+  PagerState(Device& device_,
+             StreamOrder<Device>& order_,
+             Arena& arena_,
+             Pool& pool_,
+             Prefetcher& prefetcher_,
+             PagerOptions options_)
+      : device{device_},
+        order{order_},
+        arena{arena_},
+        pool{pool_},
+        prefetcher{prefetcher_},
+        options{options_} {
+    lease_waiters.reserve(64);
+  }
+
+  /// Lets the lock go for as long as it lives: device calls are made in its scope.
+  class Unlocked {
+   public:
+    explicit Unlocked(Guard& guard) : guard_{guard} { guard_.unlock(); }
+    Unlocked(Unlocked const&) = delete;
+    Unlocked& operator=(Unlocked const&) = delete;
+    ~Unlocked() { guard_.lock(); }
+
+   private:
+    Guard& guard_;
+  };
+
+  /// The right to make room. At most one thread has it.
+  class Turn {
+   public:
+    Turn(PagerState& state, Guard& guard) : state_{state} {
+      while (state.is_turn_taken) {
+        state.wait_for_change(guard);
+      }
+      state.is_turn_taken = true;
+    }
+    Turn(Turn const&) = delete;
+    Turn& operator=(Turn const&) = delete;
+    ~Turn() {
+      state_.is_turn_taken = false;
+      state_.notify();
+    }
+
+   private:
+    PagerState& state_;
+  };
+
+  /// Sleeps until another thread ends a turn, a transition or a lease. Not a wait for the device.
+  void wait_for_change(Guard& guard) {
+    ++waiters;
+    changed.wait(guard);
+    --waiters;
+  }
+
+  void notify() noexcept {
+    if (waiters != 0) {
+      changed.notify_all();
+    }
+  }
+
+  /// @throws ContractViolation for an id that names no block
+  [[nodiscard]] BlockRecord& record(BlockId id) {
+    BlockRecord* const found = blocks.find(id);
+    expects(found != nullptr && !found->is_orphan,
+            "no such block: it was freed, or the id is another allocator's");
+    return *found;
+  }
+
+  /// The index of `stream`, from a small cache that is read under the lock.
+  [[nodiscard]] StreamIndex index_of(Guard& guard, stream_type stream) {
+    auto const& hit = stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()];
+    if (hit.second != StreamIndex::none && hit.first == stream) {
+      return hit.second;
+    }
+    StreamIndex index{};
+    {
+      Unlocked const unlocked{guard};
+      index = order.index_of(stream);
+    }
+    stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()] = {stream, index};
+    return index;
+  }
+
+  void log(EventKind kind, BlockId id, std::size_t bytes, void const* address) noexcept {
+    if constexpr (ObserverType::is_enabled) {
+      try {
+        std::uint64_t const now = device.clock_ns();
+        events.push_back({kind, id, bytes, address, now, now});
+      } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): an event less to show
+      }
+    }
+  }
+
+  /// Hands the events noted so far to the observer. Called without the lock.
+  void tell_observer() {
+    if constexpr (ObserverType::is_enabled) {
+      std::vector<Event> told;
+      {
+        Guard const guard{lock};
+        told.swap(events);
+      }
+      for (Event const& event : told) {
+        observer.on_event(event);
+      }
+    }
+  }
+
+  /// What is known of memory now, for an error.
+  [[nodiscard]] MemoryReport report(std::size_t requested_bytes) const {
+    return {.requested_bytes = requested_bytes,
+            .capacity_bytes = arena.capacity_bytes(),
+            .reserved_bytes = arena.reserved_bytes(),
+            .free_bytes = arena.free_bytes(),
+            .largest_free_bytes = arena.largest_free_bytes(),
+            .leased_bytes = static_cast<std::size_t>(stats.leased.bytes.current),
+            .reclaimable_bytes = static_cast<std::size_t>(stats.inactive_bytes()),
+            .host_free_bytes = pool.free_bytes()};
+  }
+
+  /// A block got a device range. The policy is told by the caller, who knows of which use.
+  void on_range_taken(BlockId id, BlockRecord& block, Placement const& placement) noexcept {
+    block.address = placement.address;
+    block.range = placement.range;
+    block.written = placement.fence;
+    block.used.clear();
+    stats.resident.add(block.bytes);
+    if (block.is_leased()) {
+      stats.leased.add(block.bytes);
+    }
+    (void)id;
+  }
+
+  /// A block's range goes back to the arena; `after` is its last use.
+  void on_range_left(BlockRecord& block, Fence const& after) noexcept {
+    arena.give_back(block.range, after);
+    block.address = nullptr;
+    stats.resident.subtract(block.bytes);
+    if (block.is_leased()) {
+      stats.leased.subtract(block.bytes);
+    }
+    if (block.is_prefetched) {
+      block.is_prefetched = false;
+      prefetched_bytes -= block.bytes;
+      ++stats.prefetch_wasted;
+    }
+    block.is_arriving = false;
+  }
+
+  // Parts; not owned.
+  Device& device;
+  StreamOrder<Device>& order;
+  Arena& arena;
+  Pool& pool;
+  Prefetcher& prefetcher;
+  PagerOptions options;
+
+  mutable Lock lock;  // guards everything below
+  std::condition_variable_any changed;
+  std::size_t waiters = 0;
+  bool is_turn_taken = false;
+  BlockTable<BlockRecord> blocks;
+  Eviction eviction;
+  Stats stats;
+  std::size_t prefetched_bytes = 0;      // brought in ahead of need and not used yet
+  std::size_t swapped_out_blocks = 0;    // blocks whose only valid copy is on the host
+  std::uint64_t releases = 0;            // leases ended; a waiting thread sees progress by it
+  std::uint64_t last_eviction_step = 0;  // stats.steps + 1 at the last eviction; 0: never
+  std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
+  std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
+  std::vector<Event> events;
+  [[no_unique_address]] ObserverType observer;
+
+  /// True while blocks have been leaving lately: then exact events are worth their cost.
+  [[nodiscard]] bool is_under_pressure() const noexcept {
+    return last_eviction_step != 0 && last_eviction_step >= stats.steps;
+  }
+};
+
+}  // namespace spillway

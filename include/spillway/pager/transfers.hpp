@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/block/enqueue_move.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/use.hpp>
+#include <spillway/pager/pager_state.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <vector>
+
+namespace spillway {
+
+/// Carries blocks between the device and the host pool, and from place to place inside the device.
+///
+/// Every function is entered with the lock and, where it says so, the turn. It decides under the
+/// lock, marks the blocks concerned as busy, enqueues with the lock released, and commits under it.
+/// When the device refuses, the blocks that were not carried yet are as they were.
+template <PolicySet Policies>
+class Transfers {
+ public:
+  using State = PagerState<Policies>;
+  using Guard = typename State::Guard;
+  using Unlocked = typename State::Unlocked;
+
+  static constexpr unsigned char poison_byte = 0xD5;
+
+  explicit Transfers(State& state) : state_{state} {}
+
+  /// Makes the blocks leave the device: dropped if clean, else copied to the host pool.
+  ///
+  /// Blocks for which the host pool has no room stay. The caller has the turn and has told the
+  /// eviction policy to forget the blocks; those that stay are made known to it again.
+  ///
+  /// @returns the bytes of device ranges given up
+  /// @throws DeviceError, FileTierError once what could be committed is committed
+  std::size_t send_out(Guard& guard, std::vector<BlockId> const& victims, EvictionReason reason) {
+    std::vector<Departure> departures;
+    departures.reserve(victims.size());
+    for (BlockId const id : victims) {
+      BlockRecord& block = *state_.blocks.find(id);
+      block.is_busy = true;
+      departures.push_back({.id = id,
+                            .block = &block,
+                            .after = block.last_uses(),
+                            .needs_copy = !block.is_clean()});
+    }
+    std::exception_ptr failure;
+    try {
+      for (Departure& departure : departures) {
+        departure.may_leave = !departure.needs_copy || has_host_slot(guard, *departure.block);
+      }
+      Unlocked const unlocked{guard};
+      for (Departure& departure : departures) {
+        if (departure.may_leave && departure.needs_copy) {
+          departure.has_failed = true;  // until the copy is enqueued
+          departure.transfer =
+              state_.prefetcher.send_out(state_.pool, departure.block->host,
+                                         departure.block->address, departure.block->requested_bytes,
+                                         departure.after);
+          departure.has_failed = false;
+          departure.is_copied = true;
+        }
+        if (departure.may_leave && state_.options.poison_vacated) {
+          poison(departure);
+        }
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    std::size_t freed = 0;
+    for (Departure const& departure : departures) {
+      BlockRecord& block = *departure.block;
+      block.is_busy = false;
+      if (departure.has_failed) {
+        forget_host_copy(block);
+      }
+      if (departure.may_leave && (!departure.needs_copy || departure.is_copied)) {
+        freed += block.bytes;
+        commit_departure(departure, reason);
+      } else {
+        make_known(departure.id, block.bytes);
+      }
+    }
+    state_.notify();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return freed;
+  }
+
+  /// Copies a block's bytes to the host ahead of need; the block stays resident and becomes clean.
+  ///
+  /// @returns false if the host pool has no room
+  bool copy_out(Guard& guard, BlockId id) {
+    BlockRecord& block = *state_.blocks.find(id);
+    block.is_busy = true;
+    Fence const after = block.written;
+    Transfer transfer;
+    bool is_started = false;
+    bool is_copied = false;
+    std::exception_ptr failure;
+    try {
+      if (has_host_slot(guard, block)) {
+        is_started = true;
+        Unlocked const unlocked{guard};
+        transfer = state_.prefetcher.send_out(state_.pool, block.host, block.address,
+                                              block.requested_bytes, after);
+        is_copied = true;
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    block.is_busy = false;
+    if (is_started && !is_copied) {
+      forget_host_copy(block);
+    }
+    if (is_copied) {
+      block.used.add(transfer.device_done);
+      block.is_host_valid = true;
+      state_.stats.swap_outs.add(block.bytes);
+      state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(block.bytes);
+      state_.log(EventKind::swap_out, id, block.bytes, block.address);
+    }
+    state_.notify();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return is_copied;
+  }
+
+  /// Gives a block the range it was found and, unless `discards`, its bytes.
+  ///
+  /// @throws DeviceError, FileTierError, std::bad_alloc; the range is then back in the arena and the
+  ///         bytes are still on the host
+  void bring_in(Guard& guard,
+                BlockId id,
+                Placement const& placement,
+                bool discards,
+                Use use,
+                bool is_prefetch) {
+    BlockRecord& block = *state_.blocks.find(id);
+    if (discards || !block.has_contents) {
+      insert_or_give_back(id, block, placement, use, placement.fence);
+      if (block.has_contents) {
+        --state_.swapped_out_blocks;
+      }
+      state_.on_range_taken(id, block, placement);
+      return;
+    }
+    insert_or_give_back(id, block, placement, use, placement.fence);
+    block.is_busy = true;
+    Transfer transfer;
+    std::exception_ptr failure;
+    {
+      Unlocked const unlocked{guard};
+      try {
+        transfer = state_.prefetcher.bring_in(state_.pool, block.host, placement.address,
+                                              block.requested_bytes, placement.fence);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    block.is_busy = false;
+    state_.notify();
+    if (failure) {
+      state_.eviction.on_erase(id);
+      Fence after = placement.fence;
+      after.add(state_.prefetcher.in_ticket());
+      state_.arena.give_back(placement.range, after);
+      std::rethrow_exception(failure);
+    }
+    state_.on_range_taken(id, block, placement);
+    --state_.swapped_out_blocks;
+    block.written = transfer.device_done;
+    block.is_arriving = true;
+    state_.stats.swap_ins.add(block.bytes);
+    if (is_prefetch) {
+      block.is_prefetched = true;
+      state_.prefetched_bytes += block.bytes;
+    }
+    state_.log(is_prefetch ? EventKind::prefetch : EventKind::swap_in, id, block.bytes,
+               block.address);
+  }
+
+  /// Moves blocks inside the device as `plan` says. The caller has the turn.
+  ///
+  /// @throws DeviceError after committing the moves that were enqueued
+  void move(Guard& guard, CompactionPlan& plan) {
+    std::vector<Fence> after;
+    after.reserve(plan.moves.size());
+    for (Move const& move : plan.moves) {
+      BlockRecord& block = *state_.blocks.find(move.owner);
+      after.push_back(block.last_uses());
+    }
+    state_.arena.begin_moves(plan);
+    for (Move const& move : plan.moves) {
+      state_.blocks.find(move.owner)->is_busy = true;
+    }
+    std::size_t done = 0;
+    std::exception_ptr failure;
+    {
+      Unlocked const unlocked{guard};
+      StreamIndex const stream = state_.prefetcher.move_stream();
+      try {
+        state_.order.wait(stream, plan.fence);
+        for (Move const& move : plan.moves) {
+          state_.order.wait(stream, move.fence);
+          state_.order.wait(stream, after[done]);
+          enqueue_move(state_.device, move, state_.prefetcher.move_handle(), plan.bounce);
+          ++done;
+        }
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+    Fence const moved = state_.prefetcher.move_ticket();
+    state_.arena.commit_moves(plan, done, moved);
+    for (std::size_t i = 0; i < plan.moves.size(); ++i) {
+      Move const& move = plan.moves[i];
+      BlockRecord& block = *state_.blocks.find(move.owner);
+      block.is_busy = false;
+      if (i < done) {
+        block.address = state_.arena.address(block.range);
+        block.written = moved;
+        block.used.clear();
+        state_.stats.moves.add(block.bytes);
+        state_.log(EventKind::move, move.owner, block.bytes, block.address);
+      } else {
+        block.used.add(moved);  // part of the move may have been enqueued
+      }
+    }
+    ++state_.stats.compaction_passes;
+    state_.notify();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+
+ private:
+  struct Departure {
+    BlockId id{};
+    BlockRecord* block = nullptr;
+    Fence after;
+    Transfer transfer{};
+    bool needs_copy = false;
+    bool may_leave = false;
+    bool is_copied = false;
+    bool has_failed = false;
+  };
+
+  /// Overwrites the range that is given up, so that a use of a stale address shows.
+  void poison(Departure& departure) {
+    StreamIndex const stream = state_.prefetcher.out_stream();
+    state_.order.wait(stream, departure.after);
+    state_.device.fill(departure.block->address, poison_byte, departure.block->bytes,
+                       state_.prefetcher.out_handle());
+    departure.transfer.device_done.add(state_.prefetcher.out_ticket());
+  }
+
+  void commit_departure(Departure const& departure, EvictionReason reason) {
+    BlockRecord& block = *departure.block;
+    Fence after = block.last_uses();
+    after.add(departure.transfer.device_done);
+    if (departure.is_copied) {
+      block.is_host_valid = true;
+      state_.stats.swap_outs.add(block.bytes);
+      state_.log(EventKind::swap_out, departure.id, block.bytes, block.address);
+    } else {
+      state_.stats.drops.add(block.bytes);
+      state_.log(EventKind::drop, departure.id, block.bytes, block.address);
+    }
+    state_.on_range_left(block, after);
+    block.written = departure.transfer.host_done;  // what `residency` asks about
+    block.used.clear();
+    if (block.has_contents) {
+      ++state_.swapped_out_blocks;
+    }
+    state_.stats.evictions[static_cast<std::size_t>(reason)].add(block.bytes);
+    state_.last_eviction_step = state_.stats.steps + 1;
+  }
+
+  /// Tells the eviction policy of a block that was to leave and stays.
+  void make_known(BlockId id, std::size_t bytes) {
+    auto const& schedule = state_.prefetcher.schedule();
+    state_.eviction.on_insert(id, bytes, {schedule.position(), schedule.next_use(id)});
+  }
+
+  /// After a failed copy: part of it may have been enqueued, and what the slot holds is undefined.
+  void forget_host_copy(BlockRecord& block) noexcept {
+    Ticket const reached = state_.prefetcher.out_ticket();
+    block.used.add(reached);
+    state_.pool.give_back(block.host, reached);
+    block.host = HostSlotId{};
+  }
+
+  void insert_or_give_back(BlockId id,
+                           BlockRecord const& block,
+                           Placement const& placement,
+                           Use use,
+                           Fence const& after) {
+    try {
+      state_.eviction.on_insert(id, block.bytes, use);
+    } catch (...) {
+      state_.arena.give_back(placement.range, after);
+      throw;
+    }
+  }
+
+  /// Finds the block a place in the host pool, if need be by giving up host copies that resident
+  /// blocks could do without.
+  bool has_host_slot(Guard& guard, BlockRecord& block) {
+    while (block.host == HostSlotId{}) {
+      if (auto const slot = state_.pool.try_take(block.requested_bytes)) {
+        block.host = *slot;
+        break;
+      }
+      bool has_grown = false;
+      {
+        Unlocked const unlocked{guard};
+        has_grown = state_.pool.try_grow(block.requested_bytes);
+      }
+      if (!has_grown && !give_up_host_copy()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block then has to
+  /// be copied again when it leaves.
+  bool give_up_host_copy() {
+    BlockRecord* poorest = nullptr;
+    state_.blocks.for_each([&](BlockId, BlockRecord& block) {
+      bool const can_go = block.host != HostSlotId{} && block.is_resident() && !block.is_busy;
+      if (can_go && (poorest == nullptr || (poorest->is_host_valid && !block.is_host_valid))) {
+        poorest = &block;
+      }
+    });
+    if (poorest == nullptr) {
+      return false;
+    }
+    state_.pool.give_back(poorest->host);
+    poorest->host = HostSlotId{};
+    poorest->is_host_valid = false;
+    return true;
+  }
+
+  State& state_;
+};
+
+}  // namespace spillway
