@@ -9,6 +9,20 @@ set(SPILLWAY_HEADERS
     spillway/core/error.hpp
     spillway/core/fence.hpp
     spillway/core/types.hpp
+    spillway/device/basic_sim_api.hpp
+    spillway/device/sim_api.hpp
+    spillway/device/sim_backing.hpp
+    spillway/device/sim_calls.hpp
+    spillway/device/sim_handles.hpp
+    spillway/device/sim_memory.hpp
+    spillway/device/sim_model.hpp
+    spillway/device/sim_op.hpp
+    spillway/device/sim_options.hpp
+    spillway/device/sim_ranges.hpp
+    spillway/device/sim_signal.hpp
+    spillway/device/sim_stepped.hpp
+    spillway/device/sim_threaded.hpp
+    spillway/device/sim_worker.hpp
     spillway/stream_order.hpp)
 
 # The CUDA toolkit.
