@@ -3,12 +3,35 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
+    spillway/block/block_table.hpp
+    spillway/block/host_jobs.hpp
+    spillway/block/host_ledger.hpp
+    spillway/block/host_mapping.hpp
+    spillway/block/host_memory.hpp
+    spillway/block/host_slot.hpp
+    spillway/block/pinned_memory.hpp
+    spillway/block/posix_file_io.hpp
+    spillway/block/size_classes.hpp
+    spillway/block/slab_map.hpp
+    spillway/block/swap_file.hpp
     spillway/concepts/device_api.hpp
+    spillway/concepts/eviction_policy.hpp
+    spillway/concepts/file_io_api.hpp
+    spillway/concepts/observer.hpp
+    spillway/concepts/pager.hpp
     spillway/concepts/virtual_memory_api.hpp
+    spillway/core/access_schedule.hpp
     spillway/core/config.hpp
     spillway/core/error.hpp
+    spillway/core/event.hpp
     spillway/core/fence.hpp
+    spillway/core/host_tier.hpp
+    spillway/core/slot_heap.hpp
+    spillway/core/slot_order.hpp
+    spillway/core/stats.hpp
+    spillway/core/step_record.hpp
     spillway/core/types.hpp
+    spillway/core/use.hpp
     spillway/device/basic_sim_api.hpp
     spillway/device/sim_api.hpp
     spillway/device/sim_backing.hpp
@@ -23,7 +46,20 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_stepped.hpp
     spillway/device/sim_threaded.hpp
     spillway/device/sim_worker.hpp
-    spillway/stream_order.hpp)
+    spillway/interop/leased_memory.hpp
+    spillway/lease.hpp
+    spillway/policy/cost_eviction.hpp
+    spillway/policy/fifo_eviction.hpp
+    spillway/policy/gap_cover.hpp
+    spillway/policy/lru_eviction.hpp
+    spillway/policy/null_lock.hpp
+    spillway/policy/null_observer.hpp
+    spillway/policy/schedule_eviction.hpp
+    spillway/policy/size_eviction.hpp
+    spillway/policy/step_plan.hpp
+    spillway/staging_lane.hpp
+    spillway/stream_order.hpp
+    spillway/swappable_buffer.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
@@ -34,7 +70,8 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/device/cuda_virtual_memory.hpp)
 
 # Thrust, from the CUDA toolkit or on its own.
-set(SPILLWAY_THRUST_HEADERS)
+set(SPILLWAY_THRUST_HEADERS
+    spillway/interop/thrust.hpp)
 
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)

@@ -13,7 +13,7 @@ import sys
 from header_table import header_files, includes_of, listed_headers
 
 UMBRELLA = "spillway/spillway.hpp"
-POSIX = re.compile(r"^<(sys/\w+|unistd|fcntl|linux/\w+|pthread|sched)\.h>$")
+POSIX = re.compile(r"^<(sys/\w+|unistd|fcntl|stdlib|linux/\w+|pthread|sched)\.h>$")
 STANDARD = re.compile(r"^<[a-z_0-9]+>$")
 
 root = pathlib.Path(sys.argv[1])
