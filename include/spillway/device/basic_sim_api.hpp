@@ -240,13 +240,7 @@ void BasicSimApi<Executor>::copy(
   faults_.strike(SimCall::copy, "copy");
   executor_.check(stream, "copy");
   check_copy(to, from, bytes, kind);
-  detail::SimOp op;
-  op.what = detail::SimOp::Kind::copy;
-  op.direction = kind;
-  op.to = to;
-  op.from = from;
-  op.bytes = bytes;
-  executor_.enqueue(stream, op, lock);
+  executor_.enqueue(stream, detail::SimOp::copy(to, from, bytes, kind), lock);
   calls_.count_copy(kind, bytes);
 }
 
@@ -261,12 +255,7 @@ void BasicSimApi<Executor>::fill(void* p,
   if (options_.checked && bytes != 0) {
     memory_.check_device(p, bytes, "range of a fill");
   }
-  detail::SimOp op;
-  op.what = detail::SimOp::Kind::fill;
-  op.byte = byte;
-  op.to = p;
-  op.bytes = bytes;
-  executor_.enqueue(stream, op, lock);
+  executor_.enqueue(stream, detail::SimOp::fill(p, byte, bytes), lock);
   ++calls_.fills;
   calls_.filled_bytes += bytes;
 }
@@ -280,11 +269,7 @@ void BasicSimApi<Executor>::poison(void* p, std::size_t bytes, stream_type strea
   }
   if constexpr (holds_bytes) {
     if (options_.poison && bytes <= options_.poison_limit_bytes) {
-      detail::SimOp op;
-      op.what = detail::SimOp::Kind::fill;
-      op.byte = options_.poison_byte;
-      op.to = p;
-      op.bytes = bytes;
+      detail::SimOp op = detail::SimOp::fill(p, options_.poison_byte, bytes);
       op.is_free = true;
       executor_.enqueue(stream, op, lock);
     }
@@ -299,21 +284,14 @@ void BasicSimApi<Executor>::launch_host(stream_type stream, HostFunction functio
   if (function == nullptr) {
     throw DeviceError{"SimApi: launch_host was given no function"};
   }
-  detail::SimOp op;
-  op.what = detail::SimOp::Kind::host;
-  op.function = function;
-  op.argument = argument;
   ++calls_.host_launches;  // before: the executor may give up the lock
-  executor_.enqueue(stream, op, lock);
+  executor_.enqueue(stream, detail::SimOp::host(function, argument), lock);
 }
 
 template <class Executor>
 void BasicSimApi<Executor>::compute(stream_type stream, std::uint64_t duration_ns) {
   lock_type lock = enter("compute");
-  detail::SimOp op;
-  op.what = detail::SimOp::Kind::compute;
-  op.duration_ns = duration_ns;
-  executor_.enqueue(stream, op, lock);
+  executor_.enqueue(stream, detail::SimOp::compute(duration_ns), lock);
 }
 
 template <class Executor>

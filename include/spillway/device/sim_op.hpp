@@ -28,6 +28,20 @@ struct SimOp {
   void* argument = nullptr;
   std::uint64_t duration_ns = 0;
 
+  [[nodiscard]] static SimOp
+  copy(void* to, void const* from, std::size_t bytes, CopyKind direction) noexcept {
+    return {.what = Kind::copy, .direction = direction, .to = to, .from = from, .bytes = bytes};
+  }
+  [[nodiscard]] static SimOp fill(void* p, unsigned char byte, std::size_t bytes) noexcept {
+    return {.what = Kind::fill, .byte = byte, .to = p, .bytes = bytes};
+  }
+  [[nodiscard]] static SimOp host(HostFunction function, void* argument) noexcept {
+    return {.what = Kind::host, .function = function, .argument = argument};
+  }
+  [[nodiscard]] static SimOp compute(std::uint64_t duration_ns) noexcept {
+    return {.what = Kind::compute, .duration_ns = duration_ns};
+  }
+
   /// Does what a copy, a fill or a host call does; the rest is up to the executor.
   void perform() const noexcept {
     switch (what) {

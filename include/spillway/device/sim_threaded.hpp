@@ -15,8 +15,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <system_error>
 #include <thread>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -72,7 +74,10 @@ class ThreadedExecutor {
   void synchronize(SimStream stream, std::unique_lock<std::mutex>& lock);
 
   [[nodiscard]] Barrier barrier();
-  [[nodiscard]] bool is_host_function_caller() const noexcept;
+  /// The streams' threads run nothing but operations: whoever calls from one is a host function.
+  [[nodiscard]] bool is_host_function_caller() const noexcept {
+    return threads_.contains(std::this_thread::get_id());
+  }
   [[nodiscard]] std::uint64_t clock_ns() const noexcept { return detail::steady_ns(); }
   [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
@@ -90,11 +95,12 @@ class ThreadedExecutor {
   detail::SimSlots<SimStreamTag, std::shared_ptr<Worker>> streams_;
   detail::SimSlots<SimEventTag, Signal*> events_;
   std::vector<std::shared_ptr<Worker>> leaving_;  // streams destroyed with work still to run
+  std::unordered_set<std::thread::id> threads_;   // of all of these
 };
 
 inline ThreadedExecutor::~ThreadedExecutor() {
   // All must be told to stop before the first is joined, and signals outlive the threads.
-  streams_.for_each([](SimStream, std::shared_ptr<Worker> const& worker) { worker->push({}); });
+  streams_.for_each([](SimStream, std::shared_ptr<Worker> const& worker) { worker->stop(); });
   streams_.for_each([](SimStream, std::shared_ptr<Worker>& worker) { worker.reset(); });
   leaving_.clear();
 }
@@ -103,7 +109,9 @@ inline SimStream ThreadedExecutor::create_stream() {
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);
   try {
-    return streams_.insert(std::make_shared<Worker>(engines_));
+    auto worker = std::make_shared<Worker>(engines_);
+    threads_.insert(worker->thread_id());
+    return streams_.insert(std::move(worker));
   } catch (std::system_error const& error) {
     throw DeviceError{std::string{"SimApi: cannot start a thread for a stream: "} + error.what()};
   }
@@ -111,7 +119,7 @@ inline SimStream ThreadedExecutor::create_stream() {
 
 inline void ThreadedExecutor::destroy_stream(SimStream stream) noexcept {
   std::shared_ptr<Worker>& worker = streams_.expect(stream, "destroy_stream");
-  worker->push({});
+  worker->stop();
   leaving_.push_back(std::move(worker));
   streams_.erase(stream);
 }
@@ -190,13 +198,13 @@ inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
 }
 
 inline void ThreadedExecutor::reap() noexcept {
-  std::erase_if(leaving_, [](std::shared_ptr<Worker> const& worker) {
-    return worker->has_run(worker->pushed());
+  std::erase_if(leaving_, [this](std::shared_ptr<Worker> const& worker) {
+    bool const has_stopped = worker->has_run(worker->pushed());
+    if (has_stopped) {
+      threads_.erase(worker->thread_id());
+    }
+    return has_stopped;
   });
-}
-
-inline bool ThreadedExecutor::is_host_function_caller() const noexcept {
-  return false;
 }
 
 }  // namespace spillway

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <thread>
+#include <utility>
 
 namespace spillway::detail {
 
@@ -82,8 +83,11 @@ class SimWorker {
         }} {}
   SimWorker(SimWorker const&) = delete;
   SimWorker& operator=(SimWorker const&) = delete;
-  /// The last operation was a stop.
-  ~SimWorker() { thread_.join(); }
+  /// Waits until the thread has run what was pushed.
+  ~SimWorker() {
+    stop();
+    thread_.join();
+  }
 
   void push(Op const& op) {
     auto node = std::make_unique<Node>();
@@ -95,6 +99,13 @@ class SimWorker {
     ++pushed_ops_;
     pushes_.fetch_add(1, std::memory_order_release);
     wake_all(pushes_);
+  }
+
+  /// The thread ends when it has run what was pushed; nothing may be pushed any more.
+  void stop() {
+    if (!std::exchange(is_stopped_, true)) {
+      push({});
+    }
   }
 
   [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_ops_; }
@@ -122,6 +133,7 @@ class SimWorker {
   std::atomic<std::uint32_t> pushes_{0};
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
+  bool is_stopped_ = false;
   std::thread thread_;  // last: starts when all else is there
 };
 
