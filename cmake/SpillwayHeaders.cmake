@@ -9,6 +9,7 @@ set(SPILLWAY_HEADERS
     spillway/block/host_mapping.hpp
     spillway/block/host_memory.hpp
     spillway/block/host_slot.hpp
+    spillway/block/host_store.hpp
     spillway/block/pinned_memory.hpp
     spillway/block/posix_file_io.hpp
     spillway/block/size_classes.hpp

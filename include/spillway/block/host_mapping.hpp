@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cerrno>
+#include <cstddef>
+#include <utility>
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace spillway {
+
+/// Ordinary memory straight from the system, near one NUMA node if that can be had.
+///
+/// Pages are asked for in large sizes and brought in at once, so that the first swap-out does not
+/// pay for page faults. Both are wishes: a system that cannot grant them gives plain memory.
+class HostMapping {
+ public:
+  HostMapping() = default;
+  HostMapping(HostMapping&& other) noexcept
+      : data_{std::exchange(other.data_, nullptr)},
+        bytes_{std::exchange(other.bytes_, 0)},
+        is_bound_{std::exchange(other.is_bound_, false)} {}
+  HostMapping& operator=(HostMapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(is_bound_, other.is_bound_);
+    return *this;
+  }
+  ~HostMapping() {
+    if (data_ != nullptr) {
+      ::munmap(data_, bytes_);
+    }
+  }
+
+  /// An empty mapping when the system has no room. `numa_node` -1: anywhere.
+  [[nodiscard]] static HostMapping try_map(std::size_t bytes, int numa_node) noexcept {
+    HostMapping made;
+    void* const data =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      return made;
+    }
+    made.data_ = static_cast<std::byte*>(data);
+    made.bytes_ = bytes;
+    made.is_bound_ = try_bind(data, bytes, numa_node);
+#if defined(MADV_HUGEPAGE)
+    static_cast<void>(::madvise(data, bytes, MADV_HUGEPAGE));
+#endif
+#if defined(MADV_POPULATE_WRITE)
+    if (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0 && errno == ENOMEM) {
+      return HostMapping{};
+    }
+#endif
+    return made;
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept {
+    return data_;
+  }
+  [[nodiscard]] std::size_t size_bytes() const noexcept {
+    return bytes_;
+  }
+  /// The system agreed to place the memory on the node it was asked for.
+  [[nodiscard]] bool is_bound() const noexcept {
+    return is_bound_;
+  }
+
+ private:
+  // The kernel's call and not libnuma's: one call does not justify a dependency. MPOL_PREFERRED: the
+  // node when it has room, any other before failing.
+  static bool try_bind(void* data, std::size_t bytes, int numa_node) noexcept {
+#if defined(SYS_mbind)
+    constexpr int max_nodes = 1024;
+    constexpr int bits = 8 * static_cast<int>(sizeof(unsigned long));
+    constexpr unsigned long preferred = 1;
+    if (numa_node < 0 || numa_node >= max_nodes) {
+      return false;
+    }
+    unsigned long mask[max_nodes / bits] = {};
+    mask[numa_node / bits] = 1UL << static_cast<unsigned>(numa_node % bits);
+    return ::syscall(SYS_mbind, data, bytes, preferred, &mask[0], max_nodes + 1UL, 0UL) == 0;
+#else
+    static_cast<void>(data), static_cast<void>(bytes), static_cast<void>(numa_node);
+    return false;
+#endif
+  }
+
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  bool is_bound_ = false;
+};
+
+}  // namespace spillway

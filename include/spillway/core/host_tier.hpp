@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace spillway {
+
+/// Where swapped-out bytes can live, fastest first.
+enum class HostTier : std::uint8_t {
+  pinned,    ///< page-locked memory: the device copies straight into it
+  pageable,  ///< ordinary memory, reached through pinned staging
+  file       ///< a file, meant for NVMe, reached through pinned staging
+};
+inline constexpr std::size_t host_tier_count = 3;
+
+/// Names one place in a `HostSwapPool` from `try_take` to `give_back`; `HostSlotId{}` names none.
+///
+/// An id that was given back, or that another pool gave out, is recognised.
+enum class HostSlotId : std::uint64_t {};
+
+/// What a swap-out or swap-in promises.
+struct Transfer {
+  Fence device_done;  ///< after it the device range may be reused (out) or read (in)
+  Fence host_done;    ///< after it the host copy is complete (out) or may be overwritten (in)
+};
+
+/// Which tiers a `HostSwapPool` has and how large they may become. A capacity of 0 leaves a tier out.
+struct HostPoolOptions {
+  std::size_t pinned_bytes = 0;
+  std::size_t pageable_bytes = 0;
+  std::size_t file_bytes = 0;
+  /// A folder, for a file without a name, or the name of a file that must not exist yet. Either is
+  /// gone when the pool is.
+  std::filesystem::path file;
+  /// How much of the pinned tier to reserve at construction; the rest follows by `try_grow`.
+  std::size_t initial_pinned_bytes = 0;
+  std::size_t slab_bytes = 64_MiB;  ///< the least by which a tier grows
+  /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one.
+  std::size_t staging_chunks = 3;
+  std::size_t staging_bytes = 8_MiB;
+  std::optional<int> numa_node;  ///< of host memory; left out: the device's, -1: anywhere
+  /// Keep the file out of the page cache (O_DIRECT), where the file system can do that.
+  bool file_direct_io = false;
+};
+
+/// One tier as it is now. Bytes are rounded up to the granule.
+struct HostTierStats {
+  std::size_t capacity_bytes = 0;
+  std::size_t reserved_bytes = 0;  ///< taken from the system
+  std::size_t used_bytes = 0;      ///< of which in slots
+  std::size_t peak_used_bytes = 0;
+  std::size_t largest_free_bytes = 0;  ///< in one piece; a slot may be made of several
+  std::size_t slots = 0;
+  std::size_t numa_bound_bytes = 0;  ///< pageable memory that the system agreed to place
+  bool is_failed = false;            ///< a write failed: the slots stay, new ones go elsewhere
+};
+
+/// All tiers as they are now, and what went wrong so far.
+struct HostPoolStats {
+  std::array<HostTierStats, host_tier_count> tiers{};  ///< by `HostTier`
+  std::size_t failed_writes = 0;                       ///< pieces kept in memory instead
+  std::size_t failed_reads = 0;                        ///< pieces that are lost
+  std::size_t rescued_bytes = 0;    ///< held in memory because the file refused them
+  std::uint64_t staging_waits = 0;  ///< times a thread waited for another to finish enqueueing
+  bool is_file_direct = false;      ///< `file_direct_io` was asked for and is in effect
+
+  [[nodiscard]] HostTierStats const& tier(HostTier tier) const noexcept {
+    return tiers[static_cast<std::size_t>(tier)];
+  }
+};
+
+}  // namespace spillway

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/block/host_slot.hpp>
+#include <spillway/block/host_store.hpp>
+#include <spillway/block/posix_file_io.hpp>
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/host_tier.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/staging_lane.hpp>
+#include <spillway/stream_order.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+namespace spillway {
+
+/// Where swapped-out bytes live: pinned memory, then pageable memory, then a file.
+///
+/// Shape    a slot holds up to `size_bytes` bytes, in one piece or scattered over a tier.
+/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`.
+/// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The two
+///          slower tiers go through pinned staging, piece by piece, and the memory copies and file
+///          calls run as host functions on a stream of the pool, one for each direction: while one
+///          piece is written to the file the next one leaves the device.
+/// Order    every slot carries the fences of its own transfers, and of those of whoever had its
+///          memory before; each transfer waits, on a stream, for what it must come after.
+/// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier takes
+///          no new slots. Bytes that the file does not give back are lost; `check` and the next
+///          transfer of that slot say so, and all others stay intact.
+template <DeviceApi Device, FileIoApi FileIo = PosixFileIo>
+class HostSwapPool {
+ public:
+  using Options = HostPoolOptions;
+  using stream_type = typename Device::stream_type;
+
+  static constexpr bool is_thread_safe = true;
+
+  /// Opens the file, reserves the staging and the initial pinned memory. `device` and `order` are not
+  /// owned and must outlive the pool. A pinned tier that starts smaller than asked is not an error:
+  /// `stats` tells.
+  ///
+  /// @throws FileTierError where the file cannot be made, naming it and the system's reason
+  /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
+  /// @throws ContractViolation for a file tier without a path, or a slower tier on a device that only
+  ///         plans and holds no bytes; DeviceError
+  HostSwapPool(Device& device,
+               StreamOrder<Device>& order,
+               HostPoolOptions options,
+               FileIo file_io = {});
+  HostSwapPool(HostSwapPool const&) = delete;
+  HostSwapPool& operator=(HostSwapPool const&) = delete;
+  /// Waits on the host until no copy touches the pool's memory any more.
+  ~HostSwapPool();
+
+  /// A slot for `bytes` bytes in the first tier that has room without growing. No device call.
+  ///
+  /// @throws std::bad_alloc, with nothing changed
+  /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
+  [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes) {
+    return store_.try_take(bytes);
+  }
+
+  /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose room
+  /// on the disk is then certain. One thread grows at a time and the others wait for it.
+  ///
+  /// @returns true if there is room now, which another thread may take first; false if no tier can
+  /// @throws  DeviceError, std::bad_alloc, with nothing changed
+  /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
+  [[nodiscard]] bool try_grow(std::size_t bytes) { return store_.try_grow(bytes); }
+
+  /// Frees a slot. Whoever takes its memory next comes after `last_use` and after the transfers of
+  /// this slot, so `last_use` needs to name only what the pool cannot know.
+  ///
+  /// @pre  `id` is live and no other call is using it: an invariant where those are checked, and
+  ///       otherwise nothing happens
+  void give_back(HostSlotId id, Fence const& last_use = {}) noexcept {
+    store_.give_back(id, last_use);
+  }
+
+  /// Swap-out: copies `bytes` bytes of device memory into the slot.
+  ///
+  /// @throws ContractViolation if `id` is stale or foreign, the slot is smaller, or another call is
+  ///         using it; FileTierError if the slot has lost bytes before; std::bad_alloc. The slot is
+  ///         as it was
+  /// @throws DeviceError; what was enqueued stays enqueued and is in the slot's own fences and, for
+  ///         the device range, ahead of a mark on `stream`. The slot then has no contents
+  /// @stream enqueues on `stream`, which the caller has ordered after the last write of the range, and
+  ///         on the pool's; does not wait
+  [[nodiscard]] Transfer
+  write(HostSlotId id, void const* device_from, std::size_t bytes, stream_type stream);
+
+  /// Swap-in: copies the first `bytes` bytes of the slot into device memory.
+  ///
+  /// @throws ContractViolation as `write`, and if fewer bytes were written; FileTierError;
+  ///         std::bad_alloc
+  /// @throws DeviceError; as `write`, but the slot keeps its contents, and the device range has none
+  /// @stream enqueues on `stream`, which the caller has ordered after the last use of the range, and
+  ///         on the pool's; does not wait
+  [[nodiscard]] Transfer
+  read(HostSlotId id, void* device_to, std::size_t bytes, stream_type stream);
+
+  /// Learns whether transfers of the slot that have run so far have lost bytes.
+  ///
+  /// @throws FileTierError if so, as often as it is asked; ContractViolation if `id` names no slot
+  void check(HostSlotId id) { store_.check(id); }
+
+  /// The same for slots that were given back before their last read ran.
+  ///
+  /// @throws FileTierError
+  void check() const { store_.check(); }
+
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] HostTier tier(HostSlotId id) { return store_.tier(id); }
+  /// The size asked for, rounded up. @throws ContractViolation if `id` names no slot
+  [[nodiscard]] std::size_t size_bytes(HostSlotId id) { return store_.size_bytes(id); }
+
+  [[nodiscard]] HostPoolStats stats() const;
+
+  /// What all tiers that take slots could still hold, growth included.
+  [[nodiscard]] std::size_t free_bytes() const { return store_.free_bytes(); }
+
+ private:
+  using Lane = StagingLane<Device>;
+  using Store = HostStore<Device, FileIo>;
+  using Call = typename Store::Call;
+  using Direction = typename Store::Direction;
+
+  static constexpr bool holds_bytes = [] {
+    if constexpr (requires { Device::holds_bytes; }) {
+      return Device::holds_bytes;
+    } else {
+      return true;
+    }
+  }();
+
+  [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
+  void write_staged(Call& call, std::byte const* from, stream_type stream, StreamIndex at);
+  void read_staged(Call& call, std::byte* to, stream_type stream, StreamIndex at);
+  void
+  launch(Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk);
+
+  Device* device_;
+  StreamOrder<Device>* order_;
+  Store store_;
+  std::optional<Lane> out_;  // after the store, which their host functions use
+  std::optional<Lane> in_;
+};
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
+                                           StreamOrder<Device>& order,
+                                           HostPoolOptions options,
+                                           FileIo file_io)
+    : device_{&device},
+      order_{&order},
+      store_{device,
+             checked(options),
+             options.numa_node.value_or(device.numa_node()),
+             Lane::chunk_bytes_for(options.staging_bytes),
+             std::move(file_io)} {
+  if (options.pageable_bytes > 0 || options.file_bytes > 0) {
+    int const numa_node = options.numa_node.value_or(device.numa_node());
+    out_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
+    in_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostSwapPool<Device, FileIo>::~HostSwapPool() {
+  auto const wait = [](auto const& until_done) noexcept {
+    try {
+      until_done();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses no memory
+    }
+  };
+  for (std::optional<Lane>* lane : {&out_, &in_}) {
+    if (*lane) {
+      wait([&] { (*lane)->drain_sync(); });
+    }
+  }
+  store_.for_each_fence([&](Fence const& fence) { wait([&] { order_->synchronize(fence); }); });
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(HostPoolOptions const& options) {
+  bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
+  expects(options.file_bytes == 0 || !options.file.empty(), "a file tier needs a path");
+  expects(!is_staged || holds_bytes, "a device without bytes can have no tier but the pinned one");
+  expects(!is_staged || (options.staging_chunks > 0 && options.staging_bytes > 0),
+          "pageable memory and files need at least one staging chunk");
+  return options;
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+Transfer HostSwapPool<Device, FileIo>::write(HostSlotId id,
+                                             void const* device_from,
+                                             std::size_t bytes,
+                                             stream_type stream) {
+  StreamIndex const at = order_->index_of(stream);
+  Call call{store_, id, bytes, Direction::out};
+  auto const* from = static_cast<std::byte const*>(device_from);
+  if (call.tier() != HostTier::pinned) {
+    write_staged(call, from, stream, at);
+  } else {
+    order_->wait(at, call.before);
+    for (HostPiece const& piece : call.pieces()) {
+      device_->copy(piece.memory, from, piece.bytes, CopyKind::to_host, stream);
+      call.done.device_done = call.done.host_done = order_->mark(at);
+      from += piece.bytes;
+    }
+  }
+  call.is_finished = true;
+  return call.done;
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+Transfer HostSwapPool<Device, FileIo>::read(HostSlotId id,
+                                            void* device_to,
+                                            std::size_t bytes,
+                                            stream_type stream) {
+  StreamIndex const at = order_->index_of(stream);
+  Call call{store_, id, bytes, Direction::in};
+  auto* to = static_cast<std::byte*>(device_to);
+  if (call.tier() != HostTier::pinned) {
+    read_staged(call, to, stream, at);
+  } else {
+    order_->wait(at, call.before);
+    for (HostPiece const& piece : call.pieces()) {
+      device_->copy(to, piece.memory, piece.bytes, CopyKind::to_device, stream);
+      call.done.device_done = call.done.host_done = order_->mark(at);
+      to += piece.bytes;
+    }
+  }
+  call.is_finished = true;
+  return call.done;
+}
+
+/// Device to chunk on `stream`, chunk to slot on the lane's, in turns: the next piece leaves the device
+/// while this one is put away. Each fence is assigned as soon as what it stands for is enqueued, so
+/// that a failure in between leaves nothing out.
+///
+/// Events are recorded at once: an event recorded when a chunk comes round again would cover the
+/// pieces enqueued since, and the ring would stand still for them.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::write_staged(Call& call,
+                                                std::byte const* from,
+                                                stream_type stream,
+                                                StreamIndex at) {
+  order_->wait(out_->index(), call.before);
+  call.for_each_chunk([&](HostPiece const& piece) {
+    typename Lane::Chunk chunk{*out_};
+    order_->wait(at, chunk.fence());
+    device_->copy(chunk.data(), from, piece.bytes, CopyKind::to_host, stream);
+    call.done.device_done = chunk.fence() = order_->mark(at);
+    order_->wait(out_->index(), chunk.fence());
+    launch(call, *out_, &Store::jobs_type::run_write, piece, chunk.data());
+    call.done.host_done = chunk.fence() = order_->mark(out_->index());
+    order_->record(out_->index());
+    from += piece.bytes;
+  });
+}
+
+/// The same the other way round.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::read_staged(Call& call,
+                                               std::byte* to,
+                                               stream_type stream,
+                                               StreamIndex at) {
+  order_->wait(in_->index(), call.before);
+  call.for_each_chunk([&](HostPiece const& piece) {
+    typename Lane::Chunk chunk{*in_};
+    order_->wait(in_->index(), chunk.fence());
+    launch(call, *in_, &Store::jobs_type::run_read, piece, chunk.data());
+    call.done.host_done = chunk.fence() = order_->mark(in_->index());
+    order_->wait(at, chunk.fence());
+    device_->copy(to, chunk.data(), piece.bytes, CopyKind::to_device, stream);
+    call.done.device_done = chunk.fence() = order_->mark(at);
+    order_->record(at);
+    to += piece.bytes;
+  });
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::launch(
+    Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk) {
+  auto* const job = call.jobs;
+  job->slot = call.route.slot;
+  job->piece = piece;
+  job->chunk = chunk;
+  auto* const rest = job->next;  // a job that runs at once is used again at once
+  device_->launch_host(lane.stream(), function, job);
+  call.jobs = rest;
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
+  HostPoolStats stats = store_.stats();
+  for (std::optional<Lane> const* lane : {&out_, &in_}) {
+    stats.staging_waits += *lane ? (*lane)->waits() : 0;
+  }
+  return stats;
+}
+
+}  // namespace spillway
