@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/access_schedule.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/core/use.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <optional>
+
+namespace spillway {
+
+/// What the pager says of a block that could leave.
+struct EvictionCandidate {
+  std::size_t bytes = 0;
+  bool is_clean = false;  ///< a valid copy is on the host: leaving costs nothing
+  bool has_contents =
+      true;  ///< false: its bytes were never written, it neither goes nor comes back
+};
+
+/// Chooses which resident block leaves the device when room is needed.
+///
+/// Given `p` of type `P`, `id` of type `BlockId`, a `Use use`, and `inspect`, a `noexcept` function from
+/// `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave now:
+///
+/// | expression                      | must                                                         | cost         |
+/// |---------------------------------|--------------------------------------------------------------|--------------|
+/// | `p.on_insert(id, bytes, use)`   | start tracking a block that became resident by this use or ahead of it | O(log n) |
+/// | `p.on_access(id, use)`          | note a use of a block; do nothing if it is not tracked       | O(1) or O(log n) |
+/// | `p.on_erase(id)`                | forget a block; do nothing if it is not tracked              | O(log n)     |
+/// | `p.victim(short_bytes, inspect)`| name a tracked block that `inspect` admits, or nothing; `short_bytes` are still wanted | O((1 + refused) log n) |
+/// | `p.on_misprediction()`          | hold predictions made so far for worthless                   | O(n)         |
+/// | `p.on_step(schedule, capacity_bytes)` | a step begins or predictions have resumed; at most `capacity_bytes` are resident at once | the model's |
+///
+/// `victim` does not forget the block it names: the caller takes it and says `on_erase`. A model
+/// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc, with
+/// nothing changed). Thread-unsafe: the pager calls a model under its lock.
+// clang-format off
+template <class P>
+concept EvictionPolicy =
+    std::default_initializable<P> && std::movable<P> &&
+    requires(P p, BlockId id, std::size_t bytes, Use use, AccessSchedule const& schedule,
+             std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
+      { p.on_insert(id, bytes, use) }          -> std::same_as<void>;
+      { p.on_access(id, use)        } noexcept -> std::same_as<void>;
+      { p.on_erase(id)              } noexcept -> std::same_as<void>;
+      { p.victim(bytes, inspect)    } noexcept -> std::same_as<std::optional<BlockId>>;
+      { p.on_misprediction()        } noexcept -> std::same_as<void>;
+      { p.on_step(schedule, bytes)  } noexcept -> std::same_as<void>;
+    };
+
+/// An eviction policy that knows in advance that blocks will leave before their next use.
+///
+/// | expression                | must                                                              |
+/// |---------------------------|-------------------------------------------------------------------|
+/// | `p.early_victim(inspect)` | name a tracked block that `inspect` admits and that is sent out before its next use anyway, or nothing |
+///
+/// Such a block can be copied out while the link is idle, or leave to make room for a prefetch.
+template <class P>
+concept SpeculativeEvictionPolicy =
+    EvictionPolicy<P> &&
+    requires(P p, std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
+      { p.early_victim(inspect) } noexcept -> std::same_as<std::optional<BlockId>>;
+    };
+// clang-format on
+
+}  // namespace spillway

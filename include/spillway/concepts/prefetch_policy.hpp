@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/access_schedule.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/core/use.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace spillway {
+
+/// How far a prefetch policy looks ahead.
+struct PrefetchOptions {
+  std::size_t lookahead_ops = 64;  ///< coming uses to consider
+  std::size_t max_inflight_bytes = std::numeric_limits<std::size_t>::max();
+};
+
+/// Chooses which blocks come back to the device ahead of their next use, and in which order.
+///
+/// Given `p` of type `P`, `cp` a const one, `id` of type `BlockId`, a `Use use`, and `visit`, a function from
+/// a block and the position of its next use to whether to go on:
+///
+/// | expression                      | must                                                         | cost  |
+/// |---------------------------------|--------------------------------------------------------------|-------|
+/// | `p.on_create(id)`               | make room for a new block's bookkeeping                      | O(1) amortised |
+/// | `p.on_access(id, use)`          | note a use, of a resident block or not                       | O(1)  |
+/// | `p.on_destroy(id)`              | forget a block that was freed (not: that left the device)    | O(1)  |
+/// | `p.on_step()`                   | note that a step begins                                      | O(n)  |
+/// | `cp.candidates(schedule, visit)`| name blocks in the order they should come in, resident ones not excepted, until `visit` returns false | O(named) |
+/// | `cp.max_inflight_bytes()`       | bound what is on its way in at once; the caller keeps it     | O(1)  |
+///
+/// A model decides; it never copies or calls a device. Only `on_create` may throw (std::bad_alloc, with
+/// nothing changed). Thread-unsafe: the pager calls a model under its lock.
+// clang-format off
+template <class P>
+concept PrefetchPolicy =
+    std::default_initializable<P> && std::movable<P> &&
+    requires(P p, P const cp, BlockId id, Use use, AccessSchedule const& schedule,
+             bool (*visit)(BlockId, std::uint64_t)) {
+      { p.on_create(id)                }          -> std::same_as<void>;
+      { p.on_access(id, use)           } noexcept -> std::same_as<void>;
+      { p.on_destroy(id)               } noexcept -> std::same_as<void>;
+      { p.on_step()                    } noexcept -> std::same_as<void>;
+      { cp.candidates(schedule, visit) }          -> std::same_as<void>;
+      { cp.max_inflight_bytes()        } noexcept -> std::same_as<std::size_t>;
+    };
+// clang-format on
+
+}  // namespace spillway

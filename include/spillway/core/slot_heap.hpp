@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// What a caller of `SlotHeap::best` says of the block it is shown.
+enum class Verdict : std::uint8_t { take, skip, key_changed };
+
+/// Blocks ranked by a key that may change: a binary heap that knows where each block is.
+///
+/// `a.is_before(b)` says that a block with key `a` is to be named before one with key `b`.
+/// Memory  an entry a block and 4 bytes a slot; only `insert` and `reserve` may allocate.
+/// Threads thread-compatible.
+template <class Key>
+class SlotHeap {
+ public:
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  [[nodiscard]] bool contains(BlockId id) const noexcept {
+    std::uint32_t const slot = slot_of(id);
+    return slot < where_.size() && where_[slot] != nowhere && entries_[where_[slot]].id == id;
+  }
+
+  /// Makes room for one block more than `blocks`. @throws std::bad_alloc, with nothing changed
+  void reserve(BlockId id, std::size_t blocks) {
+    if (slot_of(id) >= where_.size()) {
+      where_.resize(std::size_t{slot_of(id)} + 1, nowhere);
+    }
+    if (blocks >= entries_.capacity()) {
+      entries_.reserve(std::max<std::size_t>(64, 2 * blocks));
+    }
+  }
+
+  /// Adds a block that is not contained. @throws std::bad_alloc, with nothing changed
+  /// @cost O(log n)
+  void insert(BlockId id, Key key) {
+    reserve(id, entries_.size());
+    insert_reserved(id, key);
+  }
+  void insert_reserved(BlockId id, Key key) noexcept {
+    auto const index = static_cast<std::uint32_t>(entries_.size());
+    entries_.push_back({key, id});
+    where_[slot_of(id)] = index;
+    sift_up(index);
+  }
+
+  /// The key of a block that is contained.
+  [[nodiscard]] Key const& key(BlockId id) const noexcept {
+    return entries_[where_[slot_of(id)]].key;
+  }
+
+  /// Changes the key of a block that is contained. @cost O(log n)
+  void update(BlockId id, Key key) noexcept {
+    std::uint32_t const index = where_[slot_of(id)];
+    entries_[index].key = key;
+    sift_up(index);
+    sift_down(where_[slot_of(id)], size32());
+  }
+
+  /// No effect on a block that is not contained. @cost O(log n)
+  void erase(BlockId id) noexcept {
+    if (!contains(id)) {
+      return;
+    }
+    std::uint32_t const index = where_[slot_of(id)];
+    exchange(index, size32() - 1);
+    entries_.pop_back();
+    where_[slot_of(id)] = nowhere;
+    if (index < size32()) {
+      BlockId const moved = entries_[index].id;
+      sift_up(index);
+      sift_down(where_[slot_of(moved)], size32());
+    }
+  }
+
+  void clear() noexcept {
+    for (Entry const& entry : entries_) {
+      where_[slot_of(entry.id)] = nowhere;
+    }
+    entries_.clear();
+  }
+
+  /// Shows blocks to `judge(id, key)` in the order of their keys until it takes one. `judge` may
+  /// change the key it is shown, and then says so. The heap is as before otherwise.
+  ///
+  /// @cost O((1 + skipped) log n)
+  template <class Judge>
+  std::optional<BlockId> best(Judge judge) noexcept {
+    std::uint32_t active = size32();
+    std::optional<BlockId> taken;
+    while (active != 0 && !taken) {
+      switch (judge(entries_[0].id, entries_[0].key)) {
+      case Verdict::take:
+        taken = entries_[0].id;
+        break;
+      case Verdict::skip:
+        exchange(0, --active);  // set aside behind the heap until it is whole again
+        sift_down(0, active);
+        break;
+      case Verdict::key_changed:
+        sift_down(0, active);
+        break;
+      }
+    }
+    for (; active != size32(); ++active) {
+      sift_up(active);
+    }
+    return taken;
+  }
+
+  /// Shows the first blocks of the heap's array to `visit(id, key)`: the best one first, then blocks
+  /// that are near the best. Stops after `count` blocks for which it returned true.
+  template <class Visit>
+  void near_best(std::size_t count, Visit visit) const noexcept {
+    for (std::size_t i = 0; i < entries_.size() && count != 0; ++i) {
+      if (visit(entries_[i].id, entries_[i].key)) {
+        --count;
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t nowhere = ~std::uint32_t{0};
+
+  struct Entry {
+    Key key;
+    BlockId id;
+  };
+
+  [[nodiscard]] std::uint32_t size32() const noexcept {
+    return static_cast<std::uint32_t>(entries_.size());
+  }
+
+  void exchange(std::uint32_t a, std::uint32_t b) noexcept {
+    std::swap(entries_[a], entries_[b]);
+    where_[slot_of(entries_[a].id)] = a;
+    where_[slot_of(entries_[b].id)] = b;
+  }
+
+  void sift_up(std::uint32_t index) noexcept {
+    while (index != 0) {
+      std::uint32_t const parent = (index - 1) / 2;
+      if (!entries_[index].key.is_before(entries_[parent].key)) {
+        return;
+      }
+      exchange(index, parent);
+      index = parent;
+    }
+  }
+
+  void sift_down(std::uint32_t index, std::uint32_t end) noexcept {
+    for (;;) {
+      std::uint32_t const left = 2 * index + 1;
+      if (left >= end) {
+        return;
+      }
+      std::uint32_t best = left;
+      if (left + 1 < end && entries_[left + 1].key.is_before(entries_[left].key)) {
+        best = left + 1;
+      }
+      if (!entries_[best].key.is_before(entries_[index].key)) {
+        return;
+      }
+      exchange(index, best);
+      index = best;
+    }
+  }
+
+  std::vector<Entry> entries_;
+  std::vector<std::uint32_t> where_;
+};
+
+}  // namespace spillway
