@@ -20,6 +20,7 @@ set(SPILLWAY_HEADERS
     spillway/concepts/file_io_api.hpp
     spillway/concepts/observer.hpp
     spillway/concepts/pager.hpp
+    spillway/concepts/prefetch_policy.hpp
     spillway/concepts/virtual_memory_api.hpp
     spillway/core/access_schedule.hpp
     spillway/core/config.hpp
@@ -53,9 +54,12 @@ set(SPILLWAY_HEADERS
     spillway/policy/fifo_eviction.hpp
     spillway/policy/gap_cover.hpp
     spillway/policy/lru_eviction.hpp
+    spillway/policy/no_prefetch.hpp
     spillway/policy/null_lock.hpp
     spillway/policy/null_observer.hpp
+    spillway/policy/reverse_order.hpp
     spillway/policy/schedule_eviction.hpp
+    spillway/policy/schedule_lookahead.hpp
     spillway/policy/size_eviction.hpp
     spillway/policy/step_plan.hpp
     spillway/staging_lane.hpp
