@@ -48,6 +48,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_stepped.hpp
     spillway/device/sim_threaded.hpp
     spillway/device/sim_worker.hpp
+    spillway/host_swap_pool.hpp
     spillway/interop/leased_memory.hpp
     spillway/lease.hpp
     spillway/policy/cost_eviction.hpp
