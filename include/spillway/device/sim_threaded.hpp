@@ -38,8 +38,8 @@ class ThreadedExecutor {
   /// The work that had been enqueued, on all streams, when it was made.
   class Barrier {
    public:
-    void add(std::shared_ptr<detail::SimWorker const> worker, std::uint64_t ops) {
-      waits_.emplace_back(std::move(worker), ops);
+    void add(detail::SimWorker const& worker) {
+      waits_.emplace_back(worker.progress(), worker.pushed());
     }
     [[nodiscard]] bool is_passed() const noexcept {
       return std::all_of(waits_.begin(), waits_.end(), [](auto const& wait) {
@@ -48,7 +48,7 @@ class ThreadedExecutor {
     }
 
    private:
-    std::vector<std::pair<std::shared_ptr<detail::SimWorker const>, std::uint64_t>> waits_;
+    std::vector<std::pair<std::shared_ptr<detail::SimProgress const>, std::uint64_t>> waits_;
   };
   using barrier_type = Barrier;
 
@@ -92,16 +92,16 @@ class ThreadedExecutor {
 
   detail::SimEngines engines_;
   detail::SimSignals signals_;
-  detail::SimSlots<SimStreamTag, std::shared_ptr<Worker>> streams_;
+  detail::SimSlots<SimStreamTag, std::unique_ptr<Worker>> streams_;
   detail::SimSlots<SimEventTag, Signal*> events_;
-  std::vector<std::shared_ptr<Worker>> leaving_;  // streams destroyed with work still to run
+  std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
   std::unordered_set<std::thread::id> threads_;   // of all of these
 };
 
 inline ThreadedExecutor::~ThreadedExecutor() {
   // All must be told to stop before the first is joined, and signals outlive the threads.
-  streams_.for_each([](SimStream, std::shared_ptr<Worker> const& worker) { worker->stop(); });
-  streams_.for_each([](SimStream, std::shared_ptr<Worker>& worker) { worker.reset(); });
+  streams_.for_each([](SimStream, std::unique_ptr<Worker> const& worker) { worker->stop(); });
+  streams_.for_each([](SimStream, std::unique_ptr<Worker>& worker) { worker.reset(); });
   leaving_.clear();
 }
 
@@ -109,7 +109,7 @@ inline SimStream ThreadedExecutor::create_stream() {
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);
   try {
-    auto worker = std::make_shared<Worker>(engines_);
+    auto worker = std::make_unique<Worker>(engines_);
     threads_.insert(worker->thread_id());
     return streams_.insert(std::move(worker));
   } catch (std::system_error const& error) {
@@ -118,7 +118,7 @@ inline SimStream ThreadedExecutor::create_stream() {
 }
 
 inline void ThreadedExecutor::destroy_stream(SimStream stream) noexcept {
-  std::shared_ptr<Worker>& worker = streams_.expect(stream, "destroy_stream");
+  std::unique_ptr<Worker>& worker = streams_.expect(stream, "destroy_stream");
   worker->stop();
   leaving_.push_back(std::move(worker));
   streams_.erase(stream);
@@ -187,19 +187,19 @@ inline detail::SimSignal* ThreadedExecutor::push_record(Worker& worker) {
 
 inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
   Barrier barrier;
-  auto const add = [&barrier](std::shared_ptr<Worker> const& worker) {
-    if (!worker->has_run(worker->pushed())) {
-      barrier.add(worker, worker->pushed());
+  auto const add = [&barrier](std::unique_ptr<Worker> const& worker) {
+    if (!worker->is_idle()) {
+      barrier.add(*worker);
     }
   };
-  streams_.for_each([&add](SimStream, std::shared_ptr<Worker> const& worker) { add(worker); });
+  streams_.for_each([&add](SimStream, std::unique_ptr<Worker> const& worker) { add(worker); });
   std::for_each(leaving_.begin(), leaving_.end(), add);
   return barrier;
 }
 
 inline void ThreadedExecutor::reap() noexcept {
-  std::erase_if(leaving_, [this](std::shared_ptr<Worker> const& worker) {
-    bool const has_stopped = worker->has_run(worker->pushed());
+  std::erase_if(leaving_, [this](std::unique_ptr<Worker> const& worker) {
+    bool const has_stopped = worker->is_idle();
     if (has_stopped) {
       threads_.erase(worker->thread_id());
     }

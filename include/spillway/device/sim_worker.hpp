@@ -64,6 +64,21 @@ struct SimEngines {
   std::array<SimEngine, 3> engines;
 };
 
+/// How many operations of a stream have run; outlives the stream.
+///
+/// Threads  thread-safe.
+class SimProgress {
+ public:
+  void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
+  [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
+    return ops_.load(std::memory_order_relaxed) >= ops &&
+           ops_.load(std::memory_order_acquire) >= ops;
+  }
+
+ private:
+  std::atomic<std::uint64_t> ops_{0};
+};
+
 /// A stream with a thread of its own: runs operations in the order in which they were pushed.
 ///
 /// The queue orders pushes before runs and nothing else: no lock is shared between those who push
@@ -109,10 +124,8 @@ class SimWorker {
   }
 
   [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_ops_; }
-  [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
-    return run_ops_.load(std::memory_order_relaxed) >= ops &&
-           run_ops_.load(std::memory_order_acquire) >= ops;
-  }
+  [[nodiscard]] std::shared_ptr<SimProgress const> progress() const noexcept { return progress_; }
+  [[nodiscard]] bool is_idle() const noexcept { return progress_->has_run(pushed_ops_); }
   [[nodiscard]] std::thread::id thread_id() const noexcept { return thread_.get_id(); }
 
  private:
@@ -129,7 +142,7 @@ class SimWorker {
   SimEngines* engines_;
   std::unique_ptr<Node> head_;  // the operation that ran last; owned by the thread
   std::uint64_t ready_ns_ = 0;  // when the stream should have run what it has run; of the thread
-  std::atomic<std::uint64_t> run_ops_{0};
+  std::shared_ptr<SimProgress> progress_ = std::make_shared<SimProgress>();
   std::atomic<std::uint32_t> pushes_{0};
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
@@ -147,7 +160,7 @@ inline void SimWorker::run() {
     }
     head_.reset(next);
     execute(next->op);
-    run_ops_.fetch_add(1, std::memory_order_release);
+    progress_->advance();
     if (next->op.what == SimOp::Kind::stop) {
       return;
     }
