@@ -3,6 +3,7 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
+    spillway/block/block_record.hpp
     spillway/block/block_table.hpp
     spillway/block/host_jobs.hpp
     spillway/block/host_ledger.hpp
@@ -15,11 +16,14 @@ set(SPILLWAY_HEADERS
     spillway/block/size_classes.hpp
     spillway/block/slab_map.hpp
     spillway/block/swap_file.hpp
+    spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
     spillway/concepts/eviction_policy.hpp
     spillway/concepts/file_io_api.hpp
+    spillway/concepts/fit_policy.hpp
     spillway/concepts/observer.hpp
     spillway/concepts/pager.hpp
+    spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
     spillway/concepts/virtual_memory_api.hpp
     spillway/core/access_schedule.hpp
@@ -28,10 +32,13 @@ set(SPILLWAY_HEADERS
     spillway/core/event.hpp
     spillway/core/fence.hpp
     spillway/core/host_tier.hpp
+    spillway/core/range.hpp
+    spillway/core/range_table.hpp
     spillway/core/slot_heap.hpp
     spillway/core/slot_order.hpp
     spillway/core/stats.hpp
     spillway/core/step_record.hpp
+    spillway/core/tensor_view.hpp
     spillway/core/types.hpp
     spillway/core/use.hpp
     spillway/device/basic_sim_api.hpp
@@ -48,24 +55,25 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_stepped.hpp
     spillway/device/sim_threaded.hpp
     spillway/device/sim_worker.hpp
+    spillway/host_staging.hpp
     spillway/host_swap_pool.hpp
+    spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
     spillway/lease.hpp
     spillway/policy/cost_eviction.hpp
     spillway/policy/fifo_eviction.hpp
-    spillway/policy/gap_cover.hpp
     spillway/policy/lru_eviction.hpp
     spillway/policy/no_prefetch.hpp
     spillway/policy/null_lock.hpp
     spillway/policy/null_observer.hpp
     spillway/policy/reverse_order.hpp
-    spillway/policy/schedule_eviction.hpp
     spillway/policy/schedule_lookahead.hpp
     spillway/policy/size_eviction.hpp
-    spillway/policy/step_plan.hpp
     spillway/staging_lane.hpp
     spillway/stream_order.hpp
-    spillway/swappable_buffer.hpp)
+    spillway/stream_prefetcher.hpp
+    spillway/swappable_buffer.hpp
+    spillway/swappable_tensor.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
@@ -75,8 +83,10 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/device/cuda_pinned_memory.hpp
     spillway/device/cuda_virtual_memory.hpp)
 
-# Thrust, from the CUDA toolkit or on its own.
-set(SPILLWAY_THRUST_HEADERS
+# Thrust or libcu++, from the CUDA toolkit or on their own.
+set(SPILLWAY_CCCL_HEADERS
+    spillway/interop/cuda_mr.hpp
+    spillway/interop/mdspan.hpp
     spillway/interop/thrust.hpp)
 
 # nlohmann_json.
@@ -87,7 +97,7 @@ set(SPILLWAY_JSON_HEADERS)
 function(spillway_add_headers target)
   set(base ${PROJECT_SOURCE_DIR}/include)
   foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
-                        thrust_headers:SPILLWAY_THRUST_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
+                        cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
     string(REPLACE ":" ";" pair ${pair})
     list(POP_FRONT pair set variable)
     list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)

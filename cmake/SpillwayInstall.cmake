@@ -13,7 +13,7 @@ install(
   EXPORT spillwayTargets
   FILE_SET HEADERS
   FILE_SET cuda_headers
-  FILE_SET thrust_headers
+  FILE_SET cccl_headers
   FILE_SET json_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake

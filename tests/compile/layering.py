@@ -28,6 +28,7 @@ LAYERS = {
     "pager": PARTS | PAGED | {"lease.hpp"},
     "pager.hpp": PARTS | PAGED | {"lease.hpp", "pager"},
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
+    "host_staging.hpp": BASE,
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
     "default_policies.hpp": BASE | {"policy", "block", "device"},
 }
