@@ -50,6 +50,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_model.hpp
     spillway/device/sim_op.hpp
     spillway/device/sim_options.hpp
+    spillway/device/sim_order_check.hpp
     spillway/device/sim_ranges.hpp
     spillway/device/sim_signal.hpp
     spillway/device/sim_stepped.hpp

@@ -94,6 +94,12 @@ class BasicSimApi {
   /// operation that does nothing.
   void compute(stream_type stream, std::uint64_t duration_ns);
 
+  /// Says that a kernel enqueued on `stream` now uses device memory. Enqueues nothing itself.
+  ///
+  /// @throws DeviceError if that is not live device memory; ContractViolation, on stepped devices, if
+  ///         nothing orders the use after earlier work on the same bytes
+  void use(void const* p, std::size_t bytes, Access access, stream_type stream);
+
   /// Overwrites dead memory with the poison byte, in stream order, so that a use of it is seen.
   ///
   /// Does nothing if poison is off, the range is larger than the limit, or no bytes are held.
@@ -186,6 +192,7 @@ template <class Executor>
 void BasicSimApi<Executor>::release(void* p, std::size_t bytes) noexcept {
   lock_type const lock = enter("release");
   memory_.release(p, bytes, executor_.barrier());
+  executor_.forget(p, bytes);
   ++calls_.releases;
 }
 
@@ -204,6 +211,7 @@ template <class Executor>
 void BasicSimApi<Executor>::free_pinned(void* p, std::size_t bytes) noexcept {
   lock_type const lock = enter("free_pinned");
   memory_.free_pinned(p, bytes, executor_.barrier());
+  executor_.forget(p, bytes);
   ++calls_.pinned_frees;
 }
 
@@ -258,6 +266,19 @@ void BasicSimApi<Executor>::fill(void* p,
   executor_.enqueue(stream, detail::SimOp::fill(p, byte, bytes), lock);
   ++calls_.fills;
   calls_.filled_bytes += bytes;
+}
+
+template <class Executor>
+void BasicSimApi<Executor>::use(void const* p,
+                                std::size_t bytes,
+                                Access access,
+                                stream_type stream) {
+  lock_type const lock = enter("use");
+  executor_.check(stream, "use");
+  if (options_.checked && bytes != 0) {
+    memory_.check_device(p, bytes, "range of a kernel");
+  }
+  executor_.use(stream, p, bytes, access);
 }
 
 template <class Executor>
@@ -422,7 +443,12 @@ void BasicSimApi<Executor>::map(void* p, std::size_t bytes, physical_type physic
 template <class Executor>
 void BasicSimApi<Executor>::unmap(void* p, std::size_t bytes) noexcept {
   lock_type const lock = enter("unmap");
+  if (executor_.is_in_use(p, bytes)) {
+    detail::sim_misuse("unmap of " + detail::describe_range(p, bytes) +
+                       " while enqueued work still uses it");
+  }
   memory_.unmap(p, bytes);
+  executor_.forget(p, bytes);
   ++calls_.unmaps;
 }
 

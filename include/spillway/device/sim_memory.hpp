@@ -18,11 +18,6 @@
 
 namespace spillway::detail {
 
-/// Says `[address, address + bytes)` for error messages.
-[[nodiscard]] inline std::string describe_range(void const* p, std::size_t bytes) {
-  return "[" + std::to_string(SimRanges<int>::address(p)) + ", +" + std::to_string(bytes) + ")";
-}
-
 /// The memory of a simulated device: what is reserved, pinned and mapped, within its limits.
 ///
 /// Memory that is given back while enqueued work may still use it is not available to that work's
@@ -242,7 +237,7 @@ void SimMemory<Backing, Barrier>::release_physical(SimPhysical physical) noexcep
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::map(void* p, std::size_t bytes, SimPhysical physical) {
   Physical& memory = physical_.at(physical, "map");
-  check_granularity(SimRanges<int>::address(p), options_->granularity_bytes, "the address");
+  check_granularity(address_of(p), options_->granularity_bytes, "the address");
   if (bytes != memory.bytes) {
     throw DeviceError{"SimApi: map of " + describe_range(p, bytes) + " with physical memory of " +
                       std::to_string(memory.bytes) + " bytes"};
@@ -267,9 +262,9 @@ void SimMemory<Backing, Barrier>::map(void* p, std::size_t bytes, SimPhysical ph
 
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
-  std::uintptr_t const end = SimRanges<int>::address(p) + bytes;
+  std::uintptr_t const end = address_of(p) + bytes;
   auto it = device_.find(p);
-  std::uintptr_t at = SimRanges<int>::address(p);
+  std::uintptr_t at = address_of(p);
   while (at != end) {
     if (it == device_.end() || it->first != at || it->second.bytes > end - at ||
         it->second.value == SimPhysical{}) {

@@ -186,6 +186,15 @@ class ModelExecutor {
     return std::max(finish_ns_, now_ns());
   }
 
+  /// A kernel on `stream` uses memory: `compute` says how long.
+  void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
+    check(stream, "use");
+  }
+  [[nodiscard]] static bool is_in_use(void const* /*p*/, std::size_t /*bytes*/) noexcept {
+    return false;
+  }
+  void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
+
   [[nodiscard]] static Barrier barrier() noexcept { return {}; }
   [[nodiscard]] bool is_host_function_caller() const noexcept;
   /// The host's time; inside a function that a stream launched, the stream's.

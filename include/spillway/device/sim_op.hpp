@@ -42,6 +42,16 @@ struct SimOp {
     return {.what = Kind::compute, .duration_ns = duration_ns};
   }
 
+  /// True if it reads or writes in `[p, p + n)`.
+  [[nodiscard]] bool touches(void const* p, std::size_t n) const noexcept {
+    auto const overlaps = [this, p, n](void const* mine) {
+      auto const a = reinterpret_cast<std::uintptr_t>(mine);
+      auto const b = reinterpret_cast<std::uintptr_t>(p);
+      return a < b + n && b < a + bytes;
+    };
+    return bytes != 0 && (overlaps(to) || (what == Kind::copy && overlaps(from)));
+  }
+
   /// Does what a copy, a fill or a host call does; the rest is up to the executor.
   void perform() const noexcept {
     switch (what) {

@@ -1,11 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <iterator>
 #include <map>
+#include <string>
 
 namespace spillway::detail {
+
+[[nodiscard]] inline std::uintptr_t address_of(void const* p) noexcept {
+  return reinterpret_cast<std::uintptr_t>(p);
+}
+
+/// Names a range in error messages.
+[[nodiscard]] inline std::string describe_range(std::uintptr_t begin, std::size_t bytes) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "[0x%jx, +%zu bytes)", std::uintmax_t{begin}, bytes);
+  return text.data();
+}
+[[nodiscard]] inline std::string describe_range(void const* p, std::size_t bytes) {
+  return describe_range(address_of(p), bytes);
+}
 
 /// Disjoint ranges of addresses, and what is known of each.
 ///
@@ -21,30 +39,26 @@ class SimRanges {
   using map_type = std::map<std::uintptr_t, Range>;
   using iterator = typename map_type::iterator;
 
-  static std::uintptr_t address(void const* p) noexcept {
-    return reinterpret_cast<std::uintptr_t>(p);
-  }
-
   void insert(void const* p, std::size_t bytes, T value) {
-    ranges_.emplace(address(p), Range{bytes, value});
+    ranges_.emplace(address_of(p), Range{bytes, value});
   }
 
   /// The range that starts at `p`, or `end()`.
-  [[nodiscard]] iterator find(void const* p) noexcept { return ranges_.find(address(p)); }
+  [[nodiscard]] iterator find(void const* p) noexcept { return ranges_.find(address_of(p)); }
   [[nodiscard]] iterator end() noexcept { return ranges_.end(); }
   [[nodiscard]] iterator begin() noexcept { return ranges_.begin(); }
   [[nodiscard]] iterator lower_bound(void const* p) noexcept {
-    return ranges_.lower_bound(address(p));
+    return ranges_.lower_bound(address_of(p));
   }
 
   /// The range that holds address `p`, or `end()`.
   [[nodiscard]] iterator holder(void const* p) noexcept {
-    auto const after = ranges_.upper_bound(address(p));
+    auto const after = ranges_.upper_bound(address_of(p));
     if (after == ranges_.begin()) {
       return ranges_.end();
     }
     auto const it = std::prev(after);
-    return address(p) - it->first < it->second.bytes ? it : ranges_.end();
+    return address_of(p) - it->first < it->second.bytes ? it : ranges_.end();
   }
 
   iterator erase(iterator it) noexcept {
@@ -54,7 +68,7 @@ class SimRanges {
 
   /// True if every byte of `[p, p + bytes)` lies in some range; ranges may touch.
   [[nodiscard]] bool covers(void const* p, std::size_t bytes) noexcept {
-    std::uintptr_t const begin = address(p);
+    std::uintptr_t const begin = address_of(p);
     std::uintptr_t const end = begin + bytes;
     if (end < begin) {
       return false;
@@ -84,8 +98,8 @@ class SimRanges {
     if (holder(p) != ranges_.end()) {
       return false;
     }
-    auto const next = ranges_.lower_bound(address(p));
-    return next == ranges_.end() || next->first - address(p) >= bytes;
+    auto const next = ranges_.lower_bound(address_of(p));
+    return next == ranges_.end() || next->first - address_of(p) >= bytes;
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return ranges_.size(); }

@@ -7,6 +7,7 @@
 #include <spillway/device/sim_handles.hpp>
 #include <spillway/device/sim_op.hpp>
 #include <spillway/device/sim_options.hpp>
+#include <spillway/device/sim_order_check.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -51,7 +52,8 @@ class SteppedExecutor {
     std::uint64_t ops = 0;
   };
   struct Op : detail::SimOp {
-    Point point{};  // of a wait
+    Point point{};             // of a wait
+    detail::SimClock clock{};  // of a host call: what came before it
   };
   struct Stream {
     std::deque<Op> queue;
@@ -62,6 +64,10 @@ class SteppedExecutor {
     [[nodiscard]] std::uint64_t enqueued() const noexcept { return run_ops + queue.size(); }
   };
   using Streams = std::map<std::uint64_t, Stream>;  // in order of creation
+  struct Event {
+    Point point{};
+    detail::SimClock clock{};
+  };
 
  public:
   /// The work that had been enqueued, on all streams, when it was made.
@@ -80,14 +86,14 @@ class SteppedExecutor {
   };
   using barrier_type = Barrier;
 
-  explicit SteppedExecutor(SimOptions const& /*options*/) {}
+  explicit SteppedExecutor(SimOptions const& options) : checks_order_{options.check_order} {}
   SteppedExecutor(SteppedExecutor const&) = delete;
   SteppedExecutor& operator=(SteppedExecutor const&) = delete;
   ~SteppedExecutor();
 
   [[nodiscard]] SimStream create_stream();
   void destroy_stream(SimStream stream) noexcept;
-  [[nodiscard]] SimEvent create_event() { return events_.insert(Point{}); }
+  [[nodiscard]] SimEvent create_event() { return events_.insert(Event{}); }
   void destroy_event(SimEvent event) noexcept {
     (void)events_.expect(event, "destroy_event");
     events_.erase(event);
@@ -96,16 +102,20 @@ class SteppedExecutor {
   void check(SimStream stream, char const* caller) { (void)ids_.at(stream, caller); }
   void check(SimEvent event, char const* caller) { (void)events_.at(event, caller); }
 
-  void enqueue(SimStream stream, detail::SimOp const& op, lock_type& /*lock*/) {
-    at(stream, "an enqueued operation").queue.push_back({op, {}});
-  }
+  /// @throws ContractViolation if nothing orders the operation after earlier use of the same bytes
+  void enqueue(SimStream stream, detail::SimOp const& op, lock_type& /*lock*/);
   void record(SimEvent event, SimStream stream);
   void wait(SimStream stream, SimEvent event);
-  [[nodiscard]] bool is_complete(SimEvent event) {
-    return has_passed(events_.at(event, "is_complete"));
-  }
-  void synchronize(SimEvent event, lock_type& /*lock*/) { drive(events_.at(event, "synchronize")); }
+  [[nodiscard]] bool is_complete(SimEvent event);
+  void synchronize(SimEvent event, lock_type& /*lock*/);
   void synchronize(SimStream stream, lock_type& /*lock*/);
+
+  /// A kernel on `stream` uses memory: checks its order, enqueues nothing.
+  void use(SimStream stream, void const* p, std::size_t bytes, Access access);
+  /// True if an operation that has not run yet reads or writes there.
+  [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept;
+  /// The memory is no longer what it was: what used it orders nobody.
+  void forget(void const* p, std::size_t bytes) { order_.forget(p, bytes); }
 
   /// Runs the next operation of `stream`; false if there is none, it is blocked, or it is stalled.
   bool step(SimStream stream) { return step(at(stream, "step")); }
@@ -152,7 +162,9 @@ class SteppedExecutor {
   Streams streams_;
   std::uint64_t last_stream_ = 0;
   detail::SimSlots<SimStreamTag, std::uint64_t> ids_;
-  detail::SimSlots<SimEventTag, Point> events_;
+  detail::SimSlots<SimEventTag, Event> events_;
+  detail::SimOrderCheck order_;
+  bool checks_order_;
   bool is_in_host_function_ = false;
 };
 
@@ -170,37 +182,98 @@ inline SimStream SteppedExecutor::create_stream() {
 }
 
 inline void SteppedExecutor::destroy_stream(SimStream stream) noexcept {
-  streams_.at(ids_.expect(stream, "destroy_stream")).is_destroyed = true;
+  std::uint64_t const id = ids_.expect(stream, "destroy_stream");
+  streams_.at(id).is_destroyed = true;
+  order_.forget_stream(id);
   ids_.erase(stream);
   sweep();
 }
 
+inline void
+SteppedExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& /*lock*/) {
+  std::uint64_t const id = ids_.at(stream, "an enqueued operation");
+  if (checks_order_) {
+    switch (op.what) {
+    case detail::SimOp::Kind::copy:
+      order_.enqueue(id, "copy", {op.from, op.bytes, false}, {op.to, op.bytes, true});
+      break;
+    case detail::SimOp::Kind::fill:
+      order_.enqueue(id, "fill", {op.to, op.bytes, true});
+      break;
+    case detail::SimOp::Kind::host:
+    case detail::SimOp::Kind::compute:
+    case detail::SimOp::Kind::record:
+    case detail::SimOp::Kind::wait:
+    case detail::SimOp::Kind::stop:
+      break;
+    }
+  }
+  bool const is_host = op.what == detail::SimOp::Kind::host;
+  streams_.at(id).queue.push_back({op, {}, is_host ? order_.clock(id) : detail::SimClock{}});
+}
+
+inline void
+SteppedExecutor::use(SimStream stream, void const* p, std::size_t bytes, Access access) {
+  std::uint64_t const id = ids_.at(stream, "use");
+  if (checks_order_) {
+    order_.enqueue(id, "kernel", {p, bytes, access != Access::read});
+  }
+}
+
+inline bool SteppedExecutor::is_in_use(void const* p, std::size_t bytes) const noexcept {
+  return std::any_of(streams_.begin(), streams_.end(), [p, bytes](auto const& entry) {
+    auto const& queue = entry.second.queue;
+    return std::any_of(
+        queue.begin(), queue.end(), [p, bytes](Op const& op) { return op.touches(p, bytes); });
+  });
+}
+
 inline void SteppedExecutor::record(SimEvent event, SimStream stream) {
-  Point& point = events_.at(event, "record");
+  Event& mine = events_.at(event, "record");
   std::uint64_t const id = ids_.at(stream, "record");
   Stream& recorded = streams_.at(id);
-  recorded.queue.push_back({{.what = detail::SimOp::Kind::record}, {}});
-  point = {id, recorded.enqueued()};
+  recorded.queue.push_back({{.what = detail::SimOp::Kind::record}});
+  mine = {{id, recorded.enqueued()}, order_.clock(id)};
 }
 
 inline void SteppedExecutor::wait(SimStream stream, SimEvent event) {
-  Stream& waiting = at(stream, "wait");
-  Point const point = events_.at(event, "wait");
-  waiting.queue.push_back({{.what = detail::SimOp::Kind::wait}, point});
+  std::uint64_t const id = ids_.at(stream, "wait");
+  Event const& other = events_.at(event, "wait");
+  streams_.at(id).queue.push_back({{.what = detail::SimOp::Kind::wait}, other.point});
+  order_.stream_sees(id, other.clock);
+}
+
+inline bool SteppedExecutor::is_complete(SimEvent event) {
+  Event const& mine = events_.at(event, "is_complete");
+  bool const is_complete = has_passed(mine.point);
+  if (is_complete) {
+    order_.host_sees(mine.clock);
+  }
+  return is_complete;
+}
+
+inline void SteppedExecutor::synchronize(SimEvent event, lock_type& /*lock*/) {
+  Event const mine = events_.at(event, "synchronize");
+  drive(mine.point);
+  order_.host_sees(mine.clock);
 }
 
 inline void SteppedExecutor::synchronize(SimStream stream, lock_type& /*lock*/) {
-  drive({ids_.at(stream, "synchronize"), at(stream, "synchronize").enqueued()});
+  std::uint64_t const id = ids_.at(stream, "synchronize");
+  detail::SimClock const clock = order_.clock(id);
+  drive({id, streams_.at(id).enqueued()});
+  order_.host_sees(clock);
 }
 
 inline bool SteppedExecutor::step(Stream& stream) {
   if (!can_step(stream)) {
     return false;
   }
-  Op const op = stream.queue.front();
+  Op const op = std::move(stream.queue.front());
   is_in_host_function_ = op.what == detail::SimOp::Kind::host;
   op.perform();
   is_in_host_function_ = false;
+  order_.host_sees(op.clock);  // the function may have told the host that it ran
   stream.queue.pop_front();
   ++stream.run_ops;
   return true;

@@ -73,6 +73,14 @@ class ThreadedExecutor {
   void synchronize(SimEvent event, std::unique_lock<std::mutex>& lock);
   void synchronize(SimStream stream, std::unique_lock<std::mutex>& lock);
 
+  /// A kernel on `stream` uses memory: a race detector that watches the threads sees the rest.
+  void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
+    check(stream, "use");
+  }
+  /// True if an operation that has not run yet reads or writes there.
+  [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) noexcept;
+  void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
+
   [[nodiscard]] Barrier barrier();
   /// The streams' threads run nothing but operations: whoever calls from one is a host function.
   [[nodiscard]] bool is_host_function_caller() const noexcept {
@@ -195,6 +203,16 @@ inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
   streams_.for_each([&add](SimStream, std::unique_ptr<Worker> const& worker) { add(worker); });
   std::for_each(leaving_.begin(), leaving_.end(), add);
   return barrier;
+}
+
+inline bool ThreadedExecutor::is_in_use(void const* p, std::size_t bytes) noexcept {
+  bool is_in_use = std::any_of(leaving_.begin(), leaving_.end(), [p, bytes](auto const& worker) {
+    return worker->is_in_use(p, bytes);
+  });
+  streams_.for_each([&](SimStream, std::unique_ptr<Worker> const& worker) {
+    is_in_use = is_in_use || worker->is_in_use(p, bytes);
+  });
+  return is_in_use;
 }
 
 inline void ThreadedExecutor::reap() noexcept {

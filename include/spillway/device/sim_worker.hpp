@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -70,9 +71,12 @@ struct SimEngines {
 class SimProgress {
  public:
   void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
+  /// True if they have run, as far as this thread knows: orders nothing.
+  [[nodiscard]] bool seems_run(std::uint64_t ops) const noexcept {
+    return ops_.load(std::memory_order_relaxed) >= ops;
+  }
   [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
-    return ops_.load(std::memory_order_relaxed) >= ops &&
-           ops_.load(std::memory_order_acquire) >= ops;
+    return seems_run(ops) && ops_.load(std::memory_order_acquire) >= ops;
   }
 
  private:
@@ -105,6 +109,7 @@ class SimWorker {
   }
 
   void push(Op const& op) {
+    remember(op);
     auto node = std::make_unique<Node>();
     node->op = op;
     node->op.pushed_ns = steady_ns();
@@ -125,6 +130,12 @@ class SimWorker {
 
   [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_ops_; }
   [[nodiscard]] std::shared_ptr<SimProgress const> progress() const noexcept { return progress_; }
+  /// True if an operation that was pushed and has not run reads or writes in `[p, p + bytes)`.
+  [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept {
+    return std::any_of(recent_.begin(), recent_.end(), [&](auto const& op) {
+      return op.second.touches(p, bytes) && !progress_->has_run(op.first);
+    });
+  }
   [[nodiscard]] bool is_idle() const noexcept { return progress_->has_run(pushed_ops_); }
   [[nodiscard]] std::thread::id thread_id() const noexcept { return thread_.get_id(); }
 
@@ -134,6 +145,7 @@ class SimWorker {
     std::atomic<Node*> next{nullptr};
   };
 
+  void remember(Op const& op);
   void run();
   void execute(Op const& op);
   void run_timed(Op const& op);
@@ -147,8 +159,20 @@ class SimWorker {
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
   bool is_stopped_ = false;
-  std::thread thread_;  // last: starts when all else is there
+  std::deque<std::pair<std::uint64_t, SimOp>> recent_;  // by how many ops have run when it has
+  std::thread thread_;                                  // last: starts when all else is there
 };
+
+/// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself, the
+/// one who asks is not ordered after what has run.
+inline void SimWorker::remember(Op const& op) {
+  while (!recent_.empty() && progress_->seems_run(recent_.front().first)) {
+    recent_.pop_front();
+  }
+  if (op.bytes != 0) {
+    recent_.emplace_back(pushed_ops_ + 1, op);
+  }
+}
 
 inline void SimWorker::run() {
   for (;;) {
