@@ -60,7 +60,8 @@ class CudaApi {
       : context_{ordinal},
         virtual_memory_{context_},
         options_{options},
-        numa_node_{numa_node_of(ordinal)} {}
+        numa_node_{numa_node_of(ordinal)},
+        total_bytes_{memory_info().total_bytes} {}
   CudaApi(CudaApi const&) = delete;
   CudaApi& operator=(CudaApi const&) = delete;
   ~CudaApi() = default;
@@ -160,7 +161,8 @@ class CudaApi {
     virtual_memory_.free_address(address, size_bytes);
   }
   [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t size_bytes) {
-    return virtual_memory_.try_create_physical(size_bytes);
+    return size_bytes > total_bytes_ ? std::nullopt
+                                     : virtual_memory_.try_create_physical(size_bytes);
   }
   void release_physical(physical_type memory) noexcept {
     virtual_memory_.release_physical(memory);
@@ -190,9 +192,14 @@ class CudaApi {
   detail::CudaPinnedMemory pinned_;
   CudaOptions options_;
   int numa_node_;
+  std::size_t
+      total_bytes_;  // what is larger is a full device, not the bad argument CUDA may call it
 };
 
 inline void* CudaApi::try_reserve(std::size_t size_bytes) {
+  if (size_bytes > total_bytes_) {
+    return nullptr;
+  }
   Scope const scope{context_};
   CaptureBystander const bystander;
   void* memory = nullptr;

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/pager.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+
+#include <bit>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace spillway {
+
+/// An allocator that blocks can be leased from for good, as `DeviceAllocator` is one.
+// clang-format off
+template <class A>
+concept LeasingAllocator =
+    Pager<A> && DeviceApi<typename A::device_type> &&
+    requires(A a, typename A::stream_type s) {
+      { a.device()         } -> std::same_as<typename A::device_type&>;
+      { a.retire_stream(s) } -> std::same_as<void>;
+    };
+// clang-format on
+
+/// Memory of an allocator for code that knows nothing but addresses.
+///
+/// Each allocation is a block under a lease that lasts until it is deallocated. It can neither be
+/// swapped out nor moved, so it takes room from everything else on the device: fit for scratch memory
+/// and for what is in use all the time, not for what should leave the device when it is idle.
+///
+/// Units    bytes.
+/// Threads  thread-safe.
+/// Streams  stream-ordered: memory may be used by work on the stream it was allocated on, and on
+///          streams that are ordered after it. The `_sync` calls are for callers without a stream.
+/// Address  fixed from `allocate` to `deallocate`.
+template <LeasingAllocator Allocator>
+class LeasedMemory {
+ public:
+  using allocator_type = Allocator;
+  using stream_type = typename Allocator::stream_type;
+
+  static constexpr bool is_thread_safe = true;
+
+  /// `allocator` is not owned and must outlive this object.
+  explicit LeasedMemory(Allocator& allocator) : allocator_{&allocator} {}
+  LeasedMemory(LeasedMemory const&) = delete;
+  LeasedMemory& operator=(LeasedMemory const&) = delete;
+
+  /// Deallocates what is left, in the order of the streams it was allocated on.
+  ~LeasedMemory();
+
+  /// @param size_bytes  0 gives null
+  /// @param alignment   a power of two; above 256 it costs `alignment` - 256 bytes more
+  /// @throws OutOfDeviceMemory, DeviceError, ContractViolation; nothing is left behind
+  /// @stream `stream` runs after the last uses of the memory by others; does not wait
+  [[nodiscard]] void* allocate(std::size_t size_bytes, std::size_t alignment, stream_type stream);
+
+  /// The same for memory that work on any stream may use at once.
+  ///
+  /// @stream none of the caller's; waits on the host until nobody else uses the memory any more
+  [[nodiscard]] void* allocate_sync(std::size_t size_bytes, std::size_t alignment);
+
+  /// @param memory  from `allocate` or `allocate_sync`, or null
+  /// @throws ContractViolation naming the address if it is not allocated, and DeviceError if a stream
+  ///         other than the one it was allocated on cannot be recorded; then nothing has changed
+  /// @stream the memory is used by others after the work that is on `stream` now; does not wait
+  void deallocate(void* memory, stream_type stream);
+
+  /// The same for memory that no unfinished work uses, apart from work on the stream it was allocated
+  /// on.
+  void deallocate_sync(void* memory);
+
+  [[nodiscard]] std::size_t allocation_count() const;
+  [[nodiscard]] Allocator& allocator() const noexcept { return *allocator_; }
+
+ private:
+  using Lease = typename Allocator::lease_type;
+  using Device = typename Allocator::device_type;
+
+  struct Allocation {
+    BlockId block{};
+    Lease lease;
+    stream_type stream{};
+  };
+
+  [[nodiscard]] stream_type sync_stream();
+  [[nodiscard]] Allocation take(void* memory);
+  void free(Allocation& allocation) noexcept;
+  [[nodiscard]] static ContractViolation not_allocated(void const* memory);
+
+  Allocator* allocator_;
+  mutable std::mutex mutex_;  // guards what follows; never held across a call of the allocator
+  std::unordered_map<void*, Allocation> allocations_;
+  stream_type sync_stream_{};
+  bool has_sync_stream_ = false;
+};
+
+template <LeasingAllocator Allocator>
+LeasedMemory<Allocator>::~LeasedMemory() {
+  for (auto& [memory, allocation] : allocations_) {
+    free(allocation);
+  }
+  if (has_sync_stream_) {
+    try {
+      allocator_->retire_stream(sync_stream_);
+      allocator_->device().destroy_stream(sync_stream_);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the allocator still knows the stream; it stays
+    }
+  }
+}
+
+template <LeasingAllocator Allocator>
+void* LeasedMemory<Allocator>::allocate(std::size_t size_bytes,
+                                        std::size_t alignment,
+                                        stream_type stream) {
+  expects(std::has_single_bit(alignment), "alignment must be a power of two");
+  if constexpr (requires { Device::is_one_stream(stream); }) {
+    expects(Device::is_one_stream(stream),
+            "the stream handle means another stream in every thread: name a stream of its own");
+  }
+  if (size_bytes == 0) {
+    return nullptr;
+  }
+  std::size_t const slack = alignment > granule_bytes ? alignment - granule_bytes : 0;
+  expects(size_bytes <= std::numeric_limits<std::size_t>::max() - slack,
+          "size and alignment overflow");
+  Allocation allocation{
+      .block = allocator_->allocate(size_bytes + slack), .lease = {}, .stream = stream};
+  try {
+    allocation.lease = allocator_->acquire(allocation.block, Access::write, stream);
+    void* memory = allocation.lease.data();
+    std::size_t room = size_bytes + slack;
+    (void)std::align(alignment, size_bytes, memory, room);
+    std::scoped_lock const lock{mutex_};
+    allocations_.emplace(memory, std::move(allocation));
+    return memory;
+  } catch (...) {
+    free(allocation);
+    throw;
+  }
+}
+
+template <LeasingAllocator Allocator>
+void* LeasedMemory<Allocator>::allocate_sync(std::size_t size_bytes, std::size_t alignment) {
+  stream_type const stream = sync_stream();
+  void* const memory = allocate(size_bytes, alignment, stream);
+  try {
+    allocator_->device().synchronize(stream);
+  } catch (...) {
+    deallocate_sync(memory);
+    throw;
+  }
+  return memory;
+}
+
+template <LeasingAllocator Allocator>
+void LeasedMemory<Allocator>::deallocate(void* memory, stream_type stream) {
+  if (memory == nullptr) {
+    return;
+  }
+  BlockId block{};
+  bool is_same_stream = false;
+  {
+    std::scoped_lock const lock{mutex_};
+    auto const found = allocations_.find(memory);
+    if (found == allocations_.end()) {
+      throw not_allocated(memory);
+    }
+    block = found->second.block;
+    is_same_stream = found->second.stream == stream;
+  }
+  // A lease of its own says that the memory was in use on this stream, too, until now.
+  Lease last_use;
+  if (!is_same_stream) {
+    last_use = allocator_->acquire(block, Access::read, stream);
+  }
+  Allocation allocation = take(memory);
+  last_use.release();
+  free(allocation);
+}
+
+template <LeasingAllocator Allocator>
+void LeasedMemory<Allocator>::deallocate_sync(void* memory) {
+  if (memory != nullptr) {
+    Allocation allocation = take(memory);
+    free(allocation);
+  }
+}
+
+template <LeasingAllocator Allocator>
+std::size_t LeasedMemory<Allocator>::allocation_count() const {
+  std::scoped_lock const lock{mutex_};
+  return allocations_.size();
+}
+
+/// A stream that nothing runs on but waits for the last uses of memory that is handed out.
+template <LeasingAllocator Allocator>
+auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (has_sync_stream_) {
+      return sync_stream_;
+    }
+  }
+  stream_type const fresh = allocator_->device().create_stream();
+  {
+    std::scoped_lock const lock{mutex_};
+    if (!has_sync_stream_) {
+      sync_stream_ = fresh;
+      has_sync_stream_ = true;
+      return fresh;
+    }
+  }
+  allocator_->device().destroy_stream(fresh);  // another thread was faster
+  return sync_stream_;
+}
+
+template <LeasingAllocator Allocator>
+auto LeasedMemory<Allocator>::take(void* memory) -> Allocation {
+  std::scoped_lock const lock{mutex_};
+  auto const found = allocations_.find(memory);
+  if (found == allocations_.end()) {
+    throw not_allocated(memory);
+  }
+  Allocation allocation = std::move(found->second);
+  allocations_.erase(found);
+  return allocation;
+}
+
+template <LeasingAllocator Allocator>
+void LeasedMemory<Allocator>::free(Allocation& allocation) noexcept {
+  allocation.lease.release();
+  allocator_->abandon(allocation.block);
+}
+
+template <LeasingAllocator Allocator>
+ContractViolation LeasedMemory<Allocator>::not_allocated(void const* memory) {
+  std::ostringstream what;
+  what << "deallocating " << memory
+       << ", which is not allocated here: it was deallocated before or comes from elsewhere";
+  return ContractViolation{what.str()};
+}
+
+}  // namespace spillway

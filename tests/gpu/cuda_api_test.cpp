@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaApi on a real device, compiled without nvcc.
+#include <spillway/device/cuda_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include <support/device_api_contract.hpp>
+#include <support/virtual_memory_api_contract.hpp>
+
+using namespace spillway;
+
+namespace {
+
+/// Waits without spinning, takes pinned memory from anywhere.
+struct PatientCudaApi : CudaApi {
+  PatientCudaApi() : CudaApi{0, {.yield_in_waits = true, .numa_placement = false}} {}
+};
+
+}  // namespace
+
+TEST_SUITE("gpu") {
+  TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, CudaApi, PatientCudaApi);
+  TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, CudaApi, PatientCudaApi);
+  TEST_CASE_TEMPLATE_INVOKE(device_order_contract, CudaApi, PatientCudaApi);
+  TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, CudaApi, PatientCudaApi);
+
+  TEST_CASE("CudaApi: a failed call throws CudaError and leaves no last error") {
+    CHECK_THROWS_AS(cuda_check(cudaErrorMemoryAllocation), CudaError);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const stream = rig.stream();
+    CHECK_THROWS_AS(api.fill(nullptr, 0, 16, stream), CudaError);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a device that is not there is refused, and nothing is left of the attempt") {
+    CHECK_THROWS_AS(CudaApi{1 << 20}, CudaError);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a full device answers with null and works on") {
+    CudaApi api;
+    CHECK(api.try_reserve(api.memory_info().total_bytes) == nullptr);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    void* const memory = api.try_reserve(4096);
+    CHECK(memory != nullptr);
+    api.release(memory, 4096);
+  }
+
+  TEST_CASE("CudaApi: a query that is not complete leaves no last error") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const stream = rig.stream();
+    auto const event = rig.event();
+    test::Gate gate;
+    gate.close(api, stream);
+    api.record(event, stream);
+    CHECK_FALSE(api.is_complete(event));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: works on its own device and leaves the thread's one alone") {
+    int devices = 0;
+    REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
+    if (devices < 2) {
+      MESSAGE("left out: needs two devices");
+      return;
+    }
+    std::thread{[] {
+      CHECK(cudaSetDevice(0) == cudaSuccess);
+      CudaApi api{1};
+      test::DeviceRig<CudaApi> rig{api};
+      void const* const memory = rig.device_memory(4096);
+      int current = -1;
+      CHECK(cudaGetDevice(&current) == cudaSuccess);
+      CHECK(current == 0);
+      cudaPointerAttributes attributes{};
+      CHECK(cudaPointerGetAttributes(&attributes, memory) == cudaSuccess);
+      CHECK(attributes.device == 1);
+    }}.join();
+  }
+
+  TEST_CASE("CudaApi: pinned memory is known to CUDA, near a node and anywhere") {
+    CudaApi api;
+    for (int const node : {-1, 0, api.numa_node()}) {
+      CAPTURE(node);
+      void* const memory = api.try_allocate_pinned(1 << 20, node);
+      REQUIRE(memory != nullptr);
+      std::memset(memory, 1, 1 << 20);
+      cudaPointerAttributes attributes{};
+      CHECK(cudaPointerGetAttributes(&attributes, memory) == cudaSuccess);
+      CHECK(attributes.type == cudaMemoryTypeHost);
+      api.free_pinned(memory, 1 << 20);
+      CHECK(cudaPeekAtLastError() == cudaSuccess);
+    }
+  }
+
+  TEST_CASE("CudaApi: a batch copies as its copies would one by one, on every kind of stream") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    constexpr std::size_t n = 1000;
+    unsigned char* const host = rig.pinned(4 * n);
+    unsigned char* const back = rig.pinned(4 * n);
+    unsigned char* const device = rig.device_memory(4 * n);
+    std::array<cudaStream_t, 3> const streams{rig.stream(), nullptr, cudaStreamLegacy};
+    for (cudaStream_t const stream : streams) {
+      for (std::size_t const second : {n, std::size_t{0}}) {
+        CAPTURE(second);
+        for (std::size_t i = 0; i < 4 * n; ++i) {
+          host[i] = test::pattern(i + second);
+        }
+        std::memset(back, 0, 4 * n);
+        std::array<void*, 4> const there{device + 3 * n, device + n, device, device + 2 * n};
+        std::array<void const*, 4> const from_there{there[0], there[1], there[2], there[3]};
+        std::array<void const*, 4> const here{host, host + n, host + 2 * n, host + 3 * n};
+        std::array<void*, 4> const result{back, back + n, back + 2 * n, back + 3 * n};
+        std::array<std::size_t, 4> const sizes{n, second, n, n};
+
+        api.copy_batch(there, here, sizes, CopyKind::to_device, stream);
+        api.copy_batch(result, from_there, sizes, CopyKind::to_host, stream);
+        api.synchronize(stream);
+
+        CHECK(std::memcmp(host, back, n) == 0);
+        CHECK(std::memcmp(host + n, back + n, second) == 0);
+        CHECK(std::memcmp(host + 2 * n, back + 2 * n, 2 * n) == 0);
+      }
+    }
+  }
+
+  TEST_CASE("CudaApi: calls that take effect at once break no capture, and a batch is captured") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const captured = rig.stream();
+    auto const other = rig.stream();
+    auto const event = rig.event();
+    unsigned char* const memory = rig.device_memory(512);
+    unsigned char* const host = rig.pinned(512, 7);
+    api.record(event, other);
+    CHECK_FALSE(api.is_capturing(captured));
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal) == cudaSuccess);
+
+    CHECK(api.is_capturing(captured));
+    CHECK_FALSE(api.is_capturing(other));
+    api.release(api.try_reserve(4096), 4096);
+    api.free_pinned(api.try_allocate_pinned(4096, api.numa_node()), 4096);
+    api.synchronize(event);
+    CHECK(api.is_complete(event));
+    api.fill(memory, 9, 512, captured);
+    std::array<void*, 2> const to{host, host + 256};
+    std::array<void const*, 2> const from{memory, memory + 256};
+    std::array<std::size_t, 2> const sizes{256, 256};
+    api.copy_batch(to, from, sizes, CopyKind::to_host, captured);
+
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamEndCapture(captured, &graph) == cudaSuccess);
+    cudaGraphExec_t runnable = nullptr;
+    REQUIRE(cudaGraphInstantiate(&runnable, graph, 0) == cudaSuccess);
+    CHECK(host[0] == 7);
+    REQUIRE(cudaGraphLaunch(runnable, captured) == cudaSuccess);
+    api.synchronize(captured);
+    CHECK(std::count(host, host + 512, 9) == 512);
+    CHECK(cudaGraphExecDestroy(runnable) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: the null stream is one stream only where it is not the thread's own") {
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    CHECK_FALSE(CudaApi::is_one_stream(nullptr));
+#else
+    CHECK(CudaApi::is_one_stream(nullptr));
+#endif
+    CHECK(CudaApi::is_one_stream(cudaStreamLegacy));
+    CHECK_FALSE(CudaApi::is_one_stream(cudaStreamPerThread));
+  }
+
+  TEST_CASE("CudaApi: a device says whether it has virtual memory") {
+    CudaApi const api;
+    CHECK(api.has_virtual_memory() == (api.granularity_bytes() != 0));
+    if (!api.has_virtual_memory()) {
+      MESSAGE("this device has none: the contract of VirtualMemoryApi fails below, as it must");
+    }
+  }
+  TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, CudaApi);
+}

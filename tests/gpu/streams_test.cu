@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Order between real streams, with kernels in flight.
+#include <spillway/core/fence.hpp>
+#include <spillway/device/cuda_api.hpp>
+#include <spillway/stream_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+
+#include "kernels.cuh"
+#include <support/device_rig.hpp>
+
+using namespace spillway;
+using namespace gpu_test;
+
+namespace {
+
+constexpr std::size_t n = 1 << 20;
+
+}  // namespace
+
+TEST_SUITE("gpu") {
+  TEST_CASE("cuda_check: a launch that cannot be made throws and leaves no last error") {
+    write_bytes<<<1, 1 << 20>>>(nullptr, 0, 0);
+    CHECK_THROWS_AS(cuda_check(cudaGetLastError()), CudaError);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: copies both ways run while a kernel holds another stream up") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const held = rig.stream();
+    auto const copying = rig.stream();
+    unsigned char* const memory = rig.device_memory(n);
+    unsigned char* const host = rig.pinned(n, 5);
+    unsigned char* const back = rig.pinned(n, 0);
+    KernelGate gate{api};
+    gate.close(held);
+
+    api.copy(memory, host, n, CopyKind::to_device, copying);
+    api.copy(back, memory, n, CopyKind::to_host, copying);
+    api.synchronize(copying);
+
+    CHECK(std::memcmp(host, back, n) == 0);
+    CHECK_FALSE(gate.gave_up());
+  }
+
+  TEST_CASE("CudaApi: a copy ordered after a kernel sees what it wrote, however late it runs") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const computing = rig.stream();
+    auto const copying = rig.stream();
+    auto const event = rig.event();
+    unsigned char* const memory = rig.device_memory(n);
+    unsigned char* const back = rig.pinned(n, 0);
+    KernelGate gate{api};
+    gate.close(computing);
+
+    launch_write(memory, n, 3, computing);
+    api.record(event, computing);
+    api.wait(copying, event);
+    api.copy(back, memory, n, CopyKind::to_host, copying);
+    CHECK_FALSE(api.is_complete(event));
+    gate.open();
+    api.synchronize(copying);
+
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      wrong += back[i] != byte_of(3, i) ? 1 : 0;
+    }
+    CHECK(wrong == 0);
+    CHECK_FALSE(gate.gave_up());
+  }
+
+  // A is held up, B takes A's range, C takes it from B. C has never heard of A.
+  TEST_CASE("StreamOrder: three streams pass a range on, and the last use of each comes first") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    auto const a = rig.stream();
+    auto const b = rig.stream();
+    auto const c = rig.stream();
+    unsigned char* const memory = rig.device_memory(n);
+    WrongBytes wrong{api};
+    StreamOrder<CudaApi> order{api};
+    KernelGate gate{api};
+    StreamIndex const on_a = order.index_of(a);
+    StreamIndex const on_b = order.index_of(b);
+    StreamIndex const on_c = order.index_of(c);
+    gate.close(a);
+
+    launch_write(memory, n, 1, a);
+    launch_check(memory, n, 1, wrong.counter(), a);
+    Fence fence{order.mark(on_a)};
+    order.wait(on_b, fence);
+    launch_write(memory, n, 2, b);
+    launch_check(memory, n, 2, wrong.counter(), b);
+    fence = order.mark(on_b);
+    order.wait(on_c, fence);
+    launch_write(memory, n, 3, c);
+    launch_check(memory, n, 3, wrong.counter(), c);
+    fence = order.mark(on_c);
+    CHECK_FALSE(order.is_complete(fence));
+    gate.open();
+    order.synchronize(fence);
+
+    CHECK(wrong.value() == 0);
+    CHECK_FALSE(gate.gave_up());
+  }
+
+  TEST_CASE("StreamOrder: a fence that folded its tickets waits for all of them") {
+    CudaApi api;
+    test::DeviceRig<CudaApi> rig{api};
+    constexpr int count = 5;
+    unsigned char* const memory = rig.device_memory(count * n);
+    auto const reader = rig.stream();
+    std::array<cudaStream_t, count> streams{};
+    for (cudaStream_t& stream : streams) {
+      stream = rig.stream();
+    }
+    WrongBytes wrong{api};
+    StreamOrder<CudaApi> order{api};
+    KernelGate gate{api};
+    Fence fence;
+    for (int i = 0; i < count; ++i) {
+      cudaStream_t const stream = streams[i];
+      gate.close(stream);
+      launch_write(memory + i * n, n, static_cast<std::uint32_t>(i), stream);
+      fence.add(order.mark(order.index_of(stream)));
+    }
+    StreamIndex const on_reader = order.index_of(reader);
+
+    order.wait(on_reader, fence);
+    for (int i = 0; i < count; ++i) {
+      launch_check(memory + i * n, n, static_cast<std::uint32_t>(i), wrong.counter(), reader);
+    }
+    gate.open();
+    api.synchronize(reader);
+
+    CHECK(wrong.value() == 0);
+    CHECK(order.is_complete(fence));
+    CHECK_FALSE(gate.gave_up());
+  }
+}

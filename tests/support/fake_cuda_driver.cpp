@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <support/fake_cuda_call.hpp>
+
+using namespace fake_cuda;
+
+namespace {
+
+CUresult device_get(CUdevice* device, int ordinal) {
+  return driver_call("cuDeviceGet", [&] {
+    require(ordinal >= 0 && ordinal < fake->options.devices, cudaErrorInvalidDevice);
+    *device = ordinal;
+  });
+}
+CUresult device_get_attribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
+  return driver_call("cuDeviceGetAttribute", [&] {
+    require(attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    *value = fake->options.has_virtual_memory ? 1 : 0;
+  });
+}
+CUresult primary_retain(CUcontext* context, CUdevice device) {
+  return driver_call("cuDevicePrimaryCtxRetain", [&] {
+    Fake::Device& retained = fake->devices.at(static_cast<std::size_t>(device));
+    retained.is_set_up = true;
+    ++retained.references;
+    *context = context_of(retained);
+  });
+}
+CUresult primary_release(CUdevice device) {
+  return driver_call("cuDevicePrimaryCtxRelease",
+                     [&] { --fake->devices.at(static_cast<std::size_t>(device)).references; });
+}
+CUresult get_current(CUcontext* context) {
+  return driver_call("cuCtxGetCurrent",
+                     [&] { *context = contexts.empty() ? nullptr : contexts.back(); });
+}
+CUresult push_current(CUcontext context) {
+  return driver_call("cuCtxPushCurrent", [&] { contexts.push_back(context); });
+}
+CUresult pop_current(CUcontext* context) {
+  return driver_call("cuCtxPopCurrent", [&] {
+    require(!contexts.empty());
+    *context = contexts.back();
+    contexts.pop_back();
+  });
+}
+CUresult get_granularity(std::size_t* bytes,
+                         CUmemAllocationProp const* properties,
+                         CUmemAllocationGranularity_flags /*flags*/) {
+  return driver_call("cuMemGetAllocationGranularity", [&] {
+    require(properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    *bytes = fake->devices[0].sim->granularity_bytes();
+  });
+}
+CUresult address_reserve(CUdeviceptr* address,
+                         std::size_t bytes,
+                         std::size_t alignment,
+                         CUdeviceptr hint,
+                         unsigned long long flags) {
+  return driver_call("cuMemAddressReserve", [&] {
+    require(hint == 0 && flags == 0 && bytes % alignment == 0);
+    void* const p = fake->current().sim->reserve_address(bytes);
+    fake->reserved_addresses[value_of(p)] = bytes;
+    *address = static_cast<CUdeviceptr>(value_of(p));
+  });
+}
+CUresult address_free(CUdeviceptr address, std::size_t bytes) {
+  return driver_call("cuMemAddressFree", [&] {
+    auto const found = fake->reserved_addresses.find(address);
+    require(found != fake->reserved_addresses.end() && found->second == bytes);
+    fake->reserved_addresses.erase(found);
+    fake->current().sim->free_address(pointer_of(address), bytes);
+  });
+}
+CUresult mem_create(CUmemGenericAllocationHandle* handle,
+                    std::size_t bytes,
+                    CUmemAllocationProp const* properties,
+                    unsigned long long flags) {
+  return driver_call("cuMemCreate", [&] {
+    require(flags == 0 && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+            properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    Fake::Device& device = fake->devices.at(static_cast<std::size_t>(properties->location.id));
+    require(bytes % device.sim->granularity_bytes() == 0);
+    auto const made = device.sim->try_create_physical(bytes);
+    require(made.has_value(), cudaErrorMemoryAllocation);
+    *handle = fake->next_physical++;
+    fake->physical[*handle] = {&device, *made, bytes};
+  });
+}
+CUresult mem_release(CUmemGenericAllocationHandle handle) {
+  return driver_call("cuMemRelease", [&] {
+    auto const found = fake->physical.find(handle);
+    require(found != fake->physical.end());
+    found->second.device->sim->release_physical(found->second.sim);
+    fake->physical.erase(found);
+  });
+}
+CUresult mem_map(CUdeviceptr address,
+                 std::size_t bytes,
+                 std::size_t offset,
+                 CUmemGenericAllocationHandle handle,
+                 unsigned long long flags) {
+  return driver_call("cuMemMap", [&] {
+    auto const found = fake->physical.find(handle);
+    require(found != fake->physical.end() && found->second.bytes == bytes && offset == 0 &&
+            flags == 0);
+    found->second.device->sim->map(pointer_of(address), bytes, found->second.sim);
+    fake->mapped_without_access[address] = {bytes, Fake::RangeKind::mapped, found->second.device};
+  });
+}
+CUresult mem_set_access(CUdeviceptr address,
+                        std::size_t bytes,
+                        CUmemAccessDesc const* access,
+                        std::size_t count) {
+  return driver_call("cuMemSetAccess", [&] {
+    auto const found = fake->mapped_without_access.find(address);
+    require(found != fake->mapped_without_access.end() && found->second.bytes == bytes);
+    require(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
+            access->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+    fake->ranges.insert(*found);
+    fake->mapped_without_access.erase(found);
+  });
+}
+CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
+  return driver_call("cuMemUnmap", [&] {
+    // Whole mappings only, but any number of them.
+    std::vector<std::pair<std::map<std::uintptr_t, Fake::Range>*, std::uintptr_t>> found;
+    std::size_t covered = 0;
+    for (auto* const mapped : {&fake->ranges, &fake->mapped_without_access}) {
+      for (auto at = mapped->lower_bound(address);
+           at != mapped->end() && at->first + at->second.bytes <= address + bytes;
+           ++at) {
+        found.emplace_back(mapped, at->first);
+        covered += at->second.bytes;
+      }
+    }
+    require(bytes != 0 && covered == bytes);
+    for (auto const& [mapped, start] : found) {
+      Fake::Range const& range = mapped->at(start);
+      range.device->sim->unmap(reinterpret_cast<void*>(start), range.bytes);
+      mapped->erase(start);
+    }
+  });
+}
+
+struct EntryPoint {
+  char const* name;
+  unsigned since;
+  void* function;
+};
+template <class Function>
+EntryPoint entry(char const* name, unsigned since, Function function) {
+  return {name, since, reinterpret_cast<void*>(function)};
+}
+
+}  // namespace
+
+void* fake_cuda::driver_function(char const* name, unsigned version) {
+  EntryPoint const known[] = {
+      entry("cuDeviceGet", 2000, device_get),
+      entry("cuDeviceGetAttribute", 2000, device_get_attribute),
+      entry("cuDevicePrimaryCtxRetain", 7000, primary_retain),
+      entry("cuDevicePrimaryCtxRelease", 11000, primary_release),
+      entry("cuCtxGetCurrent", 4000, get_current),
+      entry("cuCtxPushCurrent", 4000, push_current),
+      entry("cuCtxPopCurrent", 4000, pop_current),
+      entry("cuMemGetAllocationGranularity", 10020, get_granularity),
+      entry("cuMemAddressReserve", 10020, address_reserve),
+      entry("cuMemAddressFree", 10020, address_free),
+      entry("cuMemCreate", 10020, mem_create),
+      entry("cuMemRelease", 10020, mem_release),
+      entry("cuMemMap", 10020, mem_map),
+      entry("cuMemSetAccess", 10020, mem_set_access),
+      entry("cuMemUnmap", 10020, mem_unmap),
+  };
+  for (EntryPoint const& point : known) {
+    if (std::strcmp(point.name, name) == 0 && version >= point.since) {
+      return point.function;
+    }
+  }
+  return nullptr;
+}

@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+
+#include <support/fake_cuda_call.hpp>
+
+using namespace fake_cuda;
+
+namespace {
+
+/// Enqueues unless the stream is being captured.
+template <class Enqueue>
+void enqueue(cudaStream_t handle, Enqueue work) {
+  Fake::Stream& stream = fake->stream_of(handle);
+  if (!stream.is_capturing) {
+    work(*stream.device->sim, stream.sim);
+  }
+}
+
+spillway::CopyKind checked_kind(void* to, void const* from, std::size_t n, cudaMemcpyKind kind) {
+  bool const to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  bool const from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  require(n == 0 || (fake->contains(to, n, to_device) && fake->contains(from, n, from_device)));
+  require(to_device || from_device, cudaErrorInvalidMemcpyDirection);
+  return !to_device ? spillway::CopyKind::to_host
+                    : (from_device ? spillway::CopyKind::on_device : spillway::CopyKind::to_device);
+}
+
+Fake::Event& event_of(cudaEvent_t handle) {
+  auto* const event = reinterpret_cast<Fake::Event*>(handle);
+  require(fake->events.count(event) == 1, cudaErrorInvalidResourceHandle);
+  return *event;
+}
+
+}  // namespace
+
+FakeCudart::FakeCudart(Options chosen) : options{chosen} {
+  devices.resize(static_cast<std::size_t>(options.devices));
+  for (Device& device : devices) {
+    device.sim = std::make_unique<spillway::SimApi>(
+        spillway::SimOptions{.capacity_bytes = options.capacity_bytes, .checked = false});
+    device.null_stream = {&device, device.sim->create_stream(), false};
+  }
+  last_error = cudaSuccess;
+  contexts.clear();
+  fake = this;
+}
+
+FakeCudart::~FakeCudart() {
+  fake = nullptr;
+  for (Stream* stream : streams) {
+    delete stream;
+  }
+  for (Event* event : events) {
+    delete event;
+  }
+}
+
+void Fake::fail_next(std::string const& name, cudaError_t code) {
+  Lock const lock{mutex};
+  failures[name] = code;
+}
+void Fake::unload() {
+  Lock const lock{mutex};
+  is_unloading = true;
+}
+void Fake::begin_capture(cudaStream_t stream) {
+  Lock const lock{mutex};
+  stream_of(stream).is_capturing = true;
+  ++captures;
+  capture_is_broken = false;
+}
+void Fake::end_capture(cudaStream_t stream) {
+  Lock const lock{mutex};
+  stream_of(stream).is_capturing = false;
+  --captures;
+}
+std::size_t Fake::calls(std::string const& name) const {
+  Lock const lock{mutex};
+  auto const found = call_counts.find(name);
+  return found == call_counts.end() ? 0 : found->second;
+}
+bool Fake::is_set_up(int device) const {
+  return devices.at(static_cast<std::size_t>(device)).is_set_up;
+}
+int Fake::context_references(int device) const {
+  return devices.at(static_cast<std::size_t>(device)).references;
+}
+bool Fake::is_capture_broken() const {
+  return capture_is_broken;
+}
+spillway::SimUsage Fake::usage(int device) const {
+  return devices.at(static_cast<std::size_t>(device)).sim->usage();
+}
+std::size_t Fake::pinned_allocations() const {
+  return static_cast<std::size_t>(
+      std::count_if(ranges.begin(), ranges.end(), [](auto const& range) {
+        return range.second.kind == RangeKind::pinned;
+      }));
+}
+std::size_t Fake::registered_ranges() const {
+  return static_cast<std::size_t>(
+      std::count_if(ranges.begin(), ranges.end(), [](auto const& range) {
+        return range.second.kind == RangeKind::registered;
+      }));
+}
+
+bool Fake::begin(char const* name, cudaError_t& status) {
+  ++call_counts[name];
+  if (auto const failure = failures.find(name); failure != failures.end()) {
+    status = failure->second;
+    failures.erase(failure);
+    return false;
+  }
+  status = is_unloading ? cudaErrorCudartUnloading : cudaSuccess;
+  return status == cudaSuccess;
+}
+
+/// The runtime sets device 0 up for a thread that has named none.
+Fake::Device& Fake::current() {
+  if (contexts.empty()) {
+    devices[0].is_set_up = true;
+    contexts.push_back(context_of(devices[0]));
+  }
+  return device_of(contexts.back());
+}
+
+Fake::Stream& Fake::stream_of(cudaStream_t handle) {
+  if (handle == nullptr) {
+    return current().null_stream;
+  }
+  auto* const stream = reinterpret_cast<Stream*>(handle);
+  require(streams.count(stream) == 1 && stream->device == &current(),
+          cudaErrorInvalidResourceHandle);
+  return *stream;
+}
+
+/// Mappings that touch count as one range.
+bool Fake::contains(void const* p, std::size_t bytes, bool on_device) const {
+  std::uintptr_t const end = value_of(p) + bytes;
+  std::uintptr_t at = value_of(p);
+  for (auto next = ranges.upper_bound(at); at < end; ++next) {
+    if (next == ranges.begin()) {
+      return false;
+    }
+    auto const& [start, range] = *std::prev(next);
+    bool const is_device = range.kind == RangeKind::device || range.kind == RangeKind::mapped;
+    bool const is_first = at == value_of(p);
+    if (is_device != on_device || start > at || start + range.bytes <= at ||
+        (!is_first && range.kind != RangeKind::mapped)) {
+      return false;
+    }
+    at = start + range.bytes;
+    if (at < end && next == ranges.end()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Fake::refuses_unsafe_calls() {
+  bool const refuses = captures != 0 && capture_mode != cudaStreamCaptureModeRelaxed;
+  capture_is_broken = capture_is_broken || refuses;
+  return refuses;
+}
+
+extern "C" {
+
+char const* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOther";
+}
+char const* cudaGetErrorString(cudaError_t /*error*/) {
+  return "as the fake was told";
+}
+cudaError_t cudaGetLastError() {
+  return std::exchange(last_error, cudaSuccess);
+}
+cudaError_t cudaPeekAtLastError() {
+  return last_error;
+}
+cudaError_t cudaInitDevice(int device, unsigned /*device_flags*/, unsigned /*flags*/) {
+  return call("cudaInitDevice", [&] {
+    require(fake->options.has_driver, cudaErrorInsufficientDriver);
+    require(device >= 0 && device < fake->options.devices, cudaErrorInvalidDevice);
+    fake->devices[static_cast<std::size_t>(device)].is_set_up = true;
+  });
+}
+cudaError_t cudaGetDriverEntryPointByVersion(char const* symbol,
+                                             void** function,
+                                             unsigned version,
+                                             unsigned long long /*flags*/,
+                                             cudaDriverEntryPointQueryResult* /*result*/) {
+  return call("cudaGetDriverEntryPointByVersion",
+              [&] { *function = driver_function(symbol, version); });
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  return call("cudaThreadExchangeStreamCaptureMode", [&] { std::swap(*mode, capture_mode); });
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+  return call("cudaDeviceGetAttribute", [&] {
+    require(attribute == cudaDevAttrHostNumaId);
+    *value = fake->options.numa_node;
+  });
+}
+
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  return call("cudaMalloc", [&] {
+    require_safe();
+    require(bytes != 0 && bytes < std::numeric_limits<std::size_t>::max() / 2);
+    Fake::Device& device = fake->current();
+    void* const p = device.sim->try_reserve(bytes);
+    require(p != nullptr, cudaErrorMemoryAllocation);
+    fake->ranges[value_of(p)] = {bytes, Fake::RangeKind::device, &device};
+    *memory = p;
+  });
+}
+cudaError_t cudaFree(void* memory) {
+  return call("cudaFree", [&] {
+    require_safe();
+    auto const found = fake->ranges.find(value_of(memory));
+    require(found != fake->ranges.end() && found->second.kind == Fake::RangeKind::device);
+    found->second.device->sim->release(memory, found->second.bytes);
+    fake->ranges.erase(found);
+  });
+}
+cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
+  return call("cudaHostAlloc", [&] {
+    require_safe();
+    require(flags == cudaHostAllocPortable);
+    Fake::Device& device = fake->current();
+    void* const p = device.sim->try_allocate_pinned(bytes, -1);
+    require(p != nullptr, cudaErrorMemoryAllocation);
+    fake->ranges[value_of(p)] = {bytes, Fake::RangeKind::pinned, &device};
+    *memory = p;
+  });
+}
+cudaError_t cudaFreeHost(void* memory) {
+  return call("cudaFreeHost", [&] {
+    require_safe();
+    auto const found = fake->ranges.find(value_of(memory));
+    require(found != fake->ranges.end() && found->second.kind == Fake::RangeKind::pinned);
+    found->second.device->sim->free_pinned(memory, found->second.bytes);
+    fake->ranges.erase(found);
+  });
+}
+cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
+  return call("cudaHostRegister", [&] {
+    require_safe();
+    require(flags == cudaHostRegisterPortable);
+    fake->ranges[value_of(memory)] = {bytes, Fake::RangeKind::registered, &fake->current()};
+  });
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  return call("cudaHostUnregister", [&] {
+    require_safe();
+    auto const found = fake->ranges.find(value_of(memory));
+    require(found != fake->ranges.end() && found->second.kind == Fake::RangeKind::registered,
+            cudaErrorHostMemoryNotRegistered);
+    fake->ranges.erase(found);
+  });
+}
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  return call("cudaMemGetInfo", [&] {
+    spillway::MemoryInfo const info = fake->current().sim->memory_info();
+    *free_bytes = info.free_bytes;
+    *total_bytes = info.total_bytes;
+  });
+}
+
+cudaError_t cudaMemcpyAsync(
+    void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return call("cudaMemcpyAsync", [&] {
+    auto const way = checked_kind(to, from, bytes, kind);
+    enqueue(stream, [&](auto& sim, auto s) { sim.copy(to, from, bytes, way, s); });
+  });
+}
+cudaError_t cudaMemcpyBatchAsync(void* const* to,
+                                 void const* const* from,
+                                 std::size_t const* sizes,
+                                 std::size_t count,
+                                 cudaMemcpyAttributes* attributes,
+                                 std::size_t* attribute_indices,
+                                 std::size_t attribute_count,
+                                 cudaStream_t stream) {
+  return call("cudaMemcpyBatchAsync", [&] {
+    require(stream != nullptr && count != 0 && attribute_count == 1 && attribute_indices[0] == 0);
+    require(attributes->srcAccessOrder == cudaMemcpySrcAccessOrderStream);
+    require(!fake->stream_of(stream).is_capturing, cudaErrorStreamCaptureUnsupported);
+    require(std::find(sizes, sizes + count, 0U) == sizes + count);
+    for (std::size_t i = 0; i < count; ++i) {
+      bool const to_device = fake->contains(to[i], sizes[i], true);
+      bool const from_device = fake->contains(from[i], sizes[i], true);
+      auto const kind = !to_device
+                            ? cudaMemcpyDeviceToHost
+                            : (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice);
+      auto const way = checked_kind(to[i], from[i], sizes[i], kind);
+      enqueue(stream, [&](auto& sim, auto s) { sim.copy(to[i], from[i], sizes[i], way, s); });
+    }
+  });
+}
+cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
+  return call("cudaMemsetAsync", [&] {
+    require(bytes == 0 || fake->contains(memory, bytes, true));
+    enqueue(stream, [&](auto& sim, auto s) {
+      sim.fill(memory, static_cast<unsigned char>(byte), bytes, s);
+    });
+  });
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  return call("cudaLaunchHostFunc", [&] {
+    auto const plain = reinterpret_cast<spillway::HostFunction>(function);
+    enqueue(stream, [&](auto& sim, auto s) { sim.launch_host(s, plain, argument); });
+  });
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return call("cudaStreamCreateWithFlags", [&] {
+    require(flags == cudaStreamNonBlocking);
+    Fake::Device& device = fake->current();
+    auto* const made = new Fake::Stream{&device, device.sim->create_stream(), false};
+    fake->streams.insert(made);
+    *stream = reinterpret_cast<cudaStream_t>(made);
+  });
+}
+cudaError_t cudaStreamDestroy(cudaStream_t handle) {
+  return call("cudaStreamDestroy", [&] {
+    Fake::Stream& stream = fake->stream_of(handle);
+    stream.device->sim->destroy_stream(stream.sim);
+    fake->streams.erase(&stream);
+    delete &stream;
+  });
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
+  Fake::Device* device = nullptr;
+  spillway::SimStream sim{};
+  cudaError_t const status = call("cudaStreamSynchronize", [&] {
+    require_safe();
+    Fake::Stream& stream = fake->stream_of(handle);
+    require(!stream.is_capturing, cudaErrorStreamCaptureUnsupported);
+    device = stream.device;
+    sim = stream.sim;
+  });
+  if (status == cudaSuccess) {
+    device->sim->synchronize(sim);  // without the lock: others go on meanwhile
+  }
+  return status;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  return call("cudaStreamWaitEvent", [&] {
+    require(flags == cudaEventWaitDefault);
+    spillway::SimEvent const waited = event_of(event).sim;
+    enqueue(stream, [&](auto& sim, auto s) { sim.wait(s, waited); });
+  });
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return call("cudaStreamIsCapturing", [&] {
+    require(stream != nullptr || fake->captures == 0, cudaErrorStreamCaptureImplicit);
+    *status = fake->stream_of(stream).is_capturing ? cudaStreamCaptureStatusActive
+                                                   : cudaStreamCaptureStatusNone;
+  });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  return call("cudaEventCreateWithFlags", [&] {
+    require((flags & cudaEventDisableTiming) != 0);
+    Fake::Device& device = fake->current();
+    auto* const made =
+        new Fake::Event{&device, device.sim->create_event(), (flags & cudaEventBlockingSync) != 0};
+    fake->events.insert(made);
+    *event = reinterpret_cast<cudaEvent_t>(made);
+  });
+}
+cudaError_t cudaEventDestroy(cudaEvent_t handle) {
+  return call("cudaEventDestroy", [&] {
+    Fake::Event& event = event_of(handle);
+    event.device->sim->destroy_event(event.sim);
+    fake->events.erase(&event);
+    delete &event;
+  });
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return call("cudaEventRecord", [&] {
+    Fake::Event& recorded = event_of(event);
+    enqueue(stream, [&](auto& sim, auto s) {
+      require(recorded.device->sim.get() == &sim, cudaErrorInvalidResourceHandle);
+      sim.record(recorded.sim, s);
+    });
+  });
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return call("cudaEventQuery", [&] {
+    require_safe();
+    Fake::Event& asked = event_of(event);
+    require(asked.device->sim->is_complete(asked.sim), cudaErrorNotReady);
+  });
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
+  Fake::Device* device = nullptr;
+  spillway::SimEvent sim{};
+  cudaError_t const status = call("cudaEventSynchronize", [&] {
+    require_safe();
+    Fake::Event& event = event_of(handle);
+    device = event.device;
+    sim = event.sim;
+  });
+  if (status == cudaSuccess) {
+    device->sim->synchronize(sim);
+  }
+  return status;
+}
+
+}  // extern "C"

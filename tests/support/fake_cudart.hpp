@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device/sim_api.hpp>
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+/// Stands in for the CUDA runtime and driver in a test program that defines their functions itself
+/// (fake_cudart.cpp, fake_cuda_driver.cpp), so that `CudaApi` can be run, and made to fail, where there is no GPU.
+///
+/// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes the
+/// thread's last error, "not ready" included; work is refused on a stream of a device that is not
+/// current; calls that take effect at once are refused during a capture; batches are refused as CUDA
+/// refuses them. It says nothing about a real driver.
+///
+/// Threads  thread-safe; one object at a time.
+class FakeCudart {
+ public:
+  struct Options {
+    int devices = 2;
+    std::size_t capacity_bytes = 64U << 20U;
+    bool has_virtual_memory = true;
+    bool has_driver = true;
+    int numa_node = -1;
+    bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways
+  };
+
+  explicit FakeCudart(Options options);
+  FakeCudart() : FakeCudart(Options{}) {}
+  FakeCudart(FakeCudart const&) = delete;
+  FakeCudart& operator=(FakeCudart const&) = delete;
+  ~FakeCudart();
+
+  /// The next call of that name fails with `code` and has no effect.
+  void fail_next(std::string const& name, cudaError_t code);
+  /// From now on every call fails as at the end of a program.
+  void unload();
+  /// As `cudaStreamBeginCapture` in global mode; what is enqueued there meanwhile is thrown away.
+  void begin_capture(cudaStream_t stream);
+  void end_capture(cudaStream_t stream);
+
+  /// How often a function was called, whether it failed or not.
+  [[nodiscard]] std::size_t calls(std::string const& name) const;
+  /// True once anybody has made the device's context.
+  [[nodiscard]] bool is_set_up(int device) const;
+  [[nodiscard]] int context_references(int device) const;
+  [[nodiscard]] bool is_capture_broken() const;
+  [[nodiscard]] spillway::SimUsage usage(int device) const;
+  [[nodiscard]] std::size_t pinned_allocations() const;
+  [[nodiscard]] std::size_t registered_ranges() const;
+
+  struct Device;
+  struct Stream {
+    Device* device = nullptr;
+    spillway::SimStream sim{};
+    bool is_capturing = false;
+  };
+  struct Device {
+    std::unique_ptr<spillway::SimApi> sim;
+    Stream null_stream;
+    int references = 0;
+    bool is_set_up = false;
+  };
+  struct Event {
+    Device* device = nullptr;
+    spillway::SimEvent sim{};
+    bool is_blocking = false;
+  };
+  enum class RangeKind : std::uint8_t { device, mapped, pinned, registered };
+  struct Range {
+    std::size_t bytes = 0;
+    RangeKind kind{};
+    Device* device = nullptr;
+  };
+  struct Physical {
+    Device* device = nullptr;
+    spillway::SimPhysical sim{};
+    std::size_t bytes = 0;
+  };
+
+  // The functions' common part; see fake_cuda_call.hpp.
+  [[nodiscard]] bool begin(char const* name, cudaError_t& status);
+  [[nodiscard]] Device& current();
+  [[nodiscard]] Stream& stream_of(cudaStream_t stream);
+  [[nodiscard]] bool contains(void const* p, std::size_t bytes, bool on_device) const;
+  [[nodiscard]] bool refuses_unsafe_calls();
+
+  Options options;
+  mutable std::recursive_mutex mutex;
+  std::vector<Device> devices;
+  std::map<std::uintptr_t, Range> ranges;
+  std::map<std::uintptr_t, std::size_t> reserved_addresses;
+  std::map<std::uintptr_t, Range> mapped_without_access;
+  std::set<Stream*> streams;
+  std::set<Event*> events;
+  std::map<CUmemGenericAllocationHandle, Physical> physical;
+  CUmemGenericAllocationHandle next_physical = 1;
+  std::map<std::string, std::size_t> call_counts;
+  std::map<std::string, cudaError_t> failures;
+  int captures = 0;
+  bool capture_is_broken = false;
+  bool is_unloading = false;
+};
