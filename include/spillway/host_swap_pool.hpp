@@ -169,6 +169,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
     out_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
     in_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
   }
+  store_.reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
 }
 
 template <DeviceApi Device, FileIoApi FileIo>

@@ -81,6 +81,8 @@ class HostStore {
     return ledger_.try_take(bytes);
   }
   [[nodiscard]] bool try_grow(std::size_t bytes);
+  /// Reserves pinned memory to begin with, as far as there is any. @throws DeviceError
+  void reserve_pinned(std::size_t bytes);
   void give_back(HostSlotId id, Fence const& last_use) noexcept {
     std::scoped_lock const lock{mutex_};
     [[maybe_unused]] bool const is_ours = ledger_.give_back(id, last_use);
@@ -117,7 +119,6 @@ class HostStore {
   void throw_if_failed(HostSlot& slot);
   [[noreturn]] void throw_lost(FileFailure const& failure) const;
   [[nodiscard]] std::uint32_t salt() const noexcept;
-  void reserve_at_once(std::size_t bytes);
   [[nodiscard]] bool has_room(std::size_t bytes) const noexcept;
   [[nodiscard]] bool try_add(HostTier tier, std::size_t bytes, std::unique_lock<std::mutex>& lock);
 
@@ -137,7 +138,7 @@ HostStore<Device, FileIo>::HostStore(Device& device,
                                      int numa_node,
                                      std::size_t chunk_bytes,
                                      FileIo file_io)
-    : slab_bytes_{options.slab_bytes},
+    : slab_bytes_{round_up(options.slab_bytes, granule_bytes)},
       chunk_bytes_{chunk_bytes},
       ledger_{salt()},
       memory_{device, options, numa_node, std::move(file_io)},
@@ -148,14 +149,13 @@ HostStore<Device, FileIo>::HostStore(Device& device,
   ledger_.open(HostTier::file,
                options.file_bytes,
                is_direct ? SwapFile<FileIo>::direct_alignment_bytes : granule_bytes);
-  reserve_at_once(std::min(options.initial_pinned_bytes, options.pinned_bytes) &
-                  ~(granule_bytes - 1));
 }
 
-/// The pinned memory to begin with: in one piece if it can be had, else in smaller ones.
+/// In one piece if it can be had, else in smaller ones.
 template <DeviceApi Device, FileIoApi FileIo>
-void HostStore<Device, FileIo>::reserve_at_once(std::size_t bytes) {
+void HostStore<Device, FileIo>::reserve_pinned(std::size_t bytes) {
   std::unique_lock lock{mutex_};
+  bytes = std::min(bytes, ledger_.stats(HostTier::pinned).capacity_bytes) & ~(granule_bytes - 1);
   std::size_t slab = bytes;
   while (bytes > 0 && slab > 0) {
     if (try_add(HostTier::pinned, slab, lock)) {

@@ -113,8 +113,8 @@ class SlabMap {
   [[nodiscard]] std::size_t class_of(std::size_t bytes) const noexcept {
     return SizeClasses::class_of(bytes / granule_);
   }
-  [[nodiscard]] std::uint32_t
-  best_in_class(std::size_t size_class, std::size_t bytes, std::size_t looks) const noexcept;
+  [[nodiscard]] std::uint32_t best_in_class(std::size_t size_class,
+                                            std::size_t bytes) const noexcept;
   [[nodiscard]] std::uint32_t find(std::size_t bytes) const noexcept;
   [[nodiscard]] Largest largest() const noexcept;
   [[nodiscard]] std::size_t
@@ -228,9 +228,9 @@ inline std::size_t SlabMap::largest_free_bytes() const noexcept {
 }
 
 inline std::uint32_t SlabMap::best_in_class(std::size_t size_class,
-                                            std::size_t bytes,
-                                            std::size_t looks) const noexcept {
+                                            std::size_t bytes) const noexcept {
   std::uint32_t best = none;
+  std::size_t looks = max_looks;
   for (std::uint32_t at = heads_[size_class]; at != none && looks > 0; --looks) {
     std::size_t const size = nodes_[at].extent.bytes;
     if (size >= bytes && (best == none || size < nodes_[best].extent.bytes)) {
@@ -244,16 +244,15 @@ inline std::uint32_t SlabMap::best_in_class(std::size_t size_class,
   return best;
 }
 
-/// A free range of at least `bytes`, close to the smallest one; none only if there is none at all.
+/// A free range of at least `bytes`, close to the smallest one. None may mean that it is hidden among
+/// smaller ones of its class; taking the largest ranges then finds it.
 inline std::uint32_t SlabMap::find(std::size_t bytes) const noexcept {
   std::size_t const own = class_of(bytes);
-  if (std::uint32_t const fit = best_in_class(own, bytes, max_looks); fit != none) {
+  if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
     return fit;
   }
-  if (std::size_t const larger = used_classes_.next(own + 1); larger < SizeClasses::count) {
-    return best_in_class(larger, bytes, max_looks);
-  }
-  return best_in_class(own, bytes, nodes_.size());
+  std::size_t const larger = used_classes_.next(own + 1);
+  return larger < SizeClasses::count ? best_in_class(larger, bytes) : none;
 }
 
 inline auto SlabMap::largest() const noexcept -> Largest {

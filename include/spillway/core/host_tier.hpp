@@ -38,14 +38,14 @@ struct HostPoolOptions {
   std::size_t file_bytes = 0;
   /// A folder, for a file without a name, or the name of a file that must not exist yet. Either is
   /// gone when the pool is.
-  std::filesystem::path file;
+  std::filesystem::path file{};
   /// How much of the pinned tier to reserve at construction; the rest follows by `try_grow`.
   std::size_t initial_pinned_bytes = 0;
   std::size_t slab_bytes = 64_MiB;  ///< the least by which a tier grows
   /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one.
   std::size_t staging_chunks = 3;
   std::size_t staging_bytes = 8_MiB;
-  std::optional<int> numa_node;  ///< of host memory; left out: the device's, -1: anywhere
+  std::optional<int> numa_node{};  ///< of host memory; left out: the device's, -1: anywhere
   /// Keep the file out of the page cache (O_DIRECT), where the file system can do that.
   bool file_direct_io = false;
 };
