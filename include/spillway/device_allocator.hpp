@@ -8,19 +8,21 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/default_policies.hpp>
+#include <spillway/host_staging.hpp>
 #include <spillway/pager.hpp>
-#include <spillway/swappable_buffer.hpp>
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 namespace spillway {
 
@@ -41,7 +43,6 @@ class DeviceAllocator {
   using device_type = typename Policies::device;
   using stream_type = typename device_type::stream_type;
   using lease_type = typename pager_type::lease_type;
-  using buffer_type = SwappableBuffer<DeviceAllocator>;
   using observer_type = typename Policies::observer;
   using prefetch_type = typename Policies::prefetch;
 
@@ -96,8 +97,7 @@ class DeviceAllocator {
     if (now.allocated.blocks.current != 0) {
       throw ContractViolation{"an allocator ends while " +
                               std::to_string(now.allocated.blocks.current) +
-                              " of its blocks exist, " +
-                              std::to_string(now.leased.blocks.current) +
+                              " of its blocks exist, " + std::to_string(now.leased.blocks.current) +
                               " of them leased: destroy buffers and leases first"};
     }
   }
@@ -128,11 +128,22 @@ class DeviceAllocator {
   void retire_stream(stream_type stream) { pager_.retire_stream(stream); }
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   void synchronize() {
-    order_.synchronize(Ticket{StreamIndex::every, std::numeric_limits<std::uint64_t>::max() >> 16U});
+    order_.synchronize(
+        Ticket{StreamIndex::every, std::numeric_limits<std::uint64_t>::max() >> 16U});
   }
 
-  /// A buffer of `size_bytes` on this allocator.
-  [[nodiscard]] buffer_type make_buffer(std::size_t size_bytes) { return {*this, size_bytes}; }
+  /// Copies between ordinary host memory and a leased block, through pinned memory of this allocator.
+  ///
+  /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
+  /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
+  /// @threads one such copy at a time; others wait their turn
+  void
+  copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
+    staging_.copy_from_host_sync(device_to, from, bytes, stream);
+  }
+  void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream) {
+    staging_.copy_to_host_sync(to, device_from, bytes, stream);
+  }
 
   [[nodiscard]] Stats stats() const { return pager_.stats(); }
   [[nodiscard]] HostPoolStats host_stats() const { return pool_.stats(); }
@@ -165,7 +176,8 @@ class DeviceAllocator {
 
   static HostPoolOptions host_options(Options const& options) {
     HostPoolOptions host = options.host;
-    bool const is_unset = host.pinned_bytes == 0 && host.pageable_bytes == 0 && host.file_bytes == 0;
+    bool const is_unset =
+        host.pinned_bytes == 0 && host.pageable_bytes == 0 && host.file_bytes == 0;
     if (is_unset && options.paging.swapping) {
       auto const pages = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
       auto const page_bytes = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
@@ -191,6 +203,9 @@ class DeviceAllocator {
   typename State::Pool pool_;
   typename State::Prefetcher prefetcher_;
   pager_type pager_;
+  HostStaging<device_type> staging_{*device_};
 };
+
+static_assert(Pager<DeviceAllocator<>>);
 
 }  // namespace spillway

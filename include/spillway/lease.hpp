@@ -15,8 +15,8 @@ struct LeaseRecord {
   BlockId block{};
   StreamIndex stream = StreamIndex::none;
   Access access = Access::read;
-  bool is_sole = false;       // nobody else held a lease when this one was given
-  std::uint32_t serial = 0;   // the block's lease counter at that moment
+  bool is_sole = false;      // nobody else held a lease when this one was given
+  std::uint32_t serial = 0;  // the block's lease counter at that moment
 };
 
 /// Holds one block on the device and in its place for as long as it lives.

@@ -350,14 +350,14 @@ Use SwapPager<Policies>::note_access(LeaseRequest request) noexcept {
   Use const use = state_.prefetcher.on_access(request.id, request.access);
   AccessSchedule& schedule = state_.prefetcher.schedule();
   switch (schedule.take_change()) {
-    case AccessSchedule::Change::none:
-      break;
-    case AccessSchedule::Change::lost:
-      state_.eviction.on_misprediction();
-      break;
-    case AccessSchedule::Change::resumed:
-      state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
-      break;
+  case AccessSchedule::Change::none:
+    break;
+  case AccessSchedule::Change::lost:
+    state_.eviction.on_misprediction();
+    break;
+  case AccessSchedule::Change::resumed:
+    state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
+    break;
   }
   return use;
 }
@@ -531,7 +531,8 @@ void SwapPager<Policies>::swap_out(BlockId id) {
     std::size_t const bytes = block.bytes;
     state_.eviction.on_erase(id);
     if (transfers_.send_out(guard, {id}, EvictionReason::requested) == 0) {
-      throw OutOfHostMemory{bytes, state_.pool.free_bytes(),
+      throw OutOfHostMemory{bytes,
+                            state_.pool.free_bytes(),
                             "Raise the capacity of a tier of the host pool or free blocks."};
     }
   }
@@ -561,7 +562,7 @@ Residency SwapPager<Policies>::residency(BlockId id) const {
   BlockRecord const& block = state_.record(id);
   bool const is_resident = block.is_resident();
   bool const may_be_moving = is_resident ? block.is_arriving : block.has_contents;
-  Residency const settled = is_resident         ? Residency::device
+  Residency const settled = is_resident          ? Residency::device
                             : block.has_contents ? Residency::host
                                                  : Residency::none;
   Fence const transfer = block.written;

@@ -44,11 +44,8 @@ class StreamPrefetcher {
   ///
   /// @throws DeviceError, FileTierError; what was already enqueued is covered by `out_ticket()`
   /// @stream enqueues on the outgoing stream; does not wait
-  Transfer send_out(pool_type& pool,
-                    HostSlotId slot,
-                    void const* from,
-                    std::size_t bytes,
-                    Fence const& after) {
+  Transfer send_out(
+      pool_type& pool, HostSlotId slot, void const* from, std::size_t bytes, Fence const& after) {
     order_->wait(out_.index, after);
     return pool.write(slot, from, bytes, out_.handle);
   }
@@ -57,11 +54,8 @@ class StreamPrefetcher {
   ///
   /// @throws DeviceError, FileTierError; what was already enqueued is covered by `in_ticket()`
   /// @stream enqueues on the incoming stream; does not wait
-  Transfer bring_in(pool_type& pool,
-                    HostSlotId slot,
-                    void* to,
-                    std::size_t bytes,
-                    Fence const& after) {
+  Transfer
+  bring_in(pool_type& pool, HostSlotId slot, void* to, std::size_t bytes, Fence const& after) {
     order_->wait(in_.index, after);
     return pool.read(slot, to, bytes, in_.handle);
   }

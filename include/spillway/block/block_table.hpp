@@ -55,7 +55,8 @@ class BlockTable {
     return &entries_[slot].record;
   }
   [[nodiscard]] Record const* find(BlockId id) const noexcept {
-    return const_cast<BlockTable*>(this)->find(id);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+    return const_cast<BlockTable*>(this)->find(
+        id);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }

@@ -15,6 +15,13 @@
 #  define SPILLWAY_ASSERT(condition) static_cast<void>(0)
 #endif
 
+/// Marks what kernels may call too; nothing where no CUDA compiler reads it.
+#if defined(__CUDACC__)
+#  define SPILLWAY_HOST_DEVICE __host__ __device__
+#else
+#  define SPILLWAY_HOST_DEVICE
+#endif
+
 namespace spillway::detail {
 
 [[noreturn]] inline void assertion_failed(char const* condition, char const* file, int line) {

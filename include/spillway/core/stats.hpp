@@ -84,20 +84,20 @@ struct Tally {
 ///
 /// Bytes are rounded up to the arena's granule unless the name says `requested`.
 struct Stats {
-  BlockGauge allocated;             ///< blocks that exist, wherever their bytes are
-  Gauge requested_bytes;            ///< the same blocks, before rounding
-  BlockGauge resident;              ///< blocks with a device range
-  BlockGauge leased;                ///< resident blocks with at least one lease
-  std::uint64_t reserved_bytes = 0; ///< taken from the device
+  BlockGauge allocated;              ///< blocks that exist, wherever their bytes are
+  Gauge requested_bytes;             ///< the same blocks, before rounding
+  BlockGauge resident;               ///< blocks with a device range
+  BlockGauge leased;                 ///< resident blocks with at least one lease
+  std::uint64_t reserved_bytes = 0;  ///< taken from the device
   std::uint64_t peak_reserved_bytes = 0;
-  std::uint64_t capacity_bytes = 0; ///< the most that may be reserved
-  std::uint64_t free_bytes = 0;     ///< free inside the reservation
+  std::uint64_t capacity_bytes = 0;  ///< the most that may be reserved
+  std::uint64_t free_bytes = 0;      ///< free inside the reservation
   std::uint64_t largest_free_bytes = 0;
 
   Tally swap_outs;  ///< copies to the host pool, with or without giving up the range
   Tally swap_ins;   ///< copies back
-  Tally drops;      ///< ranges given up without a copy: the host copy was valid, or nothing was written
-  std::array<Tally, eviction_reason_count> evictions{};  ///< by `EvictionReason`
+  Tally drops;  ///< ranges given up without a copy: the host copy was valid, or nothing was written
+  std::array<Tally, eviction_reason_count> evictions{};           ///< by `EvictionReason`
   std::array<std::uint64_t, range_source_count> range_sources{};  ///< by `RangeSource`
 
   std::uint64_t mispredictions = 0;   ///< times the recorded schedule was wrong
@@ -118,9 +118,9 @@ struct Stats {
   }
   /// 0 when nothing is free or all of it is in one piece, towards 1 as it falls to pieces.
   [[nodiscard]] double external_fragmentation() const noexcept {
-    return free_bytes == 0 ? 0.0
-                           : 1.0 - static_cast<double>(largest_free_bytes) /
-                                       static_cast<double>(free_bytes);
+    return free_bytes == 0
+               ? 0.0
+               : 1.0 - static_cast<double>(largest_free_bytes) / static_cast<double>(free_bytes);
   }
   [[nodiscard]] Tally const& evicted(EvictionReason reason) const noexcept {
     return evictions[static_cast<std::size_t>(reason)];

@@ -50,8 +50,8 @@ class LookAhead {
       if (state_.options.early_swap_out) {
         copy_out_early(guard);
       }
-    } catch (DeviceError const&) {  // NOLINT(bugprone-empty-catch): see the class comment
-    } catch (FileTierError const&) {  // NOLINT(bugprone-empty-catch)
+    } catch (DeviceError const&) {      // NOLINT(bugprone-empty-catch): see the class comment
+    } catch (FileTierError const&) {    // NOLINT(bugprone-empty-catch)
     } catch (OutOfHostMemory const&) {  // NOLINT(bugprone-empty-catch)
     }
   }
@@ -131,8 +131,12 @@ class LookAhead {
       state_.arena.give_back(placement->range, placement->fence);
       return true;
     }
-    transfers_.bring_in(guard, wanted.id, *placement, false,
-                        {schedule.position(), schedule.next_use(wanted.id)}, true);
+    transfers_.bring_in(guard,
+                        wanted.id,
+                        *placement,
+                        false,
+                        {schedule.position(), schedule.next_use(wanted.id)},
+                        true);
     return true;
   }
 

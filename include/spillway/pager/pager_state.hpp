@@ -31,11 +31,11 @@ namespace spillway {
 
 /// How a pager makes room. Part of `AllocatorOptions`.
 struct PagerOptions {
-  bool swapping = true;    ///< false: a full device is an error, as without this library
-  bool compaction = true;  ///< false: fragmented room counts as no room unless blocks can leave
-  bool prefetching = true; ///< false: blocks come in when they are acquired and never before
+  bool swapping = true;     ///< false: a full device is an error, as without this library
+  bool compaction = true;   ///< false: fragmented room counts as no room unless blocks can leave
+  bool prefetching = true;  ///< false: blocks come in when they are acquired and never before
   bool poison_vacated = false;  ///< overwrite ranges that are given up, to find stale addresses
-  bool early_swap_out = true;  ///< copy out ahead of need what the plan sends out anyway
+  bool early_swap_out = true;   ///< copy out ahead of need what the plan sends out anyway
   /// The most bytes one compaction pass may move.
   std::size_t compaction_budget_bytes = std::numeric_limits<std::size_t>::max();
   /// Part of the capacity above which blocks leave ahead of need, and at which that stops. 1: never.
@@ -227,10 +227,10 @@ struct PagerState {
   BlockTable<BlockRecord> blocks;
   Eviction eviction;
   Stats stats;
-  std::size_t prefetched_bytes = 0;      // brought in ahead of need and not used yet
-  std::size_t swapped_out_blocks = 0;    // blocks whose only valid copy is on the host
-  std::uint64_t releases = 0;            // leases ended; a waiting thread sees progress by it
-  std::uint64_t last_eviction_step = 0;  // stats.steps + 1 at the last eviction; 0: never
+  std::size_t prefetched_bytes = 0;            // brought in ahead of need and not used yet
+  std::size_t swapped_out_blocks = 0;          // blocks whose only valid copy is on the host
+  std::uint64_t releases = 0;                  // leases ended; a waiting thread sees progress by it
+  std::uint64_t last_eviction_step = 0;        // stats.steps + 1 at the last eviction; 0: never
   std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
   std::vector<Event> events;

@@ -58,10 +58,8 @@ class RoomMaker {
   /// A range if one can be had by letting go only what `admits(id)` allows, without waiting and
   /// without growing; for prefetches.
   template <class Admits>
-  std::optional<Placement> try_take_for_prefetch(Guard& guard,
-                                                 std::size_t bytes,
-                                                 BlockId owner,
-                                                 Admits admits) {
+  std::optional<Placement>
+  try_take_for_prefetch(Guard& guard, std::size_t bytes, BlockId owner, Admits admits) {
     if (auto placement = state_.arena.try_take(bytes, owner)) {
       return placement;
     }
@@ -159,7 +157,9 @@ class RoomMaker {
       std::uint64_t const copies = state_.stats.swap_outs.count;
       auto const anyone = [](BlockId) noexcept { return true; };
       // With the host pool full, blocks that need no room there may still leave.
-      auto const the_clean = [this](BlockId id) noexcept { return state_.blocks.find(id)->is_clean(); };
+      auto const the_clean = [this](BlockId id) noexcept {
+        return state_.blocks.find(id)->is_clean();
+      };
       std::size_t const short_bytes = bytes - free_bytes;
       if (evict(guard, short_bytes, EvictionReason::pressure, anyone) != 0 ||
           evict(guard, short_bytes, EvictionReason::pressure, the_clean) != 0) {
@@ -301,7 +301,8 @@ class RoomMaker {
   [[nodiscard]] std::string advice(std::size_t bytes) const {
     MemoryReport const now = state_.report(bytes);
     if (bytes > now.capacity_bytes) {
-      return "The block alone is larger than the capacity: raise capacity_bytes or split the block.";
+      return "The block alone is larger than the capacity: raise capacity_bytes or split the "
+             "block.";
     }
     if (!state_.options.swapping) {
       return "Swapping is off: switch it on, raise capacity_bytes or free blocks.";

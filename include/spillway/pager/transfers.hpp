@@ -43,10 +43,8 @@ class Transfers {
     for (BlockId const id : victims) {
       BlockRecord& block = *state_.blocks.find(id);
       block.is_busy = true;
-      departures.push_back({.id = id,
-                            .block = &block,
-                            .after = block.last_uses(),
-                            .needs_copy = !block.is_clean()});
+      departures.push_back(
+          {.id = id, .block = &block, .after = block.last_uses(), .needs_copy = !block.is_clean()});
     }
     std::exception_ptr failure;
     try {
@@ -57,10 +55,11 @@ class Transfers {
       for (Departure& departure : departures) {
         if (departure.may_leave && departure.needs_copy) {
           departure.has_failed = true;  // until the copy is enqueued
-          departure.transfer =
-              state_.prefetcher.send_out(state_.pool, departure.block->host,
-                                         departure.block->address, departure.block->requested_bytes,
-                                         departure.after);
+          departure.transfer = state_.prefetcher.send_out(state_.pool,
+                                                          departure.block->host,
+                                                          departure.block->address,
+                                                          departure.block->requested_bytes,
+                                                          departure.after);
           departure.has_failed = false;
           departure.is_copied = true;
         }
@@ -107,8 +106,8 @@ class Transfers {
       if (has_host_slot(guard, block)) {
         is_started = true;
         Unlocked const unlocked{guard};
-        transfer = state_.prefetcher.send_out(state_.pool, block.host, block.address,
-                                              block.requested_bytes, after);
+        transfer = state_.prefetcher.send_out(
+            state_.pool, block.host, block.address, block.requested_bytes, after);
         is_copied = true;
       }
     } catch (...) {
@@ -122,7 +121,8 @@ class Transfers {
       block.used.add(transfer.device_done);
       block.is_host_valid = true;
       state_.stats.swap_outs.add(block.bytes);
-      state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(block.bytes);
+      state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(
+          block.bytes);
       state_.log(EventKind::swap_out, id, block.bytes, block.address);
     }
     state_.notify();
@@ -158,8 +158,8 @@ class Transfers {
     {
       Unlocked const unlocked{guard};
       try {
-        transfer = state_.prefetcher.bring_in(state_.pool, block.host, placement.address,
-                                              block.requested_bytes, placement.fence);
+        transfer = state_.prefetcher.bring_in(
+            state_.pool, block.host, placement.address, block.requested_bytes, placement.fence);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -182,8 +182,8 @@ class Transfers {
       block.is_prefetched = true;
       state_.prefetched_bytes += block.bytes;
     }
-    state_.log(is_prefetch ? EventKind::prefetch : EventKind::swap_in, id, block.bytes,
-               block.address);
+    state_.log(
+        is_prefetch ? EventKind::prefetch : EventKind::swap_in, id, block.bytes, block.address);
   }
 
   /// Moves blocks inside the device as `plan` says. The caller has the turn.
@@ -256,7 +256,9 @@ class Transfers {
   void poison(Departure& departure) {
     StreamIndex const stream = state_.prefetcher.out_stream();
     state_.order.wait(stream, departure.after);
-    state_.device.fill(departure.block->address, poison_byte, departure.block->bytes,
+    state_.device.fill(departure.block->address,
+                       poison_byte,
+                       departure.block->bytes,
                        state_.prefetcher.out_handle());
     departure.transfer.device_done.add(state_.prefetcher.out_ticket());
   }
@@ -335,7 +337,8 @@ class Transfers {
   bool give_up_host_copy() {
     BlockRecord* poorest = nullptr;
     state_.blocks.for_each([&](BlockId, BlockRecord& block) {
-      bool const can_go = block.host != HostSlotId{} && block.is_resident() && !block.is_busy;
+      bool const can_go = block.host != HostSlotId{} && block.is_resident() && !block.is_busy &&
+                          block.filler == nullptr;
       if (can_go && (poorest == nullptr || (poorest->is_host_valid && !block.is_host_valid))) {
         poorest = &block;
       }

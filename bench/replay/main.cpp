@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// spillway-replay: runs a memory trace through an allocator and says what it cost.
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "replay.hpp"
+#include "trace.hpp"
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+enum Exit : int { completed = 0, failed = 1, bad_input = 2, out_of_memory = 3 };
+
+struct Arguments {
+  std::string trace;
+  std::string capacity = "1.0x";
+  std::string device = "model";
+  std::string prefetch;
+  double scale = 1;
+  bool no_swap = false;
+  bool no_compaction = false;
+  bool json = false;
+  replay::Settings settings;
+};
+
+/// Bytes from "4096", "1.5GiB" or "0.5x", a factor of `whole_bytes`.
+///
+/// @throws std::invalid_argument
+std::size_t parse_capacity(std::string const& text, std::size_t whole_bytes) {
+  static constexpr std::array<std::pair<std::string_view, double>, 6> units{
+      {{"", 1}, {"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}}};
+  double value = 0;
+  auto const [past, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view const unit{past, static_cast<std::size_t>(text.data() + text.size() - past)};
+  double factor = unit == "x" ? static_cast<double>(whole_bytes) : 0;
+  for (auto const& [name, bytes] : units) {
+    factor = unit == name ? bytes : factor;
+  }
+  double const bytes = std::floor(value * factor);
+  if (error != std::errc{} || factor == 0 || !(bytes >= 1) || bytes > 0x1p60) {
+    throw std::invalid_argument{"--capacity '" + text +
+                                "': expected a positive number of bytes with an optional suffix "
+                                "KiB, MiB or GiB, or a factor such as 0.5x"};
+  }
+  // A factor of 1 must be enough, so rounding to the granule goes up.
+  return spillway::round_up(static_cast<std::size_t>(bytes), spillway::granule_bytes);
+}
+
+std::size_t parse_lookahead(std::string const& text, std::size_t otherwise) {
+  if (text.empty()) {
+    return otherwise;
+  }
+  if (text == "off") {
+    return 0;
+  }
+  std::size_t value = 0;
+  auto const [past, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || past != text.data() + text.size()) {
+    throw std::invalid_argument{"--prefetch '" + text +
+                                "': expected a number of operations, or off"};
+  }
+  return value;
+}
+
+nlohmann::ordered_json to_json(replay::StepResult const& step) {
+  return {{"swapped_out_bytes", step.swapped_out_bytes},
+          {"swapped_in_bytes", step.swapped_in_bytes},
+          {"dropped_bytes", step.dropped_bytes},
+          {"moved_bytes", step.moved_bytes},
+          {"simulated_ns", step.simulated_ns}};
+}
+
+nlohmann::ordered_json
+to_json(Arguments const& arguments, replay::Trace const& trace, replay::Result const& result) {
+  nlohmann::ordered_json json{{"trace", arguments.trace},
+                              {"device", arguments.device},
+                              {"completed", result.completed},
+                              {"failed_at", nullptr},
+                              {"capacity_bytes", arguments.settings.capacity_bytes},
+                              {"lower_bound_bytes", trace.peak_live_bytes},
+                              {"allocated_bytes", result.allocated_bytes},
+                              {"peak_reserved_bytes", result.peak_reserved_bytes},
+                              {"swapped_out_bytes", result.total.swapped_out_bytes},
+                              {"swapped_in_bytes", result.total.swapped_in_bytes},
+                              {"dropped_bytes", result.total.dropped_bytes},
+                              {"moved_bytes", result.total.moved_bytes},
+                              {"compaction_passes", result.compaction_passes},
+                              {"evictions", result.evictions},
+                              {"mispredictions", result.mispredictions},
+                              {"prefetch_hits", result.prefetch_hits},
+                              {"prefetch_late", result.prefetch_late},
+                              {"prefetch_wasted", result.prefetch_wasted},
+                              {"host_waits", result.host_waits},
+                              {"compute_ns", result.compute_ns},
+                              {"simulated_ns", result.total.simulated_ns},
+                              {"ns_per_op_median", result.ns_per_op_median},
+                              {"ns_per_op_p99", result.ns_per_op_p99},
+                              {"ops", result.ops},
+                              {"steps", nlohmann::ordered_json::array()}};
+  if (trace.form == replay::Trace::Form::accesses) {
+    json["working_set_bytes"] = trace.working_set_bytes;
+  }
+  if (result.failed_at) {
+    json["failed_at"] = *result.failed_at;
+    json["failure"] = result.failure;
+  }
+  for (replay::StepResult const& step : result.steps) {
+    json["steps"].push_back(to_json(step));
+  }
+  if (arguments.settings.verify) {
+    json["verified_bytes"] = result.verified_bytes;
+    json["corrupt_bytes"] = result.corrupt_bytes;
+  }
+  return json;
+}
+
+void print_table(Arguments const& arguments,
+                 replay::Trace const& trace,
+                 replay::Result const& result) {
+  auto const mib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
+  auto const ms = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e6; };
+  std::printf(
+      "%s on %s, %zu operations\n", arguments.trace.c_str(), arguments.device.c_str(), result.ops);
+  if (!result.completed) {
+    std::printf("  out of memory at operation %zu: %s\n",
+                result.failed_at.value_or(0),
+                result.failure.c_str());
+  }
+  std::printf("  capacity        %12.1f MiB of a peak of %.1f MiB live\n",
+              mib(arguments.settings.capacity_bytes),
+              mib(trace.peak_live_bytes));
+  std::printf("  allocated       %12.1f MiB in all\n", mib(result.allocated_bytes));
+  std::printf("  swapped out     %12.1f MiB\n", mib(result.total.swapped_out_bytes));
+  std::printf("  swapped in      %12.1f MiB\n", mib(result.total.swapped_in_bytes));
+  std::printf("  dropped         %12.1f MiB\n", mib(result.total.dropped_bytes));
+  std::printf("  moved           %12.1f MiB in %llu passes\n",
+              mib(result.total.moved_bytes),
+              static_cast<unsigned long long>(result.compaction_passes));
+  std::printf("  time            %12.1f ms, of which compute %.1f ms\n",
+              ms(result.total.simulated_ns),
+              ms(result.compute_ns));
+  std::printf("  host per op     %12llu ns median, %llu ns p99, %llu waits\n",
+              static_cast<unsigned long long>(result.ns_per_op_median),
+              static_cast<unsigned long long>(result.ns_per_op_p99),
+              static_cast<unsigned long long>(result.host_waits));
+  if (arguments.settings.verify) {
+    std::printf("  verified        %12.1f MiB, %llu bytes corrupt\n",
+                mib(result.verified_bytes),
+                static_cast<unsigned long long>(result.corrupt_bytes));
+  }
+}
+
+replay::Result run(Arguments const& arguments, replay::Trace const& trace) {
+  if (arguments.device == "model") {
+    return replay::replay_on_model(trace, arguments.settings);
+  }
+  if (arguments.device == "sim") {
+    return replay::replay_on_sim(trace, arguments.settings);
+  }
+  return replay::replay_on_cuda(trace, arguments.settings);
+}
+
+void add_options(CLI::App& app, Arguments& arguments) {
+  std::map<std::string, replay::Eviction> const evictions{{"lru", replay::Eviction::lru},
+                                                          {"fifo", replay::Eviction::fifo},
+                                                          {"size", replay::Eviction::size},
+                                                          {"cost", replay::Eviction::cost},
+                                                          {"schedule", replay::Eviction::schedule}};
+  app.add_option(
+         "trace", arguments.trace, "CSV file: id,lower,upper,size or step,id,size,weight,kernel_ns")
+      ->required();
+  app.add_option("--capacity",
+                 arguments.capacity,
+                 "device memory: bytes with KiB, MiB, GiB, or a factor of the peak such as 0.5x")
+      ->capture_default_str();
+  app.add_option(
+         "--eviction", arguments.settings.eviction, "who leaves: lru|fifo|size|cost|schedule")
+      ->transform(CLI::CheckedTransformer(evictions));
+  app.add_flag("--no-swap", arguments.no_swap, "nothing may leave: a full device is an error");
+  app.add_flag("--no-compaction", arguments.no_compaction, "nothing moves");
+  app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
+  app.add_option("--steps", arguments.settings.steps, "how often to repeat the trace")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000}));
+  app.add_option("--scale", arguments.scale, "multiplies every size")->check(CLI::PositiveNumber);
+  app.add_option("--link-gbps",
+                 arguments.settings.link_gbps,
+                 "bandwidth of the host link each way, in GB/s; the model takes 25")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--device", arguments.device, "model: virtual clock without bytes; sim; cuda")
+      ->check(CLI::IsMember({"model", "sim", "cuda"}))
+      ->capture_default_str();
+  app.add_flag("--verify",
+               arguments.settings.verify,
+               "fill every buffer with a pattern and check it at each use");
+  app.add_flag("--json", arguments.json, "print one JSON object");
+}
+
+int replay_and_report(Arguments& arguments) {
+  arguments.settings.swapping = !arguments.no_swap;
+  arguments.settings.compaction = !arguments.no_compaction;
+  arguments.settings.lookahead_ops =
+      parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
+  if (arguments.settings.verify && arguments.device == "model") {
+    throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
+  }
+  replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
+  arguments.settings.capacity_bytes = parse_capacity(arguments.capacity, trace.peak_live_bytes);
+
+  replay::Result const result = run(arguments, trace);
+  if (arguments.json) {
+    std::cout << to_json(arguments, trace, result).dump(2) << '\n';
+  } else {
+    print_table(arguments, trace, result);
+  }
+  if (result.corrupt_bytes != 0) {
+    std::fprintf(stderr,
+                 "spillway-replay: %llu bytes corrupt, the first in %s\n",
+                 static_cast<unsigned long long>(result.corrupt_bytes),
+                 result.first_corruption.c_str());
+    return Exit::failed;
+  }
+  return result.completed ? Exit::completed : Exit::out_of_memory;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Replays a memory trace through spillway and reports what it cost.",
+               "spillway-replay"};
+  Arguments arguments;
+  add_options(app, arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& error) {
+    return app.exit(error) == 0 ? Exit::completed : Exit::bad_input;
+  }
+  try {
+    return replay_and_report(arguments);
+  } catch (replay::TraceError const& error) {
+    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
+    return Exit::bad_input;
+  } catch (std::invalid_argument const& error) {
+    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
+    return Exit::bad_input;
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
+    return Exit::failed;
+  }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "trace.hpp"
+
+namespace replay {
+
+enum class Eviction { lru, fifo, size, cost, schedule };
+
+/// What to replay a trace with.
+struct Settings {
+  std::size_t capacity_bytes = 0;
+  Eviction eviction = Eviction::schedule;
+  bool swapping = true;
+  bool compaction = true;
+  std::size_t lookahead_ops = 32;   // 0: no prefetch
+  std::size_t steps = 1;            // how often the trace is repeated
+  std::optional<double> link_gbps;  // each way; the model takes 25 unless told
+  bool verify = false;
+};
+
+/// Counters of one repetition of the trace.
+struct StepResult {
+  std::uint64_t swapped_out_bytes = 0;
+  std::uint64_t swapped_in_bytes = 0;
+  std::uint64_t dropped_bytes = 0;
+  std::uint64_t moved_bytes = 0;
+  std::uint64_t simulated_ns = 0;
+};
+
+struct Result {
+  bool completed = false;
+  std::optional<std::size_t> failed_at;  // index of the operation, over all repetitions
+  std::string failure;                   // the out-of-memory error's text
+  std::size_t allocated_bytes = 0;       // sum over all allocations
+  std::size_t peak_reserved_bytes = 0;
+  StepResult total;
+  std::vector<StepResult> steps;
+  std::uint64_t compaction_passes = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t mispredictions = 0;
+  std::uint64_t prefetch_hits = 0;
+  std::uint64_t prefetch_late = 0;
+  std::uint64_t prefetch_wasted = 0;
+  std::uint64_t host_waits = 0;
+  std::uint64_t compute_ns = 0;
+  std::uint64_t ns_per_op_median = 0;
+  std::uint64_t ns_per_op_p99 = 0;
+  std::size_t ops = 0;
+  std::uint64_t verified_bytes = 0;
+  std::uint64_t corrupt_bytes = 0;
+  std::string first_corruption;
+};
+
+/// On a virtual clock that holds no bytes.
+[[nodiscard]] Result replay_on_model(Trace const& trace, Settings const& settings);
+/// On the simulated device, with real threads and real copies.
+[[nodiscard]] Result replay_on_sim(Trace const& trace, Settings const& settings);
+/// On a GPU. @throws std::runtime_error where the program was built without CUDA
+[[nodiscard]] Result replay_on_cuda(Trace const& trace, Settings const& settings);
+
+}  // namespace replay

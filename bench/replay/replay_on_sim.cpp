@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replayer.hpp"
+
+namespace replay {
+
+Result replay_on_sim(Trace const& trace, Settings const& settings) {
+  spillway::SimOptions options{.capacity_bytes = settings.capacity_bytes + (std::size_t{1} << 30U)};
+  if (settings.link_gbps) {
+    options.link_bytes_per_second = static_cast<std::uint64_t>(*settings.link_gbps * 1e9);
+  }
+  spillway::SimApi device{options};
+  return replay_with<spillway::SimPolicies>(device, trace, settings, false);
+}
+
+}  // namespace replay

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/default_policies.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/cost_eviction.hpp>
+#include <spillway/policy/fifo_eviction.hpp>
+#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policy/null_lock.hpp>
+#include <spillway/policy/schedule_eviction.hpp>
+#include <spillway/policy/size_eviction.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "replay.hpp"
+#include "verifier.hpp"
+
+namespace replay {
+
+/// Runs a trace through an allocator, operation by operation, on one stream.
+///
+/// An operation leases the operands that exist, allocates and leases those that begin with it, keeps
+/// the stream busy for the kernel's time, releases all of them and frees those that end. A buffer is
+/// written when it begins and read whenever it is used again.
+template <class Policies>
+class Replayer {
+ public:
+  using Device = typename Policies::device;
+  using Allocator = spillway::DeviceAllocator<Policies>;
+
+  Replayer(Device& device, Trace const& trace, Settings const& settings, bool has_model_time)
+      : device_{device},
+        trace_{trace},
+        settings_{settings},
+        has_model_time_{has_model_time},
+        allocator_{device, options(settings)},
+        stream_{device.create_stream()},
+        blocks_(trace.tensors.size()) {
+    if (settings.verify) {
+      verifier_.emplace(device, stream_);
+    }
+  }
+  Replayer(Replayer const&) = delete;
+  Replayer& operator=(Replayer const&) = delete;
+  ~Replayer() {
+    for (spillway::BlockId const id : blocks_) {
+      if (id != spillway::BlockId{}) {
+        allocator_.abandon(id);
+      }
+    }
+    allocator_.retire_stream(stream_);
+    verifier_.reset();
+    device_.destroy_stream(stream_);
+  }
+
+  Result run() {
+    Result result;
+    op_ns_.reserve(trace_.operations.size() * settings_.steps);
+    started_ = Clock::now();
+    StepResult before{};
+    try {
+      for (std::size_t step = 0; step < settings_.steps; ++step) {
+        allocator_.begin_step();
+        for (Operation const& operation : trace_.operations) {
+          run_operation(operation, result);
+        }
+        bool const is_last_step = step + 1 == settings_.steps;
+        if (is_last_step) {
+          check_survivors();
+        }
+        if (verifier_) {
+          verifier_->finish();
+        }
+        StepResult const now = counters();
+        result.steps.push_back(difference(now, before));
+        before = now;
+      }
+      result.completed = true;
+    } catch (spillway::OutOfDeviceMemory const& error) {
+      result.failed_at = op_ns_.size();
+      result.failure = error.what();
+    }
+    fill_in(result);
+    return result;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static typename Allocator::Options options(Settings const& settings) {
+    typename Allocator::Options options{.capacity_bytes = settings.capacity_bytes};
+    options.host.pinned_bytes = std::size_t{1} << 50U;  // as much as the run needs; grown by slabs
+    options.paging.swapping = settings.swapping;
+    options.paging.compaction = settings.compaction;
+    options.paging.prefetching = settings.lookahead_ops != 0;
+    options.paging.poison_vacated = settings.verify;
+    options.paging.link_bytes_per_second = settings.link_gbps.value_or(25) * 1e9;
+    if constexpr (requires { options.prefetch.lookahead_ops; }) {
+      options.prefetch.lookahead_ops = settings.lookahead_ops;
+    }
+    return options;
+  }
+
+  void run_operation(Operation const& operation, Result& result) {
+    auto const start = Clock::now();
+    Operand const* const first = trace_.operands.data() + operation.first_operand;
+    Operand const* const last = first + operation.operand_count;
+    requests_.clear();
+    for (Operand const* operand = first; operand != last; ++operand) {
+      if (exists(*operand)) {
+        requests_.push_back({blocks_[operand->tensor], spillway::Access::read});
+      }
+    }
+    auto leases = allocator_.acquire_all(requests_, stream_);
+    auto lease = leases.begin();
+    for (Operand const* operand = first; operand != last; ++operand) {
+      Tensor const& tensor = trace_.tensors[operand->tensor];
+      if (exists(*operand)) {
+        check(tensor, lease->data());
+        ++lease;
+      }
+    }
+    for (Operand const* operand = first; operand != last; ++operand) {
+      if (!exists(*operand)) {
+        spillway::BlockId const id = allocator_.allocate(trace_.tensors[operand->tensor].bytes);
+        blocks_[operand->tensor] = id;
+        leases.push_back(allocator_.acquire(id, spillway::Access::write, stream_));
+        result.allocated_bytes +=
+            spillway::round_up(trace_.tensors[operand->tensor].bytes, spillway::granule_bytes);
+        fill(trace_.tensors[operand->tensor], leases.back().data());
+      }
+    }
+    if (operation.kernel_ns != 0 && has_model_time_) {
+      if constexpr (requires { device_.compute(stream_, operation.kernel_ns); }) {
+        device_.compute(stream_, operation.kernel_ns);
+      }
+    }
+    leases.clear();
+    for (Operand const* operand = first; operand != last; ++operand) {
+      if (operand->is_last) {
+        allocator_.deallocate(blocks_[operand->tensor]);
+        blocks_[operand->tensor] = spillway::BlockId{};
+      }
+    }
+    op_ns_.push_back(static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count()));
+  }
+
+  [[nodiscard]] bool exists(Operand const& operand) const noexcept {
+    return blocks_[operand.tensor] != spillway::BlockId{};
+  }
+
+  void fill(Tensor const& tensor, void* address) {
+    if (verifier_) {
+      verifier_->fill(address, tensor.bytes, tensor.id);
+    }
+  }
+  void check(Tensor const& tensor, void const* address) {
+    if (verifier_) {
+      verifier_->check(address, tensor.bytes, tensor.id);
+    }
+  }
+
+  /// What lives across the whole trace must have survived it.
+  void check_survivors() {
+    for (std::size_t i = 0; verifier_ && i < blocks_.size(); ++i) {
+      if (blocks_[i] != spillway::BlockId{}) {
+        auto const lease = allocator_.acquire(blocks_[i], spillway::Access::read, stream_);
+        check(trace_.tensors[i], lease.data());
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint64_t elapsed_ns() const {
+    if constexpr (requires { device_.finish_time_ns(); }) {
+      return device_.finish_time_ns();
+    }
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - started_).count());
+  }
+
+  [[nodiscard]] StepResult counters() {
+    if (!has_model_time_) {
+      device_.synchronize(stream_);
+    }
+    spillway::Stats const stats = allocator_.stats();
+    return {stats.swap_outs.bytes,
+            stats.swap_ins.bytes,
+            stats.drops.bytes,
+            stats.moves.bytes,
+            elapsed_ns()};
+  }
+
+  static StepResult difference(StepResult const& now, StepResult const& before) {
+    return {now.swapped_out_bytes - before.swapped_out_bytes,
+            now.swapped_in_bytes - before.swapped_in_bytes,
+            now.dropped_bytes - before.dropped_bytes,
+            now.moved_bytes - before.moved_bytes,
+            now.simulated_ns - before.simulated_ns};
+  }
+
+  void fill_in(Result& result) {
+    result.total = counters();
+    spillway::Stats const stats = allocator_.stats();
+    result.peak_reserved_bytes = stats.peak_reserved_bytes;
+    result.compaction_passes = stats.compaction_passes;
+    for (std::size_t reason = 0; reason < spillway::eviction_reason_count; ++reason) {
+      if (reason != static_cast<std::size_t>(spillway::EvictionReason::speculative)) {
+        result.evictions += stats.evictions[reason].count;  // a speculative copy evicts nothing
+      }
+    }
+    result.mispredictions = stats.mispredictions;
+    result.prefetch_hits = stats.prefetch_hits;
+    result.prefetch_late = stats.prefetch_late;
+    result.prefetch_wasted = stats.prefetch_wasted;
+    result.host_waits = stats.host_waits;
+    result.compute_ns = trace_.compute_ns * settings_.steps;
+    result.ops = op_ns_.size();
+    result.ns_per_op_median = percentile(0.5);
+    result.ns_per_op_p99 = percentile(0.99);
+    if (verifier_) {
+      verifier_->finish();
+      result.verified_bytes = verifier_->verified_bytes();
+      result.corrupt_bytes = verifier_->corrupt_bytes();
+      result.first_corruption = verifier_->first_corruption();
+    }
+  }
+
+  [[nodiscard]] std::uint64_t percentile(double part) {
+    if (op_ns_.empty()) {
+      return 0;
+    }
+    auto const at = static_cast<std::ptrdiff_t>(part * static_cast<double>(op_ns_.size() - 1));
+    std::nth_element(op_ns_.begin(), op_ns_.begin() + at, op_ns_.end());
+    return op_ns_[static_cast<std::size_t>(at)];
+  }
+
+  Device& device_;
+  Trace const& trace_;
+  Settings const& settings_;
+  bool has_model_time_;
+  Allocator allocator_;
+  typename Device::stream_type stream_;
+  std::optional<Verifier<Device>> verifier_;
+  std::vector<spillway::BlockId> blocks_;  // by tensor; BlockId{} while it does not exist
+  std::vector<spillway::LeaseRequest> requests_;
+  std::vector<std::uint64_t> op_ns_;
+  Clock::time_point started_{};
+};
+
+template <class Base, class EvictionModel>
+struct WithEviction : Base {
+  using eviction = EvictionModel;
+};
+
+/// Picks the eviction policy, which is a type, by its name, which is a value.
+template <class Base>
+Result replay_with(typename Base::device& device,
+                   Trace const& trace,
+                   Settings const& settings,
+                   bool has_model_time) {
+  auto const run = [&]<class Model>(std::type_identity<Model>) {
+    return Replayer<WithEviction<Base, Model>>{device, trace, settings, has_model_time}.run();
+  };
+  switch (settings.eviction) {
+  case Eviction::lru:
+    return run(std::type_identity<spillway::LruEviction>{});
+  case Eviction::fifo:
+    return run(std::type_identity<spillway::FifoEviction>{});
+  case Eviction::size:
+    return run(std::type_identity<spillway::SizeEviction>{});
+  case Eviction::cost:
+    return run(std::type_identity<spillway::CostEviction>{});
+  case Eviction::schedule:
+    break;
+  }
+  return run(std::type_identity<spillway::ScheduleEviction>{});
+}
+
+}  // namespace replay

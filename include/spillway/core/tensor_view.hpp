@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+
+namespace spillway {
+
+/// Extents of a tensor, outermost first.
+template <std::size_t Rank>
+using Extents = std::array<std::size_t, Rank>;
+
+/// The bytes of a tensor seen as elements: a pointer, extents and strides, in the manner of `mdspan`.
+///
+/// Stands in where the standard library has no `std::mdspan` yet; interop/mdspan.hpp converts it.
+/// Strides count elements. Trivially copyable, so it may be passed to kernels by value.
+///
+/// Address  as valid as the lease it came from.
+template <class T, std::size_t Rank>
+class TensorView {
+ public:
+  using element_type = T;
+  using data_handle_type = T*;
+
+  SPILLWAY_HOST_DEVICE constexpr TensorView(T* data,
+                                            Extents<Rank> const& extents,
+                                            Extents<Rank> const& strides) noexcept
+      : data_{data} {
+    for (std::size_t i = 0; i < Rank; ++i) {
+      extents_[i] = extents[i];
+      strides_[i] = strides[i];
+    }
+  }
+
+  /// The element at one index a dimension; nothing is checked.
+  template <std::convertible_to<std::size_t>... Index>
+    requires(sizeof...(Index) == Rank)
+  [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept {
+    std::size_t offset = 0;
+    std::size_t dimension = 0;
+    ((offset += static_cast<std::size_t>(index) * strides_[dimension++]), ...);
+    return data_[offset];
+  }
+
+  [[nodiscard]] static constexpr std::size_t rank() noexcept { return Rank; }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr T* data_handle() const noexcept { return data_; }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::size_t extent(std::size_t i) const noexcept {
+    return extents_[i];
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::size_t stride(std::size_t i) const noexcept {
+    return strides_[i];
+  }
+  /// Number of elements.
+  [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::size_t size() const noexcept {
+    std::size_t count = 1;
+    for (std::size_t i = 0; i < Rank; ++i) {
+      count *= extents_[i];
+    }
+    return count;
+  }
+
+ private:
+  T* data_;
+  // Plain arrays: device code may not call std::array's members.
+  std::size_t extents_[Rank == 0 ? 1 : Rank]{};
+  std::size_t strides_[Rank == 0 ? 1 : Rank]{};
+};
+
+}  // namespace spillway

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/swappable_tensor.hpp>
+
+#include <array>
+#include <complex>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace spillway::dlpack {
+
+// The structures of DLPack 1.1 (github.com/dmlc/dlpack, include/dlpack/dlpack.h), laid out as its ABI
+// demands, under names of our own: a program may include the original header as well and
+// reinterpret_cast between the two.
+
+inline constexpr std::uint32_t major_version = 1;
+inline constexpr std::uint32_t minor_version = 1;
+inline constexpr std::uint64_t flag_read_only = 1U << 0U;
+
+/// DLDeviceType; only what the library can export.
+enum class DeviceType : std::int32_t { cpu = 1, cuda = 2 };
+
+/// DLDataTypeCode.
+enum class TypeCode : std::uint8_t {
+  signed_integer = 0,
+  unsigned_integer = 1,
+  floating_point = 2,
+  opaque = 3,
+  complex = 5,
+  boolean = 6
+};
+
+struct Version {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+struct Device {
+  DeviceType type;
+  std::int32_t id;
+};
+struct DataType {
+  TypeCode code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t ndim;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements
+  std::uint64_t byte_offset;
+};
+/// DLManagedTensorVersioned: the consumer calls `deleter(self)` exactly once.
+struct ManagedTensor {
+  Version version;
+  void* manager_ctx;
+  void (*deleter)(ManagedTensor* self);
+  std::uint64_t flags;
+  Tensor dl_tensor;
+};
+static_assert(std::is_standard_layout_v<ManagedTensor> && sizeof(Tensor) == 48 &&
+              sizeof(ManagedTensor) == 80);
+
+/// The DLPack type of `T`.
+template <class T>
+[[nodiscard]] constexpr DataType data_type() noexcept {
+  constexpr auto bits = static_cast<std::uint8_t>(sizeof(T) * 8);
+  if constexpr (std::is_same_v<T, bool>) {
+    return {TypeCode::boolean, bits, 1};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return {TypeCode::floating_point, bits, 1};
+  } else if constexpr (std::is_unsigned_v<T>) {
+    return {TypeCode::unsigned_integer, bits, 1};
+  } else if constexpr (std::is_integral_v<T>) {
+    return {TypeCode::signed_integer, bits, 1};
+  } else if constexpr (std::is_same_v<T, std::complex<float>> ||
+                       std::is_same_v<T, std::complex<double>>) {
+    return {TypeCode::complex, bits, 1};
+  } else {
+    return {TypeCode::opaque, bits, 1};
+  }
+}
+
+/// Where an allocator's memory is, as DLPack names it: host memory unless the device says otherwise.
+template <class D>
+[[nodiscard]] Device device_of(D const& device) noexcept {
+  if constexpr (requires { device.ordinal(); }) {
+    return {DeviceType::cuda, static_cast<std::int32_t>(device.ordinal())};
+  } else {
+    return {DeviceType::cpu, 0};
+  }
+}
+
+/// Hands a leased tensor to a DLPack consumer. The lease ends when the consumer's deleter runs, so
+/// the tensor neither moves nor leaves the device until then.
+///
+/// A lease for `Access::read` is exported read-only.
+///
+/// @param lease   from `SwappableTensor::acquire`; taken over
+/// @param device  of the allocator: `device_of(allocator.device())`
+/// @throws std::bad_alloc, with the lease still held by `lease`
+/// @stream  the consumer must work on the stream the lease was acquired on, or join it back
+/// @threads the deleter may run on any thread
+template <class T, std::size_t Rank, Pager P>
+[[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease, Device device) {
+  struct Context {
+    ManagedTensor managed{};
+    std::array<std::int64_t, Rank> shape{};
+    std::array<std::int64_t, Rank> strides{};
+    typename P::lease_type lease;
+  };
+  expects(static_cast<bool>(lease), "the lease has ended: only a held lease can be exported");
+  auto context = std::make_unique<Context>();
+  for (std::size_t i = 0; i < Rank; ++i) {
+    context->shape[i] = static_cast<std::int64_t>(lease.extents()[i]);
+    context->strides[i] = static_cast<std::int64_t>(lease.strides()[i]);
+  }
+  context->managed = {
+      .version = {major_version, minor_version},
+      .manager_ctx = context.get(),
+      .deleter = [](ManagedTensor* self) { delete static_cast<Context*>(self->manager_ctx); },
+      .flags = lease.access() == Access::read ? flag_read_only : 0,
+      .dl_tensor = {.data = const_cast<std::remove_const_t<T>*>(lease.data()),
+                    .device = device,
+                    .ndim = static_cast<std::int32_t>(Rank),
+                    .dtype = data_type<std::remove_const_t<T>>(),
+                    .shape = context->shape.data(),
+                    .strides = context->strides.data(),
+                    .byte_offset = 0}};
+  context->lease = std::move(lease).take_lease();
+  return &context.release()->managed;
+}
+
+}  // namespace spillway::dlpack

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/tensor_view.hpp>
+
+#include <array>
+#include <cstddef>
+#include <version>
+
+#if defined(__cpp_lib_mdspan)
+#  include <mdspan>
+#elif __has_include(<cuda/std/mdspan>)
+#  include <cuda/std/mdspan>
+#else
+#  error "no mdspan here: neither the standard library nor a CUDA toolkit has one; use TensorView"
+#endif
+
+namespace spillway {
+
+/// The mdspan to use: the standard library's, else that of the CUDA toolkit.
+#if defined(__cpp_lib_mdspan)
+namespace mdspan_ns = ::std;
+#else
+namespace mdspan_ns = ::cuda::std;
+#endif
+
+template <class T, std::size_t Rank>
+using StridedMdspan =
+    mdspan_ns::mdspan<T, mdspan_ns::dextents<std::size_t, Rank>, mdspan_ns::layout_stride>;
+
+/// The same elements as an `mdspan` with dynamic extents. Valid as long as the view is.
+template <class T, std::size_t Rank>
+[[nodiscard]] StridedMdspan<T, Rank> as_mdspan(TensorView<T, Rank> const& view) {
+  mdspan_ns::array<std::size_t, Rank> extents{};
+  mdspan_ns::array<std::size_t, Rank> strides{};
+  for (std::size_t i = 0; i < Rank; ++i) {
+    extents[i] = view.extent(i);
+    strides[i] = view.stride(i);
+  }
+  using Dynamic = mdspan_ns::dextents<std::size_t, Rank>;
+  return StridedMdspan<T, Rank>{
+      view.data_handle(),
+      typename mdspan_ns::layout_stride::template mapping<Dynamic>{Dynamic{extents}, strides}};
+}
+
+}  // namespace spillway

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/pager.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/tensor_view.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <array>
+#include <cstddef>
+#include <limits>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace spillway {
+
+/// A lease on a tensor: its address, its extents and its strides.
+///
+/// Threads  thread-compatible.
+/// Streams  as `Lease`: all work with the elements belongs on the stream it was acquired on.
+/// Address  fixed until the lease ends.
+template <class T, std::size_t Rank, Pager P>
+class TensorLease {
+ public:
+  using lease_type = typename P::lease_type;
+
+  TensorLease(lease_type lease, Extents<Rank> const& extents, Extents<Rank> const& strides) noexcept
+      : lease_{std::move(lease)}, extents_{extents}, strides_{strides} {}
+
+  [[nodiscard]] T* data() const noexcept { return static_cast<T*>(lease_.data()); }
+  /// The elements; valid until the lease ends.
+  [[nodiscard]] TensorView<T, Rank> view() const noexcept { return {data(), extents_, strides_}; }
+  [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
+  [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
+  [[nodiscard]] std::size_t size() const noexcept { return view().size(); }
+  [[nodiscard]] Access access() const noexcept { return lease_.access(); }
+  void release() noexcept { lease_.release(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(lease_); }
+  /// The plain lease, for those who hold it longer than this object lives.
+  [[nodiscard]] lease_type take_lease() && noexcept { return std::move(lease_); }
+
+ private:
+  lease_type lease_;
+  Extents<Rank> extents_;
+  Extents<Rank> strides_;
+};
+
+/// A dense tensor of `T` in row-major order that lives on the device or in host swap.
+///
+/// Shape    `extents()`, outermost first; strides count elements.
+/// Threads  thread-compatible: distinct tensors may be used at once, one tensor may not.
+/// Streams  as `SwappableBuffer`; functions ending in `_sync` wait on the host.
+/// Address  fixed only while a lease is held.
+template <class T, std::size_t Rank, Pager P>
+  requires std::is_trivially_copyable_v<T>
+class SwappableTensor {
+ public:
+  using element_type = T;
+  using stream_type = typename P::stream_type;
+  using lease_type = TensorLease<T, Rank, P>;
+
+  SwappableTensor() noexcept = default;
+
+  /// A tensor without contents: the first use must be an `Access::write`.
+  ///
+  /// @param pager  not owned; must outlive the tensor
+  /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory
+  SwappableTensor(P& pager, Extents<Rank> const& extents)
+      : pager_{&pager}, buffer_{pager, bytes_of(extents)}, extents_{extents} {
+    std::size_t stride = 1;
+    for (std::size_t i = Rank; i-- > 0;) {
+      strides_[i] = stride;
+      stride *= extents[i];
+    }
+  }
+
+  /// A tensor with the elements of `host`, in row-major order.
+  ///
+  /// @throws ContractViolation unless `host` has as many elements as the extents; else as above
+  /// @stream copies on `stream` and waits on the host until `host` is not needed any more
+  [[nodiscard]] static SwappableTensor from_host_sync(P& pager,
+                                                      Extents<Rank> const& extents,
+                                                      std::span<T const> host,
+                                                      stream_type stream) {
+    SwappableTensor tensor{pager, extents};
+    tensor.copy_from_host_sync(host, stream);
+    return tensor;
+  }
+
+  /// Makes the tensor resident and holds it there. @throws as `SwappableBuffer::acquire`
+  [[nodiscard]] lease_type acquire(Access access, stream_type stream) {
+    return {buffer_.acquire(access, stream), extents_, strides_};
+  }
+
+  /// Overwrites the elements. @throws ContractViolation for another number of elements
+  void copy_from_host_sync(std::span<T const> host, stream_type stream) {
+    expects(host.size() == size(), "the host span must have as many elements as the tensor");
+    auto const lease = buffer_.acquire(Access::write, stream);
+    pager_->copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
+  }
+
+  /// Reads the elements. @throws ContractViolation for another number of elements
+  void copy_to_host_sync(std::span<T> host, stream_type stream) {
+    expects(host.size() == size(), "the host span must have as many elements as the tensor");
+    auto const lease = buffer_.acquire(Access::read, stream);
+    pager_->copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
+  }
+
+  void swap_out() { buffer_.swap_out(); }
+  void swap_in() { buffer_.swap_in(); }
+  /// Frees the block now. @throws ContractViolation if a lease on it is still held
+  void reset() { buffer_.reset(); }
+
+  [[nodiscard]] Residency residency() const { return buffer_.residency(); }
+  [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
+  [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
+  /// Number of elements; 0 for an empty tensor.
+  [[nodiscard]] std::size_t size() const noexcept { return buffer_.size_bytes() / sizeof(T); }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return buffer_.size_bytes(); }
+  [[nodiscard]] BlockId id() const noexcept { return buffer_.id(); }
+  [[nodiscard]] bool is_empty() const noexcept { return buffer_.is_empty(); }
+  [[nodiscard]] LeaseRequest request(Access access) const noexcept {
+    return buffer_.request(access);
+  }
+
+ private:
+  static std::size_t bytes_of(Extents<Rank> const& extents) {
+    std::size_t bytes = sizeof(T);
+    for (std::size_t const extent : extents) {
+      expects(extent != 0, "a tensor must have at least one element: an extent is 0");
+      expects(extent <= std::numeric_limits<std::size_t>::max() / bytes,
+              "the tensor's size in bytes does not fit in 64 bits");
+      bytes *= extent;
+    }
+    return bytes;
+  }
+
+  P* pager_ = nullptr;  // not owned
+  SwappableBuffer<P> buffer_;
+  Extents<Rank> extents_{};
+  Extents<Rank> strides_{};
+};
+
+/// A tensor of `T` on `pager`: `make_tensor<float>(allocator, {rows, columns})`.
+template <class T, std::size_t Rank, Pager P>
+[[nodiscard]] SwappableTensor<T, Rank, P> make_tensor(P& pager,
+                                                      std::size_t const (&extents)[Rank]) {
+  return {pager, std::to_array(extents)};
+}
+
+}  // namespace spillway
