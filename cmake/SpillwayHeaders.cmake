@@ -82,7 +82,8 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/device/cuda_check.hpp
     spillway/device/cuda_context.hpp
     spillway/device/cuda_pinned_memory.hpp
-    spillway/device/cuda_virtual_memory.hpp)
+    spillway/device/cuda_virtual_memory.hpp
+    spillway/observe/nvtx.hpp)
 
 # Thrust or libcu++, from the CUDA toolkit or on their own.
 set(SPILLWAY_CCCL_HEADERS
