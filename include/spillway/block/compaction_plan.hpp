@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/fence.hpp>
+#include <spillway/core/range.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spillway {
+
+/// What a plan holds of its arena's ranges between begin and commit. In granules.
+struct MoveClaims {
+  /// Free bytes the plan needs: `count` granules from `first`, at or after the start of `node`.
+  struct Piece {
+    std::uint32_t node = 0;
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  /// A step of the plan, and where a block is after the steps that were made.
+  struct Step {
+    std::uint32_t node = 0;
+    std::uint32_t first = 0;
+  };
+  /// Neighbouring claimed ranges and moving blocks, with what lies around them.
+  struct Run {
+    std::uint32_t first = 0;
+    std::uint32_t end = 0;
+    std::uint32_t prev = 0;
+    std::uint32_t next = 0;
+    std::uint16_t segment = 0;
+    Fence fence;
+  };
+
+  std::vector<Piece> pieces;  // in order of address
+  std::vector<Step> steps;    // in order of execution
+  std::uint64_t version = 0;  // of the arena when the plan was made
+  bool is_begun = false;
+
+  std::vector<std::uint32_t> nodes;  // claimed and moving, in order of address
+  std::vector<Step> blocks;          // one for each moving block
+  std::vector<Run> runs;
+  std::vector<std::uint32_t> spare;  // slots for the free ranges that will be left
+};
+
+/// Blocks to move so that one free range becomes large enough, in order of execution.
+///
+/// A plan is begun in the critical section that made it, and committed once. In between, whoever
+/// moves makes its stream wait for `fence`, then for each move waits for `move.fence` and the
+/// block's last uses and enqueues the move.
+struct CompactionPlan {
+  std::vector<Move> moves;      ///< a block may be moved twice
+  std::size_t cost_bytes = 0;   ///< sum over the moves
+  std::size_t makes_bytes = 0;  ///< size of the free range afterwards
+  Bounce bounce;                ///< scratch, from begin to commit; empty if another plan has it
+  Fence fence;                  ///< last uses of the scratch
+  MoveClaims claims;            ///< the arena's own
+};
+
+}  // namespace spillway

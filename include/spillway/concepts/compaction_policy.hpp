@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace spillway {
+
+/// One block as a planner sees it. In granules.
+struct LayoutBlock {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  bool is_fixed = false;  ///< may not move: leased, on its way, or no block at all
+
+  [[nodiscard]] constexpr std::uint32_t end() const noexcept { return first + count; }
+};
+
+/// The address line as a planner sees it: blocks in order of address, all else up to `end` free.
+struct Layout {
+  std::span<LayoutBlock const> blocks;
+  std::uint32_t end = 0;
+};
+
+/// Moves block number `block` of a layout so that it starts at granule `to`.
+struct LayoutMove {
+  std::uint32_t block = 0;
+  std::uint32_t to = 0;
+
+  friend bool operator==(LayoutMove const&, LayoutMove const&) noexcept = default;
+};
+
+/// Moves in the order they run in, and the free range they make.
+struct LayoutPlan {
+  std::vector<LayoutMove> moves;
+  std::uint64_t cost = 0;   ///< granules moved
+  std::uint32_t first = 0;  ///< the range that is free afterwards
+  std::uint32_t count = 0;
+};
+
+/// Decides which blocks to move so that one free range becomes large enough.
+///
+/// Given `p` of type `P`, a layout `l`, granules `c` and a budget `b` in granules:
+///
+/// | expression        | must                                                                       |
+/// |-------------------|----------------------------------------------------------------------------|
+/// | `p.plan(l, c, b)` | a plan that makes a free range of `c` granules for at most `b`, or nothing  |
+/// | `P::moves_blocks` | false if `plan` never returns a plan: the arena then does not ask           |
+///
+/// Each move's destination is free when its turn comes, except where the block overlaps itself. No
+/// fixed block moves, and the cost is the sum of what the moves move. A model works on numbers
+/// alone, may allocate, and may keep scratch memory; it knows nothing of the future.
+/// Thread-compatible.
+// clang-format off
+template <class P>
+concept CompactionPolicy =
+    std::default_initializable<P> &&
+    requires(P p, Layout const& l, std::uint32_t c, std::uint64_t b) {
+      { p.plan(l, c, b)  } -> std::same_as<std::optional<LayoutPlan>>;
+      { P::moves_blocks  } -> std::convertible_to<bool>;
+    };
+// clang-format on
+
+}  // namespace spillway

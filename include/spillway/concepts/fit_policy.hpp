@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/range_table.hpp>
+
+#include <concepts>
+#include <cstdint>
+
+namespace spillway {
+
+/// A free range that fits, and which end of it to take.
+struct Fit {
+  std::uint32_t node = no_node;
+  bool is_high_end = false;
+
+  friend bool operator==(Fit const&, Fit const&) noexcept = default;
+};
+
+/// Chooses which free range a block gets, and at which end. Keeps an index of the free ranges.
+///
+/// Given `f` of type `F`, the arena's table `t` (`ct` if const), a node `n`, and granules `c`:
+///
+/// | expression                | must                                                          | cost     |
+/// |---------------------------|---------------------------------------------------------------|----------|
+/// | `f.insert(t, n)`          | index node `n`, a free range that has its place and size      | O(log n) |
+/// | `f.erase(t, n)`           | forget a node that is indexed and unchanged since             | O(log n) |
+/// | `f.resize(t, n, first, c)` | give an indexed node another place and size, and index that  | O(log n) |
+/// | `f.find(ct, c)`           | name an indexed range of at least `c` granules if there is one | O(log n) |
+/// | `f.largest(ct)`           | the size of the largest indexed range, 0 if there is none     | O(log n) |
+///
+/// Nothing may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
+/// decides; it never touches memory or a device. Thread-compatible: an arena calls it under the
+/// lock of whoever owns the arena.
+// clang-format off
+template <class F>
+concept FitPolicy =
+    std::default_initializable<F> &&
+    requires(F f, F const cf, RangeTable& t, RangeTable const& ct, std::uint32_t n, std::uint32_t c) {
+      { f.insert(t, n)       } noexcept -> std::same_as<void>;
+      { f.erase(t, n)        } noexcept -> std::same_as<void>;
+      { f.resize(t, n, c, c) } noexcept -> std::same_as<void>;
+      { cf.find(ct, c)       } noexcept -> std::same_as<Fit>;
+      { cf.largest(ct)       } noexcept -> std::same_as<std::uint32_t>;
+    };
+// clang-format on
+
+}  // namespace spillway

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spillway {
+
+/// One range: where it lies, its neighbours by address, and what its state needs. In granules.
+struct RangeNode {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  std::uint32_t prev = 0;  ///< neighbour at lower addresses in the same segment, or `no_node`
+  std::uint32_t next = 0;
+  std::uint32_t link_a = 0;  ///< free: the fit policy's; taken: the owner's low half
+  std::uint32_t link_b = 0;  ///< free: the fit policy's; taken: the owner's high half
+  std::uint32_t tag = 0;     ///< free: the fit policy's
+  std::uint16_t segment = 0;
+  RangeState state = RangeState::free;
+  bool has_fence = false;
+
+  [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
+  [[nodiscard]] BlockId owner() const noexcept { return make_block_id(link_a, link_b); }
+  void set_owner(BlockId id) noexcept {
+    link_a = slot_of(id);
+    link_b = generation_of(id);
+  }
+};
+static_assert(sizeof(RangeNode) == 32, "two nodes a cache line");
+
+inline constexpr std::uint32_t no_node = 0xFFFFFFFFU;
+
+/// The nodes of all ranges of an arena, in slots that are used again, and what they add up to.
+///
+/// A fit policy sees this much of an arena. Sizes and places are in granules.
+/// Threads  thread-compatible.
+class RangeTable {
+ public:
+  static constexpr bool is_thread_safe = false;
+
+  [[nodiscard]] RangeNode& operator[](std::uint32_t node) noexcept { return nodes_[node]; }
+  [[nodiscard]] RangeNode const& operator[](std::uint32_t node) const noexcept {
+    return nodes_[node];
+  }
+
+  /// A slot for a new node; what was in it is left there.
+  ///
+  /// @throws std::bad_alloc when the table cannot grow; never while `idle_nodes() > 0`
+  [[nodiscard]] std::uint32_t acquire() {
+    if (idle_head_ == no_node) {
+      nodes_.emplace_back();
+      return static_cast<std::uint32_t>(nodes_.size() - 1);
+    }
+    std::uint32_t const node = idle_head_;
+    idle_head_ = nodes_[node].next;
+    --idle_nodes_;
+    return node;
+  }
+
+  void release(std::uint32_t node) noexcept {
+    nodes_[node].next = idle_head_;
+    idle_head_ = node;
+    ++idle_nodes_;
+  }
+
+  /// Slots that have been made, in use or not.
+  [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
+  [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
+
+  std::uint64_t free_granules = 0;
+  std::uint64_t taken_granules = 0;  ///< claimed ones too
+  std::size_t free_ranges = 0;
+  std::size_t taken_ranges = 0;
+
+ private:
+  std::vector<RangeNode> nodes_;
+  std::uint32_t idle_head_ = no_node;
+  std::size_t idle_nodes_ = 0;
+};
+
+}  // namespace spillway

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/block/compaction_plan.hpp>
+#include <spillway/block/enqueue_move.hpp>
+#include <spillway/block/eviction_window.hpp>
+#include <spillway/block/layout_snapshot.hpp>
+#include <spillway/block/range_map.hpp>
+#include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/fit_policy.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/policy/segregated_fit.hpp>
+#include <spillway/policy/sliding_compaction.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace spillway {
+
+/// How much memory an arena takes from its device, and when.
+struct ArenaOptions {
+  std::size_t capacity_bytes = 0;  ///< the most it ever reserves, scratch aside; below 1 TiB
+  /// Reserved at construction; all of the capacity unless told otherwise.
+  std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
+  std::size_t growth_bytes = 2_MiB;  ///< the least by which it grows
+  /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
+  /// a move takes more copies.
+  std::size_t bounce_bytes = 4_MiB;
+};
+
+/// What an arena holds, in bytes rounded up to the granule.
+struct ArenaStats {
+  std::size_t capacity_bytes = 0;
+  std::size_t reserved_bytes = 0;
+  std::size_t free_bytes = 0;
+  std::size_t largest_free_bytes = 0;
+  std::size_t taken_bytes = 0;  ///< with what a begun plan has claimed
+  std::size_t taken_ranges = 0;
+  std::size_t free_ranges = 0;
+  std::size_t segments = 0;
+
+  /// 0 when all that is free is in one piece or nothing is free, towards 1 as the pieces get small.
+  [[nodiscard]] double external_fragmentation() const noexcept {
+    return free_bytes == 0
+               ? 0.0
+               : 1.0 - static_cast<double>(largest_free_bytes) / static_cast<double>(free_bytes);
+  }
+
+  friend bool operator==(ArenaStats const&, ArenaStats const&) noexcept = default;
+};
+
+/// Divides device memory into ranges, joins them again, and plans how to move blocks together.
+///
+/// Shape    one or more segments; sizes and addresses are multiples of `granule_bytes`.
+/// Threads  thread-compatible. Only the constructor and the destructor call the device, so a caller
+///          can hold a lock around everything else and call the device outside it.
+/// Streams  none: each free range carries the last uses of its bytes, and whoever takes the range
+///          makes its stream wait for them (`Placement::fence`, `Move::fence`).
+/// Address  of a range: fixed except by a committed plan that moves it.
+template <DeviceApi Device,
+          FitPolicy Fit = SegregatedFit,
+          CompactionPolicy Compaction = SlidingCompaction>
+class DefragArena {
+ public:
+  using device_type = Device;
+  using fit_type = Fit;
+  using compaction_type = Compaction;
+  using Options = ArenaOptions;
+
+  static constexpr bool is_thread_safe = false;
+
+  /// `device` is not owned and must outlive the arena.
+  ///
+  /// @throws OutOfDeviceMemory when the device has not the initial bytes; DeviceError;
+  ///         ContractViolation for a capacity of less than a granule, or of 1 TiB and more
+  DefragArena(Device& device, ArenaOptions options);
+  DefragArena(DefragArena const&) = delete;
+  DefragArena& operator=(DefragArena const&) = delete;
+  /// Releases all memory; whatever used it has finished.
+  ~DefragArena();
+
+  /// Takes `bytes`, rounded up to the granule, for `owner`. @returns nothing if no free range fits
+  ///
+  /// @throws ContractViolation for 0 bytes; std::bad_alloc; nothing has changed then
+  /// @cost   that of the fit policy
+  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner);
+
+  /// Frees a range; whoever takes its place waits for `last_uses` first.
+  ///
+  /// A range of a plan that was begun may be given back too: it becomes free at the commit.
+  void give_back(RangeId range, Fence const& last_uses) noexcept {
+    map_.give_back(node_of(range), last_uses);
+  }
+
+  /// What to reserve so that `bytes` fit, 0 if the capacity does not allow it.
+  [[nodiscard]] std::size_t growth_for(std::size_t bytes) const noexcept;
+
+  /// Adds a reservation of this arena's device; the arena owns it from now on.
+  ///
+  /// @throws ContractViolation if it exceeds the capacity or is no multiple of the granule;
+  ///         std::bad_alloc; the caller keeps it then
+  void add_segment(void* segment, std::size_t bytes);
+
+  /// Hands over a wholly free segment, if there is one, for the caller to release after its fence.
+  [[nodiscard]] std::optional<Segment> trim() noexcept {
+    auto segment = map_.detach_segment();
+    reserved_bytes_ -= segment ? segment->bytes : 0;
+    return segment;
+  }
+
+  /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
+  ///
+  /// @param can_move  predicate on a block's id; asked once for each block, in order of address
+  /// @return  nothing if no such plan was found; a plan without moves if a free range fits already
+  /// @throws  ContractViolation for 0 bytes; std::bad_alloc
+  /// @cost    O(n) for n ranges, and a bounded search
+  template <std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan>
+  plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move);
+
+  /// A plan for about the largest free range that moving at most `budget_bytes` can make.
+  ///
+  /// @return  nothing if no free range larger than the largest can be made
+  /// @throws  std::bad_alloc
+  /// @cost    a few times that of `plan_compaction`
+  template <std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t budget_bytes, CanMove can_move);
+
+  /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
+  ///
+  /// Blocks keep their addresses until the commit. Begun plans must be committed.
+  /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
+  ///         nothing has changed then
+  /// @cost   O(m log m) for m moves
+  void begin_moves(CompactionPlan& plan);
+
+  /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
+  /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
+  ///
+  /// @cost O(m log m) for m moves
+  void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
+
+  /// The run of addresses with room for `bytes` whose blocks cost least to evict.
+  ///
+  /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
+  /// @throws ContractViolation for 0 bytes; std::bad_alloc
+  /// @cost   O(n)
+  template <class Cost>
+  [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes, Cost cost) const;
+
+  /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
+  template <std::invocable<RangeView const&> Visit>
+  void for_each_range(Visit visit) const;
+
+  [[nodiscard]] std::byte* address(RangeId range) const noexcept {
+    RangeNode const& node = map_[node_of(range)];
+    return map_.list().address(node.segment, node.first);
+  }
+  /// Rounded up to the granule.
+  [[nodiscard]] std::size_t size_bytes(RangeId range) const noexcept {
+    return std::size_t{map_[node_of(range)].count} * granule_bytes;
+  }
+  [[nodiscard]] BlockId owner(RangeId range) const noexcept { return map_[node_of(range)].owner(); }
+  /// True while a plan that moves the range is begun and not committed.
+  [[nodiscard]] bool is_moving(RangeId range) const noexcept {
+    RangeState const state = map_[node_of(range)].state;
+    return state == RangeState::moving || state == RangeState::leaving;
+  }
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    return static_cast<std::size_t>(map_.table().free_granules) * granule_bytes;
+  }
+  [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
+    return std::size_t{map_.largest()} * granule_bytes;
+  }
+  [[nodiscard]] ArenaStats stats() const noexcept;
+  [[nodiscard]] Device& device() const noexcept { return *device_; }
+
+ private:
+  // Reserves nothing. What the public constructor reserves after it, the destructor releases.
+  struct Nothing {};
+  DefragArena(Device& device, ArenaOptions options, Nothing);
+
+  static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
+  static std::uint64_t granules(std::size_t bytes) noexcept {
+    return bytes / granule_bytes + (bytes % granule_bytes != 0 ? 1 : 0);
+  }
+  [[nodiscard]] std::optional<CompactionPlan> to_plan(std::optional<LayoutPlan> const& answer);
+
+  Device* device_;
+  ArenaOptions options_;
+  std::size_t reserved_bytes_ = 0;
+  Bounce bounce_;
+  Fence bounce_fence_;
+  bool is_bounce_lent_ = false;
+  RangeMap<Fit> map_;
+  LayoutSnapshot snapshot_;
+  [[no_unique_address]] Compaction compaction_;
+};
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options, Nothing)
+    : device_{&device}, options_{options} {
+  options_.capacity_bytes &= ~(granule_bytes - 1);
+  options_.bounce_bytes &= ~(granule_bytes - 1);
+  expects(options_.capacity_bytes != 0 && options_.capacity_bytes / granule_bytes < no_node,
+          "an arena's capacity is at least 256 B and below 1 TiB");
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options)
+    : DefragArena{device, options, Nothing{}} {
+  std::size_t const bytes =
+      granules(std::min(options_.initial_bytes, options_.capacity_bytes)) * granule_bytes;
+  if (bytes != 0) {
+    void* const segment = device.try_reserve(bytes);
+    if (segment == nullptr) {
+      MemoryReport report;
+      report.requested_bytes = bytes;
+      report.capacity_bytes = options_.capacity_bytes;
+      throw OutOfDeviceMemory{report,
+                              "The device has " + std::to_string(device.memory_info().free_bytes) +
+                                  " bytes free: reserve less at first, or lower the capacity"};
+    }
+    try {
+      add_segment(segment, bytes);
+    } catch (...) {
+      device.release(segment, bytes);
+      throw;
+    }
+  }
+  if (options_.bounce_bytes != 0) {
+    // Scratch only saves copies, so it is no error if the device has no more.
+    bounce_.address = static_cast<std::byte*>(device.try_reserve(options_.bounce_bytes));
+    bounce_.bytes = bounce_.address != nullptr ? options_.bounce_bytes : 0;
+  }
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+DefragArena<Device, Fit, Compaction>::~DefragArena() {
+  for (std::uint16_t const segment : map_.list().segments()) {
+    RangeList::Span const& span = map_.list().span(segment);
+    device_->release(span.base, std::size_t{span.count} * granule_bytes);
+  }
+  if (bounce_.address != nullptr) {
+    device_->release(bounce_.address, bounce_.bytes);
+  }
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+std::optional<Placement> DefragArena<Device, Fit, Compaction>::try_take(std::size_t bytes,
+                                                                        BlockId owner) {
+  expects(bytes != 0, "a range of 0 bytes cannot be taken");
+  if (bytes > options_.capacity_bytes) {
+    return std::nullopt;
+  }
+  std::optional<Placement> placement{std::in_place};
+  std::uint32_t const node =
+      map_.take(static_cast<std::uint32_t>(granules(bytes)), owner, placement->fence);
+  if (node == no_node) {
+    return std::nullopt;
+  }
+  placement->range = RangeId{node};
+  placement->address = address(placement->range);
+  return placement;
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+std::size_t DefragArena<Device, Fit, Compaction>::growth_for(std::size_t bytes) const noexcept {
+  std::size_t const left = options_.capacity_bytes - reserved_bytes_;
+  if (bytes > left) {
+    return 0;
+  }
+  std::size_t const wanted = std::max(bytes, options_.growth_bytes);
+  return wanted >= left ? left : granules(wanted) * granule_bytes;
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+void DefragArena<Device, Fit, Compaction>::add_segment(void* segment, std::size_t bytes) {
+  expects(bytes % granule_bytes == 0 && bytes <= options_.capacity_bytes - reserved_bytes_,
+          "a segment is a multiple of 256 B and fits into the capacity");
+  map_.add_segment(static_cast<std::byte*>(segment), static_cast<std::uint32_t>(granules(bytes)));
+  reserved_bytes_ += bytes;
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+template <std::predicate<BlockId> CanMove>
+std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+    std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
+  expects(bytes != 0, "a range of 0 bytes cannot be planned for");
+  if (bytes <= largest_free_bytes()) {
+    std::optional<CompactionPlan> plan{std::in_place};
+    plan->makes_bytes = largest_free_bytes();
+    plan->claims.version = map_.version();
+    return plan;
+  }
+  if (!Compaction::moves_blocks || bytes > free_bytes()) {
+    return std::nullopt;
+  }
+  snapshot_.read(map_.list(), can_move);
+  return to_plan(compaction_.plan(snapshot_.layout(),
+                                  static_cast<std::uint32_t>(granules(bytes)),
+                                  budget_bytes / granule_bytes));
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+template <std::predicate<BlockId> CanMove>
+std::optional<CompactionPlan>
+DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMove can_move) {
+  if (!Compaction::moves_blocks) {
+    return std::nullopt;
+  }
+  snapshot_.read(map_.list(), can_move);
+  std::uint64_t const budget = budget_bytes / granule_bytes;
+  std::uint64_t reached = map_.largest();
+  std::uint64_t missed = map_.table().free_granules + 1;
+  std::optional<LayoutPlan> best;
+  // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
+  for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {
+    if (auto plan =
+            compaction_.plan(snapshot_.layout(), static_cast<std::uint32_t>(wanted), budget)) {
+      reached = std::max<std::uint64_t>(wanted, plan->count);
+      best = std::move(plan);
+    } else {
+      missed = wanted;
+    }
+    if (missed - reached <= reached / 16) {
+      break;
+    }
+    wanted = static_cast<std::uint64_t>(std::sqrt(
+        static_cast<double>(std::max<std::uint64_t>(reached, 1)) * static_cast<double>(missed)));
+  }
+  return to_plan(std::move(best));
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+std::optional<CompactionPlan>
+DefragArena<Device, Fit, Compaction>::to_plan(std::optional<LayoutPlan> const& answer) {
+  if (!answer) {
+    return std::nullopt;
+  }
+  std::optional<CompactionPlan> plan = snapshot_.to_plan(map_.list(), *answer);
+  plan->claims.version = map_.version();
+  return plan;
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+void DefragArena<Device, Fit, Compaction>::begin_moves(CompactionPlan& plan) {
+  map_.begin_moves(plan.claims);
+  if (!plan.moves.empty() && !is_bounce_lent_) {
+    is_bounce_lent_ = true;
+    plan.bounce = bounce_;
+    plan.fence = bounce_fence_;
+  }
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
+                                                        std::size_t done,
+                                                        Fence const& moved) noexcept {
+  map_.commit_moves(plan.claims, done, moved);
+  if (plan.bounce.address != nullptr) {
+    is_bounce_lent_ = false;
+    bounce_fence_.add(moved);
+    plan.bounce = {};
+  }
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+template <class Cost>
+std::optional<EvictionWindow>
+DefragArena<Device, Fit, Compaction>::cheapest_window(std::size_t bytes, Cost cost) const {
+  expects(bytes != 0, "a window of 0 bytes is no window");
+  if (bytes > options_.capacity_bytes) {
+    return std::nullopt;
+  }
+  return cheapest_eviction_window(
+      map_.list(), static_cast<std::uint32_t>(granules(bytes)), std::move(cost));
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+template <std::invocable<RangeView const&> Visit>
+void DefragArena<Device, Fit, Compaction>::for_each_range(Visit visit) const {
+  RangeList const& list = map_.list();
+  std::size_t rank = 0;
+  for (std::uint16_t const segment : list.segments()) {
+    for (std::uint32_t node = list.span(segment).head; node != no_node;
+         node = list.table[node].next) {
+      RangeNode const& range = list.table[node];
+      bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
+      visit(RangeView{.address = list.address(segment, range.first),
+                      .size_bytes = std::size_t{range.count} * granule_bytes,
+                      .segment = rank,
+                      .state = range.state,
+                      .owner = is_block ? range.owner() : BlockId{},
+                      .range = RangeId{is_block ? node : no_node}});
+    }
+    ++rank;
+  }
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+ArenaStats DefragArena<Device, Fit, Compaction>::stats() const noexcept {
+  RangeTable const& table = map_.table();
+  return {.capacity_bytes = capacity_bytes(),
+          .reserved_bytes = reserved_bytes_,
+          .free_bytes = free_bytes(),
+          .largest_free_bytes = largest_free_bytes(),
+          .taken_bytes = static_cast<std::size_t>(table.taken_granules) * granule_bytes,
+          .taken_ranges = table.taken_ranges,
+          .free_ranges = table.free_ranges,
+          .segments = map_.list().segments().size()};
+}
+
+}  // namespace spillway
