@@ -179,7 +179,8 @@ void HostJobs<FileIo>::rescue(job_type const& job, int error) noexcept {
     }
     job.slot->rescued.push_back(std::move(rescued));
   } catch (std::bad_alloc const&) {
-    ledger_->note_failure(*job.slot, {error, job.piece.file_offset, job.piece.bytes, false});
+    ledger_->note_failure(*job.slot,
+                          FileFailure{error, job.piece.file_offset, job.piece.bytes, false});
   }
 }
 
@@ -201,7 +202,8 @@ template <FileIoApi FileIo>
 void HostJobs<FileIo>::note_lost_read(job_type const& job, int error) noexcept {
   std::scoped_lock const lock{*mutex_};
   ++failed_reads_;
-  ledger_->note_failure(*job.slot, {error, job.piece.file_offset, job.piece.bytes, true});
+  ledger_->note_failure(*job.slot,
+                        FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
 }
 
 template <FileIoApi FileIo>
