@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/default_policies.hpp>
+#include <spillway/device/sim_api.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "experiment.hpp"
+#include "platforms.hpp"
+#include "sim_execution.hpp"
+
+namespace beyond {
+namespace {
+
+using namespace spillway::literals;
+
+struct SimPlatform {
+  using policies = spillway::SimPolicies;
+  using execution = SimExecution;
+
+  [[nodiscard]] static std::string name() { return "sim"; }
+  [[nodiscard]] static std::size_t unlimited_bytes() { return 16_GiB; }
+  /// A device that has so much memory and no more.
+  [[nodiscard]] static std::unique_ptr<spillway::SimApi> make_device(std::size_t memory_bytes) {
+    return std::make_unique<spillway::SimApi>(spillway::SimOptions{.capacity_bytes = memory_bytes});
+  }
+};
+
+}  // namespace
+
+Report run_on_sim(Dataset const& data, ExperimentOptions const& options, Progress& progress) {
+  return Experiment<SimPlatform>{data, options, progress}.run();
+}
+
+}  // namespace beyond

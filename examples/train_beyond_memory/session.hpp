@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device_allocator.hpp>
+#include <spillway/swappable_tensor.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pinned.hpp"
+#include "view.hpp"
+
+namespace beyond {
+
+/// A tensor as one operand of an operation.
+template <class Tensor, class Element>
+struct Operand {
+  Tensor const* tensor;
+  spillway::Access access;
+
+  [[nodiscard]] Matrix<Element> view(void* data) const {
+    return {static_cast<Element*>(data),
+            static_cast<Index>(tensor->extents()[0]),
+            static_cast<Index>(tensor->extents()[1])};
+  }
+};
+
+template <class Tensor>
+[[nodiscard]] auto read(Tensor const& tensor) {
+  return Operand<Tensor, typename Tensor::element_type const>{&tensor, spillway::Access::read};
+}
+/// What was in the tensor is not needed, so it is not brought in.
+template <class Tensor>
+[[nodiscard]] auto write(Tensor& tensor) {
+  return Operand<Tensor, typename Tensor::element_type>{&tensor, spillway::Access::write};
+}
+template <class Tensor>
+[[nodiscard]] auto update(Tensor& tensor) {
+  return Operand<Tensor, typename Tensor::element_type>{&tensor, spillway::Access::read_write};
+}
+
+/// One allocator and one stream: where tensors live, and in which order operations run.
+///
+/// `Execution` says how Thrust runs on this kind of device; see sim_execution.hpp and
+/// cuda_execution.cuh.
+template <class Policies, class Execution>
+class Session {
+ public:
+  using allocator_type = spillway::DeviceAllocator<Policies>;
+  using device_type = typename Policies::device;
+  using stream_type = typename device_type::stream_type;
+  using tiling = typename Execution::tiling;
+  template <class T>
+  using tensor_type = spillway::SwappableTensor<T, 2, allocator_type>;
+
+  /// `device` and `allocator` are not owned and must outlive the session.
+  Session(device_type& device, allocator_type& allocator)
+      : device_{&device}, allocator_{&allocator}, stream_{device}, staging_{device} {}
+
+  /// Waits for the stream, so that nothing of ours is in use any more.
+  ~Session() {
+    try {
+      synchronize();
+      allocator_->retire_stream(stream_.handle());
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses nothing
+    }
+  }
+  Session(Session const&) = delete;
+  Session& operator=(Session const&) = delete;
+
+  /// A tensor without contents.
+  template <class T>
+  [[nodiscard]] tensor_type<T> tensor(std::size_t rows, std::size_t cols) {
+    return {*allocator_, {rows, cols}};
+  }
+
+  // [run]
+  /// Enqueues one operation: leases all its operands, then calls `work(thrust_policy, matrix...)`.
+  ///
+  /// The leases end when this returns, long before the work has run: the allocator knows the stream,
+  /// and moves or swaps nothing before the stream has passed this point.
+  template <class Work, class... Tensors, class... Elements>
+  void run(Work work, Operand<Tensors, Elements> const&... operands) {
+    std::array const requests{operands.tensor->request(operands.access)...};
+    auto const leases = allocator_->acquire_all(requests, stream_.handle());
+    auto lease = leases.begin();
+    std::tuple const matrices{operands.view((lease++)->data())...};  // braces: from left to right
+    Execution::launch(*device_, stream_.handle(), [work, matrices](auto const& policy) {
+      std::apply([&](auto const&... matrix) { work(policy, matrix...); }, matrices);
+    });
+  }
+  // [run end]
+
+  /// Fills `tensor` from the host: `fill(span)` writes its elements, row by row.
+  ///
+  /// Waits only when the staging memory of a much earlier upload is still being copied.
+  template <class Tensor, class Fill>
+  void upload(Tensor& tensor, Fill fill) {
+    using T = typename Tensor::element_type;
+    auto& slot = staging_.next(tensor.size_bytes());
+    fill(std::span{static_cast<T*>(slot.data()), tensor.size()});
+    auto const lease = tensor.acquire(spillway::Access::write, stream_.handle());
+    device_->copy(lease.data(),
+                  slot.data(),
+                  tensor.size_bytes(),
+                  spillway::CopyKind::to_device,
+                  stream_.handle());
+    slot.record(stream_.handle());
+  }
+
+  /// Enqueues a copy of `tensor` to pinned memory; it is there after `synchronize()`.
+  template <class Tensor>
+  void download(Tensor& tensor, typename Tensor::element_type* to) {
+    auto const lease = tensor.acquire(spillway::Access::read, stream_.handle());
+    device_->copy(
+        to, lease.data(), tensor.size_bytes(), spillway::CopyKind::to_host, stream_.handle());
+  }
+
+  /// The elements of `tensor`. Waits for them.
+  template <class Tensor>
+  [[nodiscard]] auto values_sync(Tensor& tensor) {
+    std::vector<typename Tensor::element_type> values(tensor.size());
+    tensor.copy_to_host_sync(values, stream_.handle());
+    return values;
+  }
+
+  /// Waits until all that was enqueued has run.
+  void synchronize() { device_->synchronize(stream_.handle()); }
+
+  [[nodiscard]] device_type& device() const { return *device_; }
+  [[nodiscard]] allocator_type& allocator() const { return *allocator_; }
+
+ private:
+  device_type* device_;
+  allocator_type* allocator_;
+  OwnStream<device_type> stream_;
+  Staging<device_type> staging_;
+};
+
+/// The tensors of a session.
+template <class Session, class T>
+using TensorOf = typename Session::template tensor_type<T>;
+
+}  // namespace beyond

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device/sim_api.hpp>
+
+#include <thrust/system/cpp/execution_policy.h>
+
+#include <memory>
+#include <utility>
+
+#include "multiply.hpp"
+
+namespace beyond {
+
+/// Runs Thrust on the simulated device: on the host, by the thread of the stream, when its turn comes.
+struct SimExecution {
+  using tiling = HostTiling;
+
+  /// Enqueues `work(policy)` on `stream`. Does not wait.
+  template <class Work>
+  static void launch(spillway::SimApi& device, spillway::SimApi::stream_type stream, Work work) {
+    auto owned = std::make_unique<Work>(std::move(work));
+    device.launch_host(stream, &call<Work>, owned.get());
+    owned.release();  // `call` deletes it
+  }
+
+ private:
+  template <class Work>
+  static void call(void* argument) noexcept {
+    std::unique_ptr<Work> const work{static_cast<Work*>(argument)};
+    (*work)(thrust::cpp::par);
+  }
+};
+
+}  // namespace beyond
