@@ -5,14 +5,20 @@
 set(SPILLWAY_HEADERS
     spillway/block/block_record.hpp
     spillway/block/block_table.hpp
+    spillway/block/compaction_plan.hpp
+    spillway/block/enqueue_move.hpp
+    spillway/block/eviction_window.hpp
     spillway/block/host_jobs.hpp
     spillway/block/host_ledger.hpp
     spillway/block/host_mapping.hpp
     spillway/block/host_memory.hpp
     spillway/block/host_slot.hpp
     spillway/block/host_store.hpp
+    spillway/block/layout_snapshot.hpp
     spillway/block/pinned_memory.hpp
     spillway/block/posix_file_io.hpp
+    spillway/block/range_list.hpp
+    spillway/block/range_map.hpp
     spillway/block/size_classes.hpp
     spillway/block/slab_map.hpp
     spillway/block/swap_file.hpp
@@ -37,10 +43,13 @@ set(SPILLWAY_HEADERS
     spillway/core/slot_heap.hpp
     spillway/core/slot_order.hpp
     spillway/core/stats.hpp
+    spillway/core/step_follower.hpp
     spillway/core/step_record.hpp
     spillway/core/tensor_view.hpp
     spillway/core/types.hpp
     spillway/core/use.hpp
+    spillway/default_policies.hpp
+    spillway/defrag_arena.hpp
     spillway/device/basic_sim_api.hpp
     spillway/device/sim_api.hpp
     spillway/device/sim_backing.hpp
@@ -56,20 +65,36 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_stepped.hpp
     spillway/device/sim_threaded.hpp
     spillway/device/sim_worker.hpp
+    spillway/device_allocator.hpp
     spillway/host_staging.hpp
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
     spillway/lease.hpp
+    spillway/pager.hpp
+    spillway/pager/look_ahead.hpp
+    spillway/pager/pager_state.hpp
+    spillway/pager/room_maker.hpp
+    spillway/pager/transfers.hpp
+    spillway/policy/best_fit.hpp
     spillway/policy/cost_eviction.hpp
     spillway/policy/fifo_eviction.hpp
+    spillway/policy/gap_cover.hpp
+    spillway/policy/gap_search.hpp
+    spillway/policy/gap_set.hpp
     spillway/policy/lru_eviction.hpp
+    spillway/policy/no_compaction.hpp
     spillway/policy/no_prefetch.hpp
     spillway/policy/null_lock.hpp
     spillway/policy/null_observer.hpp
     spillway/policy/reverse_order.hpp
+    spillway/policy/schedule_eviction.hpp
     spillway/policy/schedule_lookahead.hpp
+    spillway/policy/segregated_fit.hpp
     spillway/policy/size_eviction.hpp
+    spillway/policy/slack_tree.hpp
+    spillway/policy/sliding_compaction.hpp
+    spillway/policy/step_plan.hpp
     spillway/staging_lane.hpp
     spillway/stream_order.hpp
     spillway/stream_prefetcher.hpp
@@ -78,6 +103,7 @@ set(SPILLWAY_HEADERS
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
+    spillway/cuda_policies.hpp
     spillway/device/cuda_api.hpp
     spillway/device/cuda_check.hpp
     spillway/device/cuda_context.hpp

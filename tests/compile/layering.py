@@ -31,6 +31,7 @@ LAYERS = {
     "host_staging.hpp": BASE,
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
     "default_policies.hpp": BASE | {"policy", "block", "device"},
+    "cuda_policies.hpp": BASE | {"default_policies.hpp", "device"},
 }
 LAYERS["device_allocator.hpp"] = set(LAYERS)
 LAYERS["observe"] = set(LAYERS)
