@@ -33,7 +33,7 @@ struct SimPolicies {
 
 static_assert(PolicySet<SimPolicies>);
 
-/// The embedded default: runs everywhere. On a GPU use `CudaPolicies` of device/cuda_policies.hpp.
+/// The embedded default: runs everywhere. On a GPU use `CudaPolicies` of cuda_policies.hpp.
 using DefaultPolicies = SimPolicies;
 
 }  // namespace spillway

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The allocator on a GPU, with kernels in flight.
+#include <spillway/cuda_policies.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "kernels.cuh"
+#include <support/allocator_load.hpp>
+
+using namespace spillway;
+
+namespace {
+
+struct Gpu;
+
+struct GpuGate {
+  void close(Gpu& gpu, cudaStream_t stream);
+  void open() { gate->open(); }
+
+  std::unique_ptr<gpu_test::KernelGate> gate;
+};
+
+struct Gpu {
+  using policies = CudaPolicies;
+  using stream_type = cudaStream_t;
+  static constexpr std::size_t scale = 16;
+
+  [[nodiscard]] GpuGate make_gate() {
+    GpuGate made{std::make_unique<gpu_test::KernelGate>(device)};
+    gate = made.gate.get();
+    return made;
+  }
+  void write(void* p, std::size_t n, std::uint32_t tag, cudaStream_t stream) {
+    gpu_test::launch_write(p, n, tag, stream);
+  }
+  void check(void const* p, std::size_t n, std::uint32_t tag, cudaStream_t stream) {
+    gpu_test::launch_check(p, n, tag, wrong_bytes.counter(), stream);
+  }
+  [[nodiscard]] unsigned long long wrong() const { return wrong_bytes.value(); }
+  /// Asked while the last gate is still there.
+  [[nodiscard]] bool is_sound() const { return gate == nullptr || !gate->gave_up(); }
+
+  CudaApi device;
+  gpu_test::WrongBytes wrong_bytes{device};
+  gpu_test::KernelGate const* gate = nullptr;
+};
+
+void GpuGate::close(Gpu& /*gpu*/, cudaStream_t stream) {
+  gate->close(stream);
+}
+
+}  // namespace
+
+TEST_SUITE("gpu") {
+  TEST_CASE_TEMPLATE_INVOKE(allocator_load, Gpu);
+}
