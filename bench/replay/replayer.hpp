@@ -101,9 +101,7 @@ class Replayer {
     options.paging.prefetching = settings.lookahead_ops != 0;
     options.paging.poison_vacated = settings.verify;
     options.paging.link_bytes_per_second = settings.link_gbps.value_or(25) * 1e9;
-    if constexpr (requires { options.prefetch.lookahead_ops; }) {
-      options.prefetch.lookahead_ops = settings.lookahead_ops;
-    }
+    options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = settings.lookahead_ops}};
     return options;
   }
 

@@ -41,6 +41,8 @@ class SwapPager {
   using lease_type = Lease<SwapPager>;
   using observer_type = typename Policies::observer;
 
+  using Guard = typename State::Guard;
+
   static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
 
   /// The parts are not owned and must outlive the pager.
@@ -132,22 +134,27 @@ class SwapPager {
   void reset_peak_stats();
   [[nodiscard]] observer_type& observer() noexcept { return state_.observer; }
 
+  /// How many threads wait for leases of others at this moment.
+  [[nodiscard]] std::size_t lease_waiters() const {
+    Guard const guard{state_.lock};
+    return state_.lease_waiters.size();
+  }
+
   /// Calls `visit(id, BlockRecord const&)` for every block under the lock; it must not call back.
   template <class Visit>
   void for_each_block(Visit visit) const {
-    typename State::Guard const guard{state_.lock};
+    Guard const guard{state_.lock};
     std::as_const(state_.blocks).for_each(visit);
   }
   /// Calls `visit` for every range of the arena under the lock; it must not call back.
   template <class Visit>
   void for_each_range(Visit visit) const {
-    typename State::Guard const guard{state_.lock};
+    Guard const guard{state_.lock};
     std::as_const(state_.arena).for_each_range(visit);
   }
 
  private:
   friend lease_type;
-  using Guard = typename State::Guard;
   using Turn = typename State::Turn;
 
   /// Leases counted but not handed out yet; taken back unless `keep` is called.

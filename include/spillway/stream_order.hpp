@@ -77,6 +77,8 @@ class StreamOrder {
   void synchronize(Fence const& fence);
 
   /// Forgets `stream` so that its owner may destroy it; points marked on it stay valid.
+  ///
+  /// Waits for other threads that are recording an event there at this moment, not for the device.
   void retire(stream_type stream);
 
  private:
@@ -96,7 +98,8 @@ class StreamOrder {
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
-    std::deque<EventSlot*> recorded;  // oldest first, `covers` increasing
+    std::deque<EventSlot*> recorded;          // oldest first, `covers` increasing
+    std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
     bool is_retired = false;
   };
 
@@ -104,6 +107,21 @@ class StreamOrder {
   struct Claim {
     StreamIndex stream = StreamIndex::none;
     EventSlot* slot = nullptr;
+  };
+
+  /// Says that a thread is done recording on a stream.
+  class Recording {
+   public:
+    explicit Recording(Stream& stream) : stream_{stream} {}
+    Recording(Recording const&) = delete;
+    Recording& operator=(Recording const&) = delete;
+    ~Recording() {
+      --stream_.recorders;
+      stream_.recorders.notify_all();
+    }
+
+   private:
+    Stream& stream_;
   };
 
   [[nodiscard]] Stream& at(StreamIndex index) const noexcept {
@@ -284,7 +302,9 @@ void StreamOrder<Device>::record(StreamIndex stream) {
       return;
     }
   }
-  release(record_event(recorded));
+  if (Claim const claim = record_event(recorded); claim.slot != nullptr) {
+    release(claim);
+  }
 }
 
 template <DeviceApi Device>
@@ -334,9 +354,15 @@ void StreamOrder<Device>::retire(stream_type stream) {
     retired = &at(found->second);
   }
   record(retired->index);
-  std::scoped_lock const lock{mutex_};
-  index_.erase(stream);
-  retired->is_retired = true;
+  {
+    std::scoped_lock const lock{mutex_};
+    index_.erase(stream);
+    retired->is_retired = true;
+  }
+  // Other threads may be recording on the stream right now; its owner is about to destroy it.
+  for (std::uint32_t left = retired->recorders; left != 0; left = retired->recorders) {
+    retired->recorders.wait(left);
+  }
 }
 
 /// Finds the earliest recorded event that covers `sequence`, or records one. An empty claim means
@@ -366,11 +392,21 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
   EventSlot* slot = nullptr;
   {
     std::scoped_lock const lock{mutex_};
+    if (stream.is_retired) {
+      // Its last event was recorded when it was retired, and is gone only if it has completed.
+      if (stream.recorded.empty()) {
+        return {};
+      }
+      ++stream.recorded.back()->users;
+      return {stream.index, stream.recorded.back()};
+    }
     if (!idle_.empty()) {
       slot = idle_.back();
       idle_.pop_back();
     }
+    ++stream.recorders;
   }
+  Recording const recording{stream};
   if (slot == nullptr) {
     auto fresh = std::make_unique<EventSlot>();
     fresh->event = device_->create_event();

@@ -253,11 +253,18 @@ TEST_SUITE("laws") {
         (void)buffers.back().acquire(Access::write, streams[i % 2]);
         (void)buffers[i / 2].acquire(Access::read_write, streams[i / 2 % 2]);
       }
-      allocator.compact();
       (void)buffers[0].residency();
       buffers[1].swap_in();
       buffers[1].swap_out();
       CHECK(allocator.stats().swap_ins.count > 0);
+      buffers.clear();
+      for (std::size_t i = 0; i < 16; ++i) {
+        buffers.emplace_back(allocator, 64_KiB);
+      }
+      for (std::size_t i = 0; i < 8; ++i) {
+        buffers.erase(buffers.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      allocator.compact();
       CHECK(allocator.stats().moves.count > 0);
       buffers.clear();
       for (auto const stream : streams) {

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "replay.hpp"
+
+#if defined(SPILLWAY_WITH_CUDA)
+
+#  include "replayer.hpp"
+
+#  include <spillway/cuda_policies.hpp>
+
+namespace replay {
+
+Result replay_on_cuda(Trace const& trace, Settings const& settings) {
+  spillway::CudaApi device;
+  return replay_with<spillway::CudaPolicies>(device, trace, settings, false);
+}
+
+}  // namespace replay
+
+#else
+
+#  include <stdexcept>
+
+namespace replay {
+
+Result replay_on_cuda(Trace const& /*trace*/, Settings const& /*settings*/) {
+  throw std::runtime_error{"--device cuda: this program was built without the CUDA toolkit"};
+}
+
+}  // namespace replay
+
+#endif
