@@ -39,6 +39,7 @@ namespace spillway {
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
  public:
+  using State = PagerState<Policies>;
   using pager_type = SwapPager<Policies>;
   using device_type = typename Policies::device;
   using stream_type = typename device_type::stream_type;
@@ -120,6 +121,10 @@ class DeviceAllocator {
   void swap_in(BlockId id) { pager_.swap_in(id); }
   [[nodiscard]] Residency residency(BlockId id) const { return pager_.residency(id); }
 
+  [[nodiscard]] void* stable_address(BlockId id) const requires State::keeps_addresses {
+    return pager_.stable_address(id);
+  }
+
   void begin_step() { pager_.begin_step(); }
   std::size_t compact(std::size_t budget_bytes = std::numeric_limits<std::size_t>::max()) {
     return pager_.compact(budget_bytes);
@@ -153,13 +158,11 @@ class DeviceAllocator {
   [[nodiscard]] pager_type const& pager() const noexcept { return pager_; }
 
  private:
-  using State = PagerState<Policies>;
-
   DeviceAllocator(device_type* device, Options options)
       : owned_device_{device == nullptr ? std::make_unique<device_type>() : nullptr},
         device_{device == nullptr ? owned_device_.get() : device},
         order_{*device_},
-        arena_{*device_, arena_options(*device_, options)},
+        arena_(make_arena(*device_, order_, options)),
         pool_{*device_, order_, host_options(options)},
         prefetcher_{*device_, order_, std::move(options.prefetch)},
         pager_{*device_, order_, arena_, pool_, prefetcher_, checked(options.paging)} {}
@@ -172,6 +175,15 @@ class DeviceAllocator {
             .initial_bytes = options.initial_bytes,
             .growth_bytes = options.growth_bytes,
             .bounce_bytes = options.bounce_bytes};
+  }
+
+  static typename State::Arena
+  make_arena(device_type& device, StreamOrder<device_type>& order, Options const& options) {
+    if constexpr (State::maps_pages) {
+      return typename State::Arena(device, order, arena_options(device, options).capacity_bytes);
+    } else {
+      return typename State::Arena(device, arena_options(device, options));
+    }
   }
 
   static HostPoolOptions host_options(Options const& options) {

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <thread>
 #include <type_traits>
@@ -116,6 +117,12 @@ class SwapPager {
   /// Where the bytes are now. Asks the device whether a copy is still in flight.
   [[nodiscard]] Residency residency(BlockId id) const;
 
+  /// The block's address for life, where the policies keep addresses: to be used under a lease only.
+  [[nodiscard]] void* stable_address(BlockId id) const requires State::keeps_addresses {
+    Guard const guard{state_.lock};
+    return state_.arena.address(state_.record(id).range);
+  }
+
   /// Marks the boundary between two steps of a program that repeats: what was recorded since the last
   /// mark predicts the step that begins.
   void begin_step();
@@ -206,19 +213,23 @@ class SwapPager {
 template <PolicySet Policies>
 BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
   expects(size_bytes != 0, "a block must have at least one byte");
-  std::size_t const most = std::numeric_limits<std::size_t>::max() - granule_bytes;
+  std::size_t const most =
+      std::numeric_limits<std::size_t>::max() / 2;  // rounding must not overflow
   Guard guard{state_.lock};
-  if (size_bytes > most || round_up(size_bytes, granule_bytes) > state_.arena.capacity_bytes()) {
+  if (size_bytes > most || state_.rounded(size_bytes) > state_.arena.capacity_bytes()) {
     ++state_.stats.out_of_memory;
     throw OutOfDeviceMemory{
         state_.report(size_bytes),
         "The block alone is larger than the capacity: raise capacity_bytes or split the block."};
   }
-  std::size_t const bytes = round_up(size_bytes, granule_bytes);
+  std::size_t const bytes = state_.rounded(size_bytes);
   BlockId const id = state_.blocks.emplace({.requested_bytes = size_bytes, .bytes = bytes});
   BlockRecord& block = *state_.blocks.find(id);
   try {
-    auto placement = state_.arena.try_take(bytes, id);
+    std::optional<Placement> placement;
+    if constexpr (!State::maps_pages) {
+      placement = state_.try_place(guard, bytes, id);
+    }
     if (placement) {
       ++state_.stats.range_sources[static_cast<std::size_t>(RangeSource::free_range)];
     } else {
@@ -231,10 +242,10 @@ BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
       state_.eviction.on_insert(id, bytes, {schedule.position(), schedule.next_use(id)});
     } catch (...) {
       state_.prefetcher.on_destroy(id);
-      state_.arena.give_back(placement->range, placement->fence);
+      state_.unplace(id, *placement, placement->fence);
       throw;
     }
-    state_.on_range_taken(id, block, *placement);
+    state_.on_range_taken(block, *placement);
   } catch (...) {
     state_.blocks.erase(id);
     throw;
@@ -280,9 +291,14 @@ template <PolicySet Policies>
 void SwapPager<Policies>::free_block(BlockId id, BlockRecord& block) noexcept {
   if (block.is_resident()) {
     state_.eviction.on_erase(id);
-    state_.on_range_left(block, block.last_uses());
+    state_.on_range_left(block, block.last_uses(), true);
   } else if (block.has_contents) {
     --state_.swapped_out_blocks;
+  }
+  if constexpr (State::keeps_addresses) {
+    if (block.is_parked) {
+      state_.arena.release(block.range);
+    }
   }
   if (block.host != HostSlotId{}) {
     state_.pool.give_back(block.host);
@@ -492,7 +508,7 @@ void SwapPager<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
   if (block.filler == &group) {
     block.filler = nullptr;
     state_.eviction.on_erase(id);
-    state_.on_range_left(block, block.last_uses());
+    state_.on_range_left(block, block.last_uses(), false);
     ++state_.swapped_out_blocks;
   }
   end_lease(id, block);

@@ -9,6 +9,7 @@
 #include <spillway/policy/no_compaction.hpp>
 #include <spillway/policy/no_prefetch.hpp>
 #include <spillway/policy/null_lock.hpp>
+#include <spillway/policy/remap_compaction.hpp>
 #include <spillway/policy/reverse_order.hpp>
 #include <spillway/policy/size_eviction.hpp>
 
@@ -53,11 +54,19 @@ struct CostUncompacted : Stepped {
   using compaction = spillway::NoCompaction;
 };
 
+struct Remapped : Stepped {
+  using compaction = spillway::RemapCompaction;
+};
+struct Stable : Stepped {
+  using compaction = spillway::StableAddresses;
+};
+
 /// What must be true of one block.
 struct Expected {
   BlockId id{};
   std::size_t bytes = 0;
   std::optional<std::uint64_t> content;  // seed of the pattern; nothing before the first write
+  void* address = nullptr;               // at its last use
 };
 
 template <class Policies>
@@ -121,13 +130,23 @@ class Program {
  private:
   static constexpr std::size_t capacity_bytes = 1_MiB;
   static constexpr std::size_t most_live_bytes = 3_MiB;
+  static constexpr std::size_t page_bytes = 4_KiB;
+
+  static std::size_t rounded(std::size_t bytes) {
+    bool const has_pages = requires {
+      Policies::compaction::remaps;
+    };
+    return spillway::round_up(bytes, has_pages ? page_bytes : spillway::granule_bytes);
+  }
+
   static constexpr std::array fallible{spillway::SimCall::allocate_pinned,
                                        spillway::SimCall::copy,
                                        spillway::SimCall::fill,
                                        spillway::SimCall::launch_host,
                                        spillway::SimCall::create_event,
                                        spillway::SimCall::record,
-                                       spillway::SimCall::wait};
+                                       spillway::SimCall::wait,
+                                       spillway::SimCall::map};
 
   static typename Allocator::Options options() {
     typename Allocator::Options options{.capacity_bytes = capacity_bytes};
@@ -159,11 +178,11 @@ class Program {
     std::size_t requested = 0;
     std::size_t resident = 0;
     for (Expected const& block : blocks_) {
-      bytes += spillway::round_up(block.bytes, spillway::granule_bytes);
+      bytes += rounded(block.bytes);
       requested += block.bytes;
       auto const residency = allocator_.residency(block.id);
       if (residency == spillway::Residency::device || residency == spillway::Residency::moving_in) {
-        resident += spillway::round_up(block.bytes, spillway::granule_bytes);
+        resident += rounded(block.bytes);
       }
     }
     REQUIRE(stats.allocated.blocks.current == blocks_.size());
@@ -221,7 +240,7 @@ class Program {
     if (live + bytes > most_live_bytes) {
       return destroy();
     }
-    blocks_.push_back({allocator_.allocate(bytes), bytes, std::nullopt});
+    blocks_.push_back({allocator_.allocate(bytes), bytes, std::nullopt, nullptr});
   }
 
   void destroy() {
@@ -287,6 +306,11 @@ class Program {
   /// The kernel of one use. The device must not fail it: what a program does with a lease is its own.
   void use(Expected& block, Access access, void* address, typename Device::stream_type stream) {
     disarm();
+    if constexpr (requires { allocator_.stable_address(block.id); }) {
+      REQUIRE(address == allocator_.stable_address(block.id));
+      REQUIRE((block.address == nullptr || block.address == address));
+      block.address = address;
+    }
     if (access != Access::write) {
       kernels_.check(device_, stream, address, block.bytes, *block.content);
     }
@@ -324,7 +348,7 @@ class Program {
 
   std::mt19937_64 random_;
   support::PatternKernels kernels_;  // before the device, whose end runs what is enqueued
-  Device device_{{.capacity_bytes = capacity_bytes + 64_KiB}};
+  Device device_{{.capacity_bytes = capacity_bytes + 64_KiB, .granularity_bytes = page_bytes}};
   Allocator allocator_{device_, options()};
   std::array<typename Device::stream_type, 3> streams_{};
   std::vector<Expected> blocks_;
@@ -365,5 +389,6 @@ TEST_SUITE("allocator_model") {
       CHECK(program.out_of_memory > 0);
     }
   }
-  TEST_CASE_TEMPLATE_INVOKE(programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted);
+  TEST_CASE_TEMPLATE_INVOKE(
+      programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted, Remapped, Stable);
 }

@@ -28,12 +28,13 @@ struct BlockRecord {
   // The group of requests that has taken a range to overwrite it and has not been granted it yet: the
   // host copy is still the only one.
   void const* filler = nullptr;
-  std::thread::id leaser{};     // who acquired last; no thread while several hold leases
+  std::thread::id leaser{};    // who acquired last; no thread while several hold leases
   bool has_contents = false;   // somebody may have written
   bool is_host_valid = false;  // the host slot holds the same bytes
   bool is_busy = false;        // one thread is enqueueing its copy or move outside the lock
   bool is_arriving = false;    // swapped in and not used since
   bool is_prefetched = false;  // brought in ahead of need and not used since
+  bool is_parked = false;      // not resident, and `range` is kept for its address
   bool is_orphan = false;      // abandoned while leased: freed when the last lease ends
 
   [[nodiscard]] bool is_resident() const noexcept { return address != nullptr; }

@@ -128,7 +128,7 @@ class LookAhead {
     // The lock was let go meanwhile: the block may have been freed.
     block = state_.blocks.find(wanted.id);
     if (block == nullptr || block->is_resident() || block->is_busy) {
-      state_.arena.give_back(placement->range, placement->fence);
+      state_.unplace(wanted.id, *placement, placement->fence);
       return true;
     }
     transfers_.bring_in(guard,

@@ -12,6 +12,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/defrag_arena.hpp>
 #include <spillway/host_swap_pool.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/stream_order.hpp>
 #include <spillway/stream_prefetcher.hpp>
 
@@ -23,6 +24,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -48,6 +50,22 @@ struct PagerOptions {
   std::chrono::milliseconds lease_wait{10'000};
 };
 
+/// The arena that a bundle of policies asks for: one that moves blocks, or one that maps pages.
+template <PolicySet Policies>
+struct ArenaOf {
+  using type =
+      DefragArena<typename Policies::device, typename Policies::fit, typename Policies::compaction>;
+};
+template <PolicySet Policies>
+  requires requires {
+    Policies::compaction::remaps;
+  }
+struct ArenaOf<Policies> {
+  using type = PageArena<typename Policies::device,
+                         typename Policies::fit,
+                         Policies::compaction::keeps_addresses>;
+};
+
 /// The data that the parts of a pager share, and the few things all of them do with it.
 ///
 /// One lock guards it all. Whoever makes room also holds *the turn*: a flag, not a lock, so that the
@@ -55,7 +73,7 @@ struct PagerOptions {
 template <PolicySet Policies>
 struct PagerState {
   using Device = typename Policies::device;
-  using Arena = DefragArena<Device, typename Policies::fit, typename Policies::compaction>;
+  using Arena = typename ArenaOf<Policies>::type;
   using Pool = HostSwapPool<Device>;
   using Prefetcher = StreamPrefetcher<Device, typename Policies::prefetch>;
   using Eviction = typename Policies::eviction;
@@ -63,6 +81,10 @@ struct PagerState {
   using ObserverType = typename Policies::observer;
   using Guard = std::unique_lock<Lock>;
   using stream_type = typename Device::stream_type;
+
+  /// The arena maps pages: ranges have to be mapped before use, with the turn and without the lock.
+  static constexpr bool maps_pages = requires(Arena & a, RangeId range) { a.map(range); };
+  static constexpr bool keeps_addresses = requires { requires Arena::keeps_addresses; };
 
   PagerState(Device& device_,
              StreamOrder<Device>& order_,
@@ -183,8 +205,64 @@ struct PagerState {
             .host_free_bytes = pool.free_bytes()};
   }
 
+  /// What a block of `bytes` takes up on the device.
+  [[nodiscard]] std::size_t rounded(std::size_t bytes) const noexcept {
+    if constexpr (maps_pages) {
+      return arena.rounded_bytes(bytes);
+    } else {
+      return round_up(bytes, granule_bytes);
+    }
+  }
+
+  /// A range for a block if one fits as things are. The caller has the turn where pages are mapped.
+  ///
+  /// @throws DeviceError if pages cannot be mapped; nothing is taken then
+  [[nodiscard]] std::optional<Placement> try_place(Guard& guard, std::size_t bytes, BlockId owner) {
+    if constexpr (!maps_pages) {
+      return arena.try_take(bytes, owner);
+    } else {
+      bool is_parked = false;
+      if constexpr (keeps_addresses) {
+        is_parked = blocks.find(owner)->is_parked;
+      }
+      auto placement =
+          is_parked ? arena.try_retake(blocks.find(owner)->range) : arena.try_take(bytes, owner);
+      if (placement) {
+        map_pages(guard, *placement, is_parked);
+      }
+      return placement;
+    }
+  }
+
+  void map_pages(Guard& guard, Placement& placement, bool is_parked) {
+    try {
+      Unlocked const unlocked{guard};
+      std::uint64_t const start = device.clock_ns();
+      auto const mapped = arena.map(placement.range);
+      placement.fence = mapped.fence;
+      mapping_waits = mapped.host_waits;
+      mapping_wait_ns = mapped.host_waits == 0 ? 0 : device.clock_ns() - start;
+    } catch (...) {
+      is_parked ? arena.park(placement.range, {}) : arena.give_back(placement.range, {});
+      throw;
+    }
+    stats.host_waits += mapping_waits;
+    stats.host_wait_ns += mapping_wait_ns;
+  }
+
+  /// Gives back a range that `try_place` found and no block got.
+  void unplace(BlockId owner, Placement const& placement, Fence const& after) noexcept {
+    if constexpr (keeps_addresses) {
+      if (blocks.find(owner)->is_parked) {
+        return arena.park(placement.range, after);
+      }
+    }
+    arena.give_back(placement.range, after);
+  }
+
   /// A block got a device range. The policy is told by the caller, who knows of which use.
-  void on_range_taken(BlockId id, BlockRecord& block, Placement const& placement) noexcept {
+  void on_range_taken(BlockRecord& block, Placement const& placement) noexcept {
+    block.is_parked = false;
     block.address = placement.address;
     block.range = placement.range;
     block.written = placement.fence;
@@ -193,12 +271,17 @@ struct PagerState {
     if (block.is_leased()) {
       stats.leased.add(block.bytes);
     }
-    (void)id;
   }
 
-  /// A block's range goes back to the arena; `after` is its last use.
-  void on_range_left(BlockRecord& block, Fence const& after) noexcept {
-    arena.give_back(block.range, after);
+  /// A block's range goes back to the arena; `after` is its last use. A block that stays somewhere
+  /// else keeps its address where addresses are kept.
+  void on_range_left(BlockRecord& block, Fence const& after, bool is_freed) noexcept {
+    if constexpr (keeps_addresses) {
+      block.is_parked = !is_freed;
+      is_freed ? arena.give_back(block.range, after) : arena.park(block.range, after);
+    } else {
+      arena.give_back(block.range, after);
+    }
     block.address = nullptr;
     stats.resident.subtract(block.bytes);
     if (block.is_leased()) {
@@ -234,6 +317,8 @@ struct PagerState {
   std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
   std::vector<Event> events;
+  std::uint64_t mapping_waits = 0;  // of the mapping just made; written under the turn alone
+  std::uint64_t mapping_wait_ns = 0;
   [[no_unique_address]] ObserverType observer;
 
   /// True while blocks have been leaving lately: then exact events are worth their cost.

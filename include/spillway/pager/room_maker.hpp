@@ -40,7 +40,7 @@ class RoomMaker {
     // Each round frees, moves or waits; other threads may take what a round made, so it is bounded.
     std::size_t const most_rounds = 16 + 4 * state_.blocks.size();
     for (std::size_t round = 0; round < most_rounds; ++round) {
-      if (auto placement = state_.arena.try_take(bytes, owner)) {
+      if (auto placement = state_.try_place(guard, bytes, owner)) {
         ++state_.stats.range_sources[static_cast<std::size_t>(source)];
         return *placement;
       }
@@ -60,7 +60,7 @@ class RoomMaker {
   template <class Admits>
   std::optional<Placement>
   try_take_for_prefetch(Guard& guard, std::size_t bytes, BlockId owner, Admits admits) {
-    if (auto placement = state_.arena.try_take(bytes, owner)) {
+    if (auto placement = state_.try_place(guard, bytes, owner)) {
       return placement;
     }
     if (state_.arena.free_bytes() < bytes) {
@@ -68,12 +68,12 @@ class RoomMaker {
       if (evict(guard, short_bytes, EvictionReason::prefetch, admits) == 0) {
         return std::nullopt;
       }
-      if (auto placement = state_.arena.try_take(bytes, owner)) {
+      if (auto placement = state_.try_place(guard, bytes, owner)) {
         return placement;
       }
     }
     if (state_.arena.free_bytes() >= bytes && compact(guard, bytes)) {
-      return state_.arena.try_take(bytes, owner);
+      return state_.try_place(guard, bytes, owner);
     }
     return std::nullopt;
   }

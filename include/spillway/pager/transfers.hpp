@@ -148,7 +148,7 @@ class Transfers {
       if (block.has_contents) {
         --state_.swapped_out_blocks;
       }
-      state_.on_range_taken(id, block, placement);
+      state_.on_range_taken(block, placement);
       return;
     }
     insert_or_give_back(id, block, placement, use, placement.fence);
@@ -170,10 +170,10 @@ class Transfers {
       state_.eviction.on_erase(id);
       Fence after = placement.fence;
       after.add(state_.prefetcher.in_ticket());
-      state_.arena.give_back(placement.range, after);
+      state_.unplace(id, placement, after);
       std::rethrow_exception(failure);
     }
-    state_.on_range_taken(id, block, placement);
+    state_.on_range_taken(block, placement);
     --state_.swapped_out_blocks;
     block.written = transfer.device_done;
     block.is_arriving = true;
@@ -275,7 +275,7 @@ class Transfers {
       state_.stats.drops.add(block.bytes);
       state_.log(EventKind::drop, departure.id, block.bytes, block.address);
     }
-    state_.on_range_left(block, after);
+    state_.on_range_left(block, after, false);
     block.written = departure.transfer.host_done;  // what `residency` asks about
     block.used.clear();
     if (block.has_contents) {
@@ -307,7 +307,7 @@ class Transfers {
     try {
       state_.eviction.on_insert(id, block.bytes, use);
     } catch (...) {
-      state_.arena.give_back(placement.range, after);
+      state_.unplace(id, placement, after);
       throw;
     }
   }
