@@ -169,10 +169,10 @@ inline std::uint64_t SimHostBacking::create_physical(std::size_t bytes) {
 
 inline void SimHostBacking::release_physical(std::uint64_t offset, std::size_t bytes) noexcept {
   // If the hole cannot be punched the pages stay in use by this process, but nothing else changes.
-  ::fallocate(file_,
-              FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(offset),
-              static_cast<off_t>(bytes));
+  [[maybe_unused]] int const result = ::fallocate(file_,
+                                                  FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                                  static_cast<off_t>(offset),
+                                                  static_cast<off_t>(bytes));
   free_file_range(offset, bytes);
 }
 
@@ -202,7 +202,9 @@ inline void SimHostBacking::map(void* p, std::uint64_t offset, std::size_t bytes
 
 inline void SimHostBacking::unmap(void* p, std::size_t bytes) noexcept {
   int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-  ::mmap(p, bytes, PROT_NONE, flags, -1, 0);
+  if (::mmap(p, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
+    ::mprotect(p, bytes, PROT_NONE);  // the pages stay, but nobody can touch them
+  }
 }
 
 /// Memory of a simulated device that holds no bytes: addresses that never repeat and always fault.

@@ -89,7 +89,8 @@ struct SimRate {
 
   [[nodiscard]] bool is_instant() const noexcept { return ns_per_byte == 0 && latency_ns == 0; }
   [[nodiscard]] std::uint64_t duration_ns(std::size_t bytes) const noexcept {
-    return latency_ns + static_cast<std::uint64_t>(static_cast<double>(bytes) * ns_per_byte + 0.5);
+    double const nearest_ns = static_cast<double>(bytes) * ns_per_byte + 0.5;
+    return latency_ns + static_cast<std::uint64_t>(nearest_ns);
   }
 };
 

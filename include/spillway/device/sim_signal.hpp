@@ -44,17 +44,22 @@ class SimSignal {
   /// What came before this call happens before what comes after `wait`.
   void set(std::uint64_t time_ns) noexcept {
     time_ns_.store(time_ns, std::memory_order_relaxed);
-    state_.store(1, std::memory_order_release);
-    wake_all(state_);
+    // One word says both that it is set and that somebody sleeps: so the setter learns the one
+    // without being ordered after the other.
+    if (state_.exchange(reached, std::memory_order_release) == awaited) {
+      wake_all(state_);
+    }
   }
   /// Looks first without ordering, so that a signal that is not set yet orders nothing.
   [[nodiscard]] bool is_set() const noexcept {
-    return state_.load(std::memory_order_relaxed) != 0 &&
-           state_.load(std::memory_order_acquire) != 0;
+    return state_.load(std::memory_order_relaxed) == reached &&
+           state_.load(std::memory_order_acquire) == reached;
   }
   void wait() noexcept {
     while (!is_set()) {
-      sleep_while(state_, 0);
+      std::uint32_t seen = unset;
+      state_.compare_exchange_strong(seen, awaited, std::memory_order_relaxed);
+      sleep_while(state_, awaited);
     }
   }
   /// When it was set; of a throttled stream, when it should have been.
@@ -67,10 +72,14 @@ class SimSignal {
   [[nodiscard]] bool is_unused() const noexcept {
     return users_.load(std::memory_order_acquire) == 0;
   }
-  void reset() noexcept { state_.store(0, std::memory_order_relaxed); }
+  void reset() noexcept { state_.store(unset, std::memory_order_relaxed); }
 
  private:
-  std::atomic<std::uint32_t> state_{0};
+  static constexpr std::uint32_t unset = 0;
+  static constexpr std::uint32_t awaited = 1;
+  static constexpr std::uint32_t reached = 2;
+
+  std::atomic<std::uint32_t> state_{unset};
   std::atomic<std::uint32_t> users_{0};
   std::atomic<std::uint64_t> time_ns_{0};
 };

@@ -117,8 +117,10 @@ class SimWorker {
     tail_->next.store(next, std::memory_order_release);
     tail_ = next;
     ++pushed_ops_;
-    pushes_.fetch_add(1, std::memory_order_release);
-    wake_all(pushes_);
+    if ((pushes_.fetch_add(one_push, std::memory_order_release) & asleep) != 0) {
+      pushes_.fetch_and(~asleep, std::memory_order_relaxed);
+      wake_all(pushes_);
+    }
   }
 
   /// The thread ends when it has run what was pushed; nothing may be pushed any more.
@@ -145,7 +147,11 @@ class SimWorker {
     std::atomic<Node*> next{nullptr};
   };
 
+  static constexpr std::uint32_t asleep = 1;    // the thread has found nothing to do
+  static constexpr std::uint32_t one_push = 2;  // pushes are counted in the other bits
+
   void remember(Op const& op);
+  void sleep(std::uint32_t seen) noexcept;
   void run();
   void execute(Op const& op);
   void run_timed(Op const& op);
@@ -179,7 +185,7 @@ inline void SimWorker::run() {
     std::uint32_t const seen = pushes_.load(std::memory_order_acquire);
     Node* const next = head_->next.load(std::memory_order_acquire);
     if (next == nullptr) {
-      sleep_while(pushes_, seen);
+      sleep(seen);
       continue;
     }
     head_.reset(next);
@@ -188,6 +194,15 @@ inline void SimWorker::run() {
     if (next->op.what == SimOp::Kind::stop) {
       return;
     }
+  }
+}
+
+/// Says in the word itself that the thread sleeps, so that whoever pushes learns it from the word that
+/// it writes anyway, and is not ordered after what the thread has run.
+inline void SimWorker::sleep(std::uint32_t seen) noexcept {
+  if ((seen & asleep) != 0 ||
+      pushes_.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed)) {
+    sleep_while(pushes_, seen | asleep);
   }
 }
 
