@@ -71,6 +71,15 @@ set(SPILLWAY_HEADERS
     spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
     spillway/lease.hpp
+    spillway/observe/chrome_trace.hpp
+    spillway/observe/json_stream.hpp
+    spillway/observe/names.hpp
+    spillway/observe/range_history.hpp
+    spillway/observe/snapshot.hpp
+    spillway/observe/snapshot_json.hpp
+    spillway/observe/stats_json.hpp
+    spillway/observe/summary.hpp
+    spillway/observe/timeline.hpp
     spillway/pager.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/pager_state.hpp
@@ -87,6 +96,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/no_prefetch.hpp
     spillway/policy/null_lock.hpp
     spillway/policy/null_observer.hpp
+    spillway/policy/remap_compaction.hpp
     spillway/policy/reverse_order.hpp
     spillway/policy/schedule_eviction.hpp
     spillway/policy/schedule_lookahead.hpp
@@ -95,6 +105,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/slack_tree.hpp
     spillway/policy/sliding_compaction.hpp
     spillway/policy/step_plan.hpp
+    spillway/spillway.hpp
     spillway/staging_lane.hpp
     spillway/stream_order.hpp
     spillway/stream_prefetcher.hpp

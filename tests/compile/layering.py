@@ -11,7 +11,7 @@ from header_table import header_files, includes_of
 
 BASE = {"core", "concepts"}
 PARTS = BASE | {"stream_order.hpp", "block"}
-PAGED = {"defrag_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp"}
+PAGED = {"defrag_arena.hpp", "page_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp"}
 LAYERS = {
     "core": set(),
     "concepts": {"core"},
@@ -22,6 +22,7 @@ LAYERS = {
     "stream_order.hpp": BASE,
     "defrag_arena.hpp": PARTS | {"policy"},
     "staging_lane.hpp": PARTS,
+    "page_arena.hpp": PARTS | {"policy"},
     "host_swap_pool.hpp": PARTS | {"staging_lane.hpp"},
     "stream_prefetcher.hpp": PARTS | {"host_swap_pool.hpp"},
     "lease.hpp": BASE,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs consumer/ against the library, taken in by WAY, in the empty folder WORK_DIR.
+# Builds the first example as a program of another project, which takes the library in by WAY, and runs
+# it. Works in the empty folder WORK_DIR.
 
-set(consumer ${CMAKE_CURRENT_LIST_DIR}/consumer)
+set(program ${SOURCE_DIR}/examples/01_hello_swap/main.cpp)
 file(REMOVE_RECURSE ${WORK_DIR})
 file(MAKE_DIRECTORY ${WORK_DIR})
 
@@ -10,7 +11,7 @@ macro(run)
 endmacro()
 
 if(WAY STREQUAL "include_path")
-  run(${CXX} -std=c++20 -I ${SOURCE_DIR}/include ${consumer}/main.cpp -pthread -o ${WORK_DIR}/consumer)
+  run(${CXX} -std=c++20 -I ${SOURCE_DIR}/include ${program} -pthread -o ${WORK_DIR}/consumer)
   run(${WORK_DIR}/consumer)
   return()
 endif()
@@ -21,7 +22,7 @@ if(WAY STREQUAL "find_package")
 else()
   set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
 endif()
-run(${CMAKE_COMMAND} -S ${consumer} -B ${WORK_DIR}/build -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
-    -DCMAKE_BUILD_TYPE=Debug ${how})
+run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Debug -DPROGRAM=${program} ${how})
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)
