@@ -318,8 +318,10 @@ void SwapPager<Policies>::acquire_into(std::span<LeaseRequest const> requests,
                                        lease_type* leases) {
   Guard guard{state_.lock};
   StreamIndex const on = state_.index_of(guard, stream);
-  for (LeaseRequest const& request : requests) {
-    (void)state_.record(request.id);  // all are known before any is held
+  for (LeaseRequest const& request : requests) {  // all are known before any is held
+    if (state_.record(request.id).is_lost && request.access != Access::write) {
+      throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
+    }
   }
   Holds holds{*this, guard, requests};
   for (LeaseRequest const& request : requests) {
@@ -435,6 +437,7 @@ auto SwapPager<Policies>::grant(LeaseRequest request, StreamIndex stream) noexce
   if (request.access != Access::read) {
     block.has_contents = true;
     block.is_host_valid = false;
+    block.is_lost = false;
   }
   if (block.filler != nullptr) {
     block.filler = nullptr;

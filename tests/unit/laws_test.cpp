@@ -187,6 +187,34 @@ TEST_SUITE("laws") {
     CHECK(bench.kernels.failures() == 0);
   }
 
+  TEST_CASE("Law 3: A stalled, its block is moved, B takes the place it left, C takes it from B") {
+    Bench bench{768_KiB};
+    Buffer before{bench.allocator, 256_KiB};
+    Buffer a{bench.allocator, 256_KiB};
+    Buffer after{bench.allocator, 256_KiB};
+    bench.device.stall(bench.streams[0]);
+    bench.write(a, 1, 0);
+    before.reset();
+    after.reset();
+
+    std::optional<Buffer> b{std::in_place, bench.allocator, 512_KiB};  // a moves for it
+    REQUIRE(bench.allocator.stats().moves.count == 1);
+    bench.write(*b, 2, 1);
+    b.reset();
+    Buffer c{bench.allocator, 512_KiB};
+    bench.write(c, 3, 2);
+    bench.check(c, 3, 2);
+    bench.device.run_all();
+    CHECK(bench.kernels.checks() == 0);  // C must not run before A's bytes have left
+
+    bench.device.resume(bench.streams[0]);
+    bench.device.run_all();
+    bench.check(a, 1, 1);
+    bench.device.run_all();
+    CHECK(bench.kernels.checks() == 2);
+    CHECK(bench.kernels.failures() == 0);
+  }
+
   TEST_CASE("Law 4: a clean block is dropped, and Access::write brings nothing in") {
     Bench bench{256_KiB};
     Buffer a{bench.allocator, 256_KiB};

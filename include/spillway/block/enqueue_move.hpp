@@ -2,11 +2,14 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <utility>
 
 namespace spillway {
 
@@ -36,16 +39,18 @@ struct MoveCopies {
   }
 
   static constexpr std::size_t most_pieces = 16;
+  static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };
 
 /// Enqueues the copies of one move, none of which overlaps itself.
 ///
 /// A block that slides by less than its length goes in pieces no longer than the slide, from the
-/// side it moves to; where those would be more than 16, through `bounce`.
+/// side it moves to; where those would be more than 16, through `bounce`. If the device refuses a
+/// copy, the pieces that were moved are moved back: the block stays, whole, where it was.
 ///
 /// @pre     `stream` waits for `move.fence`, for the block's last uses and for those of `bounce`
-/// @throws  DeviceError; if some copies of a move that overlaps itself had been enqueued by then,
-///          the block's bytes are lost
+/// @throws  DeviceError with the block where it was; BlockLost if the way back was refused too, again
+///          and again
 /// @stream  enqueues the copies; does not wait
 /// @return  how many copies were enqueued
 /// @cost    O(copies)
@@ -56,16 +61,39 @@ std::size_t enqueue_move(Device& device,
                          Bounce bounce = {}) {
   MoveCopies const copies = MoveCopies::of(move, bounce);
   bool const is_up = move.from < move.to;
-  for (std::size_t done = 0; copies.count != 0 && done < move.bytes;) {
-    std::size_t const bytes = std::min(copies.piece_bytes, move.bytes - done);
-    std::size_t const at = is_up ? move.bytes - done - bytes : done;
+  auto const carry = [&](std::byte* to, std::byte const* from, std::size_t bytes) {
     if (copies.is_bounced) {
-      device.copy(bounce.address, move.from + at, bytes, CopyKind::on_device, stream);
-      device.copy(move.to + at, bounce.address, bytes, CopyKind::on_device, stream);
-    } else {
-      device.copy(move.to + at, move.from + at, bytes, CopyKind::on_device, stream);
+      device.copy(bounce.address, from, bytes, CopyKind::on_device, stream);
+      from = bounce.address;
     }
-    done += bytes;
+    device.copy(to, from, bytes, CopyKind::on_device, stream);
+  };
+  // Piece number `i` and its place in the block; the last one may be shorter.
+  auto const piece = [&](std::size_t i) {
+    std::size_t const done = i * copies.piece_bytes;
+    std::size_t const bytes = std::min(copies.piece_bytes, move.bytes - done);
+    return std::pair{is_up ? move.bytes - done - bytes : done, bytes};
+  };
+  std::size_t moved = 0;
+  try {
+    for (; copies.count != 0 && moved * copies.piece_bytes < move.bytes; ++moved) {
+      auto const [at, bytes] = piece(moved);
+      carry(move.to + at, move.from + at, bytes);
+    }
+  } catch (DeviceError const&) {
+    std::size_t refusals = 0;
+    while (moved != 0) {
+      auto const [at, bytes] = piece(moved - 1);
+      try {
+        carry(move.from + at, move.to + at, bytes);
+        --moved;
+      } catch (DeviceError const& error) {
+        if (++refusals == MoveCopies::most_refusals) {
+          throw BlockLost{std::string{"a block was torn while it was moved: "} + error.what()};
+        }
+      }
+    }
+    throw;
   }
   return copies.count;
 }

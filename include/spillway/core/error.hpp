@@ -74,6 +74,13 @@ class DeviceError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Thrown when a block's bytes are gone because the device refused again and again while it carried
+/// them. Only the block concerned is affected; writing it anew makes it whole.
+class BlockLost : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 /// Thrown when the file tier cannot be opened, sized, written or read.
 class FileTierError : public std::runtime_error {
  public:

@@ -201,6 +201,7 @@ class Transfers {
       state_.blocks.find(move.owner)->is_busy = true;
     }
     std::size_t done = 0;
+    bool is_torn = false;
     std::exception_ptr failure;
     {
       Unlocked const unlocked{guard};
@@ -213,6 +214,9 @@ class Transfers {
           enqueue_move(state_.device, move, state_.prefetcher.move_handle(), plan.bounce);
           ++done;
         }
+      } catch (BlockLost const&) {
+        is_torn = true;
+        failure = std::current_exception();
       } catch (...) {
         failure = std::current_exception();
       }
@@ -230,7 +234,10 @@ class Transfers {
         state_.stats.moves.add(block.bytes);
         state_.log(EventKind::move, move.owner, block.bytes, block.address);
       } else {
-        block.used.add(moved);  // part of the move may have been enqueued
+        block.used.add(moved);  // part of the move may have been enqueued, and its way back
+      }
+      if (is_torn && i == done) {
+        give_up(move.owner, block);
       }
     }
     ++state_.stats.compaction_passes;
@@ -251,6 +258,18 @@ class Transfers {
     bool is_copied = false;
     bool has_failed = false;
   };
+
+  /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
+  void give_up(BlockId id, BlockRecord& block) {
+    if (block.is_host_valid) {
+      state_.eviction.on_erase(id);
+      state_.on_range_left(block, block.last_uses(), false);
+      ++state_.swapped_out_blocks;
+    } else {
+      block.has_contents = false;
+      block.is_lost = true;
+    }
+  }
 
   /// Overwrites the range that is given up, so that a use of a stale address shows.
   void poison(Departure& departure) {
