@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs spillway-replay on small traces and checks what it says. Usage: check_replay.py PROGRAM"""
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+KEYS = {
+    "completed", "failed_at", "capacity_bytes", "lower_bound_bytes", "peak_reserved_bytes",
+    "swapped_out_bytes", "swapped_in_bytes", "dropped_bytes", "moved_bytes", "compaction_passes",
+    "evictions", "host_waits", "compute_ns", "simulated_ns", "ns_per_op_median", "ns_per_op_p99", "ops",
+}
+folder = pathlib.Path(tempfile.mkdtemp())
+complaints = 0
+
+
+def expect(condition, what):
+    global complaints
+    if not condition:
+        print("FAILED:", what)
+        complaints += 1
+
+
+def run(text, *options, name="trace.csv"):
+    trace = folder / name
+    trace.write_text(text)
+    done = subprocess.run([PROGRAM, str(trace), *options], capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def replay(text, *options):
+    status, out, err = run(text, *options, "--json")
+    expect(status in (0, 3), f"{options}: exit status {status}, {err}")
+    result = json.loads(out)
+    expect(KEYS <= result.keys(), f"missing keys {KEYS - result.keys()}")
+    expect(result["completed"] == (status == 0), "exit status and completed agree")
+    return result
+
+
+def lifetimes(seed, buffers=400):
+    """Random lifetimes; 400 buffers of up to 64 KiB."""
+    draw = random.Random(seed)
+    rows = ["id,lower,upper,size"]
+    for i in range(buffers):
+        lower = draw.randrange(1000)
+        rows.append(f"{i},{lower},{lower + 1 + draw.randrange(60)},{1 + draw.randrange(65536)}")
+    return "\n".join(rows) + "\n"
+
+
+def network(layers=24, size=100_000):
+    """A network's training step: activations kept for the way back, weights for ever."""
+    rows = ["step,id,size,weight,kernel_ns"]
+    step = 0
+    for layer in [*range(layers), *reversed(range(layers))]:
+        operands = [(2 * layer, 1), (2 * layer + 1, 0)]
+        if 0 < layer:
+            operands.append((2 * layer - 1, 0))
+        for block, weight in operands:
+            rows.append(f"{step},{block},{size},{weight},1000000")
+        step += 1
+    return "\n".join(rows) + "\n"
+
+
+# At exactly the peak, with nothing swapped, compaction alone makes room; without it, it does not.
+moved = 0
+refused = 0
+for seed in range(5):
+    trace = lifetimes(seed)
+    tight = replay(trace, "--capacity", "1.0x", "--no-swap")
+    expect(tight["completed"], f"seed {seed}: completes at the peak with compaction")
+    expect(tight["swapped_out_bytes"] == 0, f"seed {seed}: --no-swap swaps nothing")
+    expect(tight["capacity_bytes"] == tight["lower_bound_bytes"], "1.0x is the lower bound")
+    moved += tight["moved_bytes"]
+    refused += not replay(trace, "--capacity", "1.0x", "--no-swap", "--no-compaction")["completed"]
+expect(moved > 0, "some of the random traces need compaction")
+expect(refused > 0, "some of the random traces cannot do without it")
+
+# The least bytes: three buffers of which two live at once; sizes round up to 256 B.
+small = "id,lower,upper,size\n1,0,10,1000\n2,5,20,2000\n3,10,30,512\n"
+expect(replay(small)["lower_bound_bytes"] == 1024 + 2048, "lower bound of a small trace")
+expect(replay(small, "--scale", "2")["lower_bound_bytes"] == 2048 + 4096, "scaled lower bound")
+expect(replay(small, "--capacity", "1KiB", "--no-swap")["failed_at"] == 1, "failed_at names the operation")
+
+# Steps that repeat: everything is verified on the simulated device, and prediction beats recency.
+trace = network()
+whole = replay(trace, "--capacity", "1.0x", "--steps", "3")
+expect(whole["swapped_in_bytes"] == 0 and whole["evictions"] == 0, "nothing leaves at the peak")
+expect(whole["compute_ns"] == 3 * 48 * 1_000_000, "compute_ns adds up the kernels")
+expect(whole["simulated_ns"] >= whole["compute_ns"], "time is at least the kernels' time")
+swapped_in = {}
+for eviction in ("lru", "fifo", "size", "cost", "schedule"):
+    for prefetch in ("off", "8"):
+        result = replay(trace, "--capacity", "0.5x", "--steps", "3", "--eviction", eviction,
+                        "--prefetch", prefetch, "--device", "sim", "--verify")
+        expect(result["completed"], f"{eviction} completes at half the peak")
+        expect(result["verified_bytes"] > 0 and result["corrupt_bytes"] == 0, f"{eviction} keeps every byte")
+        expect(result["host_waits"] == 0, f"{eviction} never waits on the host")
+        swapped_in[eviction, prefetch] = result["swapped_in_bytes"]
+expect(swapped_in["schedule", "off"] < swapped_in["lru", "off"], f"schedule beats lru: {swapped_in}")
+model, sim = (replay(trace, "--capacity", "0.5x", "--steps", "3", "--device", device)
+              for device in ("model", "sim"))
+expect(model["steps"][0]["swapped_in_bytes"] == sim["steps"][0]["swapped_in_bytes"],
+       "the model decides as the device does")
+expect(not replay(trace, "--capacity", "0.05x")["completed"], "less than one operation's operands fails")
+
+# A faster link never makes it slower.
+slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps", gbps)["simulated_ns"]
+              for gbps in ("0.5", "50"))
+expect(slow > fast, f"a slow link takes longer: {slow} against {fast}")
+
+# Bad input: exit status 2, and a message that names the file and the line.
+header = "id,lower,upper,size\n"
+bad = {
+    "": 0,
+    "id,lower,size\n": 1,
+    header: 1,
+    header + "1,0,10,100\n2,5\n": 3,
+    header + "1,0,10,-5\n": 2,
+    header + "1,0,10,0\n": 2,
+    header + "1,10,10,5\n": 2,
+    header + "1,0,10,5\n1,20,30,5\n": 3,
+    header + "1,0,10,5,7\n": 2,
+    header + "1,0,10,99999999999999999999999\n": 2,
+    header + "1,0,10,9000000000000000000\n": 2,
+    header + "1,0,10,1e3\n": 2,
+    header + "\x00\x01\x02\n": 2,
+    "step,id,size,weight,kernel_ns\n0,1,100,2,5\n": 2,
+    "step,id,size,weight,kernel_ns\n0,1,100,0,5\n1,1,101,0,5\n": 3,
+    "step,id,size,weight,kernel_ns\n0,1,100,0,5\n0,2,100,0,6\n": 3,
+}
+for number, (text, line) in enumerate(bad.items()):
+    status, out, err = run(text, "--json", name=f"bad{number}.csv")
+    expect(status == 2 and not out, f"bad trace {number}: exit status {status}")
+    expect(f"bad{number}.csv:{line}:" in err, f"bad trace {number}: names its line {line}: {err!r}")
+for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0"], ["--prefetch", "x"],
+                ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"]):
+    status, out, err = run(small, *options)
+    expect(status == 2 and err, f"{options}: exit status {status}")
+missing = subprocess.run([PROGRAM, str(folder / "none.csv")], capture_output=True, text=True)
+expect(missing.returncode == 2 and "none.csv" in missing.stderr, "a missing file is named")
+
+print("replay:", "failed" if complaints else "all as expected")
+sys.exit(bool(complaints))
