@@ -140,6 +140,7 @@ class HostSwapPool {
   }();
 
   [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
+  void open_lanes(HostPoolOptions const& options, int numa_node);
   void write_staged(Call& call, std::byte const* from, stream_type stream, StreamIndex at);
   void read_staged(Call& call, std::byte* to, stream_type stream, StreamIndex at);
   void
@@ -165,11 +166,25 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
              Lane::chunk_bytes_for(options.staging_bytes),
              std::move(file_io)} {
   if (options.pageable_bytes > 0 || options.file_bytes > 0) {
-    int const numa_node = options.numa_node.value_or(device.numa_node());
-    out_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
-    in_.emplace(device, order, options.staging_chunks, options.staging_bytes, numa_node);
+    open_lanes(options, options.numa_node.value_or(device.numa_node()));
   }
   store_.reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
+}
+
+/// Both directions with as many chunks as there is pinned memory for.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::open_lanes(HostPoolOptions const& options, int numa_node) {
+  for (std::size_t chunks = options.staging_chunks; !in_; --chunks) {
+    try {
+      out_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
+      in_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
+    } catch (OutOfHostMemory const&) {
+      out_.reset();
+      if (chunks == 1) {
+        throw;
+      }
+    }
+  }
 }
 
 template <DeviceApi Device, FileIoApi FileIo>

@@ -45,9 +45,9 @@ class StagingLane {
     return round_up(bytes, alignment_bytes);
   }
 
-  /// Reserves the chunks, fewer where there is no room for `chunk_count` of them.
+  /// Reserves `chunk_count` > 0 chunks.
   ///
-  /// @throws OutOfHostMemory where there is no pinned memory for one chunk; DeviceError
+  /// @throws OutOfHostMemory where there is no pinned memory for them; DeviceError
   StagingLane(Device& device,
               StreamOrder<Device>& order,
               std::size_t chunk_count,
@@ -112,15 +112,10 @@ StagingLane<Device>::StagingLane(Device& device,
                                  std::size_t chunk_bytes,
                                  int numa_node)
     : device_{&device}, order_{&order}, chunk_bytes_{chunk_bytes_for(chunk_bytes)} {
-  for (; chunk_count > 0; --chunk_count) {
-    std::size_t const bytes = chunk_count * chunk_bytes_ + alignment_bytes;
-    memory_ = PinnedMemory<Device>::try_allocate(device, bytes, numa_node);
-    if (memory_.data() != nullptr) {
-      break;
-    }
-  }
+  memory_ = PinnedMemory<Device>::try_allocate(
+      device, chunk_count * chunk_bytes_ + alignment_bytes, numa_node);
   if (memory_.data() == nullptr) {
-    throw OutOfHostMemory{chunk_bytes_,
+    throw OutOfHostMemory{chunk_count * chunk_bytes_,
                           0,
                           "There is no pinned memory to stage transfers to pageable memory or a "
                           "file; raise the limit on locked memory or lower staging_bytes."};
