@@ -55,6 +55,11 @@ struct StepRecord {
   }
   [[nodiscard]] bool is_birth(std::uint32_t block) const noexcept { return block >= born_from; }
 
+  /// What the use at an entry does, in this step or, counted on, the one after.
+  [[nodiscard]] Access access_at(std::uint32_t entry) const noexcept {
+    return static_cast<Access>(entries[entry < length() ? entry : entry - length()].access);
+  }
+
   /// The part that a block which outlived this step plays in the step after it.
   [[nodiscard]] std::uint32_t part_after(std::uint32_t block) const noexcept {
     std::uint32_t const other = blocks[block].successor_of;

@@ -25,6 +25,7 @@ struct Use {
   /// Where in the recorded step that next use is; a step's length is added if it is the step after
   /// this one. Unlike `next` it stays right when the program skips a few uses.
   std::uint32_t entry = unknown_entry;
+  bool is_ahead = false;  ///< no use yet: the block is there, or comes in, ahead of it
 };
 
 }  // namespace spillway

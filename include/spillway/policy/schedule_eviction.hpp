@@ -85,6 +85,9 @@ class ScheduleEviction {
     }
     planned_step_ = schedule.steps();
     planned_bytes_ = capacity_bytes;
+    for (BlockId id = by_use_.front(); id != BlockId{}; id = by_use_.after(id)) {
+      tracked_[slot_of(id)].is_back = false;
+    }
     try {
       plan_.make(schedule, capacity_bytes, unknown_bytes, [this](BlockId id) noexcept {
         return by_use_.contains(id);
@@ -138,6 +141,7 @@ class ScheduleEviction {
     std::uint64_t noted = 0;  // when it was last used, by our own count
     std::uint64_t now = 0;    // position of that use
     std::uint32_t entry = unknown_entry;
+    bool is_back = false;  // has come back ahead of that entry: to send it out again were in vain
   };
 
   /// Farthest next use first.
@@ -151,6 +155,7 @@ class ScheduleEviction {
     block.noted = ++notes_;
     block.now = use.now;
     block.entry = use.entry;
+    block.is_back = use.is_ahead;
   }
 
   template <class Inspect>
@@ -194,7 +199,7 @@ class ScheduleEviction {
     for (BlockId id = first_used_after(sorted_); id != BlockId{}; id = by_use_.after(id)) {
       forget_rank(id);
       std::uint32_t const entry = tracked_[slot_of(id)].entry;
-      if (plan_.must_leave(entry)) {
+      if (plan_.must_leave(entry) && !tracked_[slot_of(id)].is_back) {
         leaving_.push_back(id);
         to_offer_.push_back(id);
       } else if (plan_.leaves_for_nothing(entry)) {

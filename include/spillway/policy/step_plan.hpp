@@ -6,6 +6,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/core/use.hpp>
 #include <spillway/policy/gap_cover.hpp>
+#include <spillway/policy/gap_set.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -49,6 +50,10 @@ class StepPlan {
   }
 
  private:
+  // Blocks are planned to be back so many moments before their use, for room to bring them in early;
+  // unless the plan then swaps in one part in so many more than it could do with.
+  static constexpr std::uint32_t most_ahead = 64;
+  static constexpr std::int64_t worth_of_room = 200;
   static constexpr std::uint32_t none = StepRecord::none;
 
   /// Calls `alive(block, from, to)` for the moments [from, to) during which a block takes room unless
@@ -57,16 +62,12 @@ class StepPlan {
   template <class IsResident, class Alive, class Gap>
   void survey(AccessSchedule const& schedule, IsResident is_resident, Alive alive, Gap gap);
 
-  [[nodiscard]] static bool is_overwritten(StepRecord const& record, std::uint32_t entry) noexcept {
-    return static_cast<Access>(record.entries[entry % record.length()].access) == Access::write;
-  }
-
   std::vector<bool> leaves_;
   std::vector<bool> is_free_;
   std::vector<bool> is_present_;
   std::vector<std::int64_t> excess_;
   std::vector<std::uint32_t> rank_;
-  std::vector<GapCover::Gap> gaps_;
+  GapSet gaps_;
   GapCover cover_;
 };
 
@@ -80,7 +81,6 @@ void StepPlan::make(AccessSchedule const& schedule,
   std::uint32_t const horizon = 2 * record.length();
   std::vector<bool> leaves(horizon);
   std::vector<bool> is_free(horizon);
-  gaps_.clear();
   excess_.assign(std::size_t{horizon} + 1, 0);
   auto const weigh = [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
     excess_[from] += bytes;
@@ -90,7 +90,7 @@ void StepPlan::make(AccessSchedule const& schedule,
     return static_cast<std::int64_t>(record.blocks[block].bytes);
   };
   auto const costs_nothing = [&](std::uint32_t entry) {
-    return entry == never_entry || (entry != none && is_overwritten(record, entry));
+    return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
   };
   survey(
       schedule,
@@ -123,17 +123,30 @@ void StepPlan::make(AccessSchedule const& schedule,
   rank_[horizon] = moments;
   excess_.resize(moments);
   if (moments != 0) {
-    survey(
-        schedule,
-        is_resident,
-        [](std::uint32_t, std::uint32_t, std::uint32_t) {},
-        [&](std::uint32_t block, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-          if (from < to && rank_[from] < rank_[to] && !costs_nothing(entry)) {
-            gaps_.push_back({rank_[from], rank_[to] - 1, record.blocks[block].bytes, entry});
-          }
-        });
-    cover_.choose(excess_, gaps_);
-    for (GapCover::Gap const& gap : gaps_) {
+    auto const gather = [&](std::uint32_t ahead) {
+      gaps_.clear();
+      survey(
+          schedule,
+          is_resident,
+          [](std::uint32_t, std::uint32_t, std::uint32_t) {},
+          [&](std::uint32_t block, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+            if (from < to && !costs_nothing(entry)) {
+              to -= std::min(ahead, (to - from) / 4);
+              if (rank_[from] < rank_[to]) {
+                gaps_.add({{rank_[from], rank_[to] - 1}, record.blocks[block].bytes, entry});
+              }
+            }
+          });
+      gaps_.close(moments);
+    };
+    gather(0);
+    std::int64_t const least = cover_.least_bytes(excess_, gaps_);
+    gather(most_ahead);
+    if (!cover_.choose(excess_, gaps_) || gaps_.chosen_bytes() > least + least / worth_of_room) {
+      gather(0);
+      cover_.choose(excess_, gaps_);
+    }
+    for (Gap const& gap : gaps_) {
       if (gap.is_chosen && gap.tag != none) {
         leaves[gap.tag] = true;
       }
