@@ -2,11 +2,9 @@
 #include "data.hpp"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <string_view>
 
 namespace beyond {
@@ -86,14 +84,14 @@ Dataset load_csv(fs::path const& file) {
     if (numbers.back() >= digit_classes) {
       fail(file, "line " + std::to_string(line_number) + ": the label is not a digit");
     }
-    Images& images = pictures++ % test_share == test_share - 1 ? data.test : data.train;
+    Images& images = pictures++ % test_share == 0 ? data.test : data.train;
     images.labels.push_back(numbers.back());
     for (std::size_t i = 0; i + 1 < columns; ++i) {
       images.values.push_back(static_cast<float>(numbers[i]) / csv_highest_pixel);
     }
   }
-  if (data.test.count() == 0) {
-    fail(file, "holds " + std::to_string(pictures) + " pictures; at least 5 are needed");
+  if (data.train.count() == 0) {
+    fail(file, "holds " + std::to_string(pictures) + " pictures; at least 2 are needed");
   }
   data.train.pixels = data.test.pixels = columns - 1;
   return data;

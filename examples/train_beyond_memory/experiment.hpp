@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "data.hpp"
+#include "recording.hpp"
 #include "report.hpp"
 #include "session.hpp"
 #include "training.hpp"
@@ -23,25 +24,30 @@ namespace beyond {
 template <class Platform>
 class Experiment {
  public:
+  /// @throws DataError if a file that was asked for cannot be opened
   Experiment(Dataset const& data, ExperimentOptions options, Progress& progress)
-      : data_{&data}, options_{std::move(options)}, progress_{&progress} {}
+      : data_{&data},
+        options_{std::move(options)},
+        progress_{&progress},
+        files_{options_.timeline, options_.snapshot} {}
 
   [[nodiscard]] Report run() {
     Report report;
     report.device = Platform::name();
-    report.reference = train(0, true, "without a limit");
+    report.reference = train({.capacity_bytes = 0, .name = "without a limit"});
     if (!report.reference.completed) {
       throw spillway::DeviceError{"the training does not fit even without a limit: " +
                                   report.reference.error};
     }
     report.peak_bytes = report.reference.result.stats.allocated.bytes.peak;
-    for (double const factor : options_.capacities) {
+    for (double const& factor : options_.capacities) {
       for (bool const swapping : {false, true}) {
-        auto const bytes =
-            static_cast<std::size_t>(factor * static_cast<double>(report.peak_bytes));
-        std::size_t const whole_granules =
-            std::max<std::size_t>(bytes / spillway::granule_bytes, 1) * spillway::granule_bytes;
-        RunReport run = train(whole_granules, swapping, describe(factor, swapping));
+        bool const is_last = swapping && &factor == &options_.capacities.back();
+        RunReport run = train({.capacity_bytes = granules(factor, report.peak_bytes),
+                               .host_bytes = report.peak_bytes,
+                               .swapping = swapping,
+                               .recorded = is_last && files_.are_wanted(),
+                               .name = describe(factor, swapping)});
         run.capacity_factor = factor;
         run.bitwise_equal = run.completed && is_same(run.result, report.reference.result);
         run.result.state = {};  // large, and compared
@@ -52,23 +58,37 @@ class Experiment {
   }
 
  private:
-  using Policies = typename Platform::policies;
+  struct Policies : Platform::policies {
+    using observer = Recorder;
+  };
   using SessionType = Session<Policies, typename Platform::execution>;
   using Allocator = typename SessionType::allocator_type;
+
+  struct Plan {
+    std::size_t capacity_bytes;  // 0: no limit but the device's
+    std::size_t host_bytes = 0;  // pinned before the training starts
+    bool swapping = true;
+    bool recorded = false;
+    std::string name;
+  };
 
   /// What the allocator may use beside the tensors, for moves that overlap themselves.
   static constexpr std::size_t scratch_bytes = std::size_t{64} << 10U;
 
-  /// @param capacity_bytes  0: no limit but the device's
-  [[nodiscard]] static typename Allocator::Options allocator_options(std::size_t capacity_bytes,
-                                                                     bool swapping) {
+  [[nodiscard]] static std::size_t granules(double factor, std::size_t peak_bytes) {
+    auto const bytes = static_cast<std::size_t>(factor * static_cast<double>(peak_bytes));
+    return std::max<std::size_t>(bytes / spillway::granule_bytes, 1) * spillway::granule_bytes;
+  }
+
+  [[nodiscard]] static typename Allocator::Options allocator_options(Plan const& plan) {
     typename Allocator::Options options;
-    if (capacity_bytes == 0) {
+    if (plan.capacity_bytes == 0) {
       options.initial_bytes = 0;  // as much as turns out to be needed
     }
-    options.capacity_bytes = capacity_bytes;
+    options.capacity_bytes = plan.capacity_bytes;
     options.bounce_bytes = scratch_bytes;
-    options.paging.swapping = swapping;
+    options.host.initial_pinned_bytes = plan.swapping ? plan.host_bytes : 0;
+    options.paging.swapping = plan.swapping;
     return options;
   }
 
@@ -77,25 +97,34 @@ class Experiment {
            (swapping ? "swapping" : "no swapping");
   }
 
-  [[nodiscard]] RunReport
-  train(std::size_t capacity_bytes, bool swapping, std::string const& name) {
+  [[nodiscard]] RunReport train(Plan const& plan) {
+    auto const device =
+        Platform::make_device(plan.capacity_bytes == 0 ? Platform::unlimited_bytes()
+                                                       : plan.capacity_bytes + scratch_bytes);
+    Allocator allocator{*device, allocator_options(plan)};
+    if (plan.recorded) {
+      allocator.observer().start();
+    }
     RunReport run;
-    run.capacity_bytes = capacity_bytes;
-    run.swapping = swapping;
-    auto const device = Platform::make_device(capacity_bytes == 0 ? Platform::unlimited_bytes()
-                                                                  : capacity_bytes + scratch_bytes);
+    run.capacity_bytes = plan.capacity_bytes;
+    run.swapping = plan.swapping;
     try {
-      Allocator allocator{*device, allocator_options(capacity_bytes, swapping)};
       SessionType session{*device, allocator};
       Trainer trainer{session, *data_, options_.training};
       run.result = trainer.run([&](std::size_t epoch, double loss) {
-        progress_->show(name, epoch, options_.training.epochs, loss);
+        progress_->show(plan.name, epoch, options_.training.epochs, loss);
+        if (plan.recorded && epoch == options_.training.epochs) {
+          files_.write(allocator);
+        }
       });
       run.completed = true;
     } catch (spillway::OutOfDeviceMemory const& error) {
       run.error = error.what();
     } catch (spillway::OutOfHostMemory const& error) {
       run.error = error.what();
+    }
+    if (plan.recorded && !run.completed) {
+      files_.write(allocator);
     }
     return run;
   }
@@ -110,6 +139,7 @@ class Experiment {
   Dataset const* data_;
   ExperimentOptions options_;
   Progress* progress_;
+  RecordFiles files_;
 };
 
 }  // namespace beyond

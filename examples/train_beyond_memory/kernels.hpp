@@ -6,6 +6,7 @@
 #include <thrust/functional.h>
 #include <thrust/inner_product.h>
 #include <thrust/reduce.h>
+#include <thrust/transform_reduce.h>
 
 #include <cmath>
 #include <cstdint>

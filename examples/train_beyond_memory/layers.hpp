@@ -45,6 +45,7 @@ void fill_uniform(S& session, Tensor& tensor, double gain, std::uint64_t seed) {
       write(tensor));
 }
 
+// [linear]
 /// `y = x weight + bias`.
 template <class S, class Tensor>
 void linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bias, Tensor& y) {
@@ -60,6 +61,7 @@ void linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bia
       read(bias),
       write(y));
 }
+// [linear end]
 
 /// `y += x weight + bias`.
 template <class S, class Tensor>

@@ -83,7 +83,6 @@ void print_losses(std::ostream& out, std::size_t epochs, Report const& report) {
 void print_runs(std::ostream& out, Report const& report) {
   Table table;
   table.add({"capacity",
-             "",
              "swapping",
              "outcome",
              "bitwise equal",
@@ -95,8 +94,7 @@ void print_runs(std::ostream& out, Report const& report) {
              "moved",
              "host waits"});
   for (RunReport const& run : report.runs) {
-    std::vector<std::string> row{factor_of(run),
-                                 mebibytes(run.capacity_bytes),
+    std::vector<std::string> row{factor_of(run) + " = " + mebibytes(run.capacity_bytes),
                                  run.swapping ? "yes" : "no",
                                  run.completed ? "completed" : "out of memory"};
     if (run.completed) {

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/event.hpp>
+#include <spillway/observe/snapshot.hpp>
+#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/timeline.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "data.hpp"
+
+namespace beyond {
+
+/// A timeline that sleeps until it is wanted: runs that are compared by their speed record nothing.
+class Recorder {
+ public:
+  static constexpr bool is_enabled = true;
+
+  void on_event(spillway::Event const& event) noexcept {
+    if (is_recording_) {
+      timeline_.on_event(event);
+    }
+  }
+
+  /// Call before the allocator is used.
+  void start() { is_recording_ = true; }
+
+  [[nodiscard]] spillway::Timeline const& timeline() const { return timeline_; }
+
+ private:
+  spillway::Timeline timeline_;
+  bool is_recording_ = false;
+};
+
+/// The files that were asked for; opened at once, so that a bad path is not found after the training.
+class RecordFiles {
+ public:
+  /// @param timeline, snapshot  empty: not wanted
+  /// @throws DataError if a file cannot be opened
+  RecordFiles(std::filesystem::path const& timeline, std::filesystem::path const& snapshot)
+      : timeline_{open(timeline)}, snapshot_{open(snapshot)} {}
+
+  [[nodiscard]] bool are_wanted() const { return timeline_ || snapshot_; }
+
+  /// Writes what the allocator's recorder knows. @throws DataError if a file does not take it
+  template <class Allocator>
+  void write(Allocator& allocator) {
+    spillway::Timeline const& timeline = allocator.observer().timeline();
+    if (timeline_) {
+      timeline.write(timeline_->out, allocator.stats());
+      timeline_->finish();
+    }
+    if (snapshot_) {
+      auto const events = timeline.events();
+      spillway::write_json(snapshot_->out, spillway::snapshot(allocator, events));
+      snapshot_->finish();
+    }
+  }
+
+ private:
+  struct File {
+    std::filesystem::path path;
+    std::ofstream out;
+
+    void finish() {
+      out.flush();
+      if (!out) {
+        throw DataError{path.string() + ": cannot be written"};
+      }
+    }
+  };
+
+  [[nodiscard]] static std::optional<File> open(std::filesystem::path const& path) {
+    if (path.empty()) {
+      return std::nullopt;
+    }
+    File file{path, std::ofstream{path}};
+    if (!file.out) {
+      throw DataError{path.string() + ": cannot be opened for writing"};
+    }
+    return file;
+  }
+
+  std::optional<File> timeline_;
+  std::optional<File> snapshot_;
+};
+
+}  // namespace beyond
