@@ -80,6 +80,7 @@ set(SPILLWAY_HEADERS
     spillway/observe/stats_json.hpp
     spillway/observe/summary.hpp
     spillway/observe/timeline.hpp
+    spillway/page_arena.hpp
     spillway/pager.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/pager_state.hpp

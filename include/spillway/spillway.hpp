@@ -9,6 +9,11 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
+#include <spillway/observe/chrome_trace.hpp>
+#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/stats_json.hpp>
+#include <spillway/observe/summary.hpp>
+#include <spillway/observe/timeline.hpp>
 #include <spillway/policy/best_fit.hpp>
 #include <spillway/policy/cost_eviction.hpp>
 #include <spillway/policy/fifo_eviction.hpp>
