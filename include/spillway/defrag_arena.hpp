@@ -215,7 +215,8 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions o
     : device_{&device}, options_{options} {
   options_.capacity_bytes &= ~(granule_bytes - 1);
   options_.bounce_bytes &= ~(granule_bytes - 1);
-  expects(options_.capacity_bytes != 0 && options_.capacity_bytes / granule_bytes < no_node,
+  expects(options_.capacity_bytes != 0 &&
+              options_.capacity_bytes / granule_bytes < RangeList::line_granules,
           "an arena's capacity is at least 256 B and below 1 TiB");
 }
 
@@ -396,7 +397,7 @@ void DefragArena<Device, Fit, Compaction>::for_each_range(Visit visit) const {
   RangeList const& list = map_.list();
   std::size_t rank = 0;
   for (std::uint16_t const segment : list.segments()) {
-    for (std::uint32_t node = list.span(segment).head; node != no_node;
+    for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
          node = list.table[node].next) {
       RangeNode const& range = list.table[node];
       bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;

@@ -41,7 +41,7 @@ cheapest_eviction_window(RangeList const& list, std::uint32_t count, Price price
     std::uint64_t cost = 0;
     std::uint64_t granules = 0;
     items.clear();
-    for (std::uint32_t node = list.span(segment).head; node != no_node;
+    for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
          node = list.table[node].next) {
       RangeNode const& range = list.table[node];
       std::optional<std::uint64_t> const mine =

@@ -45,7 +45,7 @@ class LayoutSnapshot {
         blocks_.begin(), blocks_.end(), granule, [](std::uint32_t at, LayoutBlock const& block) {
           return at < block.first;
         });
-    return after == blocks_.begin() ? list.span(list.segments().front()).head
+    return after == blocks_.begin() ? list.front(list.segments().front())
                                     : nodes_[static_cast<std::size_t>(after - blocks_.begin()) - 1];
   }
 
@@ -69,9 +69,10 @@ void LayoutSnapshot::read(RangeList const& list, CanMove can_move) {
   for (std::uint16_t const segment : list.segments()) {
     RangeList::Span const& span = list.span(segment);
     if (span.first != end_) {
-      add({end_, span.first - end_, true}, span.head);
+      add({end_, span.first - end_, true}, list.front(segment));
     }
-    for (std::uint32_t node = span.head; node != no_node; node = list.table[node].next) {
+    for (std::uint32_t node = list.front(segment); node != span.wall;
+         node = list.table[node].next) {
       RangeNode const& range = list.table[node];
       if (range.state != RangeState::free) {
         bool const is_fixed = range.state != RangeState::taken || !can_move(range.owner());
@@ -102,7 +103,7 @@ inline CompactionPlan LayoutSnapshot::to_plan(RangeList const& list, LayoutPlan 
     move.owner = list.table[nodes_[block]].owner();
     move.to = list.address(to);
     move.bytes = std::size_t{count} * granule_bytes;
-    for (std::uint32_t node = before; node != no_node && list.table[node].first < to + count;
+    for (std::uint32_t node = before; list.table[node].first < to + count;
          node = list.table[node].next) {
       if (list.is_free(node) && list.table[node].end() > to) {
         move.fence.add(list.fence(node));

@@ -22,12 +22,13 @@ namespace spillway {
 class RangeList {
  public:
   static constexpr bool is_thread_safe = false;
+  static constexpr std::uint64_t line_granules = 0xFFFFFFFFU;  ///< 1 TiB, short of one
 
   struct Span {
     std::byte* base = nullptr;
     std::uint32_t first = 0;
-    std::uint32_t count = 0;  ///< 0: not in use
-    std::uint32_t head = no_node;
+    std::uint32_t count = 0;       ///< 0: not in use
+    std::uint32_t wall = no_node;  ///< a node that is no range: before the first, after the last
 
     [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
   };
@@ -47,16 +48,10 @@ class RangeList {
     return table.acquire();
   }
 
-  /// Makes two ranges of a segment neighbours; `no_node` stands for the segment's end.
-  void connect(std::uint32_t low, std::uint32_t high, std::uint16_t segment) noexcept {
-    if (low != no_node) {
-      table[low].next = high;
-    } else {
-      spans_[segment].head = high;
-    }
-    if (high != no_node) {
-      table[high].prev = low;
-    }
+  /// Makes two ranges of a segment neighbours.
+  void connect(std::uint32_t low, std::uint32_t high) noexcept {
+    table[low].next = high;
+    table[high].prev = low;
   }
 
   /// Puts a range between two others.
@@ -65,8 +60,8 @@ class RangeList {
              std::uint32_t next,
              std::uint16_t segment) noexcept {
     table[node].segment = segment;
-    connect(prev, node, segment);
-    connect(node, next, segment);
+    connect(prev, node);
+    connect(node, next);
   }
 
   [[nodiscard]] Fence fence(std::uint32_t node) const noexcept {
@@ -92,7 +87,7 @@ class RangeList {
   }
 
   [[nodiscard]] bool is_free(std::uint32_t node) const noexcept {
-    return node != no_node && table[node].state == RangeState::free;
+    return table[node].state == RangeState::free;
   }
 
   /// The address of a granule that lies in `segment`.
@@ -109,6 +104,10 @@ class RangeList {
     return address(*(after - 1), granule);
   }
 
+  /// The lowest range of a segment.
+  [[nodiscard]] std::uint32_t front(std::uint16_t segment) const noexcept {
+    return table[spans_[segment].wall].next;
+  }
   [[nodiscard]] Span const& span(std::uint16_t segment) const noexcept { return spans_[segment]; }
   /// The segments in use, in order of their place on the line.
   [[nodiscard]] std::vector<std::uint16_t> const& segments() const noexcept { return segments_; }
@@ -116,7 +115,8 @@ class RangeList {
   RangeTable table;
 
  private:
-  std::vector<Fence> fences_;  // by node; read only where the node says that it has one
+  std::vector<Fence> fences_ =
+      std::vector<Fence>(1);  // by node; read only where the node says that it has one
   std::vector<Span> spans_;
   std::vector<std::uint16_t> segments_;
 };
@@ -130,31 +130,41 @@ inline std::uint32_t RangeList::add_segment(std::byte* base, std::uint32_t count
   auto const vacant = std::find_if(
       spans_.begin(), spans_.end(), [](Span const& span) noexcept { return span.count == 0; });
   auto const segment = static_cast<std::uint16_t>(vacant - spans_.begin());
-  expects(count != 0 && first + count < no_node && segment != 0xFFFFU,
+  expects(count != 0 && first + count < line_granules && segment != 0xFFFFU,
           "too many segments, or too large for the arena's line");
   if (vacant == spans_.end()) {
     spans_.emplace_back();
   }
   segments_.insert(rank, segment);
   std::uint32_t node = no_node;
+  std::uint32_t wall = no_node;
   try {
     node = acquire();
+    wall = acquire();
   } catch (...) {
+    if (node != no_node) {
+      table.release(node);
+    }
     std::erase(segments_, segment);
     throw;
   }
 
-  spans_[segment] = {base, static_cast<std::uint32_t>(first), count, node};
+  spans_[segment] = {base, static_cast<std::uint32_t>(first), count, wall};
+  table[wall] = {};
+  table[wall].first = spans_[segment].end();
+  table[wall].segment = segment;
+  table[wall].state = RangeState::claimed;
   table[node] = {};
-  table[node].first = static_cast<std::uint32_t>(first);
+  table[node].first = spans_[segment].first;
   table[node].count = count;
-  place(node, no_node, no_node, segment);
+  place(node, wall, wall, segment);
   return node;
 }
 
 inline void RangeList::remove_segment(std::uint32_t node) noexcept {
   std::uint16_t const segment = table[node].segment;
   table.release(node);
+  table.release(spans_[segment].wall);
   spans_[segment] = {};
   segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
 }

@@ -101,7 +101,7 @@ template <FitPolicy Fit>
 std::optional<Segment> RangeMap<Fit>::detach_segment() noexcept {
   for (std::uint16_t const index : list_.segments()) {
     RangeList::Span const& span = list_.span(index);
-    std::uint32_t const node = span.head;
+    std::uint32_t const node = list_.front(index);
     if (!list_.is_free(node) || list_.table[node].count != span.count) {
       continue;
     }
@@ -131,16 +131,16 @@ std::uint32_t RangeMap<Fit>::take(std::uint32_t count, BlockId owner, Fence& fen
   } else {
     node = list_.acquire();
     RangeNode const rest = table[from];
+    // Which end it is cannot be predicted, so it chooses values and not branches.
+    std::uint32_t const left = rest.count - count;
+    std::uint32_t const high = is_high_end ? ~0U : 0U;
+    table[node].first = rest.first + (left & high);
     table[node].count = count;
-    if (is_high_end) {
-      table[node].first = rest.end() - count;
-      list_.place(node, from, rest.next, rest.segment);
-      fit_.resize(table, from, rest.first, rest.count - count);
-    } else {
-      table[node].first = rest.first;
-      list_.place(node, rest.prev, from, rest.segment);
-      fit_.resize(table, from, rest.first + count, rest.count - count);
-    }
+    list_.place(node,
+                (from & high) | (rest.prev & ~high),
+                (rest.next & high) | (from & ~high),
+                rest.segment);
+    fit_.resize(table, from, rest.first + (count & ~high), left);
   }
   if (table[from].has_fence) {
     fence = list_.fence(from);
@@ -191,12 +191,12 @@ void RangeMap<Fit>::add_free(std::uint32_t node) noexcept {
       table.release(range.next);
     }
     fit_.resize(table, range.prev, table[range.prev].first, count);
-    list_.connect(range.prev, next, range.segment);
+    list_.connect(range.prev, next);
     table.release(node);
   } else if (list_.is_free(range.next)) {
     list_.take_over_fence(range.next, node);
     fit_.resize(table, range.next, range.first, table[range.next].count + range.count);
-    list_.connect(range.prev, range.next, range.segment);
+    list_.connect(range.prev, range.next);
     table.release(node);
   } else {
     table[node].state = RangeState::free;
@@ -211,8 +211,7 @@ template <class Use>
 void RangeMap<Fit>::for_each_free_in(Piece const& piece, Use use) {
   RangeTable& table = list_.table;
   std::uint32_t const piece_end = piece.first + piece.count;
-  for (std::uint32_t node = piece.node; node != no_node && table[node].first < piece_end;
-       node = table[node].next) {
+  for (std::uint32_t node = piece.node; table[node].first < piece_end; node = table[node].next) {
     std::uint32_t const first = std::max(piece.first, table[node].first);
     std::uint32_t const end = std::min(piece_end, table[node].end());
     if (first < end && table[node].state == RangeState::free) {
@@ -376,7 +375,7 @@ void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& mov
     table[node].first = first;
     table[node].count = count;
     table[node].segment = run.segment;
-    list_.connect(node, next, run.segment);
+    list_.connect(node, next);
     next = node;
     end = first;
   };
@@ -404,7 +403,7 @@ void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& mov
     put(node, first, table[node].count);
   }
   put_gap(run.first);
-  list_.connect(run.prev, next, run.segment);
+  list_.connect(run.prev, next);
 
   while (next != run.next) {
     std::uint32_t const node = next;

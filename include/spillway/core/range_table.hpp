@@ -15,8 +15,8 @@ namespace spillway {
 struct RangeNode {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
-  std::uint32_t prev = 0;  ///< neighbour at lower addresses in the same segment, or `no_node`
-  std::uint32_t next = 0;
+  std::uint32_t prev = 0;    ///< neighbour at lower addresses, or the segment's wall
+  std::uint32_t next = 0;    ///< neighbour at higher addresses, or the segment's wall
   std::uint32_t link_a = 0;  ///< free: the fit policy's; taken: the owner's low half
   std::uint32_t link_b = 0;  ///< free: the fit policy's; taken: the owner's high half
   std::uint32_t tag = 0;     ///< free: the fit policy's
@@ -33,7 +33,8 @@ struct RangeNode {
 };
 static_assert(sizeof(RangeNode) == 32, "two nodes a cache line");
 
-inline constexpr std::uint32_t no_node = 0xFFFFFFFFU;
+/// Names no range. Its slot exists and is no range, so links can be written there without asking.
+inline constexpr std::uint32_t no_node = 0;
 
 /// The nodes of all ranges of an arena, in slots that are used again, and what they add up to.
 ///
@@ -42,6 +43,9 @@ inline constexpr std::uint32_t no_node = 0xFFFFFFFFU;
 class RangeTable {
  public:
   static constexpr bool is_thread_safe = false;
+
+  /// @throws std::bad_alloc
+  RangeTable() : nodes_(1) {}
 
   [[nodiscard]] RangeNode& operator[](std::uint32_t node) noexcept { return nodes_[node]; }
   [[nodiscard]] RangeNode const& operator[](std::uint32_t node) const noexcept {
@@ -68,7 +72,7 @@ class RangeTable {
     ++idle_nodes_;
   }
 
-  /// Slots that have been made, in use or not.
+  /// Slots that have been made, in use or not, `no_node` among them.
   [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 

@@ -24,8 +24,6 @@ class SegregatedFit {
  public:
   static constexpr bool is_thread_safe = false;
 
-  SegregatedFit() noexcept { heads_.fill(no_node); }
-
   void insert(RangeTable& table, std::uint32_t node) noexcept {
     link(table, node, class_of(table[node].count));
   }
@@ -76,13 +74,12 @@ class SegregatedFit {
   static constexpr std::uint32_t levels = 32 - sub_bits + 1;
   static constexpr std::uint32_t looks = 8;  // ranges of the own class tried before the next class
 
-  // Level 0 holds sizes below `subs`; level k the sizes from subs << (k - 1) on, in `subs` steps.
+  // The leading `sub_bits` + 1 bits of the size and how many follow, as one number. Smaller sizes
+  // are their own class.
   static constexpr std::uint32_t class_of(std::uint32_t count) noexcept {
-    if (count < subs) {
-      return count;
-    }
-    auto const log = static_cast<std::uint32_t>(31 - std::countl_zero(count));
-    return (log - sub_bits + 1) * subs + ((count >> (log - sub_bits)) & (subs - 1));
+    auto const rest_bits =
+        static_cast<std::uint32_t>(31 - std::countl_zero(count | subs)) - sub_bits;
+    return rest_bits * subs + (count >> rest_bits);
   }
 
   // A block is large when it has more than twice the mean size of the blocks that are there.
@@ -108,55 +105,44 @@ class SegregatedFit {
   }
 
   [[nodiscard]] std::uint32_t first_above(std::uint32_t size_class) const noexcept {
-    std::uint32_t level = size_class / subs;
-    std::uint32_t const sub = size_class % subs;
-    std::uint64_t in_level = subs_[level] & (~std::uint64_t{1} << sub);
-    if (in_level == 0) {
-      std::uint32_t const above = levels_ & (~std::uint32_t{1} << level);
-      if (above == 0) {
-        return no_node;
-      }
-      level = static_cast<std::uint32_t>(std::countr_zero(above));
-      in_level = subs_[level];
+    std::uint32_t const level = size_class / subs;
+    std::uint64_t const in_level = subs_[level] & (~std::uint64_t{1} << (size_class % subs));
+    std::uint32_t const above = levels_ & (~std::uint32_t{1} << level);
+    if ((in_level | above) == 0) {
+      return no_node;
     }
-    return heads_[level * subs + static_cast<std::uint32_t>(std::countr_zero(in_level))];
+    std::uint32_t const found =
+        in_level != 0 ? level : static_cast<std::uint32_t>(std::countr_zero(above));
+    std::uint64_t const word = in_level != 0 ? in_level : subs_[found];
+    return heads_[found * subs + static_cast<std::uint32_t>(std::countr_zero(word))];
   }
 
+  // Neither asks whether there is a neighbour: the node that is none may be written to.
   void link(RangeTable& table, std::uint32_t node, std::uint32_t size_class) noexcept {
     RangeNode& range = table[node];
     std::uint32_t const head = heads_[size_class];
     range.tag = size_class;
     range.link_a = no_node;
     range.link_b = head;
-    if (head != no_node) {
-      table[head].link_a = node;
-    } else {
-      subs_[size_class / subs] |= std::uint64_t{1} << (size_class % subs);
-      levels_ |= std::uint32_t{1} << (size_class / subs);
-    }
+    table[head].link_a = node;
     heads_[size_class] = node;
+    subs_[size_class / subs] |= std::uint64_t{1} << (size_class % subs);
+    levels_ |= std::uint32_t{1} << (size_class / subs);
   }
 
   void unlink(RangeTable& table, std::uint32_t node) noexcept {
-    RangeNode const& range = table[node];
-    if (range.link_b != no_node) {
-      table[range.link_b].link_a = range.link_a;
-    }
-    if (range.link_a != no_node) {
-      table[range.link_a].link_b = range.link_b;
-      return;
-    }
-    heads_[range.tag] = range.link_b;
-    if (range.link_b == no_node) {
-      std::uint32_t const level = range.tag / subs;
-      subs_[level] &= ~(std::uint64_t{1} << (range.tag % subs));
-      if (subs_[level] == 0) {
-        levels_ &= ~(std::uint32_t{1} << level);
-      }
-    }
+    RangeNode const range = table[node];
+    table[range.link_b].link_a = range.link_a;
+    table[range.link_a].link_b = range.link_b;
+    heads_[range.tag] = range.link_a == no_node ? range.link_b : heads_[range.tag];
+    std::uint32_t const level = range.tag / subs;
+    std::uint64_t const is_empty = heads_[range.tag] == no_node ? 1 : 0;
+    subs_[level] &= ~(is_empty << (range.tag % subs));
+    std::uint32_t const is_level_empty = subs_[level] == 0 ? 1 : 0;
+    levels_ &= ~(is_level_empty << level);
   }
 
-  std::array<std::uint32_t, std::size_t{levels} * subs> heads_;
+  std::array<std::uint32_t, std::size_t{levels} * subs> heads_{};  // no_node is 0
   std::array<std::uint64_t, levels> subs_{};  // bit s of word l: class l * subs + s has a range
   std::uint32_t levels_ = 0;                  // bit l: word l is not 0
 };
