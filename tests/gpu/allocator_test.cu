@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator on a GPU, with kernels in flight.
 #include <spillway/cuda_policies.hpp>
+#include <spillway/policy/remap_compaction.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,17 +16,26 @@ using namespace spillway;
 
 namespace {
 
-struct Gpu;
+struct Remapping : CudaPolicies {
+  using compaction = RemapCompaction;
+};
+struct Stable : CudaPolicies {
+  using compaction = StableAddresses;
+};
 
 struct GpuGate {
-  void close(Gpu& gpu, cudaStream_t stream);
+  template <class E>
+  void close(E& /*gpu*/, cudaStream_t stream) {
+    gate->close(stream);
+  }
   void open() { gate->open(); }
 
   std::unique_ptr<gpu_test::KernelGate> gate;
 };
 
+template <class Policies>
 struct Gpu {
-  using policies = CudaPolicies;
+  using policies = Policies;
   using stream_type = cudaStream_t;
   static constexpr std::size_t scale = 16;
 
@@ -49,12 +59,8 @@ struct Gpu {
   gpu_test::KernelGate const* gate = nullptr;
 };
 
-void GpuGate::close(Gpu& /*gpu*/, cudaStream_t stream) {
-  gate->close(stream);
-}
-
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE_TEMPLATE_INVOKE(allocator_load, Gpu);
+  TEST_CASE_TEMPLATE_INVOKE(allocator_load, Gpu<CudaPolicies>, Gpu<Remapping>, Gpu<Stable>);
 }

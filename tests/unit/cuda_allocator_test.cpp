@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator on CudaApi, on a stand-in for the CUDA runtime. On a GPU: tests/gpu/.
 #include <spillway/cuda_policies.hpp>
+#include <spillway/policy/remap_compaction.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,8 +17,16 @@ struct FakeRuntime {
   FakeCudart cuda{{.capacity_bytes = 64U << 20U, .numa_node = 0}};
 };
 
+struct Remapping : CudaPolicies {
+  using compaction = RemapCompaction;
+};
+struct Stable : CudaPolicies {
+  using compaction = StableAddresses;
+};
+
+template <class Policies>
 struct FakeCuda : FakeRuntime {
-  using policies = CudaPolicies;
+  using policies = Policies;
   using stream_type = cudaStream_t;
   static constexpr std::size_t scale = 1;
 
@@ -38,5 +47,6 @@ struct FakeCuda : FakeRuntime {
 }  // namespace
 
 TEST_SUITE("cuda_allocator") {
-  TEST_CASE_TEMPLATE_INVOKE(allocator_load, FakeCuda);
+  TEST_CASE_TEMPLATE_INVOKE(
+      allocator_load, FakeCuda<CudaPolicies>, FakeCuda<Remapping>, FakeCuda<Stable>);
 }

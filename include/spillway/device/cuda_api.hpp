@@ -146,8 +146,8 @@ class CudaApi {
 #endif
   }
 
-  /// False where the device or its driver has no virtual memory; then `granularity_bytes` is 0, and
-  /// `reserve_address`, `try_create_physical` and `map` throw DeviceError.
+  /// False where the device or its driver has no virtual memory; `reserve_address`,
+  /// `try_create_physical` and `map` then throw DeviceError.
   [[nodiscard]] bool has_virtual_memory() const noexcept {
     return virtual_memory_.is_supported();
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/device/cuda_check.hpp>
 #include <spillway/device/cuda_context.hpp>
 
@@ -48,13 +49,13 @@ class CudaVirtualMemory {
     CUmemAllocationProp const properties = memory_here();
     cuda_check(cuda_status(
         get_granularity(&granularity_bytes_, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM)));
+    is_supported_ = true;
   }
 
   /// False where the device or its driver has none; then `reserve_address`, `map` and
   /// `try_create_physical` throw.
-  [[nodiscard]] bool is_supported() const noexcept { return granularity_bytes_ != 0; }
+  [[nodiscard]] bool is_supported() const noexcept { return is_supported_; }
 
-  /// 0 where nothing can be mapped.
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
 
   [[nodiscard]] void* reserve_address(std::size_t size_bytes) {
@@ -142,7 +143,8 @@ class CudaVirtualMemory {
   PFN_cuMemMap_v10020 map_ = nullptr;
   PFN_cuMemUnmap_v10020 unmap_ = nullptr;
   PFN_cuMemSetAccess_v10020 set_access_ = nullptr;
-  std::size_t granularity_bytes_ = 0;
+  std::size_t granularity_bytes_ = 2_MiB;  // of every device so far; asked for where it matters
+  bool is_supported_ = false;
 };
 
 }  // namespace spillway::detail
