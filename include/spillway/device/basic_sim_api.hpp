@@ -17,16 +17,6 @@
 
 namespace spillway {
 
-/// What a simulated device has given out and not got back.
-struct SimUsage {
-  std::size_t device_bytes = 0;  ///< reservations and physical memory
-  std::size_t pinned_bytes = 0;
-  std::size_t streams = 0;
-  std::size_t events = 0;
-
-  friend bool operator==(SimUsage const&, SimUsage const&) noexcept = default;
-};
-
 /// A device made of host memory, with a capacity that is a real limit. `Executor` runs its streams.
 ///
 /// It is strict where a real device is silent: a copy outside live memory, an overlapping move or a
@@ -159,7 +149,6 @@ class BasicSimApi {
   using lock_type = std::unique_lock<mutex_type>;
 
   [[nodiscard]] lock_type enter(char const* caller) const;
-  void check_copy(void const* to, void const* from, std::size_t bytes, CopyKind kind);
 
   SimOptions options_;
   mutable mutex_type mutex_;
@@ -216,38 +205,14 @@ void BasicSimApi<Executor>::free_pinned(void* p, std::size_t bytes) noexcept {
 }
 
 template <class Executor>
-void BasicSimApi<Executor>::check_copy(void const* to,
-                                       void const* from,
-                                       std::size_t bytes,
-                                       CopyKind kind) {
-  if (!options_.checked || bytes == 0) {
-    return;
-  }
-  if (kind == CopyKind::to_device) {
-    memory_.check_pinned(from, bytes, "source of a copy to the device");
-  } else {
-    memory_.check_device(from, bytes, "source of a copy");
-  }
-  if (kind == CopyKind::to_host) {
-    memory_.check_pinned(to, bytes, "destination of a copy to the host");
-  } else {
-    memory_.check_device(to, bytes, "destination of a copy");
-  }
-  auto const first = reinterpret_cast<std::uintptr_t>(from);
-  auto const second = reinterpret_cast<std::uintptr_t>(to);
-  if (first < second + bytes && second < first + bytes) {
-    throw DeviceError{"SimApi: a copy from " + detail::describe_range(from, bytes) + " to " +
-                      detail::describe_range(to, bytes) + " overlaps itself"};
-  }
-}
-
-template <class Executor>
 void BasicSimApi<Executor>::copy(
     void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream) {
   lock_type lock = enter("copy");
   faults_.strike(SimCall::copy, "copy");
   executor_.check(stream, "copy");
-  check_copy(to, from, bytes, kind);
+  if (options_.checked) {
+    memory_.check_copy(to, from, bytes, kind);
+  }
   executor_.enqueue(stream, detail::SimOp::copy(to, from, bytes, kind), lock);
   calls_.count_copy(kind, bytes);
 }
@@ -260,7 +225,7 @@ void BasicSimApi<Executor>::fill(void* p,
   lock_type lock = enter("fill");
   faults_.strike(SimCall::fill, "fill");
   executor_.check(stream, "fill");
-  if (options_.checked && bytes != 0) {
+  if (options_.checked) {
     memory_.check_device(p, bytes, "range of a fill");
   }
   executor_.enqueue(stream, detail::SimOp::fill(p, byte, bytes), lock);
@@ -275,7 +240,7 @@ void BasicSimApi<Executor>::use(void const* p,
                                 stream_type stream) {
   lock_type const lock = enter("use");
   executor_.check(stream, "use");
-  if (options_.checked && bytes != 0) {
+  if (options_.checked) {
     memory_.check_device(p, bytes, "range of a kernel");
   }
   executor_.use(stream, p, bytes, access);
@@ -285,7 +250,7 @@ template <class Executor>
 void BasicSimApi<Executor>::poison(void* p, std::size_t bytes, stream_type stream) {
   lock_type lock = enter("poison");
   executor_.check(stream, "poison");
-  if (options_.checked && bytes != 0) {
+  if (options_.checked) {
     memory_.check_device(p, bytes, "range to poison");
   }
   if constexpr (holds_bytes) {
@@ -415,9 +380,7 @@ void BasicSimApi<Executor>::free_address(void* p, std::size_t bytes) noexcept {
 template <class Executor>
 auto BasicSimApi<Executor>::try_create_physical(std::size_t bytes) -> std::optional<physical_type> {
   lock_type const lock = enter("try_create_physical");
-  if (faults_.strikes(SimCall::create_physical)) {
-    return std::nullopt;
-  }
+  faults_.strike(SimCall::create_physical, "try_create_physical");
   std::optional<physical_type> const physical = memory_.try_create_physical(bytes);
   if (physical) {
     ++calls_.physical_creations;

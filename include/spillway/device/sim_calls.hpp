@@ -24,7 +24,7 @@ enum class SimCall : std::uint8_t {
   wait,
   synchronize,
   reserve_address,
-  create_physical,  ///< fails by returning nothing
+  create_physical,
   map,
 };
 
@@ -87,6 +87,16 @@ struct SimCalls {
   }
 
   friend bool operator==(SimCalls const&, SimCalls const&) noexcept = default;
+};
+
+/// What a simulated device has given out and not got back.
+struct SimUsage {
+  std::size_t device_bytes = 0;  ///< reservations and physical memory
+  std::size_t pinned_bytes = 0;
+  std::size_t streams = 0;
+  std::size_t events = 0;
+
+  friend bool operator==(SimUsage const&, SimUsage const&) noexcept = default;
 };
 
 /// Which calls of a simulated device are going to fail.

@@ -40,7 +40,9 @@ class SimMemory {
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes);
   void free_pinned(void* p, std::size_t bytes, Barrier barrier);
 
-  /// @throws DeviceError unless all of the range is device memory
+  /// @throws DeviceError unless both ranges are live, of the right kind, and apart
+  void check_copy(void const* to, void const* from, std::size_t bytes, CopyKind kind);
+  /// @throws DeviceError unless all of the range is device memory; no bytes are anywhere
   void check_device(void const* p, std::size_t bytes, char const* role);
   /// @throws DeviceError unless all of the range is pinned memory
   void check_pinned(void const* p, std::size_t bytes, char const* role);
@@ -164,8 +166,29 @@ void SimMemory<Backing, Barrier>::free_pinned(void* p, std::size_t bytes, Barrie
 }
 
 template <class Backing, class Barrier>
+void SimMemory<Backing, Barrier>::check_copy(void const* to,
+                                             void const* from,
+                                             std::size_t bytes,
+                                             CopyKind kind) {
+  if (kind == CopyKind::to_device) {
+    check_pinned(from, bytes, "source of a copy to the device");
+  } else {
+    check_device(from, bytes, "source of a copy");
+  }
+  if (kind == CopyKind::to_host) {
+    check_pinned(to, bytes, "destination of a copy to the host");
+  } else {
+    check_device(to, bytes, "destination of a copy");
+  }
+  if (address_of(from) < address_of(to) + bytes && address_of(to) < address_of(from) + bytes) {
+    throw DeviceError{"SimApi: a copy from " + describe_range(from, bytes) + " to " +
+                      describe_range(to, bytes) + " overlaps itself"};
+  }
+}
+
+template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::check_device(void const* p, std::size_t bytes, char const* role) {
-  if (!device_.covers(p, bytes)) {
+  if (bytes != 0 && !device_.covers(p, bytes)) {
     throw DeviceError{std::string{"SimApi: the "} + role + " " + describe_range(p, bytes) +
                       " is not inside live device memory"};
   }
@@ -173,7 +196,7 @@ void SimMemory<Backing, Barrier>::check_device(void const* p, std::size_t bytes,
 
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::check_pinned(void const* p, std::size_t bytes, char const* role) {
-  if (!pinned_.covers(p, bytes)) {
+  if (bytes != 0 && !pinned_.covers(p, bytes)) {
     throw DeviceError{std::string{"SimApi: the "} + role + " " + describe_range(p, bytes) +
                       " is not inside live pinned memory"};
   }
