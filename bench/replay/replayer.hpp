@@ -25,8 +25,8 @@ namespace replay {
 
 /// Runs a trace through an allocator, operation by operation, on one stream.
 ///
-/// An operation leases the operands that exist, allocates and leases those that begin with it, keeps
-/// the stream busy for the kernel's time, releases all of them and frees those that end. A buffer is
+/// An operation leases all its operands at once, declares those that begin with it, keeps the stream
+/// busy for the kernel's time, releases all of them and frees those that end. A buffer is
 /// written when it begins and read whenever it is used again.
 template <class Policies>
 class Replayer {
@@ -111,27 +111,22 @@ class Replayer {
     Operand const* const last = first + operation.operand_count;
     requests_.clear();
     for (Operand const* operand = first; operand != last; ++operand) {
-      if (exists(*operand)) {
-        requests_.push_back({blocks_[operand->tensor], spillway::Access::read});
-      }
-    }
-    auto leases = allocator_.acquire_all(requests_, stream_);
-    auto lease = leases.begin();
-    for (Operand const* operand = first; operand != last; ++operand) {
-      Tensor const& tensor = trace_.tensors[operand->tensor];
-      if (exists(*operand)) {
-        check(tensor, lease->data());
-        ++lease;
-      }
-    }
-    for (Operand const* operand = first; operand != last; ++operand) {
-      if (!exists(*operand)) {
-        spillway::BlockId const id = allocator_.allocate(trace_.tensors[operand->tensor].bytes);
-        blocks_[operand->tensor] = id;
-        leases.push_back(allocator_.acquire(id, spillway::Access::write, stream_));
+      spillway::BlockId& id = blocks_[operand->tensor];
+      bool const exists = id != spillway::BlockId{};
+      if (!exists) {
+        id = allocator_.declare(trace_.tensors[operand->tensor].bytes);
         result.allocated_bytes +=
             spillway::round_up(trace_.tensors[operand->tensor].bytes, spillway::granule_bytes);
-        fill(trace_.tensors[operand->tensor], leases.back().data());
+      }
+      requests_.push_back({id, exists ? spillway::Access::read : spillway::Access::write});
+    }
+    auto leases = allocator_.acquire_all(requests_, stream_);
+    for (std::size_t i = 0; i < leases.size(); ++i) {
+      Tensor const& tensor = trace_.tensors[first[i].tensor];
+      if (requests_[i].access == spillway::Access::read) {
+        check(tensor, leases[i].data());
+      } else {
+        fill(tensor, leases[i].data());
       }
     }
     if (operation.kernel_ns != 0 && has_model_time_) {
@@ -148,10 +143,6 @@ class Replayer {
     }
     op_ns_.push_back(static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count()));
-  }
-
-  [[nodiscard]] bool exists(Operand const& operand) const noexcept {
-    return blocks_[operand.tensor] != spillway::BlockId{};
   }
 
   void fill(Tensor const& tensor, void* address) {

@@ -104,6 +104,7 @@ class DeviceAllocator {
   }
 
   [[nodiscard]] BlockId allocate(std::size_t size_bytes) { return pager_.allocate(size_bytes); }
+  [[nodiscard]] BlockId declare(std::size_t size_bytes) { return pager_.declare(size_bytes); }
   void deallocate(BlockId id) { pager_.deallocate(id); }
   void abandon(BlockId id) noexcept { pager_.abandon(id); }
   [[nodiscard]] lease_type acquire(BlockId id, Access access, stream_type stream) {

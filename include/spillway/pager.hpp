@@ -65,6 +65,16 @@ class SwapPager {
   /// @cost   O(1) when a free range fits
   [[nodiscard]] BlockId allocate(std::size_t size_bytes);
 
+  /// Makes a block of `size_bytes` that gets its range when it is first leased.
+  ///
+  /// For the results of an operation: leased together with its operands, nothing is evicted or fixed
+  /// in its place for their sake before all of them are known.
+  ///
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger than
+  ///         the capacity; std::bad_alloc
+  /// @cost   O(1), no device call
+  [[nodiscard]] BlockId declare(std::size_t size_bytes);
+
   /// Frees a block. Its range is reused only after its last uses, its host copy with it.
   ///
   /// @throws ContractViolation if the block is unknown or leased; it is then unchanged
@@ -194,10 +204,19 @@ class SwapPager {
 
   void acquire_into(std::span<LeaseRequest const> requests, stream_type stream, lease_type* leases);
   void make_resident(Guard& guard, LeaseRequest request, Use use, Holds const& group);
-  void await_transition(Guard& guard, BlockRecord const& block, void const* group);
+  bool await_transition(Guard& guard, BlockRecord const& block, void const* group);
   [[nodiscard]] Use note_access(LeaseRequest request) noexcept;
   [[nodiscard]] lease_type grant(LeaseRequest request, StreamIndex stream) noexcept;
+  [[nodiscard]] bool is_settled(BlockId id) noexcept {
+    BlockRecord const& block = *state_.blocks.find(id);
+    return block.is_resident() && !block.is_busy && block.filler == nullptr;
+  }
+  void order_after_earlier_uses(Guard& guard,
+                                std::span<LeaseRequest const> requests,
+                                StreamIndex on,
+                                Holds const& group);
   void judge_prefetches(Guard& guard, std::span<LeaseRequest const> requests);
+  [[nodiscard]] BlockId add_block(std::size_t size_bytes);
   void count_lease(BlockRecord& block) noexcept;
   void end_lease(BlockId id, BlockRecord& block) noexcept;
   void undo_hold(BlockId id, Holds const& group) noexcept;
@@ -211,12 +230,48 @@ class SwapPager {
 };
 
 template <PolicySet Policies>
-BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
-  expects(size_bytes != 0, "a block must have at least one byte");
-  std::size_t const most =
-      std::numeric_limits<std::size_t>::max() / 2;  // rounding must not overflow
+BlockId SwapPager<Policies>::declare(std::size_t size_bytes) {
   Guard guard{state_.lock};
-  if (size_bytes > most || state_.rounded(size_bytes) > state_.arena.capacity_bytes()) {
+  BlockId const id = add_block(size_bytes);
+  guard.unlock();
+  state_.tell_observer();
+  return id;
+}
+
+template <PolicySet Policies>
+BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
+  Guard guard{state_.lock};
+  BlockId const id = add_block(size_bytes);
+  BlockRecord& block = *state_.blocks.find(id);
+  try {
+    std::optional<Placement> placement;
+    if constexpr (!State::maps_pages) {
+      placement = state_.try_place(guard, block.bytes, id);
+    }
+    if (placement) {
+      ++state_.stats.range_sources[static_cast<std::size_t>(RangeSource::free_range)];
+    } else {
+      Turn const turn{state_, guard};
+      placement = rooms_.take(guard, block.bytes, id);
+    }
+    transfers_.bring_in(
+        guard, id, *placement, true, state_.prefetcher.schedule().use_of(id), false);
+  } catch (...) {
+    free_block(id, block);
+    throw;
+  }
+  guard.unlock();
+  state_.tell_observer();
+  return id;
+}
+
+/// A block that has neither a range nor contents.
+template <PolicySet Policies>
+BlockId SwapPager<Policies>::add_block(std::size_t size_bytes) {
+  expects(size_bytes != 0, "a block must have at least one byte");
+  // Rounding must not overflow.
+  bool const is_absurd = size_bytes > std::numeric_limits<std::size_t>::max() / 2;
+  if (is_absurd || state_.rounded(size_bytes) > state_.arena.capacity_bytes()) {
     ++state_.stats.out_of_memory;
     throw OutOfDeviceMemory{
         state_.report(size_bytes),
@@ -224,37 +279,15 @@ BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
   }
   std::size_t const bytes = state_.rounded(size_bytes);
   BlockId const id = state_.blocks.emplace({.requested_bytes = size_bytes, .bytes = bytes});
-  BlockRecord& block = *state_.blocks.find(id);
   try {
-    std::optional<Placement> placement;
-    if constexpr (!State::maps_pages) {
-      placement = state_.try_place(guard, bytes, id);
-    }
-    if (placement) {
-      ++state_.stats.range_sources[static_cast<std::size_t>(RangeSource::free_range)];
-    } else {
-      Turn const turn{state_, guard};
-      placement = rooms_.take(guard, bytes, id);
-    }
-    try {
-      state_.prefetcher.on_create(id, bytes);
-      auto const& schedule = state_.prefetcher.schedule();
-      state_.eviction.on_insert(id, bytes, {schedule.position(), schedule.next_use(id)});
-    } catch (...) {
-      state_.prefetcher.on_destroy(id);
-      state_.unplace(id, *placement, placement->fence);
-      throw;
-    }
-    state_.on_range_taken(block, *placement);
+    state_.prefetcher.on_create(id, bytes);
   } catch (...) {
     state_.blocks.erase(id);
     throw;
   }
   state_.stats.allocated.add(bytes);
   state_.stats.requested_bytes.add(size_bytes);
-  state_.log(EventKind::allocate, id, bytes, block.address);
-  guard.unlock();
-  state_.tell_observer();
+  state_.log(EventKind::allocate, id, bytes, nullptr);
   return id;
 }
 
@@ -327,35 +360,16 @@ void SwapPager<Policies>::acquire_into(std::span<LeaseRequest const> requests,
   for (LeaseRequest const& request : requests) {
     holds.add(*state_.blocks.find(request.id));
   }
-  bool has_prefetched = false;
   for (LeaseRequest const& request : requests) {
     Use const use = note_access(request);
-    BlockRecord const& block = *state_.blocks.find(request.id);
-    if (block.is_resident() && !block.is_busy && block.filler == nullptr) {
+    if (is_settled(request.id)) {
       state_.eviction.on_access(request.id, use);
     } else {
       make_resident(guard, request, use, holds);
     }
-    has_prefetched = has_prefetched || block.is_prefetched;
   }
-  // From here on every operand is resident and held: nothing can move or evict it.
-  std::vector<Fence> waits;
-  for (LeaseRequest const& request : requests) {
-    BlockRecord const& block = *state_.blocks.find(request.id);
-    Fence const fence = request.access == Access::read ? block.written : block.last_uses();
-    if (!state_.order.is_ordered(fence, on)) {
-      waits.push_back(fence);
-    }
-  }
-  if (has_prefetched) {
-    judge_prefetches(guard, requests);
-  }
-  if (!waits.empty()) {
-    typename State::Unlocked const unlocked{guard};
-    for (Fence const& fence : waits) {
-      state_.order.wait(on, fence);
-    }
-  }
+  judge_prefetches(guard, requests);
+  order_after_earlier_uses(guard, requests, on, holds);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     leases[i] = grant(requests[i], on);
   }
@@ -366,6 +380,41 @@ void SwapPager<Policies>::acquire_into(std::span<LeaseRequest const> requests,
   if constexpr (observer_type::is_enabled) {
     guard.unlock();
     state_.tell_observer();
+  }
+}
+
+/// Makes later work on `on` run after whatever conflicts with the operands. All of them are resident
+/// and held on return, and the lock has not been let go since that was seen.
+template <PolicySet Policies>
+void SwapPager<Policies>::order_after_earlier_uses(Guard& guard,
+                                                   std::span<LeaseRequest const> requests,
+                                                   StreamIndex on,
+                                                   Holds const& group) {
+  std::vector<Fence> waits;
+  for (;;) {
+    // An operand that is held may still move until its address is handed out.
+    bool has_slept = false;
+    for (LeaseRequest const& request : requests) {
+      has_slept = await_transition(guard, *state_.blocks.find(request.id), &group) || has_slept;
+    }
+    if (has_slept) {
+      continue;  // what was settled before may be on the move again
+    }
+    waits.clear();
+    for (LeaseRequest const& request : requests) {
+      BlockRecord const& block = *state_.blocks.find(request.id);
+      Fence const fence = request.access == Access::read ? block.written : block.last_uses();
+      if (!state_.order.is_ordered(fence, on)) {
+        waits.push_back(fence);
+      }
+    }
+    if (waits.empty()) {
+      return;
+    }
+    typename State::Unlocked const unlocked{guard};
+    for (Fence const& fence : waits) {
+      state_.order.wait(on, fence);
+    }
   }
 }
 
@@ -412,12 +461,13 @@ void SwapPager<Policies>::make_resident(Guard& guard,
 }
 
 /// Waits while another thread carries the block, or has its range and not yet its lease.
+/// @returns whether it had to: the lock was then let go
 template <PolicySet Policies>
-void SwapPager<Policies>::await_transition(Guard& guard,
+bool SwapPager<Policies>::await_transition(Guard& guard,
                                            BlockRecord const& block,
                                            void const* group) {
   if (!block.is_busy && (block.filler == nullptr || block.filler == group)) {
-    return;
+    return false;
   }
   // Whoever makes room must not wait for leases of a thread that waits for it.
   auto const me = std::this_thread::get_id();
@@ -428,6 +478,7 @@ void SwapPager<Policies>::await_transition(Guard& guard,
   }
   auto& waiters = state_.lease_waiters;
   waiters.erase(std::find(waiters.begin(), waiters.end(), me));
+  return true;
 }
 
 /// Turns a hold into a lease.
@@ -444,6 +495,7 @@ auto SwapPager<Policies>::grant(LeaseRequest request, StreamIndex stream) noexce
     state_.notify();
   }
   block.is_arriving = false;
+  ++block.granted;
   return lease_type{*this,
                     {.block = request.id,
                      .stream = stream,
@@ -531,6 +583,7 @@ void SwapPager<Policies>::release(LeaseRecord const& lease) noexcept {
     block.written.add(now);
   }
   bool const is_exact_event_wanted = state_.is_under_pressure();
+  --block.granted;
   end_lease(lease.block, block);
   guard.unlock();
   if (is_exact_event_wanted) {
@@ -576,7 +629,7 @@ void SwapPager<Policies>::swap_in(BlockId id) {
     Holds hold{*this, guard, {&request, 1}};
     hold.add(block);
     auto const& schedule = state_.prefetcher.schedule();
-    make_resident(guard, request, {schedule.position(), schedule.next_use(id)}, hold);
+    make_resident(guard, request, schedule.use_of(id), hold);
   }
   guard.unlock();
   state_.tell_observer();

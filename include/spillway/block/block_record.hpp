@@ -23,7 +23,8 @@ struct BlockRecord {
   // their range is given away.
   Fence written{};
   Fence used{};
-  std::uint32_t leases = 0;
+  std::uint32_t leases = 0;   // given out or about to be: the block must not leave
+  std::uint32_t granted = 0;  // of which given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
   // The group of requests that has taken a range to overwrite it and has not been granted it yet: the
   // host copy is still the only one.

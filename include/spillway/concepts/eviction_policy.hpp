@@ -55,13 +55,17 @@ concept EvictionPolicy =
 /// | expression                | must                                                              |
 /// |---------------------------|-------------------------------------------------------------------|
 /// | `p.early_victim(inspect)` | name a tracked block that `inspect` admits and that is sent out before its next use anyway, or nothing |
+/// | `cp.is_leaving(id)`       | say whether a block need not stay until its next use: it is sent out anyway, or has none |
 ///
-/// Such a block can be copied out while the link is idle, or leave to make room for a prefetch.
+/// A block that `early_victim` names can be copied out while the link is idle. One that is leaving can
+/// make room for a prefetch; if others do, prefetching makes the program swap in more.
 template <class P>
 concept SpeculativeEvictionPolicy =
     EvictionPolicy<P> &&
-    requires(P p, std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
+    requires(P p, P const cp, BlockId id,
+             std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
       { p.early_victim(inspect) } noexcept -> std::same_as<std::optional<BlockId>>;
+      { cp.is_leaving(id)       } noexcept -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -117,6 +117,11 @@ class LookAhead {
       return true;
     }
     auto const needed_later = [&](BlockId other) noexcept {
+      if constexpr (SpeculativeEvictionPolicy<typename Policies::eviction>) {
+        if (!state_.eviction.is_leaving(other)) {
+          return false;  // it would have to come back in turn: more to bring in than without prefetching
+        }
+      }
       std::uint64_t const next = schedule.next_use(other);
       return next != use_unknown && next > wanted.next_use;
     };
@@ -131,12 +136,7 @@ class LookAhead {
       state_.unplace(wanted.id, *placement, placement->fence);
       return true;
     }
-    transfers_.bring_in(guard,
-                        wanted.id,
-                        *placement,
-                        false,
-                        {schedule.position(), schedule.next_use(wanted.id)},
-                        true);
+    transfers_.bring_in(guard, wanted.id, *placement, false, schedule.use_of(wanted.id), true);
     return true;
   }
 

@@ -136,7 +136,8 @@ class RoomMaker {
   [[nodiscard]] auto can_move() const noexcept {
     return [this](BlockId id) noexcept {
       BlockRecord const* const block = state_.blocks.find(id);
-      return block != nullptr && block->is_resident() && !block->is_leased() && !block->is_busy;
+      // A block that is held for a lease may move as long as its address has not been handed out.
+      return block != nullptr && block->is_resident() && block->granted == 0 && !block->is_busy;
     };
   }
 

@@ -307,7 +307,7 @@ class Transfers {
   /// Tells the eviction policy of a block that was to leave and stays.
   void make_known(BlockId id, std::size_t bytes) {
     auto const& schedule = state_.prefetcher.schedule();
-    state_.eviction.on_insert(id, bytes, {schedule.position(), schedule.next_use(id)});
+    state_.eviction.on_insert(id, bytes, schedule.use_of(id));
   }
 
   /// After a failed copy: part of it may have been enqueued, and what the slot holds is undefined.

@@ -25,23 +25,14 @@ namespace spillway {
 /// Threads thread-unsafe.
 class GapCover {
  public:
-  /// The fewest bytes that gaps must take away, were blocks divisible. `gaps` are closed;
-  /// `excess[t]` bytes must be away at moment `t`.
-  ///
-  /// @throws std::bad_alloc
-  [[nodiscard]] std::int64_t least_bytes(std::vector<std::int64_t> const& excess,
-                                         GapSet const& gaps) {
-    reserve(excess, gaps);
-    return least_if_divisible(excess, gaps);
-  }
-
-  /// Chooses among `gaps`, which are closed and of which none is chosen. If all of them together do
-  /// not suffice at a moment, all that help there are chosen.
+  /// Chooses among `gaps`, which are closed and of which none is chosen: `excess[t]` bytes must be away
+  /// at moment `t`. If all gaps together do not suffice at a moment, all that help there are chosen.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
   bool choose(std::vector<std::int64_t> const& excess, GapSet& gaps) {
-    reserve(excess, gaps);
+    queue_.reserve(gaps.size());
+    returning_.resize(excess.size() + 1);
     std::int64_t const bound = least_if_divisible(excess, gaps);
     std::int64_t const enough = bound + bound / good_enough;
     bool const is_covered = take_what_ends_last(excess, gaps);
@@ -76,11 +67,6 @@ class GapCover {
       return a.last != b.last ? a.last < b.last : a.gap < b.gap;
     }
   };
-
-  void reserve(std::vector<std::int64_t> const& excess, GapSet const& gaps) {
-    queue_.reserve(gaps.size());
-    returning_.resize(excess.size() + 1);
-  }
 
   /// Goes through the moments and takes from the gap that ends last whenever bytes are missing, by
   /// `take(gap, available, missing)`, which says how many. @returns false if some were still missing

@@ -29,6 +29,9 @@ namespace spillway {
 ///       O(n log n) for a step of n uses, O(resident blocks) when predictions resume within a step.
 class ScheduleEviction {
  public:
+  ScheduleEviction() = default;
+  explicit ScheduleEviction(PlanOptions options) noexcept : plan_{options} {}
+
   void on_insert(BlockId id, std::size_t bytes, Use use) {
     std::uint32_t const slot = slot_of(id);
     if (slot >= tracked_.size()) {
@@ -110,6 +113,15 @@ class ScheduleEviction {
       return id;
     }
     return far_victim(short_bytes, inspect);
+  }
+
+  [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
+    if (!is_predicting_ || !by_use_.contains(id)) {
+      return false;
+    }
+    Tracked const& block = tracked_[slot_of(id)];
+    return plan_.leaves_for_nothing(block.entry) ||
+           (plan_.must_leave(block.entry) && !block.is_back);
   }
 
   /// Names each block that the plan sends out once.

@@ -2,73 +2,82 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/policy/layout_line.hpp>
+#include <spillway/policy/window_search.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace spillway {
 
-/// Slides the cheapest run of blocks together.
+/// Slides runs of blocks together, or empties a run into gaps elsewhere, whichever moves less.
 ///
 /// Threads  thread-compatible.
-/// Cost     O(n)
 class SlidingCompaction {
  public:
   static constexpr bool is_thread_safe = false;
   static constexpr bool moves_blocks = true;
 
   [[nodiscard]] std::optional<LayoutPlan>
-  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) const {
-    auto const blocks = layout.blocks;
-    std::size_t const n = blocks.size();
-    auto const gap_first = [&](std::size_t i) { return i == 0 ? 0 : blocks[i - 1].end(); };
-    auto const gap = [&](std::size_t i) {
-      return (i == n ? layout.end : blocks[i].first) - gap_first(i);
+  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+    LayoutLine const line{layout};
+    std::optional<LayoutPlan> best;
+    std::uint64_t bound = budget == ~std::uint64_t{0} ? budget : budget + 1;
+    BlockRun const run = cheapest_slide(line, count);
+    double best_score = 1e300;
+    auto const consider = [&](LayoutPlan&& plan) {
+      double const score =
+          static_cast<double>(plan.cost) + 0.1 * static_cast<double>(cost_after(line, plan, count));
+      if (plan.cost <= budget && score < best_score) {
+        best_score = score;
+        best = std::move(plan);
+        bound = std::min(bound, static_cast<std::uint64_t>(score) + 1);
+      }
+      return bound;
     };
-    std::size_t from = 0;
-    std::uint64_t room = 0;
-    std::uint64_t cost = 0;
-    std::size_t best_from = 0;
-    std::size_t best_to = 0;
-    std::uint64_t best = budget;
-    bool is_found = false;
-    for (std::size_t i = 0; i <= n; ++i) {  // gaps from..i, blocks from..i-1
-      room += gap(i);
-      while (from < i && room - gap(from) >= count) {
-        room -= gap(from);
-        cost -= blocks[from].count;
-        ++from;
-      }
-      if (room >= count && (cost < best || (cost == best && !is_found))) {
-        best = cost;
-        best_from = from;
-        best_to = i;
-        is_found = true;
-      }
-      if (i < n) {
-        cost += blocks[i].count;
-        if (blocks[i].is_fixed) {
-          from = i + 1;
-          room = 0;
-          cost = 0;
-        }
-      }
+    if (!run.is_none() && run.cost < bound) {
+      consider(slide(line, run));
     }
-    if (!is_found) {
-      return std::nullopt;
-    }
+    WindowSearch{line, {}}.search(count, bound, consider);
+    return best;
+  }
+
+ private:
+  static LayoutPlan slide(LayoutLine const& line, BlockRun const& run) {
     LayoutPlan plan;
-    plan.cost = best;
-    std::uint32_t at = gap_first(best_from);
-    for (std::size_t i = best_from; i < best_to; ++i) {
+    plan.cost = run.cost;
+    std::uint32_t at = line.gap_first(run.from);
+    for (std::size_t i = run.from; i < run.to; ++i) {
       plan.moves.push_back({static_cast<std::uint32_t>(i), at});
-      at += blocks[i].count;
+      at += line.block(i).count;
     }
     plan.first = at;
-    plan.count = (best_to == n ? layout.end : blocks[best_to].first) - at;
+    plan.count = line.gap_end(run.to) - at;
     return plan;
   }
+
+  std::uint64_t cost_after(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
+    after_.assign(line.layout().blocks.begin(), line.layout().blocks.end());
+    for (auto const [block, to] : plan.moves) {
+      after_[block].first = to;
+    }
+    after_.push_back({plan.first, count, true});
+    std::sort(after_.begin(), after_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
+      return a.first < b.first;
+    });
+    for (auto& b : after_)
+      b.is_fixed = false;
+    LayoutLine const next{{after_, line.layout().end}};
+    std::uint64_t room = 0;
+    for (std::size_t i = 0; i <= next.size(); ++i)
+      room += next.gap(i);
+    return room == 0 ? 0 : cheapest_slide(next, room).cost;
+  }
+  std::vector<LayoutBlock> after_;
 };
 
 static_assert(CompactionPolicy<SlidingCompaction>);

@@ -11,9 +11,19 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace spillway {
+
+/// What a plan may spend on overlapping transfers with work.
+struct PlanOptions {
+  /// Blocks are planned to be back so many uses early, for room to prefetch them.
+  std::uint32_t ahead_ops = 32;
+  /// As long as the plan does not swap in more than this part in addition. A loop that uses every block
+  /// once needs `1 / blocks away` for each block that comes in ahead.
+  double most_extra = 0.005;
+};
 
 /// Which blocks leave the device between which uses, for the rest of a recorded step and the step after.
 ///
@@ -21,10 +31,13 @@ namespace spillway {
 /// the boundary; only the first step's decisions are used, the next boundary plans again. A gap is
 /// named by the entry of the use that ends it.
 ///
-/// Cost    O(n log n) time for a step of n uses, about 150 bytes a use while planning.
+/// Cost    O(n log n) time for a step of n uses, about 200 bytes a use, kept for the next plan.
 /// Threads thread-unsafe.
 class StepPlan {
  public:
+  StepPlan() = default;
+  explicit StepPlan(PlanOptions options) noexcept : options_{options} {}
+
   /// Plans for `capacity_bytes`, of which `other_bytes` are taken by blocks that the record does not
   /// know. `is_resident(id)` tells where things stand now. `schedule` is predicting.
   ///
@@ -33,7 +46,16 @@ class StepPlan {
   void make(AccessSchedule const& schedule,
             std::size_t capacity_bytes,
             std::size_t other_bytes,
-            IsResident is_resident);
+            IsResident is_resident) {
+    clear();
+    length_ = schedule.record().length();
+    start_ = schedule.cursor();
+    look_round(schedule, is_resident);
+    find_excess(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
+    if (!excess_.empty()) {
+      choose(schedule.record());
+    }
+  }
 
   void clear() noexcept {
     leaves_.clear();
@@ -50,192 +72,205 @@ class StepPlan {
   }
 
  private:
-  // Blocks are planned to be back so many moments before their use, for room to bring them in early;
-  // unless the plan then swaps in one part in so many more than it could do with.
-  static constexpr std::uint32_t most_ahead = 64;
-  static constexpr std::int64_t worth_of_room = 200;
   static constexpr std::uint32_t none = StepRecord::none;
 
-  /// Calls `alive(block, from, to)` for the moments [from, to) during which a block takes room unless
-  /// it is away, and `gap(block, from, to, entry)` for those during which it may be; `entry` is the
-  /// use that ends the gap, `never_entry` if there is none, `none` if it lies beyond the plan.
-  template <class IsResident, class Alive, class Gap>
-  void survey(AccessSchedule const& schedule, IsResident is_resident, Alive alive, Gap gap);
+  /// How a part of the record stands at the start of the plan.
+  struct Standing {
+    bool is_played = false;  // by a block that is alive or will be born in this step
+    bool is_alive = false;   // already
+    bool is_resident = false;
+    std::uint32_t next = none;  // its next entry
+  };
 
-  std::vector<bool> leaves_;
-  std::vector<bool> is_free_;
-  std::vector<bool> is_present_;
-  std::vector<std::int64_t> excess_;
-  std::vector<std::uint32_t> rank_;
+  [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
+
+  template <class IsResident>
+  void look_round(AccessSchedule const& schedule, IsResident is_resident) {
+    StepRecord const& record = schedule.record();
+    standing_.assign(record.blocks.size(), {});
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      StepRecord::Block const& block = record.blocks[i];
+      if (block.id != BlockId{}) {
+        standing_[i] = {true, true, is_resident(block.id), schedule.use_of(block.id).entry};
+      } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
+        standing_[i] = {true, false, false, block.first};
+      }
+    }
+  }
+
+  /// The moment at which a block that plays a part in this step is freed, in this step or the next.
+  [[nodiscard]] std::uint32_t end_of(StepRecord const& record, std::uint32_t part) const noexcept {
+    std::uint32_t const freed = record.blocks[part].freed;
+    if (freed != none) {
+      return std::max(freed, start_);
+    }
+    std::uint32_t const freed_after = record.blocks[record.part_after(part)].freed;
+    return freed_after == none ? horizon() : length_ + freed_after;
+  }
+
+  /// The same for a block that plays it in the step after.
+  [[nodiscard]] std::uint32_t end_after(StepRecord::Block const& block) const noexcept {
+    return block.freed == none ? horizon() : length_ + block.freed;
+  }
+
+  /// Whether a part is played by another block in every step.
+  [[nodiscard]] static bool is_reborn(StepRecord const& record, std::uint32_t part) noexcept {
+    StepRecord::Block const& block = record.blocks[part];
+    return record.is_birth(part) && (block.freed != none || block.successor_of != none);
+  }
+
+  /// Whether bringing the block back for the use at `entry` costs nothing.
+  [[nodiscard]] static bool is_free_to_return(StepRecord const& record,
+                                              std::uint32_t entry) noexcept {
+    return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
+  }
+
+  /// Calls `alive(part, from, to)` for the moments [from, to) in which a block takes room unless away.
+  template <class Alive>
+  void each_life(StepRecord const& record, Alive alive) const {
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      StepRecord::Block const& block = record.blocks[i];
+      Standing const& standing = standing_[i];
+      if (standing.is_resident) {
+        alive(i, start_, end_of(record, i));
+      } else if (standing.is_played && standing.next < never_entry) {
+        alive(i, standing.next, end_of(record, i));
+      }
+      if (is_reborn(record, i) && block.first != none) {
+        alive(i, length_ + block.first, end_after(block));
+      }
+    }
+  }
+
+  /// Calls `gap(part, from, to, entry)` for the moments [from, to) in which a block may be away; `entry`
+  /// is the use that ends them, `never_entry` if there is none, `none` if it lies beyond the plan.
+  template <class VisitGap>
+  void each_gap(StepRecord const& record, VisitGap gap) const {
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      if (standing_[i].is_resident) {
+        gap(i, start_, std::min(standing_[i].next, end_of(record, i)), standing_[i].next);
+      }
+    }
+    for (std::uint32_t i = start_; i < length_; ++i) {
+      StepRecord::Entry const& entry = record.entries[i];
+      if (standing_[entry.block].is_played && entry.released != 0) {
+        bool const is_last = entry.next == never_entry;
+        gap(entry.block,
+            entry.released,
+            is_last ? end_of(record, entry.block) : entry.next,
+            entry.next);
+      }
+    }
+    for (std::uint32_t i = 0; i < length_; ++i) {  // the step after
+      StepRecord::Entry const& entry = record.entries[i];
+      if (entry.released == 0 || !is_played_after(record, entry.block)) {
+        continue;
+      }
+      std::uint32_t const from = length_ + entry.released;
+      if (entry.next < length_) {
+        gap(entry.block, from, length_ + entry.next, length_ + entry.next);
+      } else if (entry.next == never_entry) {
+        gap(entry.block, from, end_after(record.blocks[entry.block]), never_entry);
+      } else {
+        gap(entry.block, from, horizon(), none);
+      }
+    }
+  }
+
+  [[nodiscard]] bool is_played_after(StepRecord const& record, std::uint32_t part) const noexcept {
+    StepRecord::Block const& block = record.blocks[part];
+    if (block.successor != none) {
+      return standing_[block.successor].is_played;
+    }
+    return is_reborn(record, part) || (block.freed == none && standing_[part].is_played);
+  }
+
+  /// Finds the moments at which more is alive than fits, and numbers them; the others do not matter.
+  void find_excess(StepRecord const& record, std::size_t capacity_bytes) {
+    excess_.assign(std::size_t{horizon()} + 1, 0);
+    is_free_.assign(horizon(), false);
+    auto const weigh = [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
+      excess_[from] += bytes;
+      excess_[std::max(from, to)] -= bytes;
+    };
+    auto const bytes_of = [&](std::uint32_t part) {
+      return static_cast<std::int64_t>(record.blocks[part].bytes);
+    };
+    each_life(record, [&](std::uint32_t part, std::uint32_t from, std::uint32_t to) {
+      weigh(from, to, bytes_of(part));
+    });
+    each_gap(record,
+             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+               if (is_free_to_return(record, entry)) {
+                 weigh(from, to, -bytes_of(part));
+                 if (entry != never_entry) {
+                   is_free_[entry] = true;
+                 }
+               }
+             });
+    auto const capacity = static_cast<std::int64_t>(capacity_bytes);
+    rank_.resize(std::size_t{horizon()} + 1);
+    std::uint32_t moments = 0;
+    std::int64_t alive_bytes = 0;
+    for (std::uint32_t t = 0; t < horizon(); ++t) {
+      alive_bytes += excess_[t];
+      rank_[t] = moments;
+      if (t >= start_ && alive_bytes > capacity) {
+        excess_[moments++] = alive_bytes - capacity;  // never ahead of what is read
+      }
+    }
+    rank_[horizon()] = moments;
+    excess_.resize(moments);
+  }
+
+  /// Chooses among the gaps, with blocks back early if that costs little.
+  void choose(StepRecord const& record) {
+    std::int64_t const least = choose(record, 0);
+    auto const most =
+        static_cast<std::int64_t>(static_cast<double>(least) * (1.0 + options_.most_extra));
+    exact_.swap(leaves_);
+    for (std::uint32_t ahead = options_.ahead_ops; ahead != 0; ahead /= 4) {
+      if (choose(record, ahead) <= most) {
+        return;
+      }
+    }
+    exact_.swap(leaves_);
+  }
+
+  /// @returns the bytes that come back, or more than anything if the excess cannot be taken away
+  std::int64_t choose(StepRecord const& record, std::uint32_t ahead) {
+    gaps_.clear();
+    each_gap(record,
+             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+               if (from < to && !is_free_to_return(record, entry)) {
+                 to -= std::min(ahead, (to - from) / 4);
+                 if (rank_[from] < rank_[to]) {
+                   gaps_.add({{rank_[from], rank_[to] - 1}, record.blocks[part].bytes, entry});
+                 }
+               }
+             });
+    gaps_.close(excess_.size());
+    bool const is_covered = cover_.choose(excess_, gaps_);
+    leaves_.assign(horizon(), false);
+    for (Gap const& gap : gaps_) {
+      if (gap.is_chosen && gap.tag != none) {
+        leaves_[gap.tag] = true;
+      }
+    }
+    return is_covered ? gaps_.chosen_bytes() : std::numeric_limits<std::int64_t>::max();
+  }
+
+  PlanOptions options_;
+  std::vector<bool> leaves_;   // by entry, of this step and then of the one after
+  std::vector<bool> is_free_;  // likewise
+  std::vector<bool> exact_;
+  std::uint32_t length_ = 0;
+  std::uint32_t start_ = 0;
+  std::vector<Standing> standing_;    // by part
+  std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any
+  std::vector<std::uint32_t> rank_;   // how many of those come before a moment
   GapSet gaps_;
   GapCover cover_;
 };
-
-template <class IsResident>
-void StepPlan::make(AccessSchedule const& schedule,
-                    std::size_t capacity_bytes,
-                    std::size_t other_bytes,
-                    IsResident is_resident) {
-  clear();
-  StepRecord const& record = schedule.record();
-  std::uint32_t const horizon = 2 * record.length();
-  std::vector<bool> leaves(horizon);
-  std::vector<bool> is_free(horizon);
-  excess_.assign(std::size_t{horizon} + 1, 0);
-  auto const weigh = [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
-    excess_[from] += bytes;
-    excess_[std::max(from, to)] -= bytes;
-  };
-  auto const bytes_of = [&](std::uint32_t block) {
-    return static_cast<std::int64_t>(record.blocks[block].bytes);
-  };
-  auto const costs_nothing = [&](std::uint32_t entry) {
-    return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
-  };
-  survey(
-      schedule,
-      is_resident,
-      [&](std::uint32_t block, std::uint32_t from, std::uint32_t to) {
-        weigh(from, to, bytes_of(block));
-      },
-      [&](std::uint32_t block, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-        if (costs_nothing(entry)) {
-          weigh(from, to, -bytes_of(block));
-          if (entry != never_entry) {
-            is_free[entry] = true;
-          }
-        }
-      });
-
-  // Only moments at which too much is alive matter: number them, and forget the others.
-  auto const capacity =
-      static_cast<std::int64_t>(capacity_bytes - std::min(capacity_bytes, other_bytes));
-  rank_.resize(std::size_t{horizon} + 1);
-  std::uint32_t moments = 0;
-  std::int64_t alive_bytes = 0;
-  for (std::uint32_t t = 0; t < horizon; ++t) {
-    alive_bytes += excess_[t];
-    rank_[t] = moments;
-    if (t >= schedule.cursor() && alive_bytes > capacity) {
-      excess_[moments++] = alive_bytes - capacity;  // never ahead of what is read
-    }
-  }
-  rank_[horizon] = moments;
-  excess_.resize(moments);
-  if (moments != 0) {
-    auto const gather = [&](std::uint32_t ahead) {
-      gaps_.clear();
-      survey(
-          schedule,
-          is_resident,
-          [](std::uint32_t, std::uint32_t, std::uint32_t) {},
-          [&](std::uint32_t block, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-            if (from < to && !costs_nothing(entry)) {
-              to -= std::min(ahead, (to - from) / 4);
-              if (rank_[from] < rank_[to]) {
-                gaps_.add({{rank_[from], rank_[to] - 1}, record.blocks[block].bytes, entry});
-              }
-            }
-          });
-      gaps_.close(moments);
-    };
-    gather(0);
-    std::int64_t const least = cover_.least_bytes(excess_, gaps_);
-    gather(most_ahead);
-    if (!cover_.choose(excess_, gaps_) || gaps_.chosen_bytes() > least + least / worth_of_room) {
-      gather(0);
-      cover_.choose(excess_, gaps_);
-    }
-    for (Gap const& gap : gaps_) {
-      if (gap.is_chosen && gap.tag != none) {
-        leaves[gap.tag] = true;
-      }
-    }
-  }
-  leaves_ = std::move(leaves);
-  is_free_ = std::move(is_free);
-}
-
-template <class IsResident, class Alive, class Gap>
-void StepPlan::survey(AccessSchedule const& schedule,
-                      IsResident is_resident,
-                      Alive alive,
-                      Gap gap) {
-  StepRecord const& record = schedule.record();
-  std::uint32_t const length = record.length();
-  std::uint32_t const horizon = 2 * length;
-  std::uint32_t const start = schedule.cursor();
-
-  is_present_.assign(record.blocks.size(), false);
-  for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
-    StepRecord::Block const& block = record.blocks[i];
-    std::uint32_t end = block.freed;
-    if (end == none) {
-      std::uint32_t const freed_after = record.blocks[record.part_after(i)].freed;
-      end = freed_after == none ? horizon : length + freed_after;
-    }
-    end = std::max(end, start);
-    if (block.id != BlockId{}) {
-      is_present_[i] = true;
-      std::uint32_t const next = schedule.use_of(block.id).entry;
-      if (is_resident(block.id)) {
-        alive(i, start, end);
-        gap(i, start, std::min(next, end), next);
-      } else if (next < never_entry) {
-        alive(i, next, end);
-      }
-    } else if (record.is_birth(i) && block.first != none && block.first >= start) {
-      is_present_[i] = true;
-      alive(i, block.first, end);
-    }
-  }
-  for (std::uint32_t i = start; i < length; ++i) {
-    StepRecord::Entry const& entry = record.entries[i];
-    StepRecord::Block const& block = record.blocks[entry.block];
-    if (!is_present_[entry.block] || entry.released == 0) {
-      continue;
-    }
-    std::uint32_t end = entry.next;
-    if (end == never_entry) {
-      end = block.freed;
-      if (end == none) {
-        std::uint32_t const freed_after = record.blocks[record.part_after(entry.block)].freed;
-        end = freed_after == none ? horizon : length + freed_after;
-      }
-    }
-    gap(entry.block, entry.released, end, entry.next);
-  }
-
-  // The step after: blocks born in it, and those that live on.
-  for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
-    StepRecord::Block const& block = record.blocks[i];
-    bool const lives_on = block.freed == none && block.successor_of == none;
-    if (record.is_birth(i) && !lives_on && block.first != none) {
-      alive(i, length + block.first, block.freed == none ? horizon : length + block.freed);
-    }
-  }
-  for (std::uint32_t i = 0; i < length; ++i) {
-    StepRecord::Entry const& entry = record.entries[i];
-    StepRecord::Block const& block = record.blocks[entry.block];
-    std::uint32_t const before = block.successor == none ? entry.block : block.successor;
-    bool const is_born =
-        record.is_birth(entry.block) && (block.freed != none || block.successor_of != none);
-    bool const has_gone =
-        !is_born && (!is_present_[before] || (before == entry.block && block.freed != none));
-    if (has_gone || entry.released == 0) {
-      continue;
-    }
-    if (entry.next < length) {
-      gap(entry.block, length + entry.released, length + entry.next, length + entry.next);
-    } else if (entry.next == never_entry) {
-      gap(entry.block,
-          length + entry.released,
-          block.freed == none ? horizon : length + block.freed,
-          never_entry);
-    } else {
-      gap(entry.block, length + entry.released, horizon, none);
-    }
-  }
-}
 
 }  // namespace spillway
