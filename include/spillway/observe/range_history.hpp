@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/event.hpp>
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// A block took a device range, or gave it up.
+struct RangeChange {
+  std::size_t event = 0;  ///< position of the event that tells of it
+  BlockId block{};
+  std::uintptr_t address = 0;  ///< 0 where a range is given up that no event has told of
+  std::size_t bytes = 0;
+  bool is_taken = false;
+};
+
+namespace detail {
+
+/// What `range_changes` keeps while it goes through the events.
+class RangeHistory {
+ public:
+  explicit RangeHistory(std::span<Event const> events) {
+    std::vector<bool> const keeps = ranges_kept(events);
+    for (now_ = 0; now_ < events.size(); ++now_) {
+      Event const& event = events[now_];
+      switch (event.kind) {
+      case EventKind::allocate:
+      case EventKind::swap_in:
+      case EventKind::prefetch:
+        arrive(event);
+        break;
+      case EventKind::move:
+        if (seen_.insert(event.block).second) {  // it was somewhere
+          changes_.push_back({now_, event.block, 0, event.bytes, false});
+        }
+        arrive(event);
+        break;
+      case EventKind::swap_out:
+        keeps[now_] ? arrive(event, !seen_.contains(event.block)) : leave(event);
+        break;
+      case EventKind::drop:
+      case EventKind::deallocate:
+        leave(event);
+        break;
+      case EventKind::grow:
+      case EventKind::host_wait:
+      case EventKind::out_of_memory:
+      case EventKind::step:
+        break;
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<RangeChange> take_changes() && noexcept { return std::move(changes_); }
+
+ private:
+  struct Place {
+    BlockId block{};
+    std::size_t bytes = 0;
+  };
+  using Places = std::map<std::uintptr_t, Place>;
+
+  static std::uintptr_t address_of(Event const& event) noexcept {
+    return reinterpret_cast<std::uintptr_t>(event.address);
+  }
+
+  /// Which swap-outs were copies ahead of need, by what happened to the block next.
+  static std::vector<bool> ranges_kept(std::span<Event const> events) {
+    std::vector<bool> keeps(events.size());
+    std::unordered_map<BlockId, Event const*> next;
+    for (std::size_t i = events.size(); i-- > 0;) {
+      Event const& event = events[i];
+      if (event.kind == EventKind::swap_out) {
+        auto const found = next.find(event.block);
+        Event const* const after = found == next.end() ? nullptr : found->second;
+        keeps[i] = after != nullptr &&
+                   (after->kind == EventKind::drop || after->kind == EventKind::move ||
+                    (after->kind == EventKind::swap_out && after->address == event.address));
+      }
+      next[event.block] = &event;
+    }
+    return keeps;
+  }
+
+  void arrive(Event const& event, bool was_there = false) {
+    std::uintptr_t const begin = address_of(event);
+    auto const known = homes_.find(event.block);
+    if (known != homes_.end()) {
+      if (known->second == begin) {
+        return;
+      }
+      vacate(places_.find(known->second));
+    }
+    // Whoever was here has left unseen.
+    auto place = places_.lower_bound(begin);
+    if (place != places_.begin() &&
+        std::prev(place)->first + std::prev(place)->second.bytes > begin) {
+      --place;
+    }
+    while (place != places_.end() && place->first < begin + event.bytes) {
+      place = vacate(place);
+    }
+    places_.emplace_hint(place, begin, Place{event.block, event.bytes});
+    homes_[event.block] = begin;
+    seen_.insert(event.block);
+    if (!was_there) {
+      changes_.push_back({now_, event.block, begin, event.bytes, true});
+    }
+  }
+
+  void leave(Event const& event) {
+    auto const known = homes_.find(event.block);
+    if (known != homes_.end()) {
+      vacate(places_.find(known->second));
+    } else if (event.address != nullptr && seen_.insert(event.block).second) {
+      changes_.push_back({now_, event.block, address_of(event), event.bytes, false});
+    }
+  }
+
+  Places::iterator vacate(Places::iterator place) {
+    changes_.push_back({now_, place->second.block, place->first, place->second.bytes, false});
+    homes_.erase(place->second.block);
+    return places_.erase(place);
+  }
+
+  std::size_t now_ = 0;
+  Places places_;                                      // the ranges taken now
+  std::unordered_map<BlockId, std::uintptr_t> homes_;  // the same by block
+  std::unordered_set<BlockId> seen_;
+  std::vector<RangeChange> changes_;
+};
+
+}  // namespace detail
+
+/// Tells from events which block lay where, and when.
+///
+/// What comes out is consistent even if events are missing, as they are once a `Timeline` has
+/// forgotten the oldest: ranges that are taken at the same time do not overlap, and a block has at
+/// most one. A range that is given up before it was seen to be taken was there from the start.
+///
+/// A block whose old contents are not wanted gets its range without an event of its own, so it shows
+/// from its next event on. A swap-out does not say whether the range was given up with it; it was
+/// kept if the block is dropped, moved or swapped out from there later without having come back.
+///
+/// @param events  in order of time
+/// @throws std::bad_alloc
+/// @cost   O(n log n)
+[[nodiscard]] inline std::vector<RangeChange> range_changes(std::span<Event const> events) {
+  return detail::RangeHistory{events}.take_changes();
+}
+
+}  // namespace spillway

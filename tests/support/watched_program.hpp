@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device_allocator.hpp>
+#include <spillway/observe/timeline.hpp>
+#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policy/no_prefetch.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace support {
+
+using namespace spillway::literals;
+
+/// The defaults on a stepped device, watched by a timeline.
+struct Watched : spillway::SimPolicies {
+  using device = spillway::SteppedSimApi;
+  using observer = spillway::Timeline;
+};
+/// The same without anything that happens ahead of need.
+struct WatchedOnDemand : Watched {
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+
+/// Random buffers on an allocator that has room for about half of them.
+template <class Policies>
+class WatchedProgram {
+ public:
+  using Allocator = spillway::DeviceAllocator<Policies>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+
+  explicit WatchedProgram(std::uint64_t seed) : random_{seed}, allocator{device, options()} {}
+  WatchedProgram(WatchedProgram const&) = delete;
+  WatchedProgram& operator=(WatchedProgram const&) = delete;
+  ~WatchedProgram() {
+    buffers.clear();
+    allocator.retire_stream(stream_);
+  }
+
+  void run(std::size_t operations) {
+    for (std::size_t i = 0; i < operations; ++i) {
+      step();
+    }
+  }
+
+  /// One operation. Buffers are overwritten only while they are resident.
+  void step() {
+    if (buffers.size() < 8 || (buffers.size() < 48 && draw(5) == 0)) {
+      buffers.emplace_back(allocator, 1 + draw(64_KiB));
+      (void)buffers.back().acquire(spillway::Access::write, stream_);
+      return;
+    }
+    Buffer& buffer = buffers[draw(buffers.size())];
+    switch (draw(16)) {
+    case 0:
+    case 1:
+      if (!frees) {
+        break;
+      }
+      std::swap(buffer, buffers.back());
+      buffers.pop_back();
+      break;
+    case 2:
+      buffer.swap_out();
+      break;
+    case 3:
+      buffer.swap_in();
+      break;
+    case 4:
+      allocator.compact();
+      break;
+    case 5:
+      allocator.begin_step();
+      break;
+    case 6:
+    case 7:
+      (void)buffer.acquire(spillway::Access::read_write, stream_);
+      break;
+    default:
+      (void)buffer.acquire(spillway::Access::read, stream_);
+      break;
+    }
+  }
+
+  std::size_t draw(std::size_t below) { return random_() % below; }
+
+ private:
+  static typename Allocator::Options options() {
+    typename Allocator::Options options{.capacity_bytes = 768_KiB};
+    options.initial_bytes = 256_KiB;
+    options.growth_bytes = 128_KiB;
+    options.bounce_bytes = 0;
+    options.host.pinned_bytes = 64_MiB;
+    return options;
+  }
+
+  std::mt19937_64 random_;
+
+ public:
+  spillway::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+  Allocator allocator;
+  std::vector<Buffer> buffers;
+  bool frees = true;
+
+ private:
+  spillway::SteppedSimApi::stream_type stream_ = device.create_stream();
+};
+
+}  // namespace support

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/observe/snapshot_json.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include <support/watched_program.hpp>
+
+using namespace spillway;
+using nlohmann::json;
+
+namespace {
+
+using State = MemorySnapshot::State;
+using Kind = MemorySnapshot::Change::Kind;
+using support::Watched;
+using support::WatchedOnDemand;
+using support::WatchedProgram;
+using namespace spillway::literals;
+
+json written(MemorySnapshot const& snapshot) {
+  std::ostringstream out;
+  write_json(out, snapshot);
+  return json::parse(out.str());
+}
+
+/// Each segment is made of its blocks, in order, with nothing between them and nothing left out.
+void check_tiles(MemorySnapshot const& snapshot) {
+  std::uintptr_t last_end = 0;
+  for (auto const& segment : snapshot.segments) {
+    CHECK(segment.address >= last_end);
+    std::uintptr_t at = segment.address;
+    for (auto const& block : segment.blocks) {
+      CHECK(block.address == at);
+      CHECK(block.size_bytes > 0);
+      CHECK(block.requested_bytes <= block.size_bytes);
+      CHECK((block.state == State::free) == (block.id == BlockId{}));
+      at += block.size_bytes;
+    }
+    CHECK(at == segment.address + segment.size_bytes);
+    last_end = at;
+  }
+}
+
+/// What the viewer does: goes back through the trace from what is there at the end.
+void check_replays(json const& snapshot) {
+  std::map<std::uintptr_t, std::size_t> segments;
+  std::map<std::uintptr_t, std::size_t> blocks;
+  for (json const& segment : snapshot.at("segments")) {
+    segments[segment.at("address")] = segment.at("total_size");
+    for (json const& block : segment.at("blocks")) {
+      if (block.at("state") != "inactive") {
+        blocks[block.at("address")] = block.at("size");
+      }
+    }
+  }
+  json const& trace = snapshot.at("device_traces").at(0);
+  for (auto entry = trace.rbegin(); entry != trace.rend(); ++entry) {
+    std::string const action = entry->at("action");
+    std::size_t const size = entry->at("size");
+    if (action == "oom" || action == "snapshot") {
+      continue;
+    }
+    std::uintptr_t const address = entry->at("addr");
+    if (action == "alloc") {
+      auto const found = blocks.find(address);
+      REQUIRE(found != blocks.end());
+      CHECK(found->second == size);
+      blocks.erase(found);
+    } else if (action == "free_completed") {
+      auto const after = segments.upper_bound(address);
+      REQUIRE(after != segments.begin());
+      auto const& [base, bytes] = *std::prev(after);
+      CHECK(address + size <= base + bytes);
+      REQUIRE(blocks.emplace(address, size).second);
+    } else if (action == "free_requested") {
+      REQUIRE(blocks.contains(address));
+    } else {
+      REQUIRE(action == "segment_alloc");
+      REQUIRE(segments.at(address) == size);
+      segments.erase(address);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_SUITE("snapshot") {
+  TEST_CASE("snapshot: blocks and free ranges tile the segments and add up to the statistics") {
+    for (std::uint64_t const seed : {1U, 2U, 3U, 4U}) {
+      CAPTURE(seed);
+      WatchedProgram<Watched> program{seed};
+      program.run(400);
+      auto const now = snapshot(program.allocator);
+      auto const stats = program.allocator.stats();
+
+      check_tiles(now);
+      std::size_t reserved = 0;
+      std::size_t resident = 0;
+      std::size_t free = 0;
+      std::size_t requested = 0;
+      std::size_t blocks = 0;
+      std::size_t largest_free = 0;
+      for (auto const& segment : now.segments) {
+        reserved += segment.size_bytes;
+        resident += segment.bytes(State::allocated);
+        free += segment.bytes(State::free);
+        requested += segment.requested_bytes(State::allocated);
+        for (auto const& block : segment.blocks) {
+          blocks += block.state == State::allocated ? 1 : 0;
+          largest_free = std::max(largest_free, block.state == State::free ? block.size_bytes : 0);
+        }
+      }
+      for (auto const& block : now.absent) {
+        requested += block.requested_bytes;
+      }
+      CHECK(now.segments.size() > 1);
+      CHECK(reserved == stats.reserved_bytes);
+      CHECK(resident == stats.resident.bytes.current);
+      CHECK(blocks == stats.resident.blocks.current);
+      CHECK(free == stats.free_bytes);
+      CHECK(largest_free == stats.largest_free_bytes);
+      CHECK(requested == stats.requested_bytes.current);
+      CHECK(now.absent.size() == stats.allocated.blocks.current - stats.resident.blocks.current);
+      CHECK(!now.absent.empty());
+    }
+  }
+
+  TEST_CASE("snapshot: a block shows its leases, whether it is clean, and where it is not") {
+    WatchedProgram<WatchedOnDemand> program{1};
+    program.run(8);
+    program.buffers.resize(4);
+    auto const stream = program.device.create_stream();
+    (void)program.buffers[1].acquire(Access::write, stream);
+    program.buffers[1].swap_out();
+    auto const first = program.buffers[1].acquire(Access::read, stream);
+    auto const second = program.buffers[1].acquire(Access::read, stream);
+    program.buffers[2].swap_out();
+    decltype(program)::Buffer untouched{program.allocator, 300};
+    untouched.swap_out();
+
+    auto const now = snapshot(program.allocator);
+    std::map<BlockId, MemorySnapshot::Block> blocks;
+    for (auto const& segment : now.segments) {
+      for (auto const& block : segment.blocks) {
+        blocks[block.id] = block;
+      }
+    }
+    auto const& leased = blocks.at(program.buffers[1].id());
+    CHECK(leased.leases == 2);
+    CHECK(leased.is_clean);
+    CHECK(leased.address == reinterpret_cast<std::uintptr_t>(first.data()));
+    CHECK(leased.requested_bytes == program.buffers[1].size_bytes());
+    auto const& dirty = blocks.at(program.buffers[0].id());
+    CHECK(dirty.leases == 0);
+    CHECK_FALSE(dirty.is_clean);
+    REQUIRE(now.absent.size() == 2);
+    std::map<BlockId, Residency> absent;
+    for (auto const& block : now.absent) {
+      absent[block.id] = block.residency;
+    }
+    CHECK(absent.at(program.buffers[2].id()) == Residency::host);
+    CHECK(absent.at(untouched.id()) == Residency::none);
+  }
+
+  TEST_CASE("snapshot: changes lead to what is there now") {
+    for (std::uint64_t const seed : {1U, 2U, 3U}) {
+      CAPTURE(seed);
+      WatchedProgram<WatchedOnDemand> program{seed};
+      program.run(500);
+      auto const now = snapshot(program.allocator, program.allocator.observer().events());
+
+      std::map<std::uintptr_t, BlockId> taken;
+      for (auto const& change : now.changes) {
+        if (change.kind == Kind::take) {
+          taken[change.address] = change.id;
+        } else if (change.kind == Kind::leave) {
+          CHECK(taken.erase(change.address) == 1);
+        }
+      }
+      std::map<std::uintptr_t, BlockId> there;
+      for (auto const& segment : now.segments) {
+        for (auto const& block : segment.blocks) {
+          if (block.state == State::allocated) {
+            there[block.address] = block.id;
+          }
+        }
+      }
+      CHECK(taken == there);
+      CHECK(now.changes.size() > 300);
+      check_replays(written(now));
+    }
+  }
+
+  TEST_CASE("snapshot: a viewer can go back through a trace whose beginning is forgotten") {
+    for (std::uint64_t const seed : {4U, 5U, 6U}) {
+      CAPTURE(seed);
+      WatchedProgram<WatchedOnDemand> program{seed};
+      program.allocator.observer().set_limit(150);
+      program.run(700);
+
+      auto const now = snapshot(program.allocator, program.allocator.observer().events());
+      REQUIRE(now.changes.size() > 100);
+      check_replays(written(now));
+    }
+  }
+
+  TEST_CASE("snapshot: what was in a segment that is gone is left out") {
+    WatchedProgram<WatchedOnDemand> program{1};
+    program.run(200);
+    program.buffers.clear();
+    (void)program.allocator.trim_sync();
+    REQUIRE(program.allocator.stats().reserved_bytes == 0);
+    auto const none = snapshot(program.allocator, program.allocator.observer().events());
+    CHECK(none.segments.empty());
+    CHECK(none.changes.empty());
+
+    program.run(200);
+    auto const now = snapshot(program.allocator, program.allocator.observer().events());
+    std::set<std::uintptr_t> reserved;
+    for (auto const& change : now.changes) {
+      if (change.kind == Kind::reserve) {
+        CHECK(reserved.insert(change.address).second);
+      }
+    }
+    CHECK(reserved.size() == now.segments.size());
+    check_tiles(now);
+    check_replays(written(now));
+  }
+
+  TEST_CASE("snapshot: an out-of-memory error shows what was asked for and what was free") {
+    WatchedProgram<WatchedOnDemand> program{1};
+    auto const stream = program.device.create_stream();
+    {
+      decltype(program)::Buffer large{program.allocator, 512_KiB};
+      auto const lease = large.acquire(Access::write, stream);
+      CHECK_THROWS_AS((decltype(program)::Buffer{program.allocator, 300_KiB}), OutOfDeviceMemory);
+    }
+    program.run(50);
+
+    auto const now = snapshot(program.allocator, program.allocator.observer().events());
+    auto const found = std::find_if(now.changes.begin(), now.changes.end(), [](auto const& change) {
+      return change.kind == Kind::out_of_memory;
+    });
+    REQUIRE(found != now.changes.end());
+    CHECK(found->size_bytes == 300_KiB);
+    CHECK(found->free_bytes == 256_KiB);
+  }
+
+  TEST_CASE("write_json: a snapshot has every member that PyTorch's viewers read") {
+    WatchedProgram<Watched> program{7};
+    program.run(300);
+    auto const now = snapshot(program.allocator, program.allocator.observer().events());
+    json const it = written(now);
+
+    REQUIRE(it.at("segments").size() == now.segments.size());
+    for (json const& segment : it.at("segments")) {
+      for (char const* const name : {"device",
+                                     "address",
+                                     "total_size",
+                                     "allocated_size",
+                                     "active_size",
+                                     "requested_size",
+                                     "stream"}) {
+        CHECK(segment.at(name).is_number_unsigned());
+      }
+      CHECK(segment.at("segment_type") == "large");
+      CHECK(segment.at("segment_pool_id") == json::array({0, 0}));
+      CHECK(segment.at("is_expandable") == false);
+      CHECK(segment.at("frames").is_array());
+      std::size_t allocated = 0;
+      std::size_t total = 0;
+      for (json const& block : segment.at("blocks")) {
+        bool const is_active = block.at("state") == "active_allocated";
+        CHECK((is_active || block.at("state") == "inactive"));
+        allocated += is_active ? block.at("size").get<std::size_t>() : 0;
+        total += block.at("size").get<std::size_t>();
+        CHECK(block.at("address").is_number_unsigned());
+        CHECK(block.at("requested_size").is_number_unsigned());
+        CHECK(block.at("frames").empty());
+        CHECK(block.contains("leases") == is_active);
+      }
+      CHECK(segment.at("allocated_size") == allocated);
+      CHECK(segment.at("active_size") == allocated);
+      CHECK(segment.at("total_size") == total);
+    }
+    REQUIRE(it.at("device_traces").size() == 1);
+    std::uint64_t last_us = 0;
+    for (json const& entry : it.at("device_traces").at(0)) {
+      CHECK(entry.at("frames").empty());
+      CHECK(entry.at("stream") == 0);
+      CHECK(entry.contains(entry.at("action") == "oom" ? "device_free" : "addr"));
+      CHECK(entry.at("time_us").get<std::uint64_t>() >= last_us);
+      last_us = entry.at("time_us");
+    }
+    CHECK(it.at("device_traces").at(0).back().at("action") == "snapshot");
+    CHECK(it.at("allocator_settings").is_object());
+    CHECK(it.at("external_annotations").is_array());
+    CHECK(it.at("spillway").at("absent").size() == now.absent.size());
+    CHECK(it.at("spillway").at("stats").at("resident").at("bytes").at("current") ==
+          now.stats.resident.bytes.current);
+    CHECK(it.at("spillway").at("host").at("tiers").at("pinned").at("slots") ==
+          now.host.tier(HostTier::pinned).slots);
+  }
+
+  TEST_CASE(
+      "write_json: a block that leaves is pending, and devices before this one have no trace") {
+    MemorySnapshot made;
+    made.device = 2;
+    made.segments.push_back({.address = 1024, .size_bytes = 768});
+    made.segments[0].blocks = {
+        {.address = 1024, .size_bytes = 256, .requested_bytes = 200, .state = State::allocated},
+        {.address = 1280, .size_bytes = 512, .state = State::leaving}};
+    made.changes.push_back(
+        {.kind = Kind::out_of_memory, .size_bytes = 9, .time_ns = 5000, .free_bytes = 4});
+    json const it = written(made);
+
+    CHECK(it.at("segments").at(0).at("device") == 2);
+    CHECK(it.at("segments").at(0).at("allocated_size") == 256);
+    CHECK(it.at("segments").at(0).at("active_size") == 768);
+    CHECK(it.at("segments").at(0).at("requested_size") == 200);
+    CHECK(it.at("segments").at(0).at("blocks").at(1).at("state") == "active_pending_free");
+    REQUIRE(it.at("device_traces").size() == 3);
+    CHECK(it.at("device_traces").at(0).empty());
+    CHECK(it.at("device_traces").at(2).at(0) ==
+          json::parse(
+              R"({"action":"oom","size":9,"stream":0,"time_us":5,"frames":[],"device_free":4})"));
+  }
+}
