@@ -18,7 +18,7 @@ namespace beyond {
 /// `relu(normalize(x) W1 + b1) W2 + b2` to `x`, then a linear layer to the classes.
 ///
 /// Each weight, each moment of its gradient and each activation kept for the backward pass is a tensor
-/// of its own. No operation needs more than five of them at once; a step needs all of them.
+/// of its own. No operation needs more than four of them at once; a step needs all of them.
 template <class S, class T>
 class Network {
  public:
