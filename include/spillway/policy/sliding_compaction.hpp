@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/policy/exchange_search.hpp>
 #include <spillway/policy/layout_line.hpp>
 #include <spillway/policy/window_search.hpp>
 
@@ -43,6 +44,9 @@ class SlidingCompaction {
       consider(slide(line, run));
     }
     WindowSearch{line, {}}.search(count, bound, consider);
+    if (!best || best->cost > count) {
+      ExchangeSearch{line, {}}.search(count, bound, consider);
+    }
     return best;
   }
 
