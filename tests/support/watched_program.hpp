@@ -50,20 +50,19 @@ class WatchedProgram {
     }
   }
 
-  /// One operation. Buffers are overwritten only while they are resident.
+  /// One operation. Some buffers are overwritten while they are away, and some come and go without contents.
   void step() {
     if (buffers.size() < 8 || (buffers.size() < 48 && draw(5) == 0)) {
       buffers.emplace_back(allocator, 1 + draw(64_KiB));
-      (void)buffers.back().acquire(spillway::Access::write, stream_);
+      if (draw(4) != 0) {
+        (void)buffers.back().acquire(spillway::Access::write, stream_);
+      }
       return;
     }
     Buffer& buffer = buffers[draw(buffers.size())];
     switch (draw(16)) {
     case 0:
     case 1:
-      if (!frees) {
-        break;
-      }
       std::swap(buffer, buffers.back());
       buffers.pop_back();
       break;
@@ -82,6 +81,9 @@ class WatchedProgram {
     case 6:
     case 7:
       (void)buffer.acquire(spillway::Access::read_write, stream_);
+      break;
+    case 8:
+      (void)buffer.acquire(spillway::Access::write, stream_);
       break;
     default:
       (void)buffer.acquire(spillway::Access::read, stream_);
@@ -107,7 +109,6 @@ class WatchedProgram {
   spillway::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
   Allocator allocator;
   std::vector<Buffer> buffers;
-  bool frees = true;
 
  private:
   spillway::SteppedSimApi::stream_type stream_ = device.create_stream();

@@ -52,47 +52,6 @@ void check_tiles(MemorySnapshot const& snapshot) {
   }
 }
 
-/// What the viewer does: goes back through the trace from what is there at the end.
-void check_replays(json const& snapshot) {
-  std::map<std::uintptr_t, std::size_t> segments;
-  std::map<std::uintptr_t, std::size_t> blocks;
-  for (json const& segment : snapshot.at("segments")) {
-    segments[segment.at("address")] = segment.at("total_size");
-    for (json const& block : segment.at("blocks")) {
-      if (block.at("state") != "inactive") {
-        blocks[block.at("address")] = block.at("size");
-      }
-    }
-  }
-  json const& trace = snapshot.at("device_traces").at(0);
-  for (auto entry = trace.rbegin(); entry != trace.rend(); ++entry) {
-    std::string const action = entry->at("action");
-    std::size_t const size = entry->at("size");
-    if (action == "oom" || action == "snapshot") {
-      continue;
-    }
-    std::uintptr_t const address = entry->at("addr");
-    if (action == "alloc") {
-      auto const found = blocks.find(address);
-      REQUIRE(found != blocks.end());
-      CHECK(found->second == size);
-      blocks.erase(found);
-    } else if (action == "free_completed") {
-      auto const after = segments.upper_bound(address);
-      REQUIRE(after != segments.begin());
-      auto const& [base, bytes] = *std::prev(after);
-      CHECK(address + size <= base + bytes);
-      REQUIRE(blocks.emplace(address, size).second);
-    } else if (action == "free_requested") {
-      REQUIRE(blocks.contains(address));
-    } else {
-      REQUIRE(action == "segment_alloc");
-      REQUIRE(segments.at(address) == size);
-      segments.erase(address);
-    }
-  }
-}
-
 }  // namespace
 
 TEST_SUITE("snapshot") {
@@ -171,90 +130,6 @@ TEST_SUITE("snapshot") {
     }
     CHECK(absent.at(program.buffers[2].id()) == Residency::host);
     CHECK(absent.at(untouched.id()) == Residency::none);
-  }
-
-  TEST_CASE("snapshot: changes lead to what is there now") {
-    for (std::uint64_t const seed : {1U, 2U, 3U}) {
-      CAPTURE(seed);
-      WatchedProgram<WatchedOnDemand> program{seed};
-      program.run(500);
-      auto const now = snapshot(program.allocator, program.allocator.observer().events());
-
-      std::map<std::uintptr_t, BlockId> taken;
-      for (auto const& change : now.changes) {
-        if (change.kind == Kind::take) {
-          taken[change.address] = change.id;
-        } else if (change.kind == Kind::leave) {
-          CHECK(taken.erase(change.address) == 1);
-        }
-      }
-      std::map<std::uintptr_t, BlockId> there;
-      for (auto const& segment : now.segments) {
-        for (auto const& block : segment.blocks) {
-          if (block.state == State::allocated) {
-            there[block.address] = block.id;
-          }
-        }
-      }
-      CHECK(taken == there);
-      CHECK(now.changes.size() > 300);
-      check_replays(written(now));
-    }
-  }
-
-  TEST_CASE("snapshot: a viewer can go back through a trace whose beginning is forgotten") {
-    for (std::uint64_t const seed : {4U, 5U, 6U}) {
-      CAPTURE(seed);
-      WatchedProgram<WatchedOnDemand> program{seed};
-      program.allocator.observer().set_limit(150);
-      program.run(700);
-
-      auto const now = snapshot(program.allocator, program.allocator.observer().events());
-      REQUIRE(now.changes.size() > 100);
-      check_replays(written(now));
-    }
-  }
-
-  TEST_CASE("snapshot: what was in a segment that is gone is left out") {
-    WatchedProgram<WatchedOnDemand> program{1};
-    program.run(200);
-    program.buffers.clear();
-    (void)program.allocator.trim_sync();
-    REQUIRE(program.allocator.stats().reserved_bytes == 0);
-    auto const none = snapshot(program.allocator, program.allocator.observer().events());
-    CHECK(none.segments.empty());
-    CHECK(none.changes.empty());
-
-    program.run(200);
-    auto const now = snapshot(program.allocator, program.allocator.observer().events());
-    std::set<std::uintptr_t> reserved;
-    for (auto const& change : now.changes) {
-      if (change.kind == Kind::reserve) {
-        CHECK(reserved.insert(change.address).second);
-      }
-    }
-    CHECK(reserved.size() == now.segments.size());
-    check_tiles(now);
-    check_replays(written(now));
-  }
-
-  TEST_CASE("snapshot: an out-of-memory error shows what was asked for and what was free") {
-    WatchedProgram<WatchedOnDemand> program{1};
-    auto const stream = program.device.create_stream();
-    {
-      decltype(program)::Buffer large{program.allocator, 512_KiB};
-      auto const lease = large.acquire(Access::write, stream);
-      CHECK_THROWS_AS((decltype(program)::Buffer{program.allocator, 300_KiB}), OutOfDeviceMemory);
-    }
-    program.run(50);
-
-    auto const now = snapshot(program.allocator, program.allocator.observer().events());
-    auto const found = std::find_if(now.changes.begin(), now.changes.end(), [](auto const& change) {
-      return change.kind == Kind::out_of_memory;
-    });
-    REQUIRE(found != now.changes.end());
-    CHECK(found->size_bytes == 300_KiB);
-    CHECK(found->free_bytes == 256_KiB);
   }
 
   TEST_CASE("write_json: a snapshot has every member that PyTorch's viewers read") {

@@ -91,7 +91,9 @@ class ChromeTraceWriter {
     allocated_ += event.kind == EventKind::allocate     ? sign * event.bytes
                   : event.kind == EventKind::deallocate ? -sign * event.bytes
                                                         : 0;
-    reserved_ += event.kind == EventKind::grow ? sign * event.bytes : 0;
+    reserved_ += event.kind == EventKind::grow   ? sign * event.bytes
+                 : event.kind == EventKind::trim ? -sign * event.bytes
+                                                 : 0;
   }
 
   JsonStream& begin(char const* name, char const* phase, std::uint64_t track) {

@@ -17,8 +17,12 @@ namespace spillway {
     return "allocate";
   case EventKind::deallocate:
     return "deallocate";
+  case EventKind::make_resident:
+    return "make_resident";
   case EventKind::swap_out:
     return "swap_out";
+  case EventKind::copy_out:
+    return "copy_out";
   case EventKind::swap_in:
     return "swap_in";
   case EventKind::prefetch:
@@ -29,6 +33,8 @@ namespace spillway {
     return "move";
   case EventKind::grow:
     return "grow";
+  case EventKind::trim:
+    return "trim";
   case EventKind::host_wait:
     return "host_wait";
   case EventKind::out_of_memory:

@@ -69,8 +69,12 @@ class NvtxMarks {
       return "allocate";
     case EventKind::deallocate:
       return "deallocate";
+    case EventKind::make_resident:
+      return "make resident";
     case EventKind::swap_out:
       return "swap out";
+    case EventKind::copy_out:
+      return "copy out";
     case EventKind::swap_in:
       return "swap in";
     case EventKind::prefetch:
@@ -81,6 +85,8 @@ class NvtxMarks {
       return "move";
     case EventKind::grow:
       return "grow";
+    case EventKind::trim:
+      return "trim";
     case EventKind::host_wait:
       return "host wait";
     case EventKind::out_of_memory:

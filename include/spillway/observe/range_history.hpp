@@ -31,29 +31,32 @@ namespace detail {
 class RangeHistory {
  public:
   explicit RangeHistory(std::span<Event const> events) {
-    std::vector<bool> const keeps = ranges_kept(events);
     for (now_ = 0; now_ < events.size(); ++now_) {
       Event const& event = events[now_];
+      bool const is_new = event.block != BlockId{} && seen_.insert(event.block).second;
       switch (event.kind) {
-      case EventKind::allocate:
+      case EventKind::make_resident:
       case EventKind::swap_in:
       case EventKind::prefetch:
-        arrive(event);
+        arrive(event, true);
         break;
       case EventKind::move:
-        if (seen_.insert(event.block).second) {  // it was somewhere
+        if (is_new) {  // it was somewhere
           changes_.push_back({now_, event.block, 0, event.bytes, false});
         }
-        arrive(event);
+        arrive(event, true);
+        break;
+      case EventKind::copy_out:
+        arrive(event, !is_new);
         break;
       case EventKind::swap_out:
-        keeps[now_] ? arrive(event, !seen_.contains(event.block)) : leave(event);
-        break;
       case EventKind::drop:
       case EventKind::deallocate:
-        leave(event);
+        leave(event, is_new);
         break;
+      case EventKind::allocate:
       case EventKind::grow:
+      case EventKind::trim:
       case EventKind::host_wait:
       case EventKind::out_of_memory:
       case EventKind::step:
@@ -75,25 +78,8 @@ class RangeHistory {
     return reinterpret_cast<std::uintptr_t>(event.address);
   }
 
-  /// Which swap-outs were copies ahead of need, by what happened to the block next.
-  static std::vector<bool> ranges_kept(std::span<Event const> events) {
-    std::vector<bool> keeps(events.size());
-    std::unordered_map<BlockId, Event const*> next;
-    for (std::size_t i = events.size(); i-- > 0;) {
-      Event const& event = events[i];
-      if (event.kind == EventKind::swap_out) {
-        auto const found = next.find(event.block);
-        Event const* const after = found == next.end() ? nullptr : found->second;
-        keeps[i] = after != nullptr &&
-                   (after->kind == EventKind::drop || after->kind == EventKind::move ||
-                    (after->kind == EventKind::swap_out && after->address == event.address));
-      }
-      next[event.block] = &event;
-    }
-    return keeps;
-  }
-
-  void arrive(Event const& event, bool was_there = false) {
+  /// The block is where the event says. If it is `told`, that is a change, else it was so from the start.
+  void arrive(Event const& event, bool told) {
     std::uintptr_t const begin = address_of(event);
     auto const known = homes_.find(event.block);
     if (known != homes_.end()) {
@@ -113,17 +99,16 @@ class RangeHistory {
     }
     places_.emplace_hint(place, begin, Place{event.block, event.bytes});
     homes_[event.block] = begin;
-    seen_.insert(event.block);
-    if (!was_there) {
+    if (told) {
       changes_.push_back({now_, event.block, begin, event.bytes, true});
     }
   }
 
-  void leave(Event const& event) {
+  void leave(Event const& event, bool is_new) {
     auto const known = homes_.find(event.block);
     if (known != homes_.end()) {
       vacate(places_.find(known->second));
-    } else if (event.address != nullptr && seen_.insert(event.block).second) {
+    } else if (is_new && event.address != nullptr) {
       changes_.push_back({now_, event.block, address_of(event), event.bytes, false});
     }
   }
@@ -148,10 +133,6 @@ class RangeHistory {
 /// What comes out is consistent even if events are missing, as they are once a `Timeline` has
 /// forgotten the oldest: ranges that are taken at the same time do not overlap, and a block has at
 /// most one. A range that is given up before it was seen to be taken was there from the start.
-///
-/// A block whose old contents are not wanted gets its range without an event of its own, so it shows
-/// from its next event on. A swap-out does not say whether the range was given up with it; it was
-/// kept if the block is dropped, moved or swapped out from there later without having come back.
 ///
 /// @param events  in order of time
 /// @throws std::bad_alloc
