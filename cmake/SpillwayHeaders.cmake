@@ -88,11 +88,15 @@ set(SPILLWAY_HEADERS
     spillway/pager/transfers.hpp
     spillway/policy/best_fit.hpp
     spillway/policy/cost_eviction.hpp
+    spillway/policy/exchange_search.hpp
     spillway/policy/fifo_eviction.hpp
     spillway/policy/gap_cover.hpp
+    spillway/policy/gap_index.hpp
     spillway/policy/gap_search.hpp
     spillway/policy/gap_set.hpp
+    spillway/policy/layout_line.hpp
     spillway/policy/lru_eviction.hpp
+    spillway/policy/move_order.hpp
     spillway/policy/no_compaction.hpp
     spillway/policy/no_prefetch.hpp
     spillway/policy/null_lock.hpp
@@ -103,9 +107,11 @@ set(SPILLWAY_HEADERS
     spillway/policy/schedule_lookahead.hpp
     spillway/policy/segregated_fit.hpp
     spillway/policy/size_eviction.hpp
+    spillway/policy/size_pool.hpp
     spillway/policy/slack_tree.hpp
     spillway/policy/sliding_compaction.hpp
     spillway/policy/step_plan.hpp
+    spillway/policy/window_search.hpp
     spillway/spillway.hpp
     spillway/staging_lane.hpp
     spillway/stream_order.hpp
