@@ -3,9 +3,9 @@
 
 #if defined(SPILLWAY_WITH_CUDA)
 
-#  include "replayer.hpp"
-
 #  include <spillway/cuda_policies.hpp>
+
+#  include "replayer.hpp"
 
 namespace replay {
 

@@ -23,8 +23,8 @@ struct BlockRecord {
   // their range is given away.
   Fence written{};
   Fence used{};
-  std::uint32_t leases = 0;   // given out or about to be: the block must not leave
-  std::uint32_t granted = 0;  // of which given out: the block must not move either
+  std::uint32_t leases = 0;        // given out or about to be: the block must not leave
+  std::uint32_t granted = 0;       // of which given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
   // The group of requests that has taken a range to overwrite it and has not been granted it yet: the
   // host copy is still the only one.
@@ -36,7 +36,7 @@ struct BlockRecord {
   bool is_arriving = false;    // swapped in and not used since
   bool is_prefetched = false;  // brought in ahead of need and not used since
   bool is_parked = false;      // not resident, and `range` is kept for its address
-  bool is_lost = false;            // the device lost the bytes: only a write makes it whole
+  bool is_lost = false;        // the device lost the bytes: only a write makes it whole
   bool is_orphan = false;      // abandoned while leased: freed when the last lease ends
 
   [[nodiscard]] bool is_resident() const noexcept { return address != nullptr; }

@@ -33,8 +33,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `observer`   | who is told                                    | `NullObserver`, `Timeline`                    |
 template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
-                    CompactionPolicy<typename S::compaction> &&
-                    EvictionPolicy<typename S::eviction> && PrefetchPolicy<typename S::prefetch> &&
-                    LockPolicy<typename S::lock> && Observer<typename S::observer>;
+    CompactionPolicy<typename S::compaction> && EvictionPolicy<typename S::eviction> &&
+    PrefetchPolicy<typename S::prefetch> && LockPolicy<typename S::lock> &&
+    Observer<typename S::observer>;
 
 }  // namespace spillway
