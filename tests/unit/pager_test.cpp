@@ -48,8 +48,12 @@ struct Remapping : Plain {
 struct Stable : Plain {
   using compaction = spillway::StableAddresses;
 };
+// In a short loop, room to prefetch costs a large part of what is away.
+struct RoomyEviction : spillway::ScheduleEviction {
+  RoomyEviction() : ScheduleEviction{spillway::PlanOptions{.most_extra_for_next = 0.5}} {}
+};
 struct Scheduled : Plain {
-  using eviction = spillway::ScheduleEviction;
+  using eviction = RoomyEviction;
   using prefetch = spillway::ScheduleLookahead;
 };
 

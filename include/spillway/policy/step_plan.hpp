@@ -16,13 +16,14 @@
 
 namespace spillway {
 
-/// What a plan may spend on overlapping transfers with work.
+/// What a plan may spend on overlapping transfers with work: room for blocks to come back in before
+/// their use has to be made by others, which then are away longer or more often.
 struct PlanOptions {
-  /// Blocks are planned to be back so many uses early, for room to prefetch them.
-  std::uint32_t ahead_ops = 32;
-  /// As long as the plan does not swap in more than this part in addition. A loop that uses every block
-  /// once needs `1 / blocks away` for each block that comes in ahead.
-  double most_extra = 0.005;
+  std::uint32_t ahead_ops = 32;  ///< uses that a block is planned to be back early
+  double most_extra = 0.005;     ///< part by which the bytes swapped in may grow for that
+  /// The same for room for the next operation alone, without which nothing overlaps. In a loop that uses
+  /// each block once, that is one part in the number of blocks that are away.
+  double most_extra_for_next = 0.05;
 };
 
 /// Which blocks leave the device between which uses, for the rest of a recorded step and the step after.
@@ -51,10 +52,7 @@ class StepPlan {
     length_ = schedule.record().length();
     start_ = schedule.cursor();
     look_round(schedule, is_resident);
-    find_excess(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
-    if (!excess_.empty()) {
-      choose(schedule.record());
-    }
+    choose(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
   }
 
   void clear() noexcept {
@@ -73,6 +71,7 @@ class StepPlan {
 
  private:
   static constexpr std::uint32_t none = StepRecord::none;
+  static constexpr std::uint32_t next_ops = 2;
 
   /// How a part of the record stands at the start of the plan.
   struct Standing {
@@ -125,14 +124,22 @@ class StepPlan {
     return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
   }
 
+  /// Where a gap ends for a block that is to be back early.
+  [[nodiscard]] static std::uint32_t
+  back(std::uint32_t from, std::uint32_t to, std::uint32_t ahead) noexcept {
+    return from < to ? to - std::min(ahead, (to - from) / 4) : to;
+  }
+
   /// Calls `alive(part, from, to)` for the moments [from, to) in which a block takes room unless away.
   template <class Alive>
-  void each_life(StepRecord const& record, Alive alive) const {
+  void each_life(StepRecord const& record, std::uint32_t ahead, Alive alive) const {
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       StepRecord::Block const& block = record.blocks[i];
       Standing const& standing = standing_[i];
       if (standing.is_resident) {
         alive(i, start_, end_of(record, i));
+      } else if (standing.is_alive && standing.next < never_entry) {
+        alive(i, back(start_, standing.next, ahead), end_of(record, i));
       } else if (standing.is_played && standing.next < never_entry) {
         alive(i, standing.next, end_of(record, i));
       }
@@ -186,7 +193,7 @@ class StepPlan {
   }
 
   /// Finds the moments at which more is alive than fits, and numbers them; the others do not matter.
-  void find_excess(StepRecord const& record, std::size_t capacity_bytes) {
+  void find_excess(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
     excess_.assign(std::size_t{horizon()} + 1, 0);
     is_free_.assign(horizon(), false);
     auto const weigh = [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
@@ -196,7 +203,7 @@ class StepPlan {
     auto const bytes_of = [&](std::uint32_t part) {
       return static_cast<std::int64_t>(record.blocks[part].bytes);
     };
-    each_life(record, [&](std::uint32_t part, std::uint32_t from, std::uint32_t to) {
+    each_life(record, ahead, [&](std::uint32_t part, std::uint32_t from, std::uint32_t to) {
       weigh(from, to, bytes_of(part));
     });
     each_gap(record,
@@ -224,26 +231,30 @@ class StepPlan {
   }
 
   /// Chooses among the gaps, with blocks back early if that costs little.
-  void choose(StepRecord const& record) {
-    std::int64_t const least = choose(record, 0);
-    auto const most =
-        static_cast<std::int64_t>(static_cast<double>(least) * (1.0 + options_.most_extra));
+  void choose(StepRecord const& record, std::size_t capacity_bytes) {
+    std::int64_t const least = choose(record, capacity_bytes, 0);
+    auto const with = [&](double extra) {
+      return static_cast<std::int64_t>(static_cast<double>(least) * (1.0 + extra));
+    };
     exact_.swap(leaves_);
-    for (std::uint32_t ahead = options_.ahead_ops; ahead != 0; ahead /= 4) {
-      if (choose(record, ahead) <= most) {
-        return;
-      }
+    std::uint32_t const far = options_.ahead_ops;
+    if (choose(record, capacity_bytes, far) <= with(options_.most_extra) ||
+        choose(record, capacity_bytes, far / 4) <= with(options_.most_extra) ||
+        choose(record, capacity_bytes, std::min(far, next_ops)) <=
+            with(options_.most_extra_for_next)) {
+      return;
     }
     exact_.swap(leaves_);
   }
 
   /// @returns the bytes that come back, or more than anything if the excess cannot be taken away
-  std::int64_t choose(StepRecord const& record, std::uint32_t ahead) {
+  std::int64_t choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
+    find_excess(record, capacity_bytes, ahead);
     gaps_.clear();
     each_gap(record,
              [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
                if (from < to && !is_free_to_return(record, entry)) {
-                 to -= std::min(ahead, (to - from) / 4);
+                 to = entry == none ? to : back(from, to, ahead);
                  if (rank_[from] < rank_[to]) {
                    gaps_.add({{rank_[from], rank_[to] - 1}, record.blocks[part].bytes, entry});
                  }
