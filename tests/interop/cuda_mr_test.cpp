@@ -94,7 +94,7 @@ TEST_SUITE("cuda_mr") {
     LeasedMemory<Allocator> other{f.allocator};
     Resource copy = f.resource;
     CHECK(copy == f.resource);
-    CHECK(copy != Resource{other});
+    CHECK(copy != CudaMemoryResource{other});
     void* const p = f.resource.allocate_sync(64);
     copy.deallocate_sync(p, 64);
     CHECK(f.memory.allocation_count() == 0);

@@ -119,8 +119,8 @@ TEST_SUITE("thrust") {
     Fixture f;
     auto const a = f.rig.stream();
     auto const b = f.rig.stream();
-    Resource on_a{f.memory, a};
-    Resource on_b{f.memory, b};
+    ThrustResource on_a{f.memory, a};
+    ThrustResource on_b{f.memory, b};
     test::HostWork<SimApi> work{f.device};
     for (std::uint32_t i = 0; i < 20; ++i) {
       Resource& resource = i % 2 == 0 ? on_a : on_b;
