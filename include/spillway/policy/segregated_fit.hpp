@@ -48,7 +48,7 @@ class SegregatedFit {
     if (node == no_node) {
       node = first_above(own);
       if (node == no_node) {
-        node = best_of(table, heads_[own], count, no_node);
+        node = best_of(table, heads_[own], count, all);
       }
     }
     return {node, is_large(table, count)};
@@ -72,6 +72,7 @@ class SegregatedFit {
   static constexpr std::uint32_t sub_bits = 6;
   static constexpr std::uint32_t subs = 1U << sub_bits;
   static constexpr std::uint32_t levels = 32 - sub_bits + 1;
+  static constexpr std::uint32_t all = ~std::uint32_t{0};
   static constexpr std::uint32_t looks = 8;  // ranges of the own class tried before the next class
 
   // The leading `sub_bits` + 1 bits of the size and how many follow, as one number. Smaller sizes
