@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,9 +112,12 @@ class Experiment {
     try {
       SessionType session{*device, allocator};
       Trainer trainer{session, *data_, options_.training};
-      run.result = trainer.run([&](std::size_t epoch, double loss) {
-        progress_->show(plan.name, epoch, options_.training.epochs, loss);
-        if (plan.recorded && epoch == options_.training.epochs) {
+      std::size_t const steps = trainer.steps_per_epoch() * options_.training.epochs;
+      std::optional<double> last_loss;
+      run.result = trainer.run([&](std::size_t step, std::optional<double> loss) {
+        last_loss = loss ? loss : last_loss;
+        progress_->show(plan.name, step, steps, last_loss);
+        if (plan.recorded && loss && step == steps) {
           files_.write(allocator);
         }
       });

@@ -209,7 +209,10 @@ Progress::~Progress() {
   }
 }
 
-void Progress::show(std::string_view run, std::size_t epoch, std::size_t epochs, double loss) {
+void Progress::show(std::string_view run,
+                    std::size_t step,
+                    std::size_t steps,
+                    std::optional<double> loss) {
   using namespace std::chrono_literals;
   auto const now = std::chrono::steady_clock::now();
   if (now - last_ < (is_terminal_ ? 100ms : 5s)) {
@@ -217,9 +220,9 @@ void Progress::show(std::string_view run, std::size_t epoch, std::size_t epochs,
   }
   last_ = now;
   has_line_ = is_terminal_;
-  std::cerr << (is_terminal_ ? "\r\x1b[K" : "") << "training, " << run << ": epoch " << epoch
-            << " of " << epochs << ", loss " << fixed(loss, 4) << (is_terminal_ ? "" : "\n")
-            << std::flush;
+  std::cerr << (is_terminal_ ? "\r\x1b[K" : "") << "training, " << run << ": step " << step
+            << " of " << steps << (loss ? ", loss " + fixed(*loss, 4) : "")
+            << (is_terminal_ ? "" : "\n") << std::flush;
 }
 
 }  // namespace beyond

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <iosfwd>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,7 +68,8 @@ class Progress {
   Progress& operator=(Progress const&) = delete;
   ~Progress();
 
-  void show(std::string_view run, std::size_t epoch, std::size_t epochs, double loss);
+  /// @param loss  the mean of the last epoch, once there is one
+  void show(std::string_view run, std::size_t step, std::size_t steps, std::optional<double> loss);
 
  private:
   bool is_terminal_;

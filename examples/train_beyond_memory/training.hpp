@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 #include <utility>
@@ -44,7 +45,8 @@ class Trainer {
     return data_->train.count() / options_.batch;
   }
 
-  /// Trains, tests and hands everything over. `progress(epoch, mean_loss)` is told of each epoch.
+  /// Trains, tests and hands everything over. `progress(steps, mean_loss)` is told of each step
+  /// that was enqueued, and the mean loss of an epoch when it has ended.
   ///
   /// @throws spillway::OutOfDeviceMemory, spillway::OutOfHostMemory
   template <class Progress>
@@ -62,10 +64,11 @@ class Trainer {
         train_on(std::span{order}.subspan(step * options_.batch, options_.batch),
                  adam,
                  losses.data() + epoch * steps + step);
+        progress(epoch * steps + step + 1, std::optional<double>{});
       }
       session_->synchronize();
       std::span<float const> const seen{losses.data() + epoch * steps, steps};
-      progress(epoch + 1, epoch_losses(seen, 1).front());
+      progress((epoch + 1) * steps, std::optional{epoch_losses(seen, 1).front()});
     }
     std::chrono::duration<double, std::milli> const elapsed =
         std::chrono::steady_clock::now() - start;

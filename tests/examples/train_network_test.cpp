@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "network.hpp"
@@ -57,7 +58,7 @@ beyond::TrainingResult train(std::size_t capacity_bytes) {
       .seed = 3};
   Bench bench{capacity_bytes};
   beyond::Trainer trainer{bench.session(), data, options};
-  return trainer.run([](std::size_t, double) {});
+  return trainer.run([](std::size_t, std::optional<double>) {});
 }
 
 }  // namespace
