@@ -11,12 +11,14 @@ namespace beyond {
 struct HostTiling {
   static constexpr std::size_t rows = 4;
   static constexpr std::size_t cols = 8;
+  static constexpr bool has_lanes = true;
 };
 
 /// How work is cut into tiles for thousands of threads: small, one thread each.
 struct CudaTiling {
   static constexpr std::size_t rows = 2;
   static constexpr std::size_t cols = 2;
+  static constexpr bool has_lanes = false;
 };
 
 /// What a product starts from: zero, a row that is added to every row, or what is there already.
@@ -98,10 +100,15 @@ struct MultiplyTile {
     }
   }
 
-#if defined(__CUDACC__)
   SPILLWAY_HOST_DEVICE void sum_whole_tile(Index i0, Index j0, Sums& sums) const {
     T const* left = a.data + i0 * a.row_stride;
     T const* right = b.data + j0;
+#if !defined(__CUDACC__)
+    if constexpr (Tiling::has_lanes) {
+      sum_with_lanes(left, right, sums);
+      return;
+    }
+#endif
     for (Index k = 0; k < b.rows; ++k, left += a.col_stride, right += b.cols) {
       for (Index i = 0; i < height; ++i) {
         for (Index j = 0; j < width; ++j) {
@@ -110,15 +117,14 @@ struct MultiplyTile {
       }
     }
   }
-#else
-  // Left to itself, g++ keeps the sums of the loop above in memory, which is four times slower.
-  void sum_whole_tile(Index i0, Index j0, Sums& sums) const {
+
+#if !defined(__CUDACC__)
+  // Left to itself, g++ keeps the sums of the loops above in memory, which is four times slower.
+  void sum_with_lanes(T const* left, T const* right, Sums& sums) const {
     using Lanes [[gnu::vector_size(16)]] = T;
     constexpr std::size_t across = Tiling::cols * sizeof(T) / sizeof(Lanes);
     static_assert(across * sizeof(Lanes) == Tiling::cols * sizeof(T));
     Lanes lane_sums[Tiling::rows][across] = {};
-    T const* left = a.data + i0 * a.row_stride;
-    T const* right = b.data + j0;
     for (Index k = 0; k < b.rows; ++k, left += a.col_stride, right += b.cols) {
       Lanes line[across];
       std::memcpy(&line, right, sizeof line);

@@ -92,8 +92,34 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE("MultiplyTile, TransposeTile, SumColumns: write what is theirs and nothing behind it") {
-    using Tiling = beyond::HostTiling;
+  TEST_CASE_TEMPLATE("MultiplyTile: is the product by the book, however work is cut",
+                     Tiling,
+                     beyond::HostTiling,
+                     beyond::CudaTiling) {
+    for (Shape const& shape : shapes) {
+      CAPTURE(shape.rows);
+      HostMatrix const a = random_matrix(shape.rows, shape.inputs, 1);
+      HostMatrix const b = random_matrix(shape.inputs, shape.outputs, 2);
+      std::vector<double> found(shape.rows * shape.outputs);
+      auto const extent = [](std::size_t n) { return static_cast<beyond::Index>(n); };
+      beyond::Matrix<double const> const left{a.values.data(), extent(a.rows), extent(a.cols)};
+      beyond::Matrix<double const> const right{b.values.data(), extent(b.rows), extent(b.cols)};
+      beyond::Matrix<double> const out{found.data(), extent(a.rows), extent(b.cols)};
+      using Multiply = beyond::MultiplyTile<double, Tiling>;
+      Multiply const multiply{beyond::as_is(left), right, out, nullptr, beyond::StartFrom::zero};
+
+      for (beyond::Index i = 0; i < Multiply::count(out); ++i) {
+        multiply(i);
+      }
+
+      check_near(found, product(a, b).values);
+    }
+  }
+
+  TEST_CASE_TEMPLATE("MultiplyTile, TransposeTile, SumColumns: write what is theirs and no more",
+                     Tiling,
+                     beyond::HostTiling,
+                     beyond::CudaTiling) {
     constexpr float untouched = -7;
     for (Shape const& shape : shapes) {
       auto const rows = shape.rows;
