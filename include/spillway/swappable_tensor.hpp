@@ -61,6 +61,7 @@ class SwappableTensor {
   using stream_type = typename P::stream_type;
   using lease_type = TensorLease<T, Rank, P>;
 
+  /// An empty tensor, as after a move: its extents are 0 and nothing may be asked of it.
   SwappableTensor() noexcept = default;
 
   /// A tensor without contents: the first use must be an `Access::write`.
@@ -75,6 +76,23 @@ class SwappableTensor {
       stride *= extents[i];
     }
   }
+
+  SwappableTensor(SwappableTensor&& other) noexcept
+      : pager_{std::exchange(other.pager_, nullptr)},
+        buffer_{std::move(other.buffer_)},
+        extents_{std::exchange(other.extents_, {})},
+        strides_{std::exchange(other.strides_, {})} {}
+
+  SwappableTensor& operator=(SwappableTensor&& other) noexcept {
+    SwappableTensor moved{std::move(other)};
+    std::swap(pager_, moved.pager_);
+    std::swap(buffer_, moved.buffer_);
+    std::swap(extents_, moved.extents_);
+    std::swap(strides_, moved.strides_);
+    return *this;
+  }
+
+  ~SwappableTensor() = default;
 
   /// A tensor with the elements of `host`, in row-major order.
   ///
@@ -110,8 +128,13 @@ class SwappableTensor {
 
   void swap_out() { buffer_.swap_out(); }
   void swap_in() { buffer_.swap_in(); }
-  /// Frees the block now. @throws ContractViolation if a lease on it is still held
-  void reset() { buffer_.reset(); }
+  /// Frees the block now and leaves the tensor empty.
+  ///
+  /// @throws ContractViolation if a lease on it is still held; the tensor is then unchanged
+  void reset() {
+    buffer_.reset();
+    *this = SwappableTensor{};
+  }
 
   [[nodiscard]] Residency residency() const { return buffer_.residency(); }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }

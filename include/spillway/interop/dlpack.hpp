@@ -9,6 +9,7 @@
 #include <complex>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -32,6 +33,7 @@ enum class TypeCode : std::uint8_t {
   unsigned_integer = 1,
   floating_point = 2,
   opaque = 3,
+  bfloat = 4,
   complex = 5,
   boolean = 6
 };
@@ -69,10 +71,12 @@ struct ManagedTensor {
 static_assert(std::is_standard_layout_v<ManagedTensor> && sizeof(Tensor) == 48 &&
               sizeof(ManagedTensor) == 80);
 
-/// The DLPack type of `T`.
+/// The DLPack type of `T`. What C++ has no type of its own for, such as half precision, is opaque, and
+/// a structure of more than one byte is a vector of opaque bytes.
 template <class T>
 [[nodiscard]] constexpr DataType data_type() noexcept {
-  constexpr auto bits = static_cast<std::uint8_t>(sizeof(T) * 8);
+  static_assert(sizeof(T) <= std::numeric_limits<std::uint16_t>::max());
+  [[maybe_unused]] constexpr auto bits = static_cast<std::uint8_t>(sizeof(T) * 8);
   if constexpr (std::is_same_v<T, bool>) {
     return {TypeCode::boolean, bits, 1};
   } else if constexpr (std::is_floating_point_v<T>) {
@@ -85,7 +89,7 @@ template <class T>
                        std::is_same_v<T, std::complex<double>>) {
     return {TypeCode::complex, bits, 1};
   } else {
-    return {TypeCode::opaque, bits, 1};
+    return {TypeCode::opaque, 8, static_cast<std::uint16_t>(sizeof(T))};
   }
 }
 
@@ -102,15 +106,20 @@ template <class D>
 /// Hands a leased tensor to a DLPack consumer. The lease ends when the consumer's deleter runs, so
 /// the tensor neither moves nor leaves the device until then.
 ///
-/// A lease for `Access::read` is exported read-only.
+/// A lease for `Access::read` is exported read-only. The allocator must outlive what is exported.
 ///
 /// @param lease   from `SwappableTensor::acquire`; taken over
 /// @param device  of the allocator: `device_of(allocator.device())`
-/// @throws std::bad_alloc, with the lease still held by `lease`
+/// @param type    what the elements are, e.g. `{TypeCode::floating_point, 16, 1}` for half precision;
+///                as large as `T`
+/// @throws ContractViolation if the lease has ended or `type` is not as large as `T`; std::bad_alloc;
+///         the lease is then still held by `lease`
 /// @stream  the consumer must work on the stream the lease was acquired on, or join it back
 /// @threads the deleter may run on any thread
 template <class T, std::size_t Rank, Pager P>
-[[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease, Device device) {
+[[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease,
+                                           Device device,
+                                           DataType type = data_type<std::remove_const_t<T>>()) {
   struct Context {
     ManagedTensor managed{};
     std::array<std::int64_t, Rank> shape{};
@@ -118,6 +127,8 @@ template <class T, std::size_t Rank, Pager P>
     typename P::lease_type lease;
   };
   expects(static_cast<bool>(lease), "the lease has ended: only a held lease can be exported");
+  expects(std::size_t{type.bits} * type.lanes == sizeof(T) * 8,
+          "the DLPack type must be as large as the tensor's element");
   auto context = std::make_unique<Context>();
   for (std::size_t i = 0; i < Rank; ++i) {
     context->shape[i] = static_cast<std::int64_t>(lease.extents()[i]);
@@ -131,7 +142,7 @@ template <class T, std::size_t Rank, Pager P>
       .dl_tensor = {.data = const_cast<std::remove_const_t<T>*>(lease.data()),
                     .device = device,
                     .ndim = static_cast<std::int32_t>(Rank),
-                    .dtype = data_type<std::remove_const_t<T>>(),
+                    .dtype = type,
                     .shape = context->shape.data(),
                     .strides = context->strides.data(),
                     .byte_offset = 0}};

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/swappable_tensor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <support/small_allocator.hpp>
+
+using namespace spillway;
+using namespace spillway::literals;
+using support::SmallAllocator;
+using support::SmallBench;
+
+namespace {
+
+template <class T, std::size_t Rank>
+using Tensor = SwappableTensor<T, Rank, SmallAllocator>;
+
+static_assert(std::is_nothrow_move_constructible_v<Tensor<float, 2>> &&
+              std::is_nothrow_move_assignable_v<Tensor<float, 2>>);
+static_assert(!std::is_copy_constructible_v<Tensor<float, 2>>);
+
+template <class T>
+constexpr bool can_be_element = requires {
+  typename Tensor<T, 1>;
+};
+static_assert(can_be_element<std::array<float, 3>>);
+static_assert(!can_be_element<std::string>, "elements are copied byte by byte");
+
+std::vector<int> counted(std::size_t n, int first) {
+  std::vector<int> values(n);
+  std::iota(values.begin(), values.end(), first);
+  return values;
+}
+
+template <std::size_t Rank>
+std::vector<int> read(Tensor<int, Rank>& tensor, SmallBench& bench) {
+  std::vector<int> values(tensor.size());
+  tensor.copy_to_host_sync(values, bench.stream);
+  return values;
+}
+
+constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+
+}  // namespace
+
+TEST_SUITE("swappable_tensor") {
+  TEST_CASE("SwappableTensor: strides are those of row-major order") {
+    SmallBench bench;
+    auto const tensor = make_tensor<float>(bench.allocator, {2, 3, 5});
+
+    CHECK(tensor.extents() == Extents<3>{2, 3, 5});
+    CHECK(tensor.strides() == Extents<3>{15, 5, 1});
+    CHECK(tensor.size() == 30);
+    CHECK(tensor.size_bytes() == 120);
+    CHECK(bench.allocator.stats().requested_bytes.current == 120);
+  }
+
+  TEST_CASE("SwappableTensor: without dimensions it is one element") {
+    SmallBench bench;
+    auto tensor = Tensor<int, 0>::from_host_sync(bench.allocator, {}, counted(1, 42), bench.stream);
+
+    CHECK(tensor.size() == 1);
+    CHECK(read(tensor, bench) == std::vector{42});
+  }
+
+  TEST_CASE(
+      "SwappableTensor: an extent of 0 or a size beyond 64 bits is refused and takes nothing") {
+    SmallBench bench;
+    auto& allocator = bench.allocator;
+
+    CHECK_THROWS_AS((Tensor<float, 2>{allocator, {0, 5}}), ContractViolation);
+    CHECK_THROWS_AS((Tensor<float, 2>{allocator, {5, 0}}), ContractViolation);
+    CHECK_THROWS_AS((Tensor<float, 1>{allocator, {most}}), ContractViolation);
+    CHECK_THROWS_AS((Tensor<float, 1>{allocator, {most / 4 + 1}}), ContractViolation);
+    CHECK_THROWS_AS((Tensor<char, 2>{allocator, {most / 2 + 1, 2}}), ContractViolation);
+    CHECK_THROWS_AS((Tensor<char, 3>{allocator, {1ULL << 32U, 1ULL << 31U, 2}}), ContractViolation);
+    // The last one that fits into 64 bits fits into no device.
+    CHECK_THROWS_AS((Tensor<char, 1>{allocator, {most}}), OutOfDeviceMemory);
+    CHECK_THROWS_AS((Tensor<char, 2>{allocator, {1ULL << 32U, (1ULL << 32U) - 1}}),
+                    OutOfDeviceMemory);
+    CHECK(allocator.stats().allocated.blocks.total == 0);
+  }
+
+  TEST_CASE("SwappableTensor: elements come back from the device as they were given") {
+    SmallBench bench;
+    auto const values = counted(5000, 7);
+    auto tensor = Tensor<int, 2>::from_host_sync(bench.allocator, {50, 100}, values, bench.stream);
+
+    CHECK(read(tensor, bench) == values);
+    auto const others = counted(5000, -3);
+    tensor.copy_from_host_sync(others, bench.stream);
+    CHECK(read(tensor, bench) == others);
+  }
+
+  TEST_CASE("SwappableTensor: elements survive swap-outs, moves and other tensors") {
+    SmallBench bench;
+    std::vector<Tensor<int, 1>> tensors;
+    for (int i = 0; i < 12; ++i) {  // 2.9 MB on 1 MiB
+      tensors.push_back(Tensor<int, 1>::from_host_sync(
+          bench.allocator, {60'000}, counted(60'000, i), bench.stream));
+    }
+    tensors.erase(tensors.begin() + 10);
+    bench.allocator.compact();
+
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      CHECK(read(tensors[i], bench) == counted(60'000, static_cast<int>(i < 10 ? i : i + 1)));
+    }
+    CHECK(bench.allocator.stats().swap_ins.count >= 8);
+    tensors[0].swap_out();
+    tensors[0].swap_in();
+    CHECK(read(tensors[0], bench) == counted(60'000, 0));
+  }
+
+  TEST_CASE("SwappableTensor: larger than what is staged at once, it is copied in pieces") {
+    SmallBench bench{support::small_options(16_MiB)};
+    auto const values = counted(9_MiB / sizeof(int) + 3, 11);
+    auto tensor =
+        Tensor<int, 1>::from_host_sync(bench.allocator, {values.size()}, values, bench.stream);
+
+    CHECK(read(tensor, bench) == values);
+  }
+
+  TEST_CASE("SwappableTensor: another number of elements is refused, and none is touched") {
+    SmallBench bench;
+    auto const values = counted(6, 1);
+    auto tensor = Tensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, values, bench.stream);
+    std::vector<int> five(5);
+    std::vector<int> seven(7);
+
+    CHECK_THROWS_AS(tensor.copy_from_host_sync(five, bench.stream), ContractViolation);
+    CHECK_THROWS_AS(tensor.copy_from_host_sync(seven, bench.stream), ContractViolation);
+    CHECK_THROWS_AS(tensor.copy_to_host_sync(five, bench.stream), ContractViolation);
+    CHECK_THROWS_AS(tensor.copy_to_host_sync(seven, bench.stream), ContractViolation);
+    CHECK_THROWS_AS(
+        (void)(Tensor<int, 2>::from_host_sync(bench.allocator, {2, 2}, values, bench.stream)),
+        ContractViolation);
+    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    CHECK(read(tensor, bench) == values);
+  }
+
+  TEST_CASE("SwappableTensor: a lease shows the elements") {
+    SmallBench bench;
+    auto tensor =
+        Tensor<int, 2>::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
+    auto lease = tensor.acquire(Access::read_write, bench.stream);
+    bench.device.synchronize(bench.stream);  // the simulated device is host memory
+
+    CHECK(lease.extents() == tensor.extents());
+    CHECK(lease.strides() == tensor.strides());
+    CHECK(lease.size() == 12);
+    CHECK(lease.access() == Access::read_write);
+    auto const view = lease.view();
+    CHECK(view.data_handle() == lease.data());
+    CHECK(view(2, 1) == 7);
+    view(2, 1) = 70;
+    lease.release();
+    CHECK_FALSE(lease);
+    CHECK(lease.data() == nullptr);
+    CHECK(read(tensor, bench)[7] == 70);
+  }
+
+  TEST_CASE("SwappableTensor: the plain lease can be taken out and holds the tensor in its place") {
+    SmallBench bench;
+    auto tensor = make_tensor<int>(bench.allocator, {100});
+    auto tensor_lease = tensor.acquire(Access::write, bench.stream);
+    void* const address = tensor_lease.data();
+    auto lease = std::move(tensor_lease).take_lease();
+
+    CHECK_FALSE(tensor_lease);
+    CHECK(lease.data() == address);
+    CHECK_THROWS_AS(tensor.swap_out(), ContractViolation);
+    lease.release();
+    CHECK_NOTHROW(tensor.swap_out());
+  }
+
+  TEST_CASE("SwappableTensor: a tensor that was moved from or reset is empty") {
+    SmallBench bench;
+    auto from =
+        Tensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, counted(6, 1), bench.stream);
+    Tensor<int, 2> to{std::move(from)};
+
+    CHECK(to.extents() == Extents<2>{2, 3});
+    CHECK(read(to, bench) == counted(6, 1));
+    Tensor<int, 2> never;
+    Tensor<int, 2> reset{bench.allocator, {3, 3}};
+    reset.reset();
+    for (auto* const empty : {&from, &never, &reset}) {
+      CHECK(empty->is_empty());
+      CHECK(empty->size() == 0);
+      CHECK(empty->size_bytes() == 0);
+      CHECK(empty->extents() == Extents<2>{});
+      CHECK(empty->strides() == Extents<2>{});
+      CHECK(empty->id() == BlockId{});
+      CHECK_THROWS_AS((void)empty->acquire(Access::read, bench.stream), ContractViolation);
+      CHECK_THROWS_AS(empty->swap_out(), ContractViolation);
+      CHECK_THROWS_AS(empty->swap_in(), ContractViolation);
+      CHECK_THROWS_AS((void)empty->residency(), ContractViolation);
+      CHECK_THROWS_AS(empty->copy_from_host_sync(std::vector<int>{}, bench.stream),
+                      ContractViolation);
+      CHECK_THROWS_AS(empty->copy_from_host_sync(counted(6, 1), bench.stream), ContractViolation);
+      CHECK_NOTHROW(empty->reset());
+    }
+  }
+
+  TEST_CASE("SwappableTensor: assignment frees what was there, and to itself changes nothing") {
+    SmallBench bench;
+    auto first = Tensor<int, 1>::from_host_sync(bench.allocator, {4}, counted(4, 1), bench.stream);
+    auto second = Tensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 9), bench.stream);
+
+    first = std::move(second);
+    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    Tensor<int, 1>& same = first;
+    first = std::move(same);
+    CHECK(first.extents() == Extents<1>{6});
+    CHECK(read(first, bench) == counted(6, 9));
+  }
+
+  TEST_CASE("SwappableTensor: reset while leased is refused and changes nothing") {
+    SmallBench bench;
+    auto tensor = Tensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 1), bench.stream);
+    auto lease = tensor.acquire(Access::read, bench.stream);
+
+    CHECK_THROWS_AS(tensor.reset(), ContractViolation);
+    CHECK(tensor.extents() == Extents<1>{6});
+    lease.release();
+    CHECK(read(tensor, bench) == counted(6, 1));
+    tensor.reset();
+    CHECK(bench.allocator.stats().allocated.blocks.current == 0);
+  }
+
+  TEST_CASE("SwappableTensor: tensors are operands of one operation") {
+    SmallBench bench;
+    auto a = make_tensor<float>(bench.allocator, {10});
+    auto b = make_tensor<double>(bench.allocator, {2, 5});
+    auto const leases = bench.allocator.acquire_all(
+        {a.request(Access::write), b.request(Access::write)}, bench.stream);
+
+    CHECK(leases[0].block() == a.id());
+    CHECK(leases[1].block() == b.id());
+    CHECK(leases[1].size_bytes() == 80);
+  }
+}
