@@ -343,7 +343,7 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
     wanted = static_cast<std::uint64_t>(std::sqrt(
         static_cast<double>(std::max<std::uint64_t>(reached, 1)) * static_cast<double>(missed)));
   }
-  return to_plan(std::move(best));
+  return to_plan(best);
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>

@@ -61,7 +61,7 @@ class LookAhead {
     return state_.options.high_watermark < 1.0 && taken_part() > state_.options.high_watermark;
   }
   [[nodiscard]] double taken_part() const noexcept {
-    double const capacity = static_cast<double>(state_.arena.capacity_bytes());
+    auto const capacity = static_cast<double>(state_.arena.capacity_bytes());
     return static_cast<double>(state_.stats.resident.bytes.current) / capacity;
   }
 

@@ -86,18 +86,18 @@ struct PagerState {
   static constexpr bool maps_pages = requires(Arena & a, RangeId range) { a.map(range); };
   static constexpr bool keeps_addresses = requires { requires Arena::keeps_addresses; };
 
-  PagerState(Device& device_,
-             StreamOrder<Device>& order_,
-             Arena& arena_,
-             Pool& pool_,
-             Prefetcher& prefetcher_,
-             PagerOptions options_)
-      : device{device_},
-        order{order_},
-        arena{arena_},
-        pool{pool_},
-        prefetcher{prefetcher_},
-        options{options_} {
+  PagerState(Device& the_device,
+             StreamOrder<Device>& the_order,
+             Arena& the_arena,
+             Pool& the_pool,
+             Prefetcher& the_prefetcher,
+             PagerOptions the_options)
+      : device{the_device},
+        order{the_order},
+        arena{the_arena},
+        pool{the_pool},
+        prefetcher{the_prefetcher},
+        options{the_options} {
     lease_waiters.reserve(64);
   }
 
