@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/block/compaction_plan.hpp>
+#include <spillway/block/eviction_window.hpp>
 #include <spillway/block/range_map.hpp>
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
