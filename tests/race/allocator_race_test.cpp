@@ -47,7 +47,7 @@ TEST_SUITE("allocator_race") {
   TEST_CASE("DeviceAllocator: threads that oversubscribe it together lose no byte") {
     support::PatternKernels kernels;
     spillway::SimApi device{{.capacity_bytes = 64_MiB}};
-    Allocator allocator{device, small(1_MiB)};
+    Allocator allocator{device, small(640_KiB)};  // less than one thread's buffers
     std::atomic<std::size_t> gave_up{0};
     std::barrier start{4};
 
