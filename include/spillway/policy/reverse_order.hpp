@@ -20,7 +20,8 @@ namespace spillway {
 /// pauses when uses turn the other way. A program whose weights live on must mark its steps.
 class ReverseOrder {
  public:
-  ReverseOrder() = default;
+  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
+  ReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
   explicit ReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId id) {
@@ -40,7 +41,7 @@ class ReverseOrder {
     if (count_ - rank < recent) {
       return;  // the output of the last operation, or a gradient just made: any program has these
     }
-    if (reached_ == BlockId{} || rank > reached_rank_ + recent) {
+    if (reached_rank_ == 0 || rank > reached_rank_ + recent) {
       reach(id, rank, 0);
     } else if (rank < reached_rank_) {
       reach(id, rank, descents_ + 1);
@@ -51,25 +52,26 @@ class ReverseOrder {
     if (!by_first_use_.contains(id)) {
       return;
     }
-    if (reached_ == id) {
-      reached_ = by_first_use_.after(id);  // still the place before which to go on
+    if (next_ == id) {
+      next_ = by_first_use_.before(id);
     }
     by_first_use_.erase(id);
   }
 
   void on_step() noexcept {
     by_first_use_.clear();
-    reached_ = BlockId{};
+    next_ = BlockId{};
+    reached_rank_ = 0;
     count_ = 0;
     descents_ = 0;
   }
 
   template <class Visit>
   void candidates(AccessSchedule const& schedule, Visit visit) const {
-    if (reached_ == BlockId{} || descents_ < proof) {
+    if (descents_ < proof) {
       return;
     }
-    BlockId id = by_first_use_.before(reached_);
+    BlockId id = next_;
     for (std::size_t i = 0; i < options_.lookahead_ops && id != BlockId{}; ++i) {
       if (!visit(id, schedule.position() + i)) {
         return;
@@ -87,7 +89,7 @@ class ReverseOrder {
   static constexpr std::uint64_t proof = 2;  // descents before the pass is taken for a backward one
 
   void reach(BlockId id, std::uint64_t rank, std::uint64_t descents) noexcept {
-    reached_ = id;
+    next_ = by_first_use_.before(id);
     reached_rank_ = rank;
     descents_ = descents;
   }
@@ -96,8 +98,8 @@ class ReverseOrder {
   SlotOrder by_first_use_;
   std::vector<std::uint64_t> rank_;  // by slot: its place among the first uses of the step
   std::uint64_t count_ = 0;
-  BlockId reached_{};  // the earliest block that the descent has come to
-  std::uint64_t reached_rank_ = 0;
+  std::uint64_t reached_rank_ = 0;  // of the earliest block that the descent has come to; 0: none
+  BlockId next_{};                  // the block before that one
   std::uint64_t descents_ = 0;
 };
 

@@ -15,7 +15,8 @@ namespace spillway {
 /// A block whose next use overwrites it is left out, its bytes need not come back.
 class ScheduleLookahead {
  public:
-  ScheduleLookahead() = default;
+  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
+  ScheduleLookahead() noexcept {}  // NOLINT(modernize-use-equals-default)
   explicit ScheduleLookahead(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId /*id*/) {}
