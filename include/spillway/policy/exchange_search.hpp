@@ -93,9 +93,6 @@ class ExchangeSearch {
 
 template <class Use>
 void ExchangeSearch::search(std::uint32_t count, std::uint64_t bound, Use use) {
-  if (line_.size() > limits_.most_blocks) {
-    return;
-  }
   list_gaps();
   looks_ = limits_.looks;
   for (double cost = 0.5 * count; cost < static_cast<double>(bound) && looks_ > 0; cost *= 1.4) {
@@ -148,7 +145,7 @@ inline std::vector<BlockRun> ExchangeSearch::runs_of_at_most(std::uint64_t cost,
   std::stable_sort(runs.begin(), runs.end(), [](BlockRun const& a, BlockRun const& b) {
     return a.room > b.room;
   });
-  constexpr std::size_t most_runs = 3;
+  constexpr std::size_t most_runs = 6;
   std::vector<BlockRun> chosen;
   for (BlockRun const& one : runs) {
     bool const is_near = std::any_of(chosen.begin(), chosen.end(), [&](BlockRun const& other) {

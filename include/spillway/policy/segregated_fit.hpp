@@ -6,16 +6,21 @@
 
 #include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 namespace spillway {
 
 /// Free ranges in size classes of at most 1/64 difference, found through two levels of bitmaps (TLSF).
 ///
-/// Takes the smallest of the first ranges in the request's own class, else one of the next class
-/// that has any. Sizes below 128 granules have a class each, so for them the fit is exact. Large
-/// blocks go to the high end of the range and small ones to the low end, which keeps blocks of one
-/// kind together and the room between them in one piece.
+/// Takes the newest range of the request's own class if that fits, else one of the next class that
+/// has any: nearly the best fit. Sizes below 128 granules have a class each, so for them the fit is
+/// exact. Large blocks go to the high end of the range and small ones to the low end, which keeps
+/// blocks of one kind together and the room between them in one piece.
+///
+/// Where there are few blocks and few free ranges, as with some large tensors in a tight arena, each
+/// choice counts, and all of them are looked at: an exact fit first, else the outer end of the
+/// outermost ranges, so that what stays free draws together.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(1); `find` looks through one whole class only when no larger class has a range, and
@@ -43,12 +48,15 @@ class SegregatedFit {
   }
 
   [[nodiscard]] Fit find(RangeTable const& table, std::uint32_t count) const noexcept {
+    if (table.free_ranges <= few_free && table.taken_ranges <= few_taken) {
+      return find_among_few(table, count);
+    }
     std::uint32_t const own = class_of(count);
-    std::uint32_t node = best_of(table, heads_[own], count, looks);
-    if (node == no_node) {
+    std::uint32_t node = heads_[own];
+    if (table[node].count < count) {  // none has 0 granules
       node = first_above(own);
       if (node == no_node) {
-        node = best_of(table, heads_[own], count, all);
+        node = first_in(table, heads_[own], count);
       }
     }
     return {node, is_large(table, count)};
@@ -72,8 +80,8 @@ class SegregatedFit {
   static constexpr std::uint32_t sub_bits = 6;
   static constexpr std::uint32_t subs = 1U << sub_bits;
   static constexpr std::uint32_t levels = 32 - sub_bits + 1;
-  static constexpr std::uint32_t all = ~std::uint32_t{0};
-  static constexpr std::uint32_t looks = 8;  // ranges of the own class tried before the next class
+  static constexpr std::size_t few_free = 8;
+  static constexpr std::size_t few_taken = 256;
 
   // The leading `sub_bits` + 1 bits of the size and how many follow, as one number. Smaller sizes
   // are their own class.
@@ -88,21 +96,53 @@ class SegregatedFit {
     return std::uint64_t{count} * table.taken_ranges > 2 * table.taken_granules;
   }
 
-  static std::uint32_t best_of(RangeTable const& table,
-                               std::uint32_t node,
-                               std::uint32_t count,
-                               std::uint32_t most_looks) noexcept {
+  static std::uint32_t
+  first_in(RangeTable const& table, std::uint32_t node, std::uint32_t count) noexcept {
+    while (node != no_node && table[node].count < count) {
+      node = table[node].link_b;
+    }
+    return node;
+  }
+
+  [[nodiscard]] Fit find_among_few(RangeTable const& table, std::uint32_t count) const noexcept {
+    std::uint32_t lowest = no_node;
+    std::uint32_t highest = no_node;
     std::uint32_t best = no_node;
-    for (; node != no_node && most_looks != 0; node = table[node].link_b, --most_looks) {
-      std::uint32_t const size = table[node].count;
-      if (size >= count && (best == no_node || size < table[best].count)) {
+    for_each_range(table, [&](std::uint32_t node) {
+      RangeNode const& range = table[node];
+      if (lowest == no_node || range.first < table[lowest].first) {
+        lowest = node;
+      }
+      if (highest == no_node || range.first > table[highest].first) {
+        highest = node;
+      }
+      if (range.count >= count && (best == no_node || range.count < table[best].count)) {
         best = node;
-        if (size == count) {
-          break;
+      }
+    });
+    if (best == no_node || table[best].count == count || lowest == highest) {
+      return {best, is_large(table, count)};
+    }
+    bool const fits_lowest = table[lowest].count >= count;
+    bool const fits_highest = table[highest].count >= count;
+    if (fits_lowest && (!fits_highest || table[lowest].count < table[highest].count)) {
+      return {lowest, false};
+    }
+    return fits_highest ? Fit{highest, true} : Fit{best, is_large(table, count)};
+  }
+
+  template <class Use>
+  void for_each_range(RangeTable const& table, Use use) const {
+    for (std::uint32_t left = levels_; left != 0; left &= left - 1) {
+      auto const level = static_cast<std::uint32_t>(std::countr_zero(left));
+      for (std::uint64_t bits = subs_[level]; bits != 0; bits &= bits - 1) {
+        auto const sub = static_cast<std::uint32_t>(std::countr_zero(bits));
+        for (std::uint32_t node = heads_[level * subs + sub]; node != no_node;
+             node = table[node].link_b) {
+          use(node);
         }
       }
     }
-    return best;
   }
 
   [[nodiscard]] std::uint32_t first_above(std::uint32_t size_class) const noexcept {

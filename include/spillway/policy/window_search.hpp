@@ -25,7 +25,7 @@ class WindowSearch {
   /// How much is tried at most; what it finds depends on it, what it costs in time is bounded by it.
   struct Limits {
     int tries = 50;                 ///< runs, for the range that is asked for
-    int nested_tries = 12;          ///< runs, for a block that fits nowhere
+    int nested_tries = 6;           ///< runs, for a block that fits nowhere
     std::uint64_t looks = 200'000;  ///< blocks and gaps looked at, beside one pass
   };
 
@@ -66,6 +66,19 @@ class WindowSearch {
   [[nodiscard]] std::uint64_t span(Window const& window) const noexcept {
     return end(window.to) - start(window.from);
   }
+  // A number that says which sizes the blocks and gaps of a window have, in whatever order.
+  [[nodiscard]] std::uint64_t sizes_of(Window const& window) {
+    auto const mix = [](std::uint64_t x) {
+      x *= 0x9E3779B97F4A7C15U;
+      return (x ^ (x >> 29U)) * 0xBF58476D1CE4E5B9U;
+    };
+    std::uint64_t sum = mix(line_.gap(window.from));
+    for (std::size_t i = window.from; i < window.to; ++i) {
+      sum += mix((std::uint64_t{line_.block(i).count} << 32U) + 1) + mix(line_.gap(i + 1));
+    }
+    looks_ += window.to - window.from;
+    return sum;
+  }
   // A window may not reach across gap `i` if something has been put there.
   [[nodiscard]] bool is_wall(std::size_t gap) const noexcept { return gaps_.filled(gap) != 0; }
   [[nodiscard]] static bool is_closed(Trial const& trial, std::size_t gap) noexcept {
@@ -84,6 +97,7 @@ class WindowSearch {
       std::push_heap(heap.begin(), heap.end());
     }
   }
+  [[nodiscard]] std::optional<Window> cheapest_slide_for(Trial const& trial, std::uint32_t count);
   template <class Use>
   void try_windows(Trial& trial, std::uint32_t count, bool is_nested, std::uint64_t bound, Use use);
   [[nodiscard]] std::optional<std::uint32_t> vacate(
@@ -151,14 +165,29 @@ void WindowSearch::try_windows(
   std::vector<Window> heap;
   list_windows(trial, count, bound - trial.cost, heap);
   int tries = is_nested ? limits_.nested_tries : limits_.tries;
-  for (; !heap.empty() && tries > 0 && looks_ + gaps_.looks() < limits_.looks + line_.size();
-       --tries) {
+  std::vector<std::uint64_t> tried;
+  while (!heap.empty() && tries > 0 && looks_ + gaps_.looks() < limits_.looks + line_.size()) {
     std::pop_heap(heap.begin(), heap.end());
     Window const window = heap.back();
     heap.pop_back();
     if (trial.cost + window.cost >= bound) {
       break;
     }
+    // More blocks mean more of their own gaps, and fewer that have to leave.
+    bool const can_grow = window.to < line_.size() && !line_.block(window.to).is_fixed &&
+                          !is_wall(window.to) && !is_closed(trial, window.to + 1) &&
+                          span(window) - window.cost < count;
+    if (can_grow) {
+      push(heap,
+           {window.from, window.to + 1, window.cost + line_.block(window.to).count},
+           bound - trial.cost);
+    }
+    std::uint64_t const sizes = sizes_of(window);
+    if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
+      continue;  // tensors come in few sizes, and what failed for one run fails for its likes
+    }
+    tried.push_back(sizes);
+    --tries;
     std::size_t const moves = trial.moves.size();
     std::size_t const fills = gaps_.mark();
     std::size_t const closed = trial.closed.size();
@@ -171,16 +200,42 @@ void WindowSearch::try_windows(
     trial.closed.resize(closed);
     trial.cost = cost;
     gaps_.undo(fills);
-    // More blocks mean more of their own gaps, and fewer that have to leave.
-    bool const can_grow = window.to < line_.size() && !line_.block(window.to).is_fixed &&
-                          !is_wall(window.to) && !is_closed(trial, window.to + 1) &&
-                          span(window) - window.cost < count;
-    if (can_grow) {
-      push(heap,
-           {window.from, window.to + 1, window.cost + line_.block(window.to).count},
-           bound - trial.cost);
+  }
+}
+
+// The window whose own gaps hold `count` granules and whose blocks are fewest granules.
+inline std::optional<WindowSearch::Window> WindowSearch::cheapest_slide_for(Trial const& trial,
+                                                                            std::uint32_t count) {
+  std::optional<Window> best;
+  Window window;
+  looks_ += line_.size();
+  for (std::size_t i = 0; i < line_.size(); ++i) {
+    bool const is_blocked = line_.block(i).is_fixed || is_closed(trial, i) ||
+                            is_closed(trial, i + 1) || (i != window.from && is_wall(i));
+    if (is_blocked) {
+      // A window may still start at a gap that has something in it, above that.
+      bool const can_start =
+          !line_.block(i).is_fixed && !is_closed(trial, i) && !is_closed(trial, i + 1);
+      window = {can_start ? i : i + 1, can_start ? i : i + 1, 0};
+      if (!can_start) {
+        continue;
+      }
+    }
+    window.to = i + 1;
+    window.cost += line_.block(i).count;
+    while (window.from < i) {
+      Window const shorter{
+          window.from + 1, window.to, window.cost - line_.block(window.from).count};
+      if (span(shorter) < shorter.cost + count) {
+        break;
+      }
+      window = shorter;
+    }
+    if (span(window) >= window.cost + count && (!best || window.cost < best->cost)) {
+      best = window;
     }
   }
+  return best;
 }
 
 // Makes room for `count` granules in `window`. @returns where they start
@@ -254,6 +309,13 @@ WindowSearch::make_place(Trial& trial, std::uint32_t count, std::uint64_t bound)
   Trial best;
   std::vector<GapIndex::Fill> fills;
   std::size_t const mark = gaps_.mark();
+  if (auto const window = cheapest_slide_for(trial, count);
+      window && trial.cost + window->cost < bound) {
+    Trial slid = trial;
+    place = vacate(slid, *window, count, true, bound);
+    best = std::move(slid);
+    bound = best.cost;
+  }
   try_windows(trial, count, true, bound, [&](std::uint32_t first) {
     place = first;
     best = trial;
