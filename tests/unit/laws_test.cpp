@@ -8,7 +8,6 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -170,8 +169,8 @@ TEST_SUITE("laws") {
     bench.device.stall(bench.streams[0]);
     bench.write(a, 1, 0);
 
-    std::optional<Buffer> b{std::in_place, bench.allocator, 256_KiB};  // a leaves for it
-    bench.write(*b, 2, 1);
+    Buffer b{bench.allocator, 256_KiB};  // a leaves for it
+    bench.write(b, 2, 1);
     b.reset();
     Buffer c{bench.allocator, 256_KiB};
     bench.write(c, 3, 2);
@@ -197,9 +196,9 @@ TEST_SUITE("laws") {
     before.reset();
     after.reset();
 
-    std::optional<Buffer> b{std::in_place, bench.allocator, 512_KiB};  // a moves for it
+    Buffer b{bench.allocator, 512_KiB};  // a moves for it
     REQUIRE(bench.allocator.stats().moves.count == 1);
-    bench.write(*b, 2, 1);
+    bench.write(b, 2, 1);
     b.reset();
     Buffer c{bench.allocator, 512_KiB};
     bench.write(c, 3, 2);
