@@ -142,23 +142,23 @@ inline std::vector<BlockRun> ExchangeSearch::runs_of_at_most(std::uint64_t cost,
     }
   }
   looks_ -= std::min<std::uint64_t>(looks_, line_.size());
-  std::stable_sort(runs.begin(), runs.end(), [](BlockRun const& a, BlockRun const& b) {
-    return a.room > b.room;
-  });
   constexpr std::size_t most_runs = 6;
   std::vector<BlockRun> chosen;
-  for (BlockRun const& one : runs) {
-    bool const is_near = std::any_of(chosen.begin(), chosen.end(), [&](BlockRun const& other) {
+  while (chosen.size() < most_runs) {
+    auto const best =
+        std::max_element(runs.begin(), runs.end(), [](BlockRun const& a, BlockRun const& b) {
+          return a.room < b.room;
+        });
+    if (best == runs.end()) {
+      break;
+    }
+    BlockRun const one = *best;
+    chosen.push_back(one);
+    std::erase_if(runs, [&](BlockRun const& other) {
       std::size_t const from = std::max(one.from, other.from);
       std::size_t const to = std::min(one.to, other.to);
-      return from < to && 2 * (to - from) > one.to - one.from;
+      return from < to && 2 * (to - from) > other.to - other.from;
     });
-    if (!is_near) {
-      chosen.push_back(one);
-      if (chosen.size() == most_runs) {
-        break;
-      }
-    }
   }
   return chosen;
 }

@@ -43,7 +43,8 @@ class SlidingCompaction {
   [[nodiscard]] std::uint64_t
   score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count);
 
-  std::vector<LayoutBlock> after_;
+  std::vector<std::uint32_t> place_;  // of each block after a plan
+  std::vector<LayoutBlock> arrived_;  // what a plan puts somewhere, by place
 };
 
 inline std::optional<LayoutPlan>
@@ -64,7 +65,8 @@ SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t
     consider(slide(line, run));
   }
   WindowSearch{line, {}}.search(count, bound, consider);
-  if (line.size() <= few_blocks) {
+  bool const is_dear = !best.plan || 2 * best.plan->cost > count;
+  if (is_dear && line.size() <= few_blocks) {
     ExchangeSearch{line, {}}.search(count, bound, consider);
   }
   return std::move(best.plan);
@@ -83,26 +85,61 @@ inline LayoutPlan SlidingCompaction::slide(LayoutLine const& line, BlockRun cons
   return plan;
 }
 
-// What the plan moves, and a tenth of what it would then take to join all free bytes.
+// What the plan moves, and a tenth of what then lies between the free bytes that are left.
 inline std::uint64_t
 SlidingCompaction::score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
   if (line.size() > few_blocks) {
     return plan.cost;
   }
-  after_.assign(line.layout().blocks.begin(), line.layout().blocks.end());
-  for (auto const [block, to] : plan.moves) {
-    after_[block].first = to;
+  place_.resize(line.size());
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    place_[i] = line.block(i).first;
   }
-  after_.push_back({plan.first, count, false});  // the one the room is made for
-  std::sort(after_.begin(), after_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
+  for (auto const [block, to] : plan.moves) {
+    place_[block] = to;
+  }
+  arrived_.assign(1, {plan.first, count, false});  // the block that the room is made for
+  for (auto const [block, to] : plan.moves) {
+    if (place_[block] == to) {
+      arrived_.push_back({to, line.block(block).count, false});
+    }
+  }
+  std::sort(arrived_.begin(), arrived_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
     return a.first < b.first;
   });
-  LayoutLine const next{{after_, line.layout().end}};
-  std::uint64_t room = 0;
-  for (std::size_t i = 0; i <= next.size(); ++i) {
-    room += next.gap(i);
+  std::uint64_t taken = count;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    taken += line.block(i).count;
   }
-  return plan.cost + (room == 0 ? 0 : cheapest_slide(next, room).cost / 10);
+  // From both ends as far as there is no gap.
+  std::uint32_t low = 0;
+  for (std::size_t i = 0, j = 0;;) {
+    while (i < line.size() && place_[i] != line.block(i).first) {
+      ++i;
+    }
+    if (i < line.size() && place_[i] == low) {
+      low = line.block(i++).end();
+    } else if (j < arrived_.size() && arrived_[j].first == low) {
+      low = arrived_[j++].end();
+    } else {
+      break;
+    }
+  }
+  std::uint32_t high = line.layout().end;
+  for (std::size_t i = line.size(), j = arrived_.size();;) {
+    while (i > 0 && place_[i - 1] != line.block(i - 1).first) {
+      --i;
+    }
+    if (i > 0 && line.block(i - 1).end() == high) {
+      high = line.block(--i).first;
+    } else if (j > 0 && arrived_[j - 1].end() == high) {
+      high = arrived_[--j].first;
+    } else {
+      break;
+    }
+  }
+  std::uint64_t const room = line.layout().end - taken;
+  return plan.cost + (room == 0 ? 0 : (high - low - room) / 10);
 }
 
 static_assert(CompactionPolicy<SlidingCompaction>);
