@@ -110,10 +110,15 @@ class HostSwapPool {
   /// @throws FileTierError if so, as often as it is asked; ContractViolation if `id` names no slot
   void check(HostSlotId id) { store_.check(id); }
 
-  /// The same for slots that were given back before their last read ran.
+  /// Whether the slot has lost bytes, without telling its owner: such a slot takes no more bytes.
   ///
-  /// @throws FileTierError
-  void check() const { store_.check(); }
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] bool has_failed(HostSlotId id) { return store_.has_failed(id); }
+
+  /// The same as `check(id)` for slots that were given back before their last read ran.
+  ///
+  /// @throws FileTierError once for what has happened since the last call
+  void check() { store_.check(); }
 
   /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] HostTier tier(HostSlotId id) { return store_.tier(id); }

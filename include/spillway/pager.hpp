@@ -7,6 +7,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/lease.hpp>
+#include <spillway/pager/lease_desk.hpp>
 #include <spillway/pager/look_ahead.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
@@ -14,11 +15,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -135,6 +134,9 @@ class SwapPager {
 
   /// Marks the boundary between two steps of a program that repeats: what was recorded since the last
   /// mark predicts the step that begins.
+  ///
+  /// @throws FileTierError if the file tier failed to give bytes back since it was last asked; the
+  ///         step has begun all the same, and only those bytes are lost
   void begin_step();
 
   /// Moves blocks together for at most `budget_bytes`. @returns bytes moved
@@ -174,58 +176,14 @@ class SwapPager {
   friend lease_type;
   using Turn = typename State::Turn;
 
-  /// Leases counted but not handed out yet; taken back unless `keep` is called.
-  class Holds {
-   public:
-    Holds(SwapPager& pager, Guard& guard, std::span<LeaseRequest const> requests)
-        : pager_{pager}, guard_{guard}, requests_{requests} {}
-    Holds(Holds const&) = delete;
-    Holds& operator=(Holds const&) = delete;
-    ~Holds() {
-      if (!guard_.owns_lock()) {
-        guard_.lock();
-      }
-      for (; count_ != 0; --count_) {
-        pager_.undo_hold(requests_[count_ - 1].id, *this);
-      }
-    }
-    void add(BlockRecord& block) noexcept {
-      pager_.count_lease(block);
-      ++count_;
-    }
-    void keep() noexcept { count_ = 0; }
-
-   private:
-    SwapPager& pager_;
-    Guard& guard_;
-    std::span<LeaseRequest const> requests_;
-    std::size_t count_ = 0;
-  };
-
   void acquire_into(std::span<LeaseRequest const> requests, stream_type stream, lease_type* leases);
-  void make_resident(Guard& guard, LeaseRequest request, Use use, Holds const& group);
-  bool await_transition(Guard& guard, BlockRecord const& block, void const* group);
-  [[nodiscard]] Use note_access(LeaseRequest request) noexcept;
-  [[nodiscard]] lease_type grant(LeaseRequest request, StreamIndex stream) noexcept;
-  [[nodiscard]] bool is_settled(BlockId id) noexcept {
-    BlockRecord const& block = *state_.blocks.find(id);
-    return block.is_resident() && !block.is_busy && block.filler == nullptr;
-  }
-  void order_after_earlier_uses(Guard& guard,
-                                std::span<LeaseRequest const> requests,
-                                StreamIndex on,
-                                Holds const& group);
-  void judge_prefetches(Guard& guard, std::span<LeaseRequest const> requests);
   [[nodiscard]] BlockId add_block(std::size_t size_bytes);
-  void count_lease(BlockRecord& block) noexcept;
-  void end_lease(BlockId id, BlockRecord& block) noexcept;
-  void undo_hold(BlockId id, Holds const& group) noexcept;
-  void release(LeaseRecord const& lease) noexcept;
-  void free_block(BlockId id, BlockRecord& block) noexcept;
+  void release(LeaseRecord const& lease) noexcept { desk_.close(lease); }
 
   mutable State state_;
   Transfers<Policies> transfers_{state_};
   RoomMaker<Policies> rooms_{state_, transfers_};
+  LeaseDesk<Policies> desk_{state_, rooms_, transfers_};
   LookAhead<Policies> ahead_{state_, transfers_, rooms_};
 };
 
@@ -257,7 +215,7 @@ BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
     transfers_.bring_in(
         guard, id, *placement, true, state_.prefetcher.schedule().use_of(id), false);
   } catch (...) {
-    free_block(id, block);
+    state_.free_block(id, block);
     throw;
   }
   guard.unlock();
@@ -296,8 +254,8 @@ void SwapPager<Policies>::deallocate(BlockId id) {
   Guard guard{state_.lock};
   BlockRecord& block = state_.record(id);
   expects(!block.is_leased(), "a leased block cannot be freed: release its leases first");
-  await_transition(guard, block, nullptr);
-  free_block(id, block);
+  state_.await_transition(guard, block, nullptr);
+  state_.free_block(id, block);
   guard.unlock();
   state_.tell_observer();
 }
@@ -310,39 +268,14 @@ void SwapPager<Policies>::abandon(BlockId id) noexcept {
   if (block == nullptr) {
     return;
   }
-  await_transition(guard, *block, nullptr);
+  state_.await_transition(guard, *block, nullptr);
   if (block->is_leased()) {
     block->is_orphan = true;
     return;
   }
-  free_block(id, *block);
+  state_.free_block(id, *block);
   guard.unlock();
   state_.tell_observer();
-}
-
-template <PolicySet Policies>
-void SwapPager<Policies>::free_block(BlockId id, BlockRecord& block) noexcept {
-  if (block.is_resident()) {
-    state_.eviction.on_erase(id);
-    state_.on_range_left(block, block.last_uses(), true);
-  } else if (block.has_contents) {
-    --state_.swapped_out_blocks;
-  }
-  if constexpr (State::keeps_addresses) {
-    if (block.is_parked) {
-      state_.arena.release(block.range);
-    }
-  }
-  if (block.host != HostSlotId{}) {
-    state_.pool.give_back(block.host);
-  }
-  state_.prefetcher.on_destroy(id);
-  state_.stats.allocated.subtract(block.bytes);
-  state_.stats.requested_bytes.subtract(block.requested_bytes);
-  state_.log(EventKind::deallocate, id, block.bytes, block.address);
-  state_.blocks.erase(id);
-  ++state_.releases;  // room for whoever waits for it
-  state_.notify();
 }
 
 template <PolicySet Policies>
@@ -350,30 +283,10 @@ void SwapPager<Policies>::acquire_into(std::span<LeaseRequest const> requests,
                                        stream_type stream,
                                        lease_type* leases) {
   Guard guard{state_.lock};
-  StreamIndex const on = state_.index_of(guard, stream);
-  for (LeaseRequest const& request : requests) {  // all are known before any is held
-    if (state_.record(request.id).is_lost && request.access != Access::write) {
-      throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
-    }
-  }
-  Holds holds{*this, guard, requests};
-  for (LeaseRequest const& request : requests) {
-    holds.add(*state_.blocks.find(request.id));
-  }
-  for (LeaseRequest const& request : requests) {
-    Use const use = note_access(request);
-    if (is_settled(request.id)) {
-      state_.eviction.on_access(request.id, use);
-    } else {
-      make_resident(guard, request, use, holds);
-    }
-  }
-  judge_prefetches(guard, requests);
-  order_after_earlier_uses(guard, requests, on, holds);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    leases[i] = grant(requests[i], on);
-  }
-  holds.keep();
+  desk_.open(
+      guard, requests, stream, [&](std::size_t i, LeaseRecord lease, BlockRecord const& block) {
+        leases[i] = lease_type{*this, lease, block.address, block.requested_bytes};
+      });
   if (ahead_.is_due()) {
     ahead_.run(guard);
   }
@@ -381,218 +294,6 @@ void SwapPager<Policies>::acquire_into(std::span<LeaseRequest const> requests,
     guard.unlock();
     state_.tell_observer();
   }
-}
-
-/// Makes later work on `on` run after whatever conflicts with the operands. All of them are resident
-/// and held on return, and the lock has not been let go since that was seen.
-template <PolicySet Policies>
-void SwapPager<Policies>::order_after_earlier_uses(Guard& guard,
-                                                   std::span<LeaseRequest const> requests,
-                                                   StreamIndex on,
-                                                   Holds const& group) {
-  std::vector<Fence> waits;
-  for (;;) {
-    // An operand that is held may still move until its address is handed out.
-    bool has_slept = false;
-    for (LeaseRequest const& request : requests) {
-      has_slept = await_transition(guard, *state_.blocks.find(request.id), &group) || has_slept;
-    }
-    if (has_slept) {
-      continue;  // what was settled before may be on the move again
-    }
-    waits.clear();
-    for (LeaseRequest const& request : requests) {
-      BlockRecord const& block = *state_.blocks.find(request.id);
-      Fence const fence = request.access == Access::read ? block.written : block.last_uses();
-      if (!state_.order.is_ordered(fence, on)) {
-        waits.push_back(fence);
-      }
-    }
-    if (waits.empty()) {
-      return;
-    }
-    typename State::Unlocked const unlocked{guard};
-    for (Fence const& fence : waits) {
-      state_.order.wait(on, fence);
-    }
-  }
-}
-
-/// Records the access, and passes on what the schedule thinks of it.
-template <PolicySet Policies>
-Use SwapPager<Policies>::note_access(LeaseRequest request) noexcept {
-  Use const use = state_.prefetcher.on_access(request.id, request.access);
-  AccessSchedule& schedule = state_.prefetcher.schedule();
-  switch (schedule.take_change()) {
-  case AccessSchedule::Change::none:
-    break;
-  case AccessSchedule::Change::lost:
-    state_.eviction.on_misprediction();
-    break;
-  case AccessSchedule::Change::resumed:
-    state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
-    break;
-  }
-  return use;
-}
-
-/// Waits for other threads' transitions of the block, and brings it in. The block is held.
-template <PolicySet Policies>
-void SwapPager<Policies>::make_resident(Guard& guard,
-                                        LeaseRequest request,
-                                        Use use,
-                                        Holds const& group) {
-  BlockRecord& block = *state_.blocks.find(request.id);
-  await_transition(guard, block, &group);
-  if (!block.is_resident()) {
-    Turn const turn{state_, guard};
-    await_transition(guard, block, &group);
-    if (!block.is_resident()) {
-      auto const placement = rooms_.take(guard, block.bytes, request.id);
-      bool const discards = request.access == Access::write;
-      transfers_.bring_in(guard, request.id, placement, discards, use, false);
-      if (discards && block.has_contents) {
-        block.filler = &group;
-      }
-      return;
-    }
-  }
-  state_.eviction.on_access(request.id, use);
-}
-
-/// Waits while another thread carries the block, or has its range and not yet its lease.
-/// @returns whether it had to: the lock was then let go
-template <PolicySet Policies>
-bool SwapPager<Policies>::await_transition(Guard& guard,
-                                           BlockRecord const& block,
-                                           void const* group) {
-  if (!block.is_busy && (block.filler == nullptr || block.filler == group)) {
-    return false;
-  }
-  // Whoever makes room must not wait for leases of a thread that waits for it.
-  auto const me = std::this_thread::get_id();
-  state_.lease_waiters.push_back(me);
-  state_.notify();
-  while (block.is_busy || (block.filler != nullptr && block.filler != group)) {
-    state_.wait_for_change(guard);
-  }
-  auto& waiters = state_.lease_waiters;
-  waiters.erase(std::find(waiters.begin(), waiters.end(), me));
-  return true;
-}
-
-/// Turns a hold into a lease.
-template <PolicySet Policies>
-auto SwapPager<Policies>::grant(LeaseRequest request, StreamIndex stream) noexcept -> lease_type {
-  BlockRecord& block = *state_.blocks.find(request.id);
-  if (request.access != Access::read) {
-    block.has_contents = true;
-    block.is_host_valid = false;
-    block.is_lost = false;
-  }
-  if (block.filler != nullptr) {
-    block.filler = nullptr;
-    state_.notify();
-  }
-  block.is_arriving = false;
-  ++block.granted;
-  return lease_type{*this,
-                    {.block = request.id,
-                     .stream = stream,
-                     .access = request.access,
-                     .is_sole = block.leases == 1,
-                     .serial = block.lease_serial},
-                    block.address,
-                    block.requested_bytes};
-}
-
-/// Counts what the prefetches of these blocks were worth: done before they were needed, or not.
-template <PolicySet Policies>
-void SwapPager<Policies>::judge_prefetches(Guard& guard, std::span<LeaseRequest const> requests) {
-  for (LeaseRequest const& request : requests) {
-    BlockRecord& block = *state_.blocks.find(request.id);
-    if (!block.is_prefetched) {
-      continue;
-    }
-    block.is_prefetched = false;
-    state_.prefetched_bytes -= block.bytes;
-    Fence const arrival = block.written;
-    bool is_done = false;
-    {
-      typename State::Unlocked const unlocked{guard};
-      is_done = state_.order.is_complete(arrival);
-    }
-    ++(is_done ? state_.stats.prefetch_hits : state_.stats.prefetch_late);
-  }
-}
-
-template <PolicySet Policies>
-void SwapPager<Policies>::count_lease(BlockRecord& block) noexcept {
-  auto const me = std::this_thread::get_id();
-  if (block.leases++ == 0) {
-    block.leaser = me;
-    if (block.is_resident()) {
-      state_.stats.leased.add(block.bytes);
-    }
-  } else if (block.leaser != me) {
-    block.leaser = std::thread::id{};
-  }
-  ++block.lease_serial;
-}
-
-template <PolicySet Policies>
-void SwapPager<Policies>::end_lease(BlockId id, BlockRecord& block) noexcept {
-  ++state_.releases;
-  if (--block.leases == 0) {
-    if (block.is_resident()) {
-      state_.stats.leased.subtract(block.bytes);
-    }
-    state_.prefetcher.on_release(id);
-    if (block.is_orphan) {
-      free_block(id, block);
-    }
-  }
-  state_.notify();
-}
-
-/// Takes back a hold that did not become a lease. A range taken to be overwritten was not: the bytes
-/// are still on the host and nowhere else.
-template <PolicySet Policies>
-void SwapPager<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
-  BlockRecord& block = *state_.blocks.find(id);
-  if (block.filler == &group) {
-    block.filler = nullptr;
-    state_.eviction.on_erase(id);
-    state_.on_range_left(block, block.last_uses(), false);
-    ++state_.swapped_out_blocks;
-  }
-  end_lease(id, block);
-}
-
-template <PolicySet Policies>
-void SwapPager<Policies>::release(LeaseRecord const& lease) noexcept {
-  Guard guard{state_.lock};
-  BlockRecord& block = *state_.blocks.find(lease.block);
-  Ticket const now = state_.order.mark(lease.stream);
-  if (lease.access == Access::read) {
-    block.used.add(now);
-  } else if (lease.is_sole && block.lease_serial == lease.serial) {
-    block.written = now;  // this stream had waited for everything before
-    block.used.clear();
-  } else {
-    block.written.add(now);
-  }
-  bool const is_exact_event_wanted = state_.is_under_pressure();
-  --block.granted;
-  end_lease(lease.block, block);
-  guard.unlock();
-  if (is_exact_event_wanted) {
-    try {
-      state_.order.record(lease.stream);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits records a later event
-    }
-  }
-  state_.tell_observer();
 }
 
 template <PolicySet Policies>
@@ -603,7 +304,7 @@ void SwapPager<Policies>::swap_out(BlockId id) {
     Turn const turn{state_, guard};
     BlockRecord& block = state_.record(id);
     expects(!block.is_leased(), "a leased block cannot be swapped out: release its leases first");
-    await_transition(guard, block, nullptr);
+    state_.await_transition(guard, block, nullptr);
     if (!block.is_resident()) {
       return;
     }
@@ -622,15 +323,7 @@ void SwapPager<Policies>::swap_out(BlockId id) {
 template <PolicySet Policies>
 void SwapPager<Policies>::swap_in(BlockId id) {
   Guard guard{state_.lock};
-  LeaseRequest const request{id, Access::read};
-  BlockRecord& block = state_.record(id);
-  await_transition(guard, block, nullptr);
-  if (!block.is_resident() && block.has_contents) {
-    Holds hold{*this, guard, {&request, 1}};
-    hold.add(block);
-    auto const& schedule = state_.prefetcher.schedule();
-    make_resident(guard, request, schedule.use_of(id), hold);
-  }
+  desk_.bring_in(guard, id);
   guard.unlock();
   state_.tell_observer();
 }
@@ -661,6 +354,7 @@ void SwapPager<Policies>::begin_step() {
   state_.log(EventKind::step, {}, 0, nullptr);
   guard.unlock();
   state_.tell_observer();
+  state_.pool.check();
 }
 
 template <PolicySet Policies>

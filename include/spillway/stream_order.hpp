@@ -48,7 +48,8 @@ class StreamOrder {
 
   /// The index of `stream`, given out at its first use.
   ///
-  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once
+  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for a
+  ///         handle that means another stream in every thread
   [[nodiscard]] StreamIndex index_of(stream_type stream);
 
   /// A ticket for all work enqueued on `stream` so far. No device call.
@@ -162,6 +163,10 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
     if (auto const found = index_.find(stream); found != index_.end()) {
       return found->second;
     }
+  }
+  if constexpr (requires { Device::is_one_stream(stream); }) {
+    expects(Device::is_one_stream(stream),
+            "the stream handle means another stream in every thread: name a stream of its own");
   }
   std::size_t const vacant = vacant_slot();
   std::scoped_lock const lock{mutex_};

@@ -194,6 +194,19 @@ TEST_SUITE("stream_order") {
     CHECK_NOTHROW((void)order.index_of(one_more));
   }
 
+  TEST_CASE("StreamOrder: a handle that means another stream in every thread is refused") {
+    struct Device : SteppedSimApi {
+      using SteppedSimApi::SteppedSimApi;
+      [[nodiscard]] static bool is_one_stream(stream_type stream) noexcept {
+        return stream != stream_type{};
+      }
+    };
+    Device device{{.capacity_bytes = 1 << 20}};
+    spillway::StreamOrder<Device> order{device};
+    CHECK_THROWS_AS((void)order.index_of({}), spillway::ContractViolation);
+    CHECK_NOTHROW((void)order.index_of(device.create_stream()));
+  }
+
   TEST_CASE("StreamOrder: a failed record or wait leaves the order usable") {
     for (auto const call :
          {spillway::SimCall::create_event, spillway::SimCall::record, spillway::SimCall::wait}) {

@@ -36,6 +36,7 @@ struct BlockRecord {
   bool is_arriving = false;    // swapped in and not used since
   bool is_prefetched = false;  // brought in ahead of need and not used since
   bool is_parked = false;      // not resident, and `range` is kept for its address
+  bool is_unproven = false;    // read back from a file, and not yet known to have been read in full
   bool is_lost = false;        // the device lost the bytes: only a write makes it whole
   bool is_orphan = false;      // abandoned while leased: freed when the last lease ends
 

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -68,9 +69,9 @@ class HostLedger {
       orphan_failure_ = failure;
     }
   }
-  /// The last loss that no owner of a slot was told of.
-  [[nodiscard]] std::optional<FileFailure> const& orphan_failure() const noexcept {
-    return orphan_failure_;
+  /// The last loss that no owner of a slot was told of; told with this.
+  [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
+    return std::exchange(orphan_failure_, std::nullopt);
   }
 
   /// Takes no new slots in `tier` from now on.

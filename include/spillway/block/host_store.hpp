@@ -90,7 +90,8 @@ class HostStore {
   }
 
   void check(HostSlotId id);
-  void check() const;
+  void check();
+  [[nodiscard]] bool has_failed(HostSlotId id);
   [[nodiscard]] HostTier tier(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
     return live(id).tier;
@@ -340,10 +341,16 @@ void HostStore<Device, FileIo>::check(HostSlotId id) {
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-void HostStore<Device, FileIo>::check() const {
+bool HostStore<Device, FileIo>::has_failed(HostSlotId id) {
   std::scoped_lock const lock{mutex_};
-  if (ledger_.orphan_failure()) {
-    throw_lost(*ledger_.orphan_failure());
+  return live(id).failure.has_value();
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostStore<Device, FileIo>::check() {
+  std::scoped_lock const lock{mutex_};
+  if (auto const failure = ledger_.take_orphan_failure()) {
+    throw_lost(*failure);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <spillway/stream_order.hpp>
 #include <spillway/stream_prefetcher.hpp>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -293,6 +294,55 @@ struct PagerState {
       ++stats.prefetch_wasted;
     }
     block.is_arriving = false;
+  }
+
+  /// Waits while another thread carries the block, or has its range and not yet its lease.
+  /// @returns whether it had to: the lock was then let go
+  bool await_transition(Guard& guard, BlockRecord const& block, void const* group) {
+    if (!block.is_busy && (block.filler == nullptr || block.filler == group)) {
+      return false;
+    }
+    // Whoever makes room must not wait for leases of a thread that waits for it.
+    auto const me = std::this_thread::get_id();
+    lease_waiters.push_back(me);
+    notify();
+    while (block.is_busy || (block.filler != nullptr && block.filler != group)) {
+      wait_for_change(guard);
+    }
+    lease_waiters.erase(std::find(lease_waiters.begin(), lease_waiters.end(), me));
+    return true;
+  }
+
+  /// Learns whether the file gave back the bytes that a block was last swapped in with.
+  ///
+  /// @throws FileTierError if not, as often as it is asked
+  void prove_contents(BlockRecord& block) {
+    pool.check(block.host);
+    block.is_unproven = false;
+  }
+
+  void free_block(BlockId id, BlockRecord& block) noexcept {
+    if (block.is_resident()) {
+      eviction.on_erase(id);
+      on_range_left(block, block.last_uses(), true);
+    } else if (block.has_contents) {
+      --swapped_out_blocks;
+    }
+    if constexpr (keeps_addresses) {
+      if (block.is_parked) {
+        arena.release(block.range);
+      }
+    }
+    if (block.host != HostSlotId{}) {
+      pool.give_back(block.host);
+    }
+    prefetcher.on_destroy(id);
+    stats.allocated.subtract(block.bytes);
+    stats.requested_bytes.subtract(block.requested_bytes);
+    log(EventKind::deallocate, id, block.bytes, block.address);
+    blocks.erase(id);
+    ++releases;  // room for whoever waits for it
+    notify();
   }
 
   // Parts; not owned.

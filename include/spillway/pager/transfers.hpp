@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <exception>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -177,6 +178,7 @@ class Transfers {
     --state_.swapped_out_blocks;
     block.written = transfer.device_done;
     block.is_arriving = true;
+    block.is_unproven = state_.pool.tier(block.host) == HostTier::file;
     state_.stats.swap_ins.add(block.bytes);
     if (is_prefetch) {
       block.is_prefetched = true;
@@ -316,6 +318,7 @@ class Transfers {
     block.used.add(reached);
     state_.pool.give_back(block.host, reached);
     block.host = HostSlotId{};
+    block.is_unproven = false;
   }
 
   void insert_or_give_back(BlockId id,
@@ -334,6 +337,9 @@ class Transfers {
   /// Finds the block a place in the host pool, if need be by giving up host copies that resident
   /// blocks could do without.
   bool has_host_slot(Guard& guard, BlockRecord& block) {
+    if (block.host != HostSlotId{} && state_.pool.has_failed(block.host)) {
+      state_.pool.give_back(std::exchange(block.host, HostSlotId{}));  // takes no more bytes
+    }
     while (block.host == HostSlotId{}) {
       if (auto const slot = state_.pool.try_take(block.requested_bytes)) {
         block.host = *slot;
@@ -368,6 +374,7 @@ class Transfers {
     state_.pool.give_back(poorest->host);
     poorest->host = HostSlotId{};
     poorest->is_host_valid = false;
+    poorest->is_unproven = false;  // from now on the pool itself tells of a failure
     return true;
   }
 

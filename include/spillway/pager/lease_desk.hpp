@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/core/use.hpp>
+#include <spillway/lease.hpp>
+#include <spillway/pager/pager_state.hpp>
+#include <spillway/pager/room_maker.hpp>
+#include <spillway/pager/transfers.hpp>
+
+#include <cstddef>
+#include <span>
+#include <thread>
+#include <vector>
+
+namespace spillway {
+
+/// Counts who holds which block, brings in what is asked for, and orders streams after earlier uses.
+///
+/// Every function but `close` is entered with the lock, which is let go for device calls.
+template <PolicySet Policies>
+class LeaseDesk {
+ public:
+  using State = PagerState<Policies>;
+  using Guard = typename State::Guard;
+  using stream_type = typename State::stream_type;
+
+  LeaseDesk(State& state, RoomMaker<Policies>& rooms, Transfers<Policies>& transfers)
+      : state_{state}, rooms_{rooms}, transfers_{transfers} {}
+
+  /// Holds all operands, then brings in those that are away, and calls
+  /// `give(position, LeaseRecord, BlockRecord const&)` for each. @throws as `SwapPager::acquire`
+  template <class Give>
+  void open(Guard& guard, std::span<LeaseRequest const> requests, stream_type stream, Give give);
+
+  /// Ends a lease. Entered without the lock.
+  void close(LeaseRecord const& lease) noexcept;
+
+  /// Brings a block's bytes in without a lease. @throws as `open`
+  void bring_in(Guard& guard, BlockId id);
+
+ private:
+  using Turn = typename State::Turn;
+  using Unlocked = typename State::Unlocked;
+
+  /// Leases counted but not handed out yet; taken back unless `keep` is called.
+  class Holds {
+   public:
+    Holds(LeaseDesk& desk, Guard& guard, std::span<LeaseRequest const> requests)
+        : desk_{desk}, guard_{guard}, requests_{requests} {}
+    Holds(Holds const&) = delete;
+    Holds& operator=(Holds const&) = delete;
+    ~Holds() {
+      if (!guard_.owns_lock()) {
+        guard_.lock();
+      }
+      for (; count_ != 0; --count_) {
+        desk_.undo_hold(requests_[count_ - 1].id, *this);
+      }
+    }
+    void add(BlockRecord& block) noexcept {
+      desk_.count_lease(block);
+      ++count_;
+    }
+    void keep() noexcept { count_ = 0; }
+
+   private:
+    LeaseDesk& desk_;
+    Guard& guard_;
+    std::span<LeaseRequest const> requests_;
+    std::size_t count_ = 0;
+  };
+
+  [[nodiscard]] bool is_settled(BlockId id) noexcept {
+    BlockRecord const& block = *state_.blocks.find(id);
+    return block.is_resident() && !block.is_busy && block.filler == nullptr;
+  }
+  [[nodiscard]] Use note_access(LeaseRequest request) noexcept;
+  void make_resident(Guard& guard, LeaseRequest request, Use use, Holds const& group);
+  void prove_contents(Guard& guard, LeaseRequest request);
+  void judge_prefetch(Guard& guard, BlockRecord& block);
+  void order_after_earlier_uses(Guard& guard,
+                                std::span<LeaseRequest const> requests,
+                                StreamIndex on,
+                                Holds const& group);
+  [[nodiscard]] LeaseRecord
+  grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept;
+  void count_lease(BlockRecord& block) noexcept;
+  void end_lease(BlockId id, BlockRecord& block) noexcept;
+  void undo_hold(BlockId id, Holds const& group) noexcept;
+
+  State& state_;
+  RoomMaker<Policies>& rooms_;
+  Transfers<Policies>& transfers_;
+};
+
+template <PolicySet Policies>
+template <class Give>
+void LeaseDesk<Policies>::open(Guard& guard,
+                               std::span<LeaseRequest const> requests,
+                               stream_type stream,
+                               Give give) {
+  StreamIndex const on = state_.index_of(guard, stream);
+  for (LeaseRequest const& request : requests) {  // all are known before any is held
+    if (state_.record(request.id).is_lost && request.access != Access::write) {
+      throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
+    }
+  }
+  Holds holds{*this, guard, requests};
+  for (LeaseRequest const& request : requests) {
+    holds.add(*state_.blocks.find(request.id));
+  }
+  for (LeaseRequest const& request : requests) {
+    Use const use = note_access(request);
+    if (is_settled(request.id)) {
+      state_.eviction.on_access(request.id, use);
+    } else {
+      make_resident(guard, request, use, holds);
+    }
+  }
+  for (LeaseRequest const& request : requests) {
+    BlockRecord& block = *state_.blocks.find(request.id);
+    if (block.is_unproven) {
+      prove_contents(guard, request);
+    }
+    if (block.is_prefetched) {
+      judge_prefetch(guard, block);
+    }
+  }
+  order_after_earlier_uses(guard, requests, on, holds);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    BlockRecord& block = *state_.blocks.find(requests[i].id);
+    give(i, grant(block, requests[i], on), block);
+  }
+  holds.keep();
+}
+
+template <PolicySet Policies>
+void LeaseDesk<Policies>::bring_in(Guard& guard, BlockId id) {
+  LeaseRequest const request{id, Access::read};
+  BlockRecord& block = state_.record(id);
+  state_.await_transition(guard, block, nullptr);
+  if (!block.is_resident() && block.has_contents) {
+    Holds hold{*this, guard, {&request, 1}};
+    hold.add(block);
+    make_resident(guard, request, state_.prefetcher.schedule().use_of(id), hold);
+  }
+}
+
+/// Makes later work on `on` run after whatever conflicts with the operands. All of them are resident
+/// and held on return, and the lock has not been let go since that was seen.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::order_after_earlier_uses(Guard& guard,
+                                                   std::span<LeaseRequest const> requests,
+                                                   StreamIndex on,
+                                                   Holds const& group) {
+  std::vector<Fence> waits;
+  for (;;) {
+    // An operand that is held may still move until its address is handed out.
+    bool has_slept = false;
+    for (LeaseRequest const& request : requests) {
+      BlockRecord const& block = *state_.blocks.find(request.id);
+      has_slept = state_.await_transition(guard, block, &group) || has_slept;
+    }
+    if (has_slept) {
+      continue;  // what was settled before may be on the move again
+    }
+    waits.clear();
+    for (LeaseRequest const& request : requests) {
+      BlockRecord const& block = *state_.blocks.find(request.id);
+      Fence const fence = request.access == Access::read ? block.written : block.last_uses();
+      if (!state_.order.is_ordered(fence, on)) {
+        waits.push_back(fence);
+      }
+    }
+    if (waits.empty()) {
+      return;
+    }
+    Unlocked const unlocked{guard};
+    for (Fence const& fence : waits) {
+      state_.order.wait(on, fence);
+    }
+  }
+}
+
+/// Records the access, and passes on what the schedule thinks of it.
+template <PolicySet Policies>
+Use LeaseDesk<Policies>::note_access(LeaseRequest request) noexcept {
+  Use const use = state_.prefetcher.on_access(request.id, request.access);
+  AccessSchedule& schedule = state_.prefetcher.schedule();
+  switch (schedule.take_change()) {
+  case AccessSchedule::Change::none:
+    break;
+  case AccessSchedule::Change::lost:
+    state_.eviction.on_misprediction();
+    break;
+  case AccessSchedule::Change::resumed:
+    state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
+    break;
+  }
+  return use;
+}
+
+/// Waits for other threads' transitions of the block, and brings it in. The block is held.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::make_resident(Guard& guard,
+                                        LeaseRequest request,
+                                        Use use,
+                                        Holds const& group) {
+  BlockRecord& block = *state_.blocks.find(request.id);
+  state_.await_transition(guard, block, &group);
+  if (!block.is_resident()) {
+    Turn const turn{state_, guard};
+    state_.await_transition(guard, block, &group);
+    if (!block.is_resident()) {
+      auto const placement = rooms_.take(guard, block.bytes, request.id);
+      bool const discards = request.access == Access::write;
+      transfers_.bring_in(guard, request.id, placement, discards, use, false);
+      if (discards && block.has_contents) {
+        block.filler = &group;
+      }
+      return;
+    }
+  }
+  state_.eviction.on_access(request.id, use);
+}
+
+/// Asks, once they have arrived, whether a file gave back the bytes of a block that is held: it was
+/// read after its swap-in was enqueued, and a failure could not be reported there.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::prove_contents(Guard& guard, LeaseRequest request) {
+  BlockRecord& block = *state_.blocks.find(request.id);
+  if (request.access == Access::write) {
+    return;
+  }
+  Fence const arrival = block.written;
+  bool has_arrived = false;
+  {
+    Unlocked const unlocked{guard};
+    has_arrived = state_.order.is_complete(arrival);
+  }
+  if (has_arrived) {
+    state_.prove_contents(block);
+  }
+}
+
+/// Counts what a prefetch of the block was worth: done before it was needed, or not.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::judge_prefetch(Guard& guard, BlockRecord& block) {
+  block.is_prefetched = false;
+  state_.prefetched_bytes -= block.bytes;
+  Fence const arrival = block.written;
+  bool is_done = false;
+  {
+    Unlocked const unlocked{guard};
+    is_done = state_.order.is_complete(arrival);
+  }
+  ++(is_done ? state_.stats.prefetch_hits : state_.stats.prefetch_late);
+}
+
+/// Turns a hold into a lease.
+template <PolicySet Policies>
+LeaseRecord
+LeaseDesk<Policies>::grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
+  if (request.access != Access::read) {
+    block.has_contents = true;
+    block.is_host_valid = false;
+    block.is_lost = false;
+    if (request.access == Access::write) {
+      block.is_unproven = false;
+    }
+  }
+  if (block.filler != nullptr) {
+    block.filler = nullptr;
+    state_.notify();
+  }
+  block.is_arriving = false;
+  ++block.granted;
+  return {.block = request.id,
+          .stream = stream,
+          .access = request.access,
+          .is_sole = block.leases == 1,
+          .serial = block.lease_serial};
+}
+
+template <PolicySet Policies>
+void LeaseDesk<Policies>::count_lease(BlockRecord& block) noexcept {
+  auto const me = std::this_thread::get_id();
+  if (block.leases++ == 0) {
+    block.leaser = me;
+    if (block.is_resident()) {
+      state_.stats.leased.add(block.bytes);
+    }
+  } else if (block.leaser != me) {
+    block.leaser = std::thread::id{};
+  }
+  ++block.lease_serial;
+}
+
+template <PolicySet Policies>
+void LeaseDesk<Policies>::end_lease(BlockId id, BlockRecord& block) noexcept {
+  ++state_.releases;
+  if (--block.leases == 0) {
+    if (block.is_resident()) {
+      state_.stats.leased.subtract(block.bytes);
+    }
+    state_.prefetcher.on_release(id);
+    if (block.is_orphan) {
+      state_.free_block(id, block);
+    }
+  }
+  state_.notify();
+}
+
+/// Takes back a hold that did not become a lease. A range taken to be overwritten was not: the bytes
+/// are still on the host and nowhere else.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
+  BlockRecord& block = *state_.blocks.find(id);
+  if (block.filler == &group) {
+    block.filler = nullptr;
+    state_.eviction.on_erase(id);
+    state_.on_range_left(block, block.last_uses(), false);
+    ++state_.swapped_out_blocks;
+  }
+  end_lease(id, block);
+}
+
+template <PolicySet Policies>
+void LeaseDesk<Policies>::close(LeaseRecord const& lease) noexcept {
+  Guard guard{state_.lock};
+  BlockRecord& block = *state_.blocks.find(lease.block);
+  Ticket const now = state_.order.mark(lease.stream);
+  if (lease.access == Access::read) {
+    block.used.add(now);
+  } else if (lease.is_sole && block.lease_serial == lease.serial) {
+    block.written = now;  // this stream had waited for everything before
+    block.used.clear();
+  } else {
+    block.written.add(now);
+  }
+  bool const is_exact_event_wanted = state_.is_under_pressure();
+  --block.granted;
+  end_lease(lease.block, block);
+  guard.unlock();
+  if (is_exact_event_wanted) {
+    try {
+      state_.order.record(lease.stream);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits records a later event
+    }
+  }
+  state_.tell_observer();
+}
+
+}  // namespace spillway
