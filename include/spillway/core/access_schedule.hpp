@@ -175,6 +175,8 @@ inline void AccessSchedule::record(ScheduledBlock& block, Access access) noexcep
     recording_.blocks[block.recorded].first = entry;
   } else {
     recording_.entries[block.last].next = entry;
+    ++recording_.reuses;
+    recording_.reuse_sum += entry - block.last;
   }
   block.last = entry;
 }
@@ -209,6 +211,15 @@ inline void AccessSchedule::begin_step() noexcept {
 /// Completes the record of the step that ends: last entries, and how they go on in the step after.
 inline void AccessSchedule::close_record() noexcept {
   std::vector<StepRecord::Block>& blocks = recording_.blocks;
+  // A block that was left over from the step before is succeeded by the one born at the same place.
+  for (std::uint32_t i = 0; i < recording_.born_from; ++i) {
+    StepRecord::Block const& old = blocks[i];
+    std::uint32_t const heir = recording_.born_from + old.born_as;
+    if (old.freed != none && old.born_as != none && heir < blocks.size() &&
+        blocks[heir].bytes == old.bytes) {
+      blocks[heir].successor_of = i;
+    }
+  }
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
     StepRecord::Block& block = blocks[i];
     if (block.freed == none) {
@@ -216,7 +227,8 @@ inline void AccessSchedule::close_record() noexcept {
     }
     std::uint32_t const old = std::exchange(block.successor_of, none);
     if (old != none && block.freed == none && !recording_.is_birth(old) &&
-        blocks[old].freed != none && blocks[old].bytes == block.bytes) {
+        blocks[old].freed != none && blocks[old].successor == none &&
+        blocks[old].bytes == block.bytes) {
       block.successor_of = old;
       blocks[old].successor = i;
     }
@@ -246,6 +258,7 @@ inline void AccessSchedule::cast_parts() noexcept {
     ScheduledBlock& block = blocks_[slot_of(id)];
     block.part = part;
     block.next = record.blocks[part].first == none ? never_entry : record.blocks[part].first;
+    block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
   }
 }
 
@@ -258,8 +271,9 @@ inline void AccessSchedule::open_record() {
       continue;
     }
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
-    recording_.blocks.push_back(
-        {.id = make_block_id(slot, block.generation), .bytes = block.bytes});
+    recording_.blocks.push_back({.id = make_block_id(slot, block.generation),
+                                 .bytes = block.bytes,
+                                 .born_as = std::exchange(block.at, none)});
     if (block.part != none) {
       follower_.record().blocks[block.part].recorded = block.recorded;
     }
@@ -272,6 +286,7 @@ inline void AccessSchedule::abandon_record() noexcept {
   is_recording_ = false;
   recording_ = {};
   for (ScheduledBlock& block : blocks_) {
+    block.at = none;
     block.recorded = none;
     block.last = none;
   }

@@ -72,12 +72,14 @@ class StepFollower {
     run_ = 0;
     needed_run_ = first_run;
     tolerated_ = most_tolerated;
-    far_ = std::max(window, record_.length() / 32);
+    far_ = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(record_.mean_reuse() / 2, std::max(window, record_.length() / 32)));
     right_ = 0;
     wrong_ = 0;
     losses_ = 0;
     lost_at_ = 0;
     lost_for_ = 0;
+    aligned_from_ = none;
     lost_right_ = 0;
     lost_wrong_ = 0;
   }
@@ -247,6 +249,7 @@ class StepFollower {
     needed_run_ += std::min(needed_run_, record_.length());
     lost_at_ = cursor_;
     lost_for_ = 0;
+    aligned_from_ = none;
     lost_right_ = right_;
     lost_wrong_ = wrong_;
     run_ = 0;
@@ -257,14 +260,14 @@ class StepFollower {
   /// Looks for the place in the record. `cursor_` is it, if the last uses agreed by no accident.
   Use search(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[slot_of(id)];
-    judge(block, lost_at_ + lost_for_);
+    bool const is_of_now = block.at != none && block.at >= aligned_from_;
+    judge(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
     ++lost_for_;
-    std::uint32_t here = next_entry(block, cursor_ - std::min(cursor_, window));
-    if (block.part == none) {
-      bool const is_in_row = row_end_ < record_.length() && can_take_part(block, row_end_);
-      here = is_in_row ? row_end_ : none;
-    }
+    std::uint32_t here = block.part == none
+                             ? vacancy(block)
+                             : next_entry(block, cursor_ - std::min(cursor_, window));
     if (is_near(block, here, cursor_)) {
+      take_part(blocks, recording, id, here);
       ++run_;
       ++matches_;
       cursor_ += here > cursor_ ? 1 + (here - cursor_) / 8 : 1 - std::min(1U, (cursor_ - here) / 8);
@@ -277,6 +280,7 @@ class StepFollower {
         return Use{position};
       }
       cursor_ = here + 1;  // as if nothing but other uses had come in between
+      aligned_from_ = here;
     }
     count_in_row(here);
     block.next = record_.entries[here].next;
@@ -288,7 +292,6 @@ class StepFollower {
         right_ - lost_right_ < 4 * (wrong_ - lost_wrong_)) {
       return Use{position};
     }
-    take_part(blocks, recording, id, here);
     if (in_row_ < sure_row) {
       cursor_ -= std::min(cursor_, window / 4);
     }
@@ -333,8 +336,11 @@ class StepFollower {
       old.part = none;
       old.next = none;
     }
-    if (block.recorded != none && wanted.recorded != none) {
-      recording.blocks[block.recorded].successor_of = wanted.recorded;
+    std::uint32_t const before = wanted.successor_of == none
+                                     ? wanted.recorded
+                                     : record_.blocks[wanted.successor_of].recorded;
+    if (block.recorded != none && before != none) {
+      recording.blocks[block.recorded].successor_of = before;
     }
     wanted.recorded = block.recorded;
     wanted.id = id;
@@ -358,6 +364,7 @@ class StepFollower {
   std::uint32_t losses_ = 0;    // of the place, in this step
   std::uint32_t lost_at_ = 0;   // what the cursor was then
   std::uint32_t lost_for_ = 0;  // uses since
+  std::uint32_t aligned_from_ = none;  // the first entry of the place supposed since
   std::uint32_t lost_right_ = 0;
   std::uint32_t lost_wrong_ = 0;
   bool is_trusted_ = true;  // at the start of a step

@@ -43,15 +43,21 @@ struct StepRecord {
     /// that is born in one step and freed in the next (a gradient, a loss).
     std::uint32_t successor_of = none;
     std::uint32_t successor = none;  ///< the block for which this one is `successor_of`
+    std::uint32_t born_as = none;    ///< its place among the births of the step before
     std::uint32_t recorded = none;   ///< the same real block in the record of the current step
   };
 
   std::vector<Entry> entries;
   std::vector<Block> blocks;    ///< those alive at the start of the step, then those born in it
   std::uint32_t born_from = 0;  ///< index of the first block that was born in the step
+  std::uint64_t reuses = 0;     ///< uses of a block that was used before in the step
+  std::uint64_t reuse_sum = 0;  ///< entries from the use before to those, added up
 
   [[nodiscard]] std::uint32_t length() const noexcept {
     return static_cast<std::uint32_t>(entries.size());
+  }
+  [[nodiscard]] std::uint64_t mean_reuse() const noexcept {
+    return reuses == 0 ? 0 : reuse_sum / reuses;
   }
   [[nodiscard]] bool is_birth(std::uint32_t block) const noexcept { return block >= born_from; }
 
@@ -86,6 +92,8 @@ struct StepRecord {
     entries.clear();
     blocks.clear();
     born_from = 0;
+    reuses = 0;
+    reuse_sum = 0;
   }
 };
 

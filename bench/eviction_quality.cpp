@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How many bytes each eviction policy makes a program swap in, for several capacities, against the
+// fewest possible. The device is an ideal one: no fragmentation, no time. --help tells the options.
+
+#include <spillway/core/types.hpp>
+#include <spillway/policy/cost_eviction.hpp>
+#include <spillway/policy/fifo_eviction.hpp>
+#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policy/schedule_eviction.hpp>
+#include <spillway/policy/size_eviction.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "replay/trace.hpp"
+#include "residency_model.hpp"
+#include "swap_bound.hpp"
+#include <CLI/CLI.hpp>
+
+namespace {
+
+using namespace spillway;
+using bench::Operand;
+using bench::Step;
+
+/// One repetition of a trace: a block is written at its first use and read from then on.
+Step step_of(replay::Trace const& trace) {
+  Step step;
+  for (replay::Operation const& operation : trace.operations) {
+    std::vector<Operand>& operands = step.emplace_back();
+    for (std::size_t i = 0; i < operation.operand_count; ++i) {
+      replay::Operand const& operand = trace.operands[operation.first_operand + i];
+      replay::Tensor const& tensor = trace.tensors[operand.tensor];
+      bool const is_written = operand.is_first && !tensor.is_weight;
+      operands.push_back({operand.tensor,
+                          round_up(tensor.bytes, granule_bytes),
+                          tensor.is_weight,
+                          is_written ? Access::write : Access::read});
+    }
+  }
+  return step;
+}
+
+template <class Policy>
+double swapped_in_gb(std::vector<Step> const& steps, std::uint64_t capacity_bytes) {
+  bench::ResidencyModel<Policy> model{capacity_bytes};
+  std::uint64_t warm_bytes = 0;
+  for (Step const& step : steps) {
+    model.begin_step();
+    model.run(step);
+    warm_bytes = &step == &steps.front() ? model.swapped_in_bytes : warm_bytes;
+  }
+  if (model.failures != 0) {
+    throw std::runtime_error{"an operation did not fit"};
+  }
+  return static_cast<double>(model.swapped_in_bytes - warm_bytes) / 1e9;
+}
+
+void compare(std::string const& path, std::size_t count, std::vector<double> const& factors) {
+  std::vector<Step> const steps(count, step_of(replay::read_trace(path, 1)));
+  bench::SwapBound const bound{steps};
+  std::printf("%s: %zu operations, peak %.3f GB alive, largest operation %.3f GB\n",
+              path.c_str(),
+              steps.front().size(),
+              static_cast<double>(bound.peak_bytes()) / 1e9,
+              static_cast<double>(bound.working_set_bytes()) / 1e9);
+  std::printf("%-8s %10s %10s %10s %10s %10s %10s %8s  swap-in GB\n",
+              "capacity",
+              "lru",
+              "fifo",
+              "size",
+              "cost",
+              "schedule",
+              "bound",
+              "over");
+  for (double const factor : factors) {
+    auto const capacity_bytes =
+        static_cast<std::uint64_t>(factor * static_cast<double>(bound.peak_bytes()));
+    auto const least = bound.least_swap_in(capacity_bytes);
+    if (!least) {
+      std::printf("%-8.2f less than the largest operation needs\n", factor);
+      continue;
+    }
+    double const least_gb = static_cast<double>(*least) / 1e9;
+    double const schedule_gb = swapped_in_gb<ScheduleEviction>(steps, capacity_bytes);
+    std::printf("%-8.2f %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %+7.2f%%\n",
+                factor,
+                swapped_in_gb<LruEviction>(steps, capacity_bytes),
+                swapped_in_gb<FifoEviction>(steps, capacity_bytes),
+                swapped_in_gb<SizeEviction>(steps, capacity_bytes),
+                swapped_in_gb<CostEviction>(steps, capacity_bytes),
+                schedule_gb,
+                least_gb,
+                least_gb > 0 ? 100.0 * (schedule_gb / least_gb - 1.0) : 0.0);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Says how many bytes each eviction policy swaps in, against the fewest possible.",
+               "bench_eviction_quality"};
+  std::vector<std::string> paths;
+  std::vector<double> factors{0.9, 0.75, 0.6, 0.5, 0.4};
+  std::size_t steps = 3;
+  app.add_option("trace", paths, "CSV files: step,id,size,weight,kernel_ns or id,lower,upper,size")
+      ->required();
+  app.add_option("--capacity", factors, "factors of the most bytes alive at once")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--steps", steps, "how often a trace is repeated; the first time is not counted")
+      ->check(CLI::Range(std::size_t{2}, std::size_t{1000}))
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    for (std::string const& path : paths) {
+      compare(path, steps, factors);
+    }
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "bench_eviction_quality: %s\n", error.what());
+    return 2;
+  }
+  return 0;
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <queue>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "residency_model.hpp"
+
+namespace spillway::bench {
+
+/// When the blocks of a run are alive, and between which operations each could be away: what no
+/// eviction policy can do better than.
+///
+/// A block appears with its first use and is gone after its last one, weights too. Bringing it back
+/// after a gap costs its bytes, from the second step on; the first step is for warming up.
+class SwapBound {
+ public:
+  explicit SwapBound(std::span<Step const> steps) {
+    struct Life {
+      std::size_t first;
+      std::size_t last;
+      std::uint64_t bytes;
+    };
+    std::map<std::pair<std::size_t, std::uint32_t>, Life> lives;
+    std::size_t now = 0;
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      counted_from_ = s == 1 ? now : counted_from_;
+      for (auto const& operation : steps[s]) {
+        std::uint64_t bytes = 0;
+        for (Operand const& operand : operation) {
+          bytes += operand.bytes;
+          auto const key = std::pair{operand.is_weight ? ~std::size_t{0} : s, operand.block};
+          auto const [at, is_new] = lives.try_emplace(key, Life{now, now, operand.bytes});
+          Life& life = at->second;
+          if (now > life.last + 1) {
+            gaps_.push_back({life.last + 1, now - 1, operand.bytes});
+          }
+          life.last = now;
+        }
+        working_set_bytes_ = std::max(working_set_bytes_, bytes);
+        ++now;
+      }
+    }
+    std::vector<std::uint64_t> born(now);
+    std::vector<std::uint64_t> gone(now + 1);
+    for (auto const& [key, life] : lives) {
+      born[life.first] += life.bytes;
+      gone[life.last + 1] += life.bytes;
+    }
+    std::uint64_t bytes = 0;
+    for (std::size_t t = 0; t < now; ++t) {
+      bytes = bytes + born[t] - gone[t];
+      alive_bytes_.push_back(bytes);
+      peak_bytes_ = std::max(peak_bytes_, bytes);
+    }
+    std::sort(
+        gaps_.begin(), gaps_.end(), [](Gap const& a, Gap const& b) { return a.first < b.first; });
+  }
+
+  /// The most bytes alive at once.
+  [[nodiscard]] std::uint64_t peak_bytes() const noexcept { return peak_bytes_; }
+  /// The most bytes that one operation uses.
+  [[nodiscard]] std::uint64_t working_set_bytes() const noexcept { return working_set_bytes_; }
+
+  /// The fewest bytes that must be swapped in after the first step, were blocks divisible; nothing if
+  /// the capacity is too small. Every byte costs the same, so letting go of what is needed last is
+  /// optimal: this is the optimum of the linear program.
+  [[nodiscard]] std::optional<std::uint64_t> least_swap_in(std::uint64_t capacity_bytes) const {
+    std::priority_queue<std::pair<std::size_t, std::uint64_t>>
+        open;                                                  // where a gap ends, bytes left
+    std::vector<std::uint64_t> back(alive_bytes_.size() + 1);  // bytes that return at a moment
+    std::uint64_t away = 0;
+    std::uint64_t cost = 0;
+    auto const take = [&](std::size_t last, std::uint64_t bytes) {
+      away += bytes;
+      back[last + 1] += bytes;
+    };
+    auto gap = gaps_.begin();
+    for (std::size_t t = 0; t < alive_bytes_.size(); ++t) {
+      away -= back[t];
+      for (; gap != gaps_.end() && gap->first == t; ++gap) {
+        if (gap->last + 1 < counted_from_) {
+          take(gap->last, gap->bytes);  // costs nothing: back before counting starts
+        } else {
+          open.emplace(gap->last, gap->bytes);
+        }
+      }
+      while (alive_bytes_[t] > capacity_bytes + away) {
+        if (open.empty() || open.top().first < t) {
+          return std::nullopt;
+        }
+        auto const [last, bytes] = open.top();
+        open.pop();
+        std::uint64_t const taken = std::min(bytes, alive_bytes_[t] - capacity_bytes - away);
+        take(last, taken);
+        cost += taken;
+        if (taken < bytes) {
+          open.emplace(last, bytes - taken);
+        }
+      }
+    }
+    return cost;
+  }
+
+ private:
+  struct Gap {
+    std::size_t first;
+    std::size_t last;
+    std::uint64_t bytes;
+  };
+
+  std::vector<Gap> gaps_;
+  std::vector<std::uint64_t> alive_bytes_;  // at each operation, if nothing is ever away
+  std::uint64_t peak_bytes_ = 0;
+  std::uint64_t working_set_bytes_ = 0;
+  std::size_t counted_from_ = 0;
+};
+
+}  // namespace spillway::bench
