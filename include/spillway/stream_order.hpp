@@ -22,7 +22,8 @@ namespace spillway {
 
 /// Keeps the order of work on streams: marks points, and makes one stream wait for another's points.
 ///
-/// Marking is two atomic operations and no device call. An event is recorded only when some other
+/// Marking is one load and no device call: points that no event was recorded between are one point,
+/// since whatever waits for one of them waits for all. An event is recorded only when some other
 /// stream has to wait for a point, or when `record` asks for one so that later waits are exact. A
 /// wait that is known to be satisfied, because the point has completed or because the same stream
 /// already waited for it, costs a few loads.
@@ -95,7 +96,8 @@ class StreamOrder {
   struct Stream {
     stream_type handle{};
     StreamIndex index = StreamIndex::none;
-    std::atomic<std::uint64_t> last_mark{0};
+    std::atomic<std::uint64_t> epoch{
+        0};  // twice the number of the points marked now, 1 more if any are
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
@@ -128,6 +130,11 @@ class StreamOrder {
   [[nodiscard]] Stream& at(StreamIndex index) const noexcept {
     return *streams_[static_cast<std::size_t>(index)];
   }
+  [[nodiscard]] std::uint64_t next_sequence() noexcept {
+    return sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  [[nodiscard]] static std::uint64_t last_mark(Stream const& stream) noexcept;
+  [[nodiscard]] std::uint64_t close_epoch(Stream& stream) noexcept;
   static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
@@ -187,6 +194,9 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   fresh.handle = stream;
   fresh.index = index;
   fresh.is_retired = false;
+  std::uint64_t const first = next_sequence();
+  fresh.epoch = 2 * first;
+  fresh.completed = first - 1;  // what was marked on a stream that had this slot before
   // The new stream has waited for nothing. What others know of the old one stays true: those points
   // have completed, and sequence numbers never repeat.
   for (auto& waited : fresh.waited_for) {
@@ -208,7 +218,7 @@ std::size_t StreamOrder<Device>::vacant_slot() {
     }
   }
   for (Stream* stream : retired) {
-    if (is_complete(Ticket{stream->index, stream->last_mark.load()})) {
+    if (is_complete(Ticket{stream->index, last_mark(*stream)})) {
       return static_cast<std::size_t>(stream->index);
     }
   }
@@ -217,9 +227,34 @@ std::size_t StreamOrder<Device>::vacant_slot() {
 
 template <DeviceApi Device>
 Ticket StreamOrder<Device>::mark(StreamIndex stream) noexcept {
-  std::uint64_t const sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
-  raise(at(stream).last_mark, sequence);
-  return Ticket{stream, sequence};
+  std::atomic<std::uint64_t>& epoch = at(stream).epoch;
+  std::uint64_t now = epoch.load();
+  if (now % 2 == 0) {
+    now = epoch.fetch_or(1);
+  }
+  return Ticket{stream, now / 2};
+}
+
+/// No point marked so far has a greater number.
+template <DeviceApi Device>
+std::uint64_t StreamOrder<Device>::last_mark(Stream const& stream) noexcept {
+  std::uint64_t const now = stream.epoch.load();
+  return now % 2 == 0 ? now / 2 - 1 : now / 2;
+}
+
+/// To be called before an event is recorded: points marked from now on get a greater number, and the
+/// event covers all up to the number returned. Work that a thread enqueued before it marked a point of
+/// the old number is on the stream already, so the event comes after it.
+template <DeviceApi Device>
+std::uint64_t StreamOrder<Device>::close_epoch(Stream& stream) noexcept {
+  std::uint64_t now = stream.epoch.load();
+  while (now % 2 != 0) {
+    std::uint64_t const next = 2 * next_sequence();
+    if (stream.epoch.compare_exchange_strong(now, next)) {
+      now = next;
+    }
+  }
+  return now / 2 - 1;
 }
 
 template <DeviceApi Device>
@@ -247,7 +282,7 @@ void StreamOrder<Device>::for_each_stream(Ticket ticket, Use use) const {
   }
   for (std::size_t i = 1; i < count; ++i) {
     Stream& stream = *streams_[i];
-    use(stream, std::min(ticket.sequence(), stream.last_mark.load(std::memory_order_acquire)));
+    use(stream, std::min(ticket.sequence(), last_mark(stream)));
   }
 }
 
@@ -302,8 +337,7 @@ void StreamOrder<Device>::record(StreamIndex stream) {
   Stream& recorded = at(stream);
   {
     std::scoped_lock const lock{mutex_};
-    if (!recorded.recorded.empty() &&
-        recorded.recorded.back()->covers >= recorded.last_mark.load(std::memory_order_acquire)) {
+    if (!recorded.recorded.empty() && recorded.recorded.back()->covers >= last_mark(recorded)) {
       return;
     }
   }
@@ -425,8 +459,8 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     }
     slot = slots_.back().get();
   }
-  // Read before recording: the event may cover more than it says, never less.
-  std::uint64_t const covers = stream.last_mark.load(std::memory_order_acquire);
+  // Before recording: the event may cover more than it says, never less.
+  std::uint64_t const covers = close_epoch(stream);
   try {
     device_->record(slot->event, stream.handle);
   } catch (...) {

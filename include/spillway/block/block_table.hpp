@@ -7,7 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <vector>
 
 namespace spillway {
@@ -15,20 +15,18 @@ namespace spillway {
 /// A table of records named by `BlockId`: dense slots, recognisable stale ids, stable references.
 ///
 /// Threads  thread-compatible.
-/// Cost     every call O(1); `emplace` allocates when the table has never been this large.
+/// Cost     every call O(1), amortised where `emplace` has to allocate: for 256 records at a time.
 template <class Record>
 class BlockTable {
  public:
   /// @throws std::bad_alloc, with nothing changed
   BlockId emplace(Record record) {
     if (vacant_.empty()) {
-      vacant_.reserve(entries_.size() + 1);  // so that `erase` cannot fail
-      entries_.push_back({});
-      vacant_.push_back(static_cast<std::uint32_t>(entries_.size() - 1));
+      add_chunk();
     }
     std::uint32_t const slot = vacant_.back();
     vacant_.pop_back();
-    Entry& entry = entries_[slot];
+    Entry& entry = at(slot);
     entry.record = std::move(record);
     entry.is_live = true;
     ++size_;
@@ -36,7 +34,7 @@ class BlockTable {
   }
 
   void erase(BlockId id) noexcept {
-    Entry& entry = entries_[slot_of(id)];
+    Entry& entry = at(slot_of(id));
     entry.is_live = false;
     entry.record = Record{};
     // Generation 0 is kept for BlockId{}, which names nothing.
@@ -48,11 +46,11 @@ class BlockTable {
   /// The record, or null for an id that was never given out or whose block is gone.
   [[nodiscard]] Record* find(BlockId id) noexcept {
     std::uint32_t const slot = slot_of(id);
-    if (slot >= entries_.size() || !entries_[slot].is_live ||
-        entries_[slot].generation != generation_of(id)) {
+    if (slot >= chunks_.size() * chunk_entries) {
       return nullptr;
     }
-    return &entries_[slot].record;
+    Entry& entry = at(slot);
+    return entry.is_live && entry.generation == generation_of(id) ? &entry.record : nullptr;
   }
   [[nodiscard]] Record const* find(BlockId id) const noexcept {
     return const_cast<BlockTable*>(this)->find(
@@ -64,9 +62,10 @@ class BlockTable {
   /// Calls `visit(id, record)` for every block, in slot order.
   template <class Visit>
   void for_each(Visit visit) {
-    for (std::uint32_t slot = 0; slot < entries_.size(); ++slot) {
-      if (entries_[slot].is_live) {
-        visit(make_block_id(slot, entries_[slot].generation), entries_[slot].record);
+    for (std::uint32_t slot = 0; slot < chunks_.size() * chunk_entries; ++slot) {
+      Entry& entry = at(slot);
+      if (entry.is_live) {
+        visit(make_block_id(slot, entry.generation), entry.record);
       }
     }
   }
@@ -83,7 +82,22 @@ class BlockTable {
     bool is_live = false;
   };
 
-  std::deque<Entry> entries_;  // a deque, so that references survive growth
+  static constexpr std::uint32_t chunk_entries = 256;
+
+  [[nodiscard]] Entry& at(std::uint32_t slot) noexcept {
+    return chunks_[slot / chunk_entries][slot % chunk_entries];
+  }
+
+  void add_chunk() {
+    auto const first = static_cast<std::uint32_t>(chunks_.size() * chunk_entries);
+    vacant_.reserve(std::size_t{first} + chunk_entries);  // so that `erase` cannot fail
+    chunks_.push_back(std::make_unique<Entry[]>(chunk_entries));
+    for (std::uint32_t i = chunk_entries; i-- > 0;) {  // the lowest is given out first
+      vacant_.push_back(first + i);
+    }
+  }
+
+  std::vector<std::unique_ptr<Entry[]>> chunks_;  // references survive growth
   std::vector<std::uint32_t> vacant_;
   std::size_t size_ = 0;
 };

@@ -61,10 +61,7 @@ class AccessSchedule {
   /// Notes an acquisition and says what the record predicts of the block's next one.
   Use on_access(BlockId id, Access access) noexcept {
     SPILLWAY_ASSERT(is_known(id));
-    if (is_recording_) {
-      record(blocks_[slot_of(id)], access);
-    }
-    return follower_.on_access(blocks_, recording_, id, position_++);
+    return steps_ == 0 ? Use{position_++} : note_access(id, access);
   }
 
   /// Notes that the last lease on a block has ended: from here on it could leave the device.
@@ -117,6 +114,7 @@ class AccessSchedule {
     return slot_of(id) < blocks_.size() && blocks_[slot_of(id)].generation == generation_of(id);
   }
 
+  Use note_access(BlockId id, Access access) noexcept;
   void record(ScheduledBlock& block, Access access) noexcept;
   bool grow_record() noexcept;
   void close_record() noexcept;
@@ -161,6 +159,13 @@ inline void AccessSchedule::on_destroy(BlockId id) noexcept {
     follower_.record().blocks[block.part].id = BlockId{};
   }
   block = {};
+}
+
+inline Use AccessSchedule::note_access(BlockId id, Access access) noexcept {
+  if (is_recording_) {
+    record(blocks_[slot_of(id)], access);
+  }
+  return follower_.on_access(blocks_, recording_, id, position_++);
 }
 
 inline void AccessSchedule::record(ScheduledBlock& block, Access access) noexcept {

@@ -11,6 +11,7 @@
 #include <spillway/pager/room_maker.hpp>
 #include <spillway/pager/transfers.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <thread>
@@ -74,6 +75,9 @@ class LeaseDesk {
     std::size_t count_ = 0;
   };
 
+  [[nodiscard]] BlockRecord* at_hand(LeaseRequest request, StreamIndex on) noexcept;
+  [[nodiscard]] LeaseRecord
+  grant_at_once(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept;
   [[nodiscard]] bool is_settled(BlockId id) noexcept {
     BlockRecord const& block = *state_.blocks.find(id);
     return block.is_resident() && !block.is_busy && block.filler == nullptr;
@@ -104,6 +108,20 @@ void LeaseDesk<Policies>::open(Guard& guard,
                                stream_type stream,
                                Give give) {
   StreamIndex const on = state_.index_of(guard, stream);
+  if (requests.size() == 1) {
+    if (BlockRecord* const block = at_hand(requests.front(), on)) {
+      give(0, grant_at_once(*block, requests.front(), on), *block);
+      return;
+    }
+  } else if (std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
+               return at_hand(request, on) != nullptr;
+             })) {
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      BlockRecord& block = *state_.blocks.find(requests[i].id);
+      give(i, grant_at_once(block, requests[i], on), block);
+    }
+    return;
+  }
   for (LeaseRequest const& request : requests) {  // all are known before any is held
     if (state_.record(request.id).is_lost && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
@@ -136,6 +154,31 @@ void LeaseDesk<Policies>::open(Guard& guard,
     give(i, grant(block, requests[i], on), block);
   }
   holds.keep();
+}
+
+/// The block if a lease on it can be given as things are, without a device call and without a way to
+/// fail; null if not. Most leases are of this kind.
+template <PolicySet Policies>
+BlockRecord* LeaseDesk<Policies>::at_hand(LeaseRequest request, StreamIndex on) noexcept {
+  BlockRecord* const block = state_.blocks.find(request.id);
+  if (block == nullptr || !block->is_resident()) {
+    return nullptr;
+  }
+  bool const is_special = block->is_busy || block->filler != nullptr || block->is_orphan ||
+                          block->is_lost || block->is_unproven || block->is_prefetched;
+  bool const is_ordered =
+      state_.order.is_ordered(block->written, on) &&
+      (request.access == Access::read || state_.order.is_ordered(block->used, on));
+  return !is_special && is_ordered ? block : nullptr;
+}
+
+template <PolicySet Policies>
+LeaseRecord LeaseDesk<Policies>::grant_at_once(BlockRecord& block,
+                                               LeaseRequest request,
+                                               StreamIndex on) noexcept {
+  count_lease(block);
+  state_.eviction.on_access(request.id, note_access(request));
+  return grant(block, request, on);
 }
 
 template <PolicySet Policies>
@@ -280,6 +323,7 @@ LeaseDesk<Policies>::grant(BlockRecord& block, LeaseRequest request, StreamIndex
   block.is_arriving = false;
   ++block.granted;
   return {.block = request.id,
+          .record = &block,
           .stream = stream,
           .access = request.access,
           .is_sole = block.leases == 1,
@@ -332,7 +376,7 @@ void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
 template <PolicySet Policies>
 void LeaseDesk<Policies>::close(LeaseRecord const& lease) noexcept {
   Guard guard{state_.lock};
-  BlockRecord& block = *state_.blocks.find(lease.block);
+  BlockRecord& block = *lease.record;
   Ticket const now = state_.order.mark(lease.stream);
   if (lease.access == Access::read) {
     block.used.add(now);

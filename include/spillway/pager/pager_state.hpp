@@ -157,7 +157,7 @@ struct PagerState {
 
   /// The index of `stream`, from a small cache that is read under the lock.
   [[nodiscard]] StreamIndex index_of(Guard& guard, stream_type stream) {
-    auto const& hit = stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()];
+    auto& hit = stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()];
     if (hit.second != StreamIndex::none && hit.first == stream) {
       return hit.second;
     }
@@ -166,7 +166,7 @@ struct PagerState {
       Unlocked const unlocked{guard};
       index = order.index_of(stream);
     }
-    stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()] = {stream, index};
+    hit = {stream, index};
     return index;
   }
 

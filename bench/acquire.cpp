@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a lease costs: acquire and release of blocks that are resident and that nobody else uses.
+//
+// usage: bench_acquire [--benchmark_filter=REGEX ...]
+
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/null_lock.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::Access;
+
+constexpr std::size_t blocks = 1024;
+constexpr std::size_t block_bytes = 4_KiB;
+
+// The default device for programs; no work is enqueued, so what it does to carry out work costs nothing.
+struct Locked : spillway::SimPolicies {};
+struct Unlocked : spillway::SimPolicies {
+  using lock = spillway::NullLock;
+};
+
+template <class Policies>
+struct Bench {
+  using Allocator = spillway::DeviceAllocator<Policies>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+
+  Bench() : allocator{device, {.capacity_bytes = 2 * blocks * block_bytes}} {
+    for (std::size_t i = 0; i < blocks; ++i) {
+      buffers.emplace_back(allocator, block_bytes);
+      (void)buffers.back().acquire(Access::write, stream);
+    }
+  }
+  ~Bench() {
+    buffers.clear();
+    allocator.retire_stream(stream);
+  }
+  Bench(Bench const&) = delete;
+  Bench& operator=(Bench const&) = delete;
+
+  spillway::SimApi device;
+  spillway::SimApi::stream_type stream = device.create_stream();
+  Allocator allocator;
+  std::vector<Buffer> buffers;
+};
+
+template <class Policies>
+void one_block(benchmark::State& state) {
+  Bench<Policies> bench;
+  auto const access = static_cast<Access>(state.range(0));
+  std::size_t i = 0;
+  for (auto _ : state) {
+    auto const lease = bench.buffers[i].acquire(access, bench.stream);
+    benchmark::DoNotOptimize(lease.data());
+    i = (i + 1) % blocks;
+  }
+}
+
+/// As in training: each step uses all blocks in the same order, is recorded, and predicted.
+template <class Policies>
+void repeating_step(benchmark::State& state) {
+  Bench<Policies> bench;
+  std::size_t i = 0;
+  for (auto _ : state) {
+    if (i == 0) {
+      state.PauseTiming();
+      bench.allocator.begin_step();
+      state.ResumeTiming();
+    }
+    auto const lease = bench.buffers[i].acquire(Access::read, bench.stream);
+    benchmark::DoNotOptimize(lease.data());
+    i = (i + 1) % blocks;
+  }
+}
+
+/// Four operands at once; the figure is for one of them.
+template <class Policies>
+void four_operands(benchmark::State& state) {
+  Bench<Policies> bench;
+  std::size_t i = 0;
+  for (auto _ : state) {
+    auto const leases = bench.allocator.acquire_all({bench.buffers[i].request(Access::read),
+                                                     bench.buffers[i + 1].request(Access::read),
+                                                     bench.buffers[i + 2].request(Access::read),
+                                                     bench.buffers[i + 3].request(Access::write)},
+                                                    bench.stream);
+    benchmark::DoNotOptimize(leases.data());
+    i = (i + 4) % blocks;
+  }
+  state.SetItemsProcessed(4 * state.iterations());
+}
+
+/// Each thread has a stream and blocks of its own in one allocator.
+void threads(benchmark::State& state) {
+  static std::optional<Bench<Locked>> shared;
+  if (state.thread_index() == 0) {
+    shared.emplace();
+  }
+  std::optional<spillway::SimApi::stream_type> stream;
+  std::size_t const share = blocks / static_cast<std::size_t>(state.threads());
+  std::size_t const first = share * static_cast<std::size_t>(state.thread_index());
+  std::size_t i = 0;
+  for (auto _ : state) {
+    if (!stream) {  // after the first thread has made the allocator
+      stream = shared->device.create_stream();
+    }
+    auto const lease = shared->buffers[first + i].acquire(Access::read, *stream);
+    benchmark::DoNotOptimize(lease.data());
+    i = (i + 1) % share;
+  }
+  if (stream) {
+    shared->allocator.retire_stream(*stream);
+  }
+  if (state.thread_index() == 0) {
+    shared.reset();
+  }
+}
+
+/// The floor: what it takes to lock and unlock, twice.
+void two_locks(benchmark::State& state) {
+  std::mutex mutex;
+  for (auto _ : state) {
+    for (int i = 0; i < 2; ++i) {
+      std::scoped_lock const lock{mutex};
+      benchmark::ClobberMemory();
+    }
+  }
+}
+
+BENCHMARK(one_block<Unlocked>)->Name("unlocked/read")->Arg(static_cast<int>(Access::read));
+BENCHMARK(one_block<Unlocked>)->Name("unlocked/write")->Arg(static_cast<int>(Access::write));
+BENCHMARK(one_block<Locked>)->Name("locked/read")->Arg(static_cast<int>(Access::read));
+BENCHMARK(one_block<Locked>)->Name("locked/write")->Arg(static_cast<int>(Access::write));
+BENCHMARK(repeating_step<Locked>)->Name("locked/repeating_step");
+BENCHMARK(four_operands<Locked>)->Name("locked/four_operands");
+BENCHMARK(two_locks);
+BENCHMARK(threads)->Name("threads")->ThreadRange(1, 8)->UseRealTime();
+
+}  // namespace
+
+BENCHMARK_MAIN();
