@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -101,29 +100,34 @@ void four_operands(benchmark::State& state) {
   state.SetItemsProcessed(4 * state.iterations());
 }
 
+/// One allocator for all threads, and a stream for each.
+struct Shared : Bench<Locked> {
+  Shared() {
+    for (auto& each : streams) {
+      each = device.create_stream();
+    }
+  }
+  ~Shared() {
+    for (auto const each : streams) {
+      allocator.retire_stream(each);
+    }
+  }
+  Shared(Shared const&) = delete;
+  Shared& operator=(Shared const&) = delete;
+
+  std::array<spillway::SimApi::stream_type, 8> streams;
+};
+std::optional<Shared> shared;  // made before the threads start and gone after they have ended
+
 /// Each thread has a stream and blocks of its own in one allocator.
 void threads(benchmark::State& state) {
-  static std::optional<Bench<Locked>> shared;
-  if (state.thread_index() == 0) {
-    shared.emplace();
-  }
-  std::optional<spillway::SimApi::stream_type> stream;
+  auto const me = static_cast<std::size_t>(state.thread_index());
   std::size_t const share = blocks / static_cast<std::size_t>(state.threads());
-  std::size_t const first = share * static_cast<std::size_t>(state.thread_index());
   std::size_t i = 0;
   for (auto _ : state) {
-    if (!stream) {  // after the first thread has made the allocator
-      stream = shared->device.create_stream();
-    }
-    auto const lease = shared->buffers[first + i].acquire(Access::read, *stream);
+    auto const lease = shared->buffers[me * share + i].acquire(Access::read, shared->streams[me]);
     benchmark::DoNotOptimize(lease.data());
     i = (i + 1) % share;
-  }
-  if (stream) {
-    shared->allocator.retire_stream(*stream);
-  }
-  if (state.thread_index() == 0) {
-    shared.reset();
   }
 }
 
@@ -145,7 +149,12 @@ BENCHMARK(one_block<Locked>)->Name("locked/write")->Arg(static_cast<int>(Access:
 BENCHMARK(repeating_step<Locked>)->Name("locked/repeating_step");
 BENCHMARK(four_operands<Locked>)->Name("locked/four_operands");
 BENCHMARK(two_locks);
-BENCHMARK(threads)->Name("threads")->ThreadRange(1, 8)->UseRealTime();
+BENCHMARK(threads)
+    ->Name("threads")
+    ->Setup([](benchmark::State const&) { shared.emplace(); })
+    ->Teardown([](benchmark::State const&) { shared.reset(); })
+    ->ThreadRange(1, 8)
+    ->UseRealTime();
 
 }  // namespace
 
