@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What it takes to join free memory: moving blocks inside the device, against sending them to the host
+// and back, against a plain copy of as many bytes on the device.
+//
+// usage: bench_device_moves [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
+//
+// Every other block of a full device is freed. Where there is no GPU only the simulated device is
+// measured; the figures are then of memcpy on the host.
+
+#include <spillway/default_policies.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/swappable_buffer.hpp>
+#if defined(SPILLWAY_WITH_CUDA)
+#  include <spillway/cuda_policies.hpp>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::Access;
+
+/// A full device of which every other block has been freed.
+template <class Policies>
+class Holey {
+ public:
+  using Device = typename Policies::device;
+  using Allocator = spillway::DeviceAllocator<Policies>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+
+  Holey(std::size_t capacity_bytes, std::size_t block_bytes)
+      : allocator_{device_, options(capacity_bytes)} {
+    std::vector<Buffer> gaps;
+    for (std::size_t i = 0; i < capacity_bytes / block_bytes; ++i) {
+      Buffer buffer{allocator_, block_bytes};
+      {
+        auto const lease = buffer.acquire(Access::write, stream_);
+        device_.fill(lease.data(), static_cast<unsigned char>(i), block_bytes, stream_);
+      }
+      (i % 2 == 0 ? gaps : kept_).push_back(std::move(buffer));
+    }
+    gaps.clear();
+    device_.synchronize(stream_);
+  }
+  ~Holey() {
+    kept_.clear();
+    allocator_.retire_stream(stream_);
+  }
+  Holey(Holey const&) = delete;
+  Holey& operator=(Holey const&) = delete;
+
+  [[nodiscard]] std::size_t kept_bytes() const { return kept_.size() * kept_.front().size_bytes(); }
+
+  /// @returns the bytes that were moved
+  std::size_t compact() {
+    while (allocator_.compact() != 0) {
+    }
+    allocator_.synchronize();
+    return static_cast<std::size_t>(allocator_.stats().moves.bytes);
+  }
+
+  /// @returns the bytes that went to the host and came back
+  std::size_t round_trip() {
+    for (Buffer& buffer : kept_) {
+      buffer.swap_out();
+    }
+    for (Buffer& buffer : kept_) {
+      buffer.swap_in();
+    }
+    allocator_.synchronize();
+    return static_cast<std::size_t>(allocator_.stats().swap_ins.bytes);
+  }
+
+  [[nodiscard]] bool is_joined() const {
+    auto const now = allocator_.stats();
+    return now.largest_free_bytes == now.free_bytes;
+  }
+
+ private:
+  static typename Allocator::Options options(std::size_t capacity_bytes) {
+    typename Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.host.pinned_bytes = capacity_bytes;
+    options.host.initial_pinned_bytes = capacity_bytes;  // pinning is not what is measured
+    return options;
+  }
+
+  Device device_;
+  typename Device::stream_type stream_ = device_.create_stream();
+  Allocator allocator_;
+  std::vector<Buffer> kept_;
+};
+
+enum class Way { compaction, round_trip };
+
+template <class Policies, Way way, std::size_t capacity_bytes>
+void join(benchmark::State& state) {
+  std::size_t bytes = 0;
+  for (auto _ : state) {
+    state.PauseTiming();
+    {
+      Holey<Policies> holey{capacity_bytes, static_cast<std::size_t>(state.range(0))};
+      state.ResumeTiming();
+      bytes += way == Way::compaction ? holey.compact() : holey.round_trip();
+      state.PauseTiming();
+      if (!holey.is_joined()) {
+        throw std::runtime_error{"free memory is still in pieces"};
+      }
+    }
+    state.ResumeTiming();
+  }
+  state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
+}
+
+/// The floor: a quarter of the capacity, as compaction moves, in one copy.
+template <class Policies, std::size_t capacity_bytes>
+void plain_copy(benchmark::State& state) {
+  typename Policies::device device;
+  auto const stream = device.create_stream();
+  constexpr std::size_t bytes = capacity_bytes / 4;
+  auto* const memory = static_cast<std::byte*>(device.try_reserve(2 * bytes));
+  device.fill(memory, 1, 2 * bytes, stream);
+  device.synchronize(stream);
+  for (auto _ : state) {
+    device.copy(memory + bytes, memory, bytes, spillway::CopyKind::on_device, stream);
+    device.synchronize(stream);
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
+  device.release(memory, 2 * bytes);
+  device.destroy_stream(stream);
+}
+
+template <class Policies, std::size_t capacity_bytes>
+void register_on(std::string const& device) {
+  auto const add = [&](char const* name, auto function) {
+    return benchmark::RegisterBenchmark((device + "/" + name).c_str(), function)
+        ->UseRealTime()
+        ->Unit(benchmark::kMicrosecond);
+  };
+  add("plain_copy", plain_copy<Policies, capacity_bytes>);
+  for (std::size_t const block_bytes : {256_KiB, 2_MiB, 16_MiB}) {
+    auto const arg = static_cast<std::int64_t>(block_bytes);
+    add("compaction", join<Policies, Way::compaction, capacity_bytes>)->Arg(arg)->Iterations(5);
+    add("round_trip", join<Policies, Way::round_trip, capacity_bytes>)->Arg(arg)->Iterations(5);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 2;
+  }
+  register_on<spillway::SimPolicies, 256_MiB>("sim");
+#if defined(SPILLWAY_WITH_CUDA)
+  int gpus = 0;
+  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
+    register_on<spillway::CudaPolicies, 8_GiB>("cuda");
+  }
+#endif
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the short table of what gpu_check.sh has left in a folder.
+
+usage: gpu_table.py RESULTS
+
+Each figure is set against the peer or the floor that was measured in the same run. What is missing is said.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+
+def load(folder, name):
+    try:
+        return json.loads((folder / f"{name}.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def row(what, value, against="", ratio=None, goal=""):
+    shown = "" if ratio is None else f"{ratio:.3f}"
+    print(f"{what:<44} {value:>14} {against:>24} {shown:>8} {goal:>8}")
+
+
+def training(result):
+    for run in result["runs"]:
+        if run["swapping"]:
+            same = "same bits" if run["bitwise_equal"] else "OTHER BITS"
+            row(f"training at {run['capacity_factor']:g}x", f"{run['step_ms']:.1f} ms/step", same)
+
+
+def bandwidth(rows):
+    for one in rows:
+        if one["tier"] != "pinned" or one["size_bytes"] not in (4096, 1 << 20, 64 << 20, 1 << 30):
+            continue
+        what = f"swap {one['direction']}, {one['count']} x {one['size_bytes'] // 1024} KiB"
+        goal = "" if one["size_bytes"] < 1 << 20 else ">=0.95" if one["direction"] == "both" else ">=0.97"
+        row(what, f"{one['gbps']:.1f} GB/s", f"raw {one['raw_gbps']:.1f} GB/s", one["ratio"], goal)
+        if one.get("naive_gbps"):
+            naive = one["naive_gbps"]
+            row("  against the naive loop", "", f"{naive:.2f} GB/s", one["gbps"] / naive, ">=4")
+
+
+def device_moves(result):
+    runs = {one["name"].removeprefix("cuda/"): one for one in result["benchmarks"]}
+    floor = next(one["bytes_per_second"] for name, one in runs.items() if "plain_copy" in name)
+    for name, one in runs.items():
+        if not name.startswith("compaction/"):
+            continue
+        size = int(name.split("/")[1])
+        rate = one["bytes_per_second"]
+        what = f"compaction of {size // 1024} KiB blocks"
+        row(what, f"{rate / 1e9:.0f} GB/s", f"copy {floor / 1e9:.0f} GB/s", rate / floor, ">=0.85")
+        back = runs.get(name.replace("compaction", "round_trip"))
+        if back:
+            ratio = back["real_time"] / one["real_time"]
+            row("  faster than by way of the host", f"{one['real_time']:.0f} us", f"{back['real_time']:.0f} us", ratio, ">=20")
+
+
+def latency(result, torch):
+    runs = {one["name"]: one["real_time"] for one in result["benchmarks"]}
+    if torch:
+        runs[torch["name"] + " " + torch["torch"]] = torch["ns"]
+    ours = runs.pop("cuda/spillway")
+    row("allocate and free", f"{ours:.0f} ns")
+    for name, ns in runs.items():
+        row(f"  against {name.removeprefix('cuda/')}", "", f"{ns:.0f} ns", ours / ns, "<1")
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    folder = Path(sys.argv[1])
+    print(f"\n{'':<44} {'measured':>14} {'against':>24} {'ratio':>8} {'goal':>8}")
+    shown = {
+        "training": training,
+        "bandwidth": bandwidth,
+        "device_moves": device_moves,
+        "allocate_latency": lambda result: latency(result, load(folder, "torch_allocate_latency")),
+    }
+    missing = False
+    for name, show in shown.items():
+        result = load(folder, name)
+        if result is None:
+            print(f"{name}: no results")
+            missing = True
+        else:
+            show(result)
+    for line in (folder / "steps.txt").read_text().splitlines():
+        name, status, seconds = line.split()
+        print(f"step {name:<39} {seconds:>12} s {'ok' if status == '0' else 'FAILED with ' + status:>24}")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Unpacks the libraries that tests and benchmarks need into a folder, for a machine on which nothing can
+# be installed: carry the folder there and give it to bench/gpu_check.sh. Runs on Debian or Ubuntu.
+#
+#   scripts/download-dependencies.sh FOLDER
+set -euo pipefail
+[ $# -eq 1 ] || { sed -n '3,6s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1"
+cd "$1"
+packages=(doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev libbenchmark1debian)
+apt-get download -q "${packages[@]}"
+for package in *.deb; do
+  dpkg -x "$package" .
+done
+rm -- *.deb
