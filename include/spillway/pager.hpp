@@ -373,14 +373,24 @@ std::size_t SwapPager<Policies>::compact(std::size_t budget_bytes) {
 template <PolicySet Policies>
 std::size_t SwapPager<Policies>::trim_sync() {
   Guard guard{state_.lock};
-  Turn const turn{state_, guard};
   std::size_t released = 0;
-  while (auto const segment = state_.arena.trim()) {
-    typename State::Unlocked const unlocked{guard};
-    state_.order.synchronize(segment->fence);
-    state_.device.release(segment->address, segment->bytes);
-    released += segment->bytes;
+  {
+    Turn const turn{state_, guard};
+    while (auto const segment = state_.arena.trim()) {
+      state_.log(EventKind::trim, {}, segment->bytes, segment->address);
+      typename State::Unlocked const unlocked{guard};
+      try {
+        state_.order.synchronize(segment->fence);
+      } catch (...) {
+        state_.device.release(segment->address, segment->bytes);
+        throw;
+      }
+      state_.device.release(segment->address, segment->bytes);
+      released += segment->bytes;
+    }
   }
+  guard.unlock();
+  state_.tell_observer();
   return released;
 }
 

@@ -88,7 +88,7 @@ TEST_SUITE("nvtx") {
     CHECK(tool.categories.size() == static_cast<std::size_t>(EventKind::step) + 2);
     CHECK(tool.categories.back() == "step");
     std::vector<std::string> const expected{
-        "allocate", "start step", "swap out", "end step", "start step", "end step", "destroyed"};
+        "allocate", "start step", "swap_out", "end step", "start step", "end step", "destroyed"};
     CHECK(tool.log == expected);
     CHECK(tool.payloads == std::vector<std::size_t>{10, std::size_t{5} << 32U});
   }

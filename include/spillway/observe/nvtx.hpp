@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/observer.hpp>
 #include <spillway/core/event.hpp>
+#include <spillway/observe/names.hpp>
 
 #include <atomic>
 #include <cstdint>
@@ -61,40 +62,6 @@ class NvtxMarks {
   /// Category 0 means none.
   static constexpr std::uint32_t category_of(EventKind kind) noexcept {
     return static_cast<std::uint32_t>(kind) + 1;
-  }
-
-  static constexpr char const* name_of(EventKind kind) noexcept {
-    switch (kind) {
-    case EventKind::allocate:
-      return "allocate";
-    case EventKind::deallocate:
-      return "deallocate";
-    case EventKind::make_resident:
-      return "make resident";
-    case EventKind::swap_out:
-      return "swap out";
-    case EventKind::copy_out:
-      return "copy out";
-    case EventKind::swap_in:
-      return "swap in";
-    case EventKind::prefetch:
-      return "prefetch";
-    case EventKind::drop:
-      return "drop";
-    case EventKind::move:
-      return "move";
-    case EventKind::grow:
-      return "grow";
-    case EventKind::trim:
-      return "trim";
-    case EventKind::host_wait:
-      return "host wait";
-    case EventKind::out_of_memory:
-      return "out of memory";
-    case EventKind::step:
-      return "step";
-    }
-    return "?";
   }
 
   void end_step(nvtxRangeId_t step) noexcept {

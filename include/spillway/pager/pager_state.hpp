@@ -172,11 +172,26 @@ struct PagerState {
 
   void log(EventKind kind, BlockId id, std::size_t bytes, void const* address) noexcept {
     if constexpr (ObserverType::is_enabled) {
+      std::uint64_t const now = device.clock_ns();
+      log(Event{kind, id, bytes, address, now, now});
+    }
+  }
+
+  void log(Event const& event) noexcept {
+    if constexpr (ObserverType::is_enabled) {
       try {
-        std::uint64_t const now = device.clock_ns();
-        events.push_back({kind, id, bytes, address, now, now});
+        events.push_back(event);
       } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): an event less to show
       }
+    }
+  }
+
+  void
+  count_host_waits(std::uint64_t count, std::uint64_t start_ns, std::uint64_t end_ns) noexcept {
+    if (count != 0) {
+      stats.host_waits += count;
+      stats.host_wait_ns += end_ns - start_ns;
+      log(Event{.kind = EventKind::host_wait, .start_ns = start_ns, .end_ns = end_ns});
     }
   }
 
@@ -236,19 +251,21 @@ struct PagerState {
   }
 
   void map_pages(Guard& guard, Placement& placement, bool is_parked) {
+    std::uint64_t waits = 0;
+    std::uint64_t start_ns = 0;
+    std::uint64_t end_ns = 0;
     try {
       Unlocked const unlocked{guard};
-      std::uint64_t const start = device.clock_ns();
+      start_ns = device.clock_ns();
       auto const mapped = arena.map(placement.range);
+      end_ns = device.clock_ns();
       placement.fence = mapped.fence;
-      mapping_waits = mapped.host_waits;
-      mapping_wait_ns = mapped.host_waits == 0 ? 0 : device.clock_ns() - start;
+      waits = mapped.host_waits;
     } catch (...) {
       is_parked ? arena.park(placement.range, {}) : arena.give_back(placement.range, {});
       throw;
     }
-    stats.host_waits += mapping_waits;
-    stats.host_wait_ns += mapping_wait_ns;
+    count_host_waits(waits, start_ns, end_ns);
   }
 
   /// Gives back a range that `try_place` found and no block got.
@@ -322,6 +339,7 @@ struct PagerState {
   }
 
   void free_block(BlockId id, BlockRecord& block) noexcept {
+    log(EventKind::deallocate, id, block.bytes, block.address);
     if (block.is_resident()) {
       eviction.on_erase(id);
       on_range_left(block, block.last_uses(), true);
@@ -339,7 +357,6 @@ struct PagerState {
     prefetcher.on_destroy(id);
     stats.allocated.subtract(block.bytes);
     stats.requested_bytes.subtract(block.requested_bytes);
-    log(EventKind::deallocate, id, block.bytes, block.address);
     blocks.erase(id);
     ++releases;  // room for whoever waits for it
     notify();
@@ -367,8 +384,6 @@ struct PagerState {
   std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
   std::vector<Event> events;
-  std::uint64_t mapping_waits = 0;  // of the mapping just made; written under the turn alone
-  std::uint64_t mapping_wait_ns = 0;
   [[no_unique_address]] ObserverType observer;
 
   /// True while blocks have been leaving lately: then exact events are worth their cost.

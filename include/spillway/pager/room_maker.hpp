@@ -259,8 +259,8 @@ class RoomMaker {
     auto const me = std::this_thread::get_id();
     state_.lease_waiters.push_back(me);
     std::uint64_t const seen = state_.releases;
-    auto const start = Clock::now();
-    auto const deadline = start + state_.options.lease_wait;
+    std::uint64_t const start_ns = state_.device.clock_ns();
+    auto const deadline = Clock::now() + state_.options.lease_wait;
     bool has_waited = false;
     // Others need the turn to get on with what they hold leases for.
     state_.is_turn_taken = false;
@@ -281,9 +281,7 @@ class RoomMaker {
     }
     state_.is_turn_taken = true;
     if (has_waited) {
-      ++state_.stats.host_waits;
-      state_.stats.host_wait_ns += static_cast<std::uint64_t>(
-          std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count());
+      state_.count_host_waits(1, start_ns, state_.device.clock_ns());
     }
     return state_.releases != seen;
   }

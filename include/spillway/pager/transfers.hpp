@@ -124,7 +124,7 @@ class Transfers {
       state_.stats.swap_outs.add(block.bytes);
       state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(
           block.bytes);
-      state_.log(EventKind::swap_out, id, block.bytes, block.address);
+      state_.log(EventKind::copy_out, id, block.bytes, block.address);
     }
     state_.notify();
     if (failure) {
@@ -150,6 +150,7 @@ class Transfers {
         --state_.swapped_out_blocks;
       }
       state_.on_range_taken(block, placement);
+      state_.log(EventKind::make_resident, id, block.bytes, block.address);
       return;
     }
     insert_or_give_back(id, block, placement, use, placement.fence);
@@ -265,6 +266,7 @@ class Transfers {
   void give_up(BlockId id, BlockRecord& block) {
     if (block.is_host_valid) {
       state_.eviction.on_erase(id);
+      state_.log(EventKind::drop, id, block.bytes, block.address);
       state_.on_range_left(block, block.last_uses(), false);
       ++state_.swapped_out_blocks;
     } else {
