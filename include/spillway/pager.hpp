@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
@@ -378,14 +379,18 @@ std::size_t SwapPager<Policies>::trim_sync() {
     Turn const turn{state_, guard};
     while (auto const segment = state_.arena.trim()) {
       state_.log(EventKind::trim, {}, segment->bytes, segment->address);
-      typename State::Unlocked const unlocked{guard};
-      try {
-        state_.order.synchronize(segment->fence);
-      } catch (...) {
+      std::uint64_t const start_ns = state_.device.clock_ns();
+      {
+        typename State::Unlocked const unlocked{guard};
+        try {
+          state_.order.synchronize(segment->fence);
+        } catch (...) {
+          state_.device.release(segment->address, segment->bytes);
+          throw;
+        }
         state_.device.release(segment->address, segment->bytes);
-        throw;
       }
-      state_.device.release(segment->address, segment->bytes);
+      state_.count_host_waits(1, start_ns, state_.device.clock_ns());
       released += segment->bytes;
     }
   }
