@@ -19,7 +19,7 @@ struct Settings {
   Eviction eviction = Eviction::schedule;
   bool swapping = true;
   bool compaction = true;
-  std::size_t lookahead_ops = 32;   // 0: no prefetch
+  std::size_t lookahead_ops = 64;   // 0: no prefetch
   std::size_t steps = 1;            // how often the trace is repeated
   std::optional<double> link_gbps;  // each way; the model takes 25 unless told
   bool verify = false;

@@ -42,22 +42,29 @@ class StreamPrefetcher {
 
   /// Copies a block's bytes to its host slot after `after`.
   ///
+  /// An event is recorded at once: one that is recorded when somebody has to wait for this copy would
+  /// cover all copies that were enqueued since.
+  ///
   /// @throws DeviceError, FileTierError; what was already enqueued is covered by `out_ticket()`
   /// @stream enqueues on the outgoing stream; does not wait
   Transfer send_out(
       pool_type& pool, HostSlotId slot, void const* from, std::size_t bytes, Fence const& after) {
     order_->wait(out_.index, after);
-    return pool.write(slot, from, bytes, out_.handle);
+    Transfer const done = pool.write(slot, from, bytes, out_.handle);
+    order_->record(out_.index);
+    return done;
   }
 
-  /// Copies a block's bytes from its host slot to the device after `after`.
+  /// Copies a block's bytes from its host slot to the device after `after`, and records an event.
   ///
   /// @throws DeviceError, FileTierError; what was already enqueued is covered by `in_ticket()`
   /// @stream enqueues on the incoming stream; does not wait
   Transfer
   bring_in(pool_type& pool, HostSlotId slot, void* to, std::size_t bytes, Fence const& after) {
     order_->wait(in_.index, after);
-    return pool.read(slot, to, bytes, in_.handle);
+    Transfer const done = pool.read(slot, to, bytes, in_.handle);
+    order_->record(in_.index);
+    return done;
   }
 
   [[nodiscard]] StreamIndex out_stream() const noexcept { return out_.index; }

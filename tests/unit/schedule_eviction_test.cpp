@@ -96,6 +96,28 @@ TEST_SUITE("eviction") {
     CHECK(victims == std::set{block(1), block(2)});
   }
 
+  TEST_CASE("ScheduleEviction: the plan lets read blocks leave rather than written ones") {
+    // Blocks 0 and 1 are written in every step, 2 and 3 read; one of the four must be away while
+    // block 4 is used, and all come back after it.
+    Rig rig{{64, 64, 64, 64, 64}};
+    auto const step = [&](std::size_t until) {
+      std::vector<std::uint32_t> const slots{0, 1, 2, 3, 4, 3, 2, 1, 0};
+      for (std::size_t i = 0; i < until; ++i) {
+        rig.use(slots[i], slots[i] < 2 ? Access::read_write : Access::read);
+      }
+    };
+    rig.begin(0);
+    step(9);
+    rig.policy.on_erase(block(4));
+    rig.begin(4 * 64);
+    step(4);
+    auto const victim = rig.policy.victim(64, anyone);
+    REQUIRE(victim.has_value());
+    CHECK((*victim == block(2) || *victim == block(3)));
+    CHECK(!rig.policy.is_leaving(block(0)));
+    CHECK(!rig.policy.is_leaving(block(1)));
+  }
+
   TEST_CASE("ScheduleEviction: what is never used again leaves before what is") {
     Rig rig{{64, 64, 64}};
     rig.record({0, 1, 0, 1});

@@ -47,7 +47,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("stream_order") {
-  TEST_CASE("Fence: keeps the latest ticket of each stream and folds a fourth stream into all") {
+  TEST_CASE("Fence: keeps the latest ticket of each stream and folds a fifth stream into all") {
     Fence fence;
     CHECK(fence.is_empty());
     fence.add(Ticket{StreamIndex{1}, 5});
@@ -55,9 +55,10 @@ TEST_SUITE("stream_order") {
     CHECK(fence == Fence{Ticket{StreamIndex{1}, 5}});
     fence.add(Ticket{StreamIndex{2}, 6});
     fence.add(Ticket{StreamIndex{3}, 4});
-    CHECK(fence.tickets()[2] == Ticket{StreamIndex{3}, 4});
+    fence.add(Ticket{StreamIndex{4}, 3});
+    CHECK(fence.tickets()[3] == Ticket{StreamIndex{4}, 3});
 
-    fence.add(Ticket{StreamIndex{4}, 2});
+    fence.add(Ticket{StreamIndex{5}, 2});
 
     CHECK(fence == Fence{Ticket{StreamIndex::every, 6}});
   }

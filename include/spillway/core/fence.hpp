@@ -38,12 +38,13 @@ class Ticket {
 /// What must have happened before a range, a host slot or a block may be touched: at most one ticket
 /// a stream.
 ///
-/// Holds three tickets without allocating, so it can be merged where nothing may fail. A fourth
-/// stream folds all of them into one ticket on `StreamIndex::every`, which waits for more than is
+/// Holds four tickets without allocating, so it can be merged where nothing may fail: enough for a
+/// program with one stream of its own, beside which blocks go out, come in and move on three others. A
+/// fifth stream folds all of them into one ticket on `StreamIndex::every`, which waits for more than is
 /// needed and never for less.
 class Fence {
  public:
-  static constexpr std::size_t max_tickets = 3;
+  static constexpr std::size_t max_tickets = 4;
 
   constexpr Fence() noexcept = default;
   constexpr Fence(Ticket ticket) noexcept { add(ticket); }  // NOLINT(google-explicit-constructor)
@@ -66,7 +67,7 @@ class Fence {
     for (Ticket const mine : tickets_) {
       latest = std::max(latest, mine.sequence());
     }
-    tickets_ = {Ticket{StreamIndex::every, latest}, Ticket{}, Ticket{}};
+    tickets_ = {Ticket{StreamIndex::every, latest}};
   }
 
   constexpr void add(Fence const& other) noexcept {

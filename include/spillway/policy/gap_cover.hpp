@@ -36,17 +36,17 @@ class GapCover {
     std::int64_t const bound = least_if_divisible(excess, gaps);
     std::int64_t const enough = bound + bound / good_enough;
     bool const is_covered = take_what_ends_last(excess, gaps);
-    if (gaps.chosen_bytes() <= enough) {
-      return is_covered;
-    }
     gaps.prepare_changes(excess);
-    leave_out_superfluous(gaps);
+    if (gaps.chosen_bytes() > enough) {
+      leave_out_superfluous(gaps);
+    }
     if (gaps.chosen_bytes() > enough) {
       exchange(gaps);
+      if (is_covered) {
+        search_.improve(gaps, enough, looks_per_gap * gaps.size());
+      }
     }
-    if (is_covered) {
-      search_.improve(gaps, enough, looks_per_gap * gaps.size());
-    }
+    prefer_cheap(gaps);
     return is_covered;
   }
 
@@ -129,43 +129,63 @@ class GapCover {
   static void exchange(GapSet& gaps) noexcept {
     auto const& order = gaps.by_bytes();
     std::size_t tries_left = most_tries_in_all;
+    auto const anyone = [](Gap const&) { return true; };
     bool has_changed = true;
     for (std::size_t round = 0; round < most_rounds && has_changed; ++round) {
       has_changed = false;
       for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
         if (gaps[order[i]].is_chosen) {
           --tries_left;
-          has_changed = replace(gaps, i, tries_left) || has_changed;
+          has_changed =
+              replace(gaps, order[i], gaps[order[i]].bytes - 1, tries_left, anyone) || has_changed;
         }
       }
     }
   }
 
-  /// Leaves out the gap of rank `rank` by size, or puts the smallest one in its place that is away
-  /// whenever it is needed.
-  static bool replace(GapSet& gaps, std::size_t rank, std::size_t& tries_left) noexcept {
-    auto const& order = gaps.by_bytes();
-    Gap const& gap = gaps[order[rank]];
+  /// Puts gaps that need no copy out in the place of some that do, where no more bytes come back.
+  static void prefer_cheap(GapSet& gaps) noexcept {
+    std::size_t tries_left = most_tries_in_all;
+    for (std::uint32_t i = 0; i < gaps.size() && tries_left != 0; ++i) {
+      if (gaps[i].is_chosen && gaps[i].is_dear) {
+        --tries_left;
+        replace(
+            gaps, i, gaps[i].bytes, tries_left, [](Gap const& other) { return !other.is_dear; });
+      }
+    }
+  }
+
+  /// Leaves out a chosen gap, or puts the smallest one of at most `most_bytes` in its place that is
+  /// away whenever it is needed.
+  template <class Admits>
+  static bool replace(GapSet& gaps,
+                      std::uint32_t chosen,
+                      std::uint64_t most_bytes,
+                      std::size_t& tries_left,
+                      Admits admits) noexcept {
+    Gap const& gap = gaps[chosen];
     std::int64_t const slack = gaps.slack().least(gap.run);
     if (slack >= gap.signed_bytes()) {
-      gaps.flip(order[rank]);
+      gaps.flip(chosen);
       return true;
     }
-    if (slack <= 0) {
+    auto const needed = static_cast<std::uint64_t>(gap.signed_bytes() - slack);
+    if (needed > most_bytes) {
       return false;
     }
     std::uint32_t const first = gaps.slack().first_below(gap.run, gap.signed_bytes());
     std::uint32_t const last = gaps.slack().last_below(gap.run, gap.signed_bytes());
-    auto const needed = static_cast<std::uint64_t>(gap.signed_bytes() - slack);
-    auto const end = order.begin() + static_cast<std::ptrdiff_t>(rank);
-    auto at =
-        std::lower_bound(order.begin(), end, needed, [&](std::uint32_t i, std::uint64_t wanted) {
+    auto const& order = gaps.by_bytes();
+    auto at = std::lower_bound(
+        order.begin(), order.end(), needed, [&](std::uint32_t i, std::uint64_t wanted) {
           return gaps[i].bytes < wanted;
         });
     std::size_t tries = std::min(most_tries, tries_left);
-    for (; at != end && tries != 0 && gaps[*at].bytes < gap.bytes; ++at, --tries, --tries_left) {
-      if (!gaps[*at].is_chosen && gaps[*at].is_around(first) && gaps[*at].is_around(last)) {
-        gaps.flip(order[rank]);
+    for (; at != order.end() && tries != 0 && gaps[*at].bytes <= most_bytes;
+         ++at, --tries, --tries_left) {
+      Gap const& other = gaps[*at];
+      if (!other.is_chosen && other.is_around(first) && other.is_around(last) && admits(other)) {
+        gaps.flip(chosen);
         gaps.flip(*at);
         return true;
       }

@@ -17,6 +17,7 @@ struct Gap {
   SlackTree::Run run{};
   std::uint64_t bytes = 0;
   std::uint32_t tag = 0;  ///< the caller's
+  bool is_dear = false;   ///< the bytes must be copied out, too, not only back in
   bool is_chosen = false;
 
   [[nodiscard]] std::int64_t signed_bytes() const noexcept {
@@ -64,7 +65,7 @@ class GapSet {
     by_bytes_.resize(gaps_.size());
     keys_.resize(gaps_.size());
     for (std::uint32_t i = 0; i < size(); ++i) {
-      keys_[i] = {gaps_[i].bytes, i};
+      keys_[i] = {2 * gaps_[i].bytes + (gaps_[i].is_dear ? 1U : 0U), i};
     }
     std::sort(keys_.begin(), keys_.end());
     std::transform(
@@ -78,7 +79,7 @@ class GapSet {
   [[nodiscard]] Gap const& operator[](std::uint32_t gap) const noexcept { return gaps_[gap]; }
   [[nodiscard]] auto begin() const noexcept { return gaps_.begin(); }
   [[nodiscard]] auto end() const noexcept { return gaps_.end(); }
-  /// The gaps from the smallest to the largest.
+  /// The gaps from the smallest to the largest; of equal ones those that are not dear come first.
   [[nodiscard]] std::vector<std::uint32_t> const& by_bytes() const noexcept { return by_bytes_; }
 
   /// Makes a choice before `prepare_changes`.

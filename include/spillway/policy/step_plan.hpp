@@ -19,7 +19,7 @@ namespace spillway {
 /// What a plan may spend on overlapping transfers with work: room for blocks to come back in before
 /// their use has to be made by others, which then are away longer or more often.
 struct PlanOptions {
-  std::uint32_t ahead_ops = 32;  ///< uses that a block is planned to be back early
+  std::uint32_t ahead_ops = 64;  ///< uses that a block is planned to be back early
   double most_extra = 0.005;     ///< part by which the bytes swapped in may grow for that
   /// The same for room for the next operation alone, without which nothing overlaps. In a loop that uses
   /// each block once, that is one part in the number of blocks that are away.
@@ -78,6 +78,7 @@ class StepPlan {
     bool is_played = false;  // by a block that is alive or will be born in this step
     bool is_alive = false;   // already
     bool is_resident = false;
+    bool is_written = false;    // in the step: it has to be copied out before it is away
     std::uint32_t next = none;  // its next entry
   };
 
@@ -90,10 +91,18 @@ class StepPlan {
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       StepRecord::Block const& block = record.blocks[i];
       if (block.id != BlockId{}) {
-        standing_[i] = {true, true, is_resident(block.id), schedule.use_of(block.id).entry};
+        standing_[i] = {.is_played = true,
+                        .is_alive = true,
+                        .is_resident = is_resident(block.id),
+                        .next = schedule.use_of(block.id).entry};
       } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
-        standing_[i] = {true, false, false, block.first};
+        standing_[i] = {.is_played = true, .next = block.first};
       }
+    }
+    for (StepRecord::Entry const& entry : record.entries) {
+      Standing& standing = standing_[entry.block];
+      standing.is_written =
+          standing.is_written || static_cast<Access>(entry.access) != Access::read;
     }
   }
 
@@ -256,7 +265,10 @@ class StepPlan {
                if (from < to && !is_free_to_return(record, entry)) {
                  to = entry == none ? to : back(from, to, ahead);
                  if (rank_[from] < rank_[to]) {
-                   gaps_.add({{rank_[from], rank_[to] - 1}, record.blocks[part].bytes, entry});
+                   gaps_.add({{rank_[from], rank_[to] - 1},
+                              record.blocks[part].bytes,
+                              entry,
+                              standing_[part].is_written});
                  }
                }
              });
