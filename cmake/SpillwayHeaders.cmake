@@ -7,6 +7,7 @@ set(SPILLWAY_HEADERS
     spillway/block/block_table.hpp
     spillway/block/compaction_plan.hpp
     spillway/block/enqueue_move.hpp
+    spillway/block/event_pool.hpp
     spillway/block/eviction_window.hpp
     spillway/block/host_jobs.hpp
     spillway/block/host_ledger.hpp
@@ -45,6 +46,7 @@ set(SPILLWAY_HEADERS
     spillway/core/stats.hpp
     spillway/core/step_follower.hpp
     spillway/core/step_record.hpp
+    spillway/core/stream_epoch.hpp
     spillway/core/tensor_view.hpp
     spillway/core/types.hpp
     spillway/core/use.hpp

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/block/event_pool.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
+#include <spillway/core/stream_epoch.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
@@ -42,10 +44,9 @@ class StreamOrder {
   static constexpr std::size_t max_streams = 256;
 
   /// `device` is not owned and must outlive this object.
-  explicit StreamOrder(Device& device) : device_{&device} {}
+  explicit StreamOrder(Device& device) : device_{&device}, events_{device} {}
   StreamOrder(StreamOrder const&) = delete;
   StreamOrder& operator=(StreamOrder const&) = delete;
-  ~StreamOrder();
 
   /// The index of `stream`, given out at its first use.
   ///
@@ -86,22 +87,16 @@ class StreamOrder {
  private:
   static constexpr std::size_t max_recorded = 32;
 
-  struct EventSlot {
-    event_type event{};
-    std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
-    std::uint32_t users = 0;   // threads between looking it up and having enqueued their wait
-    bool is_listed = false;    // still in its stream's list
-  };
+  using Slot = typename EventPool<Device>::slot_type;
 
   struct Stream {
     stream_type handle{};
     StreamIndex index = StreamIndex::none;
-    std::atomic<std::uint64_t> epoch{
-        0};  // twice the number of the points marked now, 1 more if any are
+    StreamEpoch epoch;
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
-    std::deque<EventSlot*> recorded;          // oldest first, `covers` increasing
+    std::deque<Slot*> recorded;               // oldest first, `covers` increasing
     std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
     bool is_retired = false;
   };
@@ -109,7 +104,7 @@ class StreamOrder {
   /// One event somebody is about to wait for; keeps it from being recycled meanwhile.
   struct Claim {
     StreamIndex stream = StreamIndex::none;
-    EventSlot* slot = nullptr;
+    Slot* slot = nullptr;
   };
 
   /// Says that a thread is done recording on a stream.
@@ -133,8 +128,6 @@ class StreamOrder {
   [[nodiscard]] std::uint64_t next_sequence() noexcept {
     return sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   }
-  [[nodiscard]] static std::uint64_t last_mark(Stream const& stream) noexcept;
-  [[nodiscard]] std::uint64_t close_epoch(Stream& stream) noexcept;
   static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
@@ -143,7 +136,6 @@ class StreamOrder {
   [[nodiscard]] Claim record_event(Stream& stream);
   void release(Claim claim) noexcept;
   void drop_oldest(Stream& stream) noexcept;
-  void recycle(EventSlot* slot) noexcept { idle_.push_back(slot); }
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
 
   Device* device_;
@@ -152,16 +144,8 @@ class StreamOrder {
   std::array<std::unique_ptr<Stream>, max_streams> streams_{};
   std::size_t stream_count_ = 1;  // slot 0 names no stream
   std::unordered_map<stream_type, StreamIndex> index_;
-  std::vector<std::unique_ptr<EventSlot>> slots_;
-  std::vector<EventSlot*> idle_;  // reserved to slots_.size(), so that recycling cannot fail
+  EventPool<Device> events_;
 };
-
-template <DeviceApi Device>
-StreamOrder<Device>::~StreamOrder() {
-  for (auto const& slot : slots_) {
-    device_->destroy_event(slot->event);
-  }
-}
 
 template <DeviceApi Device>
 auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
@@ -195,7 +179,7 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   fresh.index = index;
   fresh.is_retired = false;
   std::uint64_t const first = next_sequence();
-  fresh.epoch = 2 * first;
+  fresh.epoch.start(first);
   fresh.completed = first - 1;  // what was marked on a stream that had this slot before
   // The new stream has waited for nothing. What others know of the old one stays true: those points
   // have completed, and sequence numbers never repeat.
@@ -218,7 +202,7 @@ std::size_t StreamOrder<Device>::vacant_slot() {
     }
   }
   for (Stream* stream : retired) {
-    if (is_complete(Ticket{stream->index, last_mark(*stream)})) {
+    if (is_complete(Ticket{stream->index, stream->epoch.last()})) {
       return static_cast<std::size_t>(stream->index);
     }
   }
@@ -227,34 +211,7 @@ std::size_t StreamOrder<Device>::vacant_slot() {
 
 template <DeviceApi Device>
 Ticket StreamOrder<Device>::mark(StreamIndex stream) noexcept {
-  std::atomic<std::uint64_t>& epoch = at(stream).epoch;
-  std::uint64_t now = epoch.load();
-  if (now % 2 == 0) {
-    now = epoch.fetch_or(1);
-  }
-  return Ticket{stream, now / 2};
-}
-
-/// No point marked so far has a greater number.
-template <DeviceApi Device>
-std::uint64_t StreamOrder<Device>::last_mark(Stream const& stream) noexcept {
-  std::uint64_t const now = stream.epoch.load();
-  return now % 2 == 0 ? now / 2 - 1 : now / 2;
-}
-
-/// To be called before an event is recorded: points marked from now on get a greater number, and the
-/// event covers all up to the number returned. Work that a thread enqueued before it marked a point of
-/// the old number is on the stream already, so the event comes after it.
-template <DeviceApi Device>
-std::uint64_t StreamOrder<Device>::close_epoch(Stream& stream) noexcept {
-  std::uint64_t now = stream.epoch.load();
-  while (now % 2 != 0) {
-    std::uint64_t const next = 2 * next_sequence();
-    if (stream.epoch.compare_exchange_strong(now, next)) {
-      now = next;
-    }
-  }
-  return now / 2 - 1;
+  return Ticket{stream, at(stream).epoch.mark()};
 }
 
 template <DeviceApi Device>
@@ -282,7 +239,7 @@ void StreamOrder<Device>::for_each_stream(Ticket ticket, Use use) const {
   }
   for (std::size_t i = 1; i < count; ++i) {
     Stream& stream = *streams_[i];
-    use(stream, std::min(ticket.sequence(), last_mark(stream)));
+    use(stream, std::min(ticket.sequence(), stream.epoch.last()));
   }
 }
 
@@ -337,7 +294,7 @@ void StreamOrder<Device>::record(StreamIndex stream) {
   Stream& recorded = at(stream);
   {
     std::scoped_lock const lock{mutex_};
-    if (!recorded.recorded.empty() && recorded.recorded.back()->covers >= last_mark(recorded)) {
+    if (!recorded.recorded.empty() && recorded.recorded.back()->covers >= recorded.epoch.last()) {
       return;
     }
   }
@@ -417,7 +374,7 @@ auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) ->
         stream.recorded.begin(),
         stream.recorded.end(),
         sequence,
-        [](EventSlot const* slot, std::uint64_t wanted) { return slot->covers < wanted; });
+        [](Slot const* slot, std::uint64_t wanted) { return slot->covers < wanted; });
     if (found != stream.recorded.end()) {
       ++(*found)->users;
       return {stream.index, *found};
@@ -428,7 +385,7 @@ auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) ->
 
 template <DeviceApi Device>
 auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
-  EventSlot* slot = nullptr;
+  Slot* slot = nullptr;
   {
     std::scoped_lock const lock{mutex_};
     if (stream.is_retired) {
@@ -439,33 +396,22 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
       ++stream.recorded.back()->users;
       return {stream.index, stream.recorded.back()};
     }
-    if (!idle_.empty()) {
-      slot = idle_.back();
-      idle_.pop_back();
-    }
+    slot = events_.try_take();
     ++stream.recorders;
   }
   Recording const recording{stream};
   if (slot == nullptr) {
-    auto fresh = std::make_unique<EventSlot>();
-    fresh->event = device_->create_event();
+    auto fresh = events_.make();
     std::scoped_lock const lock{mutex_};
-    try {
-      idle_.reserve(slots_.size() + 1);
-      slots_.push_back(std::move(fresh));
-    } catch (...) {
-      device_->destroy_event(fresh->event);
-      throw;
-    }
-    slot = slots_.back().get();
+    slot = events_.add(std::move(fresh));
   }
   // Before recording: the event may cover more than it says, never less.
-  std::uint64_t const covers = close_epoch(stream);
+  std::uint64_t const covers = stream.epoch.close([this] { return next_sequence(); });
   try {
     device_->record(slot->event, stream.handle);
   } catch (...) {
     std::scoped_lock const lock{mutex_};
-    recycle(slot);
+    events_.give_back(slot);
     throw;
   }
   std::scoped_lock const lock{mutex_};
@@ -487,18 +433,18 @@ template <DeviceApi Device>
 void StreamOrder<Device>::release(Claim claim) noexcept {
   std::scoped_lock const lock{mutex_};
   if (--claim.slot->users == 0 && !claim.slot->is_listed) {
-    recycle(claim.slot);
+    events_.give_back(claim.slot);
   }
 }
 
 /// Forgets the oldest event of a full list. Points it covered are then covered by the next one.
 template <DeviceApi Device>
 void StreamOrder<Device>::drop_oldest(Stream& stream) noexcept {
-  EventSlot* const slot = stream.recorded.front();
+  Slot* const slot = stream.recorded.front();
   stream.recorded.pop_front();
   slot->is_listed = false;
   if (slot->users == 0) {
-    recycle(slot);
+    events_.give_back(slot);
   }
 }
 

@@ -19,7 +19,7 @@ LAYERS = {
     "block": BASE | {"policy"},
     "device": BASE,
     "kernel": BASE | {"device"},
-    "stream_order.hpp": BASE,
+    "stream_order.hpp": BASE | {"block"},
     "defrag_arena.hpp": PARTS | {"policy"},
     "staging_lane.hpp": PARTS,
     "page_arena.hpp": PARTS | {"policy"},

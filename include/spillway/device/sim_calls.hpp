@@ -62,8 +62,6 @@ struct SimCalls {
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
 
-  friend bool operator==(SimCalls const&, SimCalls const&) noexcept = default;
-
   [[nodiscard]] std::uint64_t copies() const noexcept {
     return copies_to_host + copies_to_device + copies_on_device;
   }
