@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // spillway-replay: runs a memory trace through an allocator and says what it cost.
-#include <spillway/core/error.hpp>
-#include <spillway/core/types.hpp>
-
-#include <array>
 #include <charconv>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -16,7 +11,9 @@
 #include <string_view>
 #include <utility>
 
+#include "capacity.hpp"
 #include "replay.hpp"
+#include "sweep.hpp"
 #include "trace.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -28,37 +25,16 @@ enum Exit : int { completed = 0, failed = 1, bad_input = 2, out_of_memory = 3 };
 struct Arguments {
   std::string trace;
   std::string capacity = "1.0x";
+  std::string sweep;
   std::string device = "model";
   std::string prefetch;
   double scale = 1;
   bool no_swap = false;
   bool no_compaction = false;
   bool json = false;
+  bool csv = false;
   replay::Settings settings;
 };
-
-/// Bytes from "4096", "1.5GiB" or "0.5x", a factor of `whole_bytes`.
-///
-/// @throws std::invalid_argument
-std::size_t parse_capacity(std::string const& text, std::size_t whole_bytes) {
-  static constexpr std::array<std::pair<std::string_view, double>, 6> units{
-      {{"", 1}, {"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}}};
-  double value = 0;
-  auto const [past, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string_view const unit{past, static_cast<std::size_t>(text.data() + text.size() - past)};
-  double factor = unit == "x" ? static_cast<double>(whole_bytes) : 0;
-  for (auto const& [name, bytes] : units) {
-    factor = unit == name ? bytes : factor;
-  }
-  double const bytes = std::floor(value * factor);
-  if (error != std::errc{} || factor == 0 || !(bytes >= 1) || bytes > 0x1p60) {
-    throw std::invalid_argument{"--capacity '" + text +
-                                "': expected a positive number of bytes with an optional suffix "
-                                "KiB, MiB or GiB, or a factor such as 0.5x"};
-  }
-  // A factor of 1 must be enough, so rounding to the granule goes up.
-  return spillway::round_up(static_cast<std::size_t>(bytes), spillway::granule_bytes);
-}
 
 std::size_t parse_lookahead(std::string const& text, std::size_t otherwise) {
   if (text.empty()) {
@@ -187,18 +163,28 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  arguments.capacity,
                  "device memory: bytes with KiB, MiB, GiB, or a factor of the peak such as 0.5x")
       ->capture_default_str();
+  app.add_option("--sweep",
+                 arguments.sweep,
+                 "capacities to try instead, FROM:TO:COUNT evenly spaced, such as 0.2x:1.0x:9 or "
+                 "8GiB:24GiB:5; prints what the last step costs at each")
+      ->excludes("--capacity");
   app.add_option(
          "--eviction", arguments.settings.eviction, "who leaves: lru|fifo|size|cost|schedule")
       ->transform(CLI::CheckedTransformer(evictions));
   app.add_flag("--no-swap", arguments.no_swap, "nothing may leave: a full device is an error");
   app.add_flag("--no-compaction", arguments.no_compaction, "nothing moves");
   app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
-  app.add_option("--steps", arguments.settings.steps, "how often to repeat the trace")
+  app.add_option(
+         "--steps", arguments.settings.steps, "how often to repeat the trace; 1, and for a sweep 3")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000}));
   app.add_option("--scale", arguments.scale, "multiplies every size")->check(CLI::PositiveNumber);
   app.add_option("--link-gbps",
                  arguments.settings.link_gbps,
                  "bandwidth of the host link each way, in GB/s; the model takes 25")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--kernel-scale",
+                 arguments.settings.kernel_scale,
+                 "multiplies the time of every kernel; without it kernels take none on sim")
       ->check(CLI::PositiveNumber);
   app.add_option("--device", arguments.device, "model: virtual clock without bytes; sim; cuda")
       ->check(CLI::IsMember({"model", "sim", "cuda"}))
@@ -206,7 +192,66 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_flag("--verify",
                arguments.settings.verify,
                "fill every buffer with a pattern and check it at each use");
-  app.add_flag("--json", arguments.json, "print one JSON object");
+  auto* const json =
+      app.add_flag("--json", arguments.json, "print one JSON object, or an array of a sweep's");
+  app.add_flag("--csv", arguments.csv, "print a sweep as comma-separated values")
+      ->needs("--sweep")
+      ->excludes(json);
+}
+
+void check(Arguments const& arguments) {
+  if (arguments.settings.verify && arguments.device == "model") {
+    throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
+  }
+  if (arguments.settings.kernel_scale && arguments.device == "cuda") {
+    throw std::invalid_argument{
+        "--kernel-scale: on a GPU no kernels run; use --device model or sim"};
+  }
+}
+
+int report_corruption(replay::Result const& result) {
+  std::fprintf(stderr,
+               "spillway-replay: %llu bytes corrupt, the first in %s\n",
+               static_cast<unsigned long long>(result.corrupt_bytes),
+               result.first_corruption.c_str());
+  return Exit::failed;
+}
+
+int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
+  if (arguments.device == "model" && !arguments.settings.link_gbps) {
+    arguments.settings.link_gbps = replay::default_link_gbps;  // so that the table says so
+  }
+  auto const capacities = replay::parse_sweep(arguments.sweep, trace.peak_live_bytes);
+  auto const rows =
+      replay::run_sweep(trace,
+                        arguments.settings,
+                        capacities,
+                        [&](replay::Trace const& the_trace, replay::Settings const& settings) {
+                          Arguments with{arguments};
+                          with.settings = settings;
+                          return run(with, the_trace);
+                        });
+  if (arguments.json) {
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (replay::SweepRow const& row : rows) {
+      Arguments with{arguments};
+      with.settings.capacity_bytes = row.capacity_bytes;
+      all.push_back(to_json(with, trace, row.result));
+    }
+    std::cout << all.dump(2) << '\n';
+  } else if (arguments.csv) {
+    replay::print_sweep_csv(trace, rows);
+  } else {
+    replay::print_sweep_table(arguments.trace, trace, arguments.settings, rows);
+  }
+  int status = Exit::out_of_memory;  // unless some capacity works
+  for (replay::SweepRow const& row : rows) {
+    if (row.result.corrupt_bytes != 0) {
+      return report_corruption(row.result);
+    }
+    status = row.is_completed ? Exit::completed : status;
+  }
+  return status;
 }
 
 int replay_and_report(Arguments& arguments) {
@@ -214,11 +259,13 @@ int replay_and_report(Arguments& arguments) {
   arguments.settings.compaction = !arguments.no_compaction;
   arguments.settings.lookahead_ops =
       parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
-  if (arguments.settings.verify && arguments.device == "model") {
-    throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
-  }
+  check(arguments);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
-  arguments.settings.capacity_bytes = parse_capacity(arguments.capacity, trace.peak_live_bytes);
+  if (!arguments.sweep.empty()) {
+    return sweep_and_report(arguments, trace);
+  }
+  arguments.settings.capacity_bytes =
+      replay::parse_capacity("--capacity", arguments.capacity, trace.peak_live_bytes);
 
   replay::Result const result = run(arguments, trace);
   if (arguments.json) {
@@ -227,11 +274,7 @@ int replay_and_report(Arguments& arguments) {
     print_table(arguments, trace, result);
   }
   if (result.corrupt_bytes != 0) {
-    std::fprintf(stderr,
-                 "spillway-replay: %llu bytes corrupt, the first in %s\n",
-                 static_cast<unsigned long long>(result.corrupt_bytes),
-                 result.first_corruption.c_str());
-    return Exit::failed;
+    return report_corruption(result);
   }
   return result.completed ? Exit::completed : Exit::out_of_memory;
 }
@@ -245,6 +288,9 @@ int main(int argc, char** argv) {
   add_options(app, arguments);
   try {
     app.parse(argc, argv);
+    if (!arguments.sweep.empty() && app.count("--steps") == 0) {
+      arguments.settings.steps = 3;  // to record, to plan, and to be steady
+    }
   } catch (CLI::ParseError const& error) {
     return app.exit(error) == 0 ? Exit::completed : Exit::bad_input;
   }

@@ -13,15 +13,19 @@ namespace replay {
 
 enum class Eviction { lru, fifo, size, cost, schedule };
 
+/// What the model takes the host link for unless told, and what plans are priced with.
+inline constexpr double default_link_gbps = 25;
+
 /// What to replay a trace with.
 struct Settings {
   std::size_t capacity_bytes = 0;
   Eviction eviction = Eviction::schedule;
   bool swapping = true;
   bool compaction = true;
-  std::size_t lookahead_ops = 64;   // 0: no prefetch
-  std::size_t steps = 1;            // how often the trace is repeated
-  std::optional<double> link_gbps;  // each way; the model takes 25 unless told
+  std::size_t lookahead_ops = 64;      // 0: no prefetch
+  std::size_t steps = 1;               // how often the trace is repeated
+  std::optional<double> link_gbps;     // each way; the model takes 25 unless told
+  std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
 };
 
@@ -50,6 +54,7 @@ struct Result {
   std::uint64_t prefetch_wasted = 0;
   std::uint64_t host_waits = 0;
   std::uint64_t compute_ns = 0;
+  bool has_run_kernels = false;  // else no time is spent on them
   std::uint64_t ns_per_op_median = 0;
   std::uint64_t ns_per_op_p99 = 0;
   std::size_t ops = 0;

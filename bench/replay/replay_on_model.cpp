@@ -15,7 +15,8 @@ struct ModelPolicies : spillway::SimPolicies {
 Result replay_on_model(Trace const& trace, Settings const& settings) {
   spillway::ModelApi device{
       {.capacity_bytes = std::size_t{1} << 60U,
-       .link_bytes_per_second = static_cast<std::uint64_t>(settings.link_gbps.value_or(25) * 1e9),
+       .link_bytes_per_second =
+           static_cast<std::uint64_t>(settings.link_gbps.value_or(default_link_gbps) * 1e9),
        .on_device_bytes_per_second = 750'000'000'000,  // each byte is read and written
        .checked = false}};
   return replay_with<ModelPolicies>(device, trace, settings, true);

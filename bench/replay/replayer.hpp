@@ -100,7 +100,7 @@ class Replayer {
     options.paging.compaction = settings.compaction;
     options.paging.prefetching = settings.lookahead_ops != 0;
     options.paging.poison_vacated = settings.verify;
-    options.paging.link_bytes_per_second = settings.link_gbps.value_or(25) * 1e9;
+    options.paging.link_bytes_per_second = settings.link_gbps.value_or(default_link_gbps) * 1e9;
     options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = settings.lookahead_ops}};
     return options;
   }
@@ -129,9 +129,9 @@ class Replayer {
         fill(tensor, leases[i].data());
       }
     }
-    if (operation.kernel_ns != 0 && has_model_time_) {
-      if constexpr (requires { device_.compute(stream_, operation.kernel_ns); }) {
-        device_.compute(stream_, operation.kernel_ns);
+    if constexpr (requires { device_.compute(stream_, operation.kernel_ns); }) {
+      if (std::uint64_t const kernel_ns = scaled(operation.kernel_ns); kernel_ns != 0) {
+        device_.compute(stream_, kernel_ns);
       }
     }
     leases.clear();
@@ -164,6 +164,11 @@ class Replayer {
         check(trace_.tensors[i], lease.data());
       }
     }
+  }
+
+  [[nodiscard]] std::uint64_t scaled(std::uint64_t kernel_ns) const {
+    double const scale = settings_.kernel_scale.value_or(has_model_time_ ? 1 : 0);
+    return static_cast<std::uint64_t>(static_cast<double>(kernel_ns) * scale);
   }
 
   [[nodiscard]] std::uint64_t elapsed_ns() const {
@@ -209,7 +214,9 @@ class Replayer {
     result.prefetch_late = stats.prefetch_late;
     result.prefetch_wasted = stats.prefetch_wasted;
     result.host_waits = stats.host_waits;
-    result.compute_ns = trace_.compute_ns * settings_.steps;
+    result.compute_ns =
+        (settings_.kernel_scale ? scaled(trace_.compute_ns) : trace_.compute_ns) * settings_.steps;
+    result.has_run_kernels = has_model_time_ || settings_.kernel_scale.has_value();
     result.ops = op_ns_.size();
     result.ns_per_op_median = percentile(0.5);
     result.ns_per_op_p99 = percentile(0.99);

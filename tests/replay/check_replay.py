@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs spillway-replay on small traces and checks what it says. Usage: check_replay.py PROGRAM"""
+import csv
+import io
 import json
 import pathlib
 import random
@@ -8,6 +10,7 @@ import sys
 import tempfile
 
 PROGRAM = sys.argv[1]
+MAKE_TRACE = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "make-trace.py"
 KEYS = {
     "completed", "failed_at", "capacity_bytes", "lower_bound_bytes", "peak_reserved_bytes",
     "swapped_out_bytes", "swapped_in_bytes", "dropped_bytes", "moved_bytes", "compaction_passes",
@@ -111,6 +114,54 @@ slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps",
               for gbps in ("0.5", "50"))
 expect(slow > fast, f"a slow link takes longer: {slow} against {fast}")
 
+# A sweep says what the last step costs at each capacity, and why where it does not work.
+def sweep(text, *options):
+    status, out, err = run(text, *options, "--csv")
+    expect(not err, f"{options}: {err}")
+    return status, list(csv.DictReader(io.StringIO(out)))
+
+
+status, rows = sweep(trace, "--sweep", "0.05x:1.0x:5", "--link-gbps", "0.1")
+peak = whole["lower_bound_bytes"]
+expect(status == 0, "a sweep works if some capacity does")
+expect(len(rows) == 5 and int(rows[-1]["capacity_bytes"]) == peak, "both ends belong to a sweep")
+expect(rows[0]["completed"] == "0" and "one operation alone needs" in rows[0]["reason"],
+       f"a capacity below one operation's operands says so: {rows[0]}")
+expect(not rows[0]["step_ns"], "what does not work took no time")
+expect(all(row["completed"] == "1" and not row["reason"] for row in rows[1:]), f"the others work: {rows}")
+times = [int(row["step_ns"]) for row in rows[1:]]
+expect(all(more < 1.05 * less for less, more in zip(times, times[1:])), f"more memory takes no longer: {times}")
+expect(float(rows[-1]["slowdown"]) == 1 and int(rows[-1]["swapped_in_bytes"]) == 0,
+       f"at the peak only kernels take time: {rows[-1]}")
+expect(float(rows[1]["slowdown"]) > 1.01, f"at a quarter of it a slow link shows: {rows[1]}")
+single = replay(trace, "--capacity", rows[2]["capacity_bytes"], "--steps", "3", "--link-gbps", "0.1")
+expect(single["steps"][-1]["simulated_ns"] == int(rows[2]["step_ns"]), "a row is a run's last step")
+_, slower = sweep(trace, "--sweep", "1.0x:1.0x:2", "--kernel-scale", "2")
+expect(int(slower[0]["step_ns"]) == 2 * times[-1], "kernels take the time they are told")
+
+status, rows = sweep(trace, "--sweep", "2MiB:4MiB:3")
+expect([int(row["capacity_bytes"]) for row in rows] == [2 << 20, 3 << 20, 4 << 20], "sizes are sizes")
+status, rows = sweep(trace, "--sweep", "0.01x:0.02x:2")
+expect(status == 3 and len(rows) == 2, "a sweep of which nothing works says so by its exit status")
+status, rows = sweep(lifetimes(1), "--sweep", "0.5x:1.0x:3", "--no-swap")
+expect(status == 0 and "operation" in rows[0]["reason"] and not rows[-1]["slowdown"],
+       f"a trace without kernels has no slowdown: {rows}")
+status, out, err = run(trace, "--sweep", "0.05x:1.0x:5")
+expect(status == 0 and len(out.splitlines()) == 9 and "does not work: one operation" in out, f"a table: {out}")
+status, out, err = run(trace, "--sweep", "0.5x:1.0x:2", "--json")
+expect(status == 0 and [KEYS <= one.keys() for one in json.loads(out)] == [True, True], "a sweep as JSON")
+status, rows = sweep(trace, "--sweep", "0.5x:1.0x:2", "--device", "sim", "--kernel-scale", "0.01", "--verify")
+expect(status == 0 and float(rows[0]["slowdown"]) >= 1, f"on the device kernels take real time: {rows}")
+
+# A made-up trace is the same every time, and as large as asked for.
+made = [subprocess.run([sys.executable, MAKE_TRACE, "--operations", "2000", "--live", "100", "--weights", "10"],
+                       capture_output=True, text=True, check=True).stdout for _ in range(2)]
+expect(made[0] == made[1], "the same options make the same trace")
+result = replay(made[0], "--capacity", "0.6x")
+expect(result["completed"] and result["ops"] == 2000 and result["swapped_in_bytes"] > 0,
+       f"a made-up trace is replayed: {result}")
+expect(made[0].count(",1,") >= 10, "weights are marked")
+
 # Bad input: exit status 2, and a message that names the file and the line.
 header = "id,lower,upper,size\n"
 bad = {
@@ -136,6 +187,8 @@ for number, (text, line) in enumerate(bad.items()):
     expect(status == 2 and not out, f"bad trace {number}: exit status {status}")
     expect(f"bad{number}.csv:{line}:" in err, f"bad trace {number}: names its line {line}: {err!r}")
 for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0"], ["--prefetch", "x"],
+                ["--sweep", "1x:2x"], ["--sweep", "1x:2x:1"], ["--sweep", "1x:2x:many"], ["--sweep", "x:2x:3"],
+                ["--sweep", "1x:2x:3", "--capacity", "1x"], ["--csv"], ["--kernel-scale", "0"],
                 ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"]):
     status, out, err = run(small, *options)
     expect(status == 2 and err, f"{options}: exit status {status}")

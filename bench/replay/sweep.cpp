@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sweep.hpp"
+
+#include <cstdio>
+#include <string_view>
+#include <utility>
+
+#include "capacity.hpp"
+
+namespace replay {
+
+namespace {
+
+double factor_of(Trace const& trace, SweepRow const& row) {
+  return static_cast<double>(row.capacity_bytes) / static_cast<double>(trace.peak_live_bytes);
+}
+
+/// What a table has room for: of the allocator's own words the first sentence.
+std::string reason_of(Trace const& trace, SweepRow const& row) {
+  if (row.capacity_bytes < trace.working_set_bytes) {
+    return "one operation alone needs " + text_of(trace.working_set_bytes);
+  }
+  std::string_view failure = row.result.failure;
+  if (std::string_view const prefix{"spillway: "}; failure.starts_with(prefix)) {
+    failure.remove_prefix(prefix.size());
+  }
+  return "operation " + std::to_string(row.result.failed_at.value_or(0)) + ": " +
+         std::string{failure.substr(0, failure.find_first_of(".;\n"))};
+}
+
+double gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / 0x1p30;
+}
+double ms(std::uint64_t ns) {
+  return static_cast<double>(ns) / 1e6;
+}
+
+}  // namespace
+
+std::vector<SweepRow> run_sweep(Trace const& trace,
+                                Settings const& settings,
+                                std::vector<std::size_t> const& capacities,
+                                std::function<Result(Trace const&, Settings const&)> const& run) {
+  std::vector<SweepRow> rows;
+  for (std::size_t const capacity_bytes : capacities) {
+    Settings with_capacity = settings;
+    with_capacity.capacity_bytes = capacity_bytes;
+    SweepRow row;
+    row.capacity_bytes = capacity_bytes;
+    row.result = run(trace, with_capacity);
+    row.is_completed = row.result.completed;
+    if (row.is_completed) {
+      row.step = row.result.steps.back();
+      std::uint64_t const compute_ns = row.result.compute_ns / settings.steps;
+      if (row.result.has_run_kernels && compute_ns != 0) {
+        row.slowdown = static_cast<double>(row.step.simulated_ns) / static_cast<double>(compute_ns);
+      }
+    } else {
+      row.reason = reason_of(trace, row);
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+void print_sweep_table(std::string const& name,
+                       Trace const& trace,
+                       Settings const& settings,
+                       std::vector<SweepRow> const& rows) {
+  std::printf("%s: %zu operations a step, the last of %zu steps\n",
+              name.c_str(),
+              trace.operations.size(),
+              settings.steps);
+  std::printf("  at most %s alive at once, at most %s in one operation, kernels %.1f ms a step\n",
+              text_of(trace.peak_live_bytes).c_str(),
+              text_of(trace.working_set_bytes).c_str(),
+              ms(rows.empty() ? 0 : rows.front().result.compute_ns / settings.steps));
+  if (settings.link_gbps) {
+    std::printf("  host link %g GB/s each way\n", *settings.link_gbps);
+  }
+  std::printf("%12s %8s %12s %9s %10s %10s %10s\n",
+              "capacity",
+              "of peak",
+              "step ms",
+              "slowdown",
+              "in GiB",
+              "out GiB",
+              "moved GiB");
+  for (SweepRow const& row : rows) {
+    std::printf("%12s %7.2fx ", text_of(row.capacity_bytes).c_str(), factor_of(trace, row));
+    if (!row.is_completed) {
+      std::printf("does not work: %s\n", row.reason.c_str());
+      continue;
+    }
+    std::printf("%12.1f ", ms(row.step.simulated_ns));
+    if (row.slowdown) {
+      std::printf("%8.2fx ", *row.slowdown);
+    } else {
+      std::printf("%9s ", "-");
+    }
+    std::printf("%10.2f %10.2f %10.2f\n",
+                gib(row.step.swapped_in_bytes),
+                gib(row.step.swapped_out_bytes),
+                gib(row.step.moved_bytes));
+  }
+}
+
+void print_sweep_csv(Trace const& trace, std::vector<SweepRow> const& rows) {
+  std::printf("capacity_bytes,capacity_factor,completed,step_ns,slowdown,swapped_in_bytes,"
+              "swapped_out_bytes,dropped_bytes,moved_bytes,reason\n");
+  for (SweepRow const& row : rows) {
+    std::printf(
+        "%zu,%.6f,%d,", row.capacity_bytes, factor_of(trace, row), row.is_completed ? 1 : 0);
+    if (!row.is_completed) {
+      std::string reason = row.reason;
+      for (char& c : reason) {
+        c = c == '"' ? '\'' : c;
+      }
+      std::printf(",,,,,,\"%s\"\n", reason.c_str());
+      continue;
+    }
+    std::printf("%llu,", static_cast<unsigned long long>(row.step.simulated_ns));
+    if (row.slowdown) {
+      std::printf("%.6f", *row.slowdown);
+    }
+    for (std::uint64_t const bytes : {row.step.swapped_in_bytes,
+                                      row.step.swapped_out_bytes,
+                                      row.step.dropped_bytes,
+                                      row.step.moved_bytes}) {
+      std::printf(",%llu", static_cast<unsigned long long>(bytes));
+    }
+    std::printf(",\n");
+  }
+}
+
+}  // namespace replay
