@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "order_changes.hpp"
 #include "replay/trace.hpp"
 #include "residency_model.hpp"
 #include "swap_bound.hpp"
@@ -101,6 +102,40 @@ void compare(std::string const& path, std::size_t count, std::vector<double> con
   }
 }
 
+/// The same for programs whose steps differ, where a record is of little use: LRU is what counts.
+void compare_changing(std::string const& path,
+                      std::size_t count,
+                      std::vector<double> const& factors) {
+  Step const step = step_of(replay::read_trace(path, 1));
+  std::printf("%s, steps that change\n%-14s %-8s %10s %10s %10s\n",
+              path.c_str(),
+              "change",
+              "capacity",
+              "lru",
+              "schedule",
+              "of lru");
+  for (auto const& [change, name] : bench::order_changes) {
+    std::vector<Step> const steps = bench::changing_steps(step, change, count, 1);
+    bench::SwapBound const bound{steps};
+    for (double const factor : factors) {
+      auto const capacity_bytes =
+          static_cast<std::uint64_t>(factor * static_cast<double>(bound.peak_bytes()));
+      if (capacity_bytes < bound.working_set_bytes()) {
+        std::printf("%-14s %-8.2f less than the largest operation needs\n", name, factor);
+        continue;
+      }
+      double const lru_gb = swapped_in_gb<LruEviction>(steps, capacity_bytes);
+      double const schedule_gb = swapped_in_gb<ScheduleEviction>(steps, capacity_bytes);
+      std::printf("%-14s %-8.2f %10.3f %10.3f %10.3f\n",
+                  name,
+                  factor,
+                  lru_gb,
+                  schedule_gb,
+                  lru_gb > 0 ? schedule_gb / lru_gb : 1.0);
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -118,10 +153,12 @@ int main(int argc, char** argv) {
   app.add_option("--steps", steps, "how often a trace is repeated; the first time is not counted")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1000}))
       ->capture_default_str();
+  bool has_changes = false;
+  app.add_flag("--changing", has_changes, "compare with LRU on steps that differ instead");
   CLI11_PARSE(app, argc, argv);
   try {
     for (std::string const& path : paths) {
-      compare(path, steps, factors);
+      (has_changes ? compare_changing : compare)(path, steps, factors);
     }
   } catch (std::exception const& error) {
     std::fprintf(stderr, "bench_eviction_quality: %s\n", error.what());
