@@ -3,6 +3,7 @@
 // How many bytes each eviction policy makes a program swap in, for several capacities, against the
 // fewest possible. The device is an ideal one: no fragmentation, no time. --help tells the options.
 
+#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/cost_eviction.hpp>
 #include <spillway/policy/fifo_eviction.hpp>
@@ -10,10 +11,13 @@
 #include <spillway/policy/schedule_eviction.hpp>
 #include <spillway/policy/size_eviction.hpp>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -136,6 +140,91 @@ void compare_changing(std::string const& path,
   }
 }
 
+double ms_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+/// The time that one step's uses take in a schedule: with `is_recording`, all but the planning.
+double schedule_ms(Step const& step, std::size_t count, bool is_recording) {
+  AccessSchedule schedule;
+  std::vector<std::uint32_t> generations;
+  std::vector<double> times;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::map<std::uint32_t, std::size_t> last_op;
+    for (std::size_t k = 0; k < step.size(); ++k) {
+      for (Operand const& operand : step[k]) {
+        last_op[operand.block] = k;
+        generations.resize(std::max<std::size_t>(generations.size(), operand.block + 1U));
+      }
+    }
+    auto const start = std::chrono::steady_clock::now();
+    if (is_recording) {
+      schedule.begin_step();
+    }
+    for (std::size_t k = 0; k < step.size(); ++k) {
+      for (Operand const& operand : step[k]) {
+        std::uint32_t& generation = generations[operand.block];
+        if (generation % 2 == 0) {  // odd while it lives
+          schedule.on_create(make_block_id(operand.block, ++generation), operand.bytes);
+        }
+        (void)schedule.on_access(make_block_id(operand.block, generation), operand.access);
+      }
+      for (Operand const& operand : step[k]) {
+        std::uint32_t& generation = generations[operand.block];
+        schedule.on_release(make_block_id(operand.block, generation));
+        if (!operand.is_weight && last_op.find(operand.block)->second == k) {
+          schedule.on_destroy(make_block_id(operand.block, generation++));
+        }
+      }
+    }
+    times.push_back(ms_since(start));
+  }
+  return median(times);
+}
+
+/// What the host spends on recording and planning a step, against the time of the step's kernels.
+void time_planning(std::string const& path, std::size_t count, std::vector<double> const& factors) {
+  replay::Trace const trace = replay::read_trace(path, 1);
+  std::vector<Step> const steps(count, step_of(trace));
+  bench::SwapBound const bound{steps};
+  double const kernels_ms = static_cast<double>(trace.compute_ns) / 1e6;
+  double const record_ms =
+      schedule_ms(steps.front(), 101, true) - schedule_ms(steps.front(), 101, false);
+  std::printf(
+      "%s: %zu operands, kernels %.1f ms a step; medians on the host\n%-8s %10s %10s %12s\n",
+      path.c_str(),
+      trace.operands.size(),
+      kernels_ms,
+      "capacity",
+      "record ms",
+      "plan ms",
+      "of kernels");
+  for (double const factor : factors) {
+    auto const capacity_bytes =
+        static_cast<std::uint64_t>(factor * static_cast<double>(bound.peak_bytes()));
+    bench::ResidencyModel<ScheduleEviction> model{capacity_bytes};
+    std::vector<double> times;
+    for (Step const& step : steps) {
+      auto const start = std::chrono::steady_clock::now();
+      model.begin_step();
+      times.push_back(ms_since(start));
+      model.run(step);
+    }
+    double const plan_ms = median({times.begin() + 1, times.end()});
+    std::printf("%-8.2f %10.3f %10.3f %11.4f%%\n",
+                factor,
+                record_ms,
+                plan_ms,
+                kernels_ms > 0 ? 100 * (record_ms + plan_ms) / kernels_ms : 0.0);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -155,10 +244,12 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   bool has_changes = false;
   app.add_flag("--changing", has_changes, "compare with LRU on steps that differ instead");
+  bool is_timed = false;
+  app.add_flag("--time", is_timed, "say what recording and planning cost instead");
   CLI11_PARSE(app, argc, argv);
   try {
     for (std::string const& path : paths) {
-      (has_changes ? compare_changing : compare)(path, steps, factors);
+      (is_timed ? time_planning : has_changes ? compare_changing : compare)(path, steps, factors);
     }
   } catch (std::exception const& error) {
     std::fprintf(stderr, "bench_eviction_quality: %s\n", error.what());
