@@ -250,7 +250,7 @@ inline void AccessSchedule::close_record() noexcept {
 /// Gives the blocks that are alive their parts in the record that is followed from now on.
 inline void AccessSchedule::cast_parts() noexcept {
   for (ScheduledBlock& block : blocks_) {
-    block = {.generation = block.generation, .bytes = block.bytes};
+    block = ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
   }
   StepRecord& record = follower_.record();
   for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {

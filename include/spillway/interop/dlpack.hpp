@@ -134,7 +134,7 @@ template <class T, std::size_t Rank, Pager P>
     context->shape[i] = static_cast<std::int64_t>(lease.extents()[i]);
     context->strides[i] = static_cast<std::int64_t>(lease.strides()[i]);
   }
-  context->managed = {
+  context->managed = ManagedTensor{
       .version = {major_version, minor_version},
       .manager_ctx = context.get(),
       .deleter = [](ManagedTensor* self) { delete static_cast<Context*>(self->manager_ctx); },

@@ -206,9 +206,9 @@ template <class Allocator>
   std::unordered_map<BlockId, MemorySnapshot::Block> resident;
   allocator.pager().for_each_block([&](BlockId id, BlockRecord const& block) {
     if (block.is_resident()) {
-      resident[id] = {.requested_bytes = block.requested_bytes,
-                      .leases = block.leases,
-                      .is_clean = block.is_clean()};
+      resident[id] = MemorySnapshot::Block{.requested_bytes = block.requested_bytes,
+                                           .leases = block.leases,
+                                           .is_clean = block.is_clean()};
     } else {
       now.absent.push_back({.id = id,
                             .size_bytes = block.bytes,

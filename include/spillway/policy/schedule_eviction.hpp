@@ -44,7 +44,7 @@ class ScheduleEviction {
     on_erase(id);
     ++blocks_;
     by_use_.push_back(id);
-    tracked_[slot] = {.bytes = bytes};
+    tracked_[slot] = Tracked{.bytes = bytes};
     note(slot, use);
   }
 

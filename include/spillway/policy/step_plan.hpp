@@ -91,12 +91,12 @@ class StepPlan {
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       StepRecord::Block const& block = record.blocks[i];
       if (block.id != BlockId{}) {
-        standing_[i] = {.is_played = true,
-                        .is_alive = true,
-                        .is_resident = is_resident(block.id),
-                        .next = schedule.use_of(block.id).entry};
+        standing_[i] = Standing{.is_played = true,
+                                .is_alive = true,
+                                .is_resident = is_resident(block.id),
+                                .next = schedule.use_of(block.id).entry};
       } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
-        standing_[i] = {.is_played = true, .next = block.first};
+        standing_[i] = Standing{.is_played = true, .next = block.first};
       }
     }
     for (StepRecord::Entry const& entry : record.entries) {
