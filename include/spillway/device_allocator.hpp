@@ -131,6 +131,7 @@ class DeviceAllocator {
     return pager_.compact(budget_bytes);
   }
   std::size_t trim_sync() { return pager_.trim_sync(); }
+  void prepare_capture(stream_type stream) { pager_.prepare_capture(stream); }
   void retire_stream(stream_type stream) { pager_.retire_stream(stream); }
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   void synchronize() {

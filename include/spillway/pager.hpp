@@ -88,8 +88,9 @@ class SwapPager {
   ///
   /// @param access  `write` promises to overwrite everything that is read later, so that nothing is
   ///                brought in and a host copy is forgotten
-  /// @throws ContractViolation for an unknown block; OutOfDeviceMemory, OutOfHostMemory, DeviceError,
-  ///         FileTierError. No lease is held then and no byte is lost.
+  /// @throws ContractViolation for an unknown block, or if anything would have to be enqueued on a stream
+  ///         that is being captured; OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError. No
+  ///         lease is held then and no byte is lost.
   /// @stream orders `stream` after earlier uses that conflict: writes before a read, all uses before
   ///         a write. Without one on another stream no device call is made. Does not wait.
   /// @cost   O(1) for a resident block
@@ -146,6 +147,19 @@ class SwapPager {
   /// Gives wholly free segments back to the device after waiting on the host for their last uses.
   /// @returns bytes released
   std::size_t trim_sync();
+
+  /// Must be called before work on `stream` is captured into a graph: others who wait for what has been
+  /// done there then need no event of a stream that is being captured.
+  ///
+  /// The graph keeps addresses: hold leases on all it uses from before the capture until it has run for
+  /// the last time, and release none that was acquired on `stream` during the capture.
+  /// @throws DeviceError
+  void prepare_capture(stream_type stream) {
+    Guard guard{state_.lock};
+    StreamIndex const index = state_.index_of(guard, stream);
+    guard.unlock();
+    state_.order.record(index);
+  }
 
   /// Must be called before a stream that leases were acquired on is destroyed.
   void retire_stream(stream_type stream);

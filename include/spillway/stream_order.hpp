@@ -65,7 +65,8 @@ class StreamOrder {
   /// Makes later work on `stream` run after `fence`.
   ///
   /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
-  /// @throws  DeviceError; the waits enqueued before the failure stay, which is harmless
+  /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured into a
+  ///          graph and was not recorded before; the waits enqueued until then stay, which is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
   /// Records an event on `stream` now, so that a later wait for an earlier point is no later than this.
@@ -405,9 +406,15 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     std::scoped_lock const lock{mutex_};
     slot = events_.add(std::move(fresh));
   }
-  // Before recording: the event may cover more than it says, never less.
-  std::uint64_t const covers = stream.epoch.close([this] { return next_sequence(); });
+  std::uint64_t covers = 0;
   try {
+    if constexpr (requires { device_->is_capturing(stream.handle); }) {
+      expects(!device_->is_capturing(stream.handle),
+              "a stream that is being captured into a graph would have to be waited for: call "
+              "prepare_capture() first, and end no lease on it meanwhile");
+    }
+    // Before recording: the event may cover more than it says, never less.
+    covers = stream.epoch.close([this] { return next_sequence(); });
     device_->record(slot->event, stream.handle);
   } catch (...) {
     std::scoped_lock const lock{mutex_};

@@ -78,6 +78,7 @@ class LeaseDesk {
   [[nodiscard]] BlockRecord* at_hand(LeaseRequest request, StreamIndex on) noexcept;
   [[nodiscard]] LeaseRecord
   grant_at_once(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept;
+  void refuse_capture(Guard& guard, stream_type stream);
   [[nodiscard]] bool is_settled(BlockId id) noexcept {
     BlockRecord const& block = *state_.blocks.find(id);
     return block.is_resident() && !block.is_busy && block.filler == nullptr;
@@ -122,6 +123,7 @@ void LeaseDesk<Policies>::open(Guard& guard,
     }
     return;
   }
+  refuse_capture(guard, stream);
   for (LeaseRequest const& request : requests) {  // all are known before any is held
     if (state_.record(request.id).is_lost && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
@@ -170,6 +172,23 @@ BlockRecord* LeaseDesk<Policies>::at_hand(LeaseRequest request, StreamIndex on) 
       state_.order.is_ordered(block->written, on) &&
       (request.access == Access::read || state_.order.is_ordered(block->used, on));
   return !is_special && is_ordered ? block : nullptr;
+}
+
+/// What is enqueued on a stream that is being captured does not run now: a swap-in would be repeated by
+/// every launch of the graph, from a host slot that is another block's by then.
+template <PolicySet Policies>
+void LeaseDesk<Policies>::refuse_capture(Guard& guard, stream_type stream) {
+  if constexpr (requires { state_.device.is_capturing(stream); }) {
+    bool is_capturing = false;
+    {
+      Unlocked const unlocked{guard};
+      is_capturing = state_.device.is_capturing(stream);
+    }
+    expects(
+        !is_capturing,
+        "the stream is being captured into a graph, and not all operands are at hand: acquire them "
+        "before the capture, and hold the leases for as long as the graph is launched");
+  }
 }
 
 template <PolicySet Policies>
