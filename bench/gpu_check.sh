@@ -44,7 +44,7 @@ fi
 step configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
   -DSPILLWAY_CUDA_ARCHITECTURES=native -DSPILLWAY_INSTALL=OFF "${prefix[@]}" || exit 1
 step build 240 cmake --build "$build" --target spillway_gpu_tests train_beyond_memory spillway-replay \
-  spillway-bandwidth bench_device_moves bench_allocate_latency || exit 1
+  spillway-bandwidth bench_device_moves bench_allocate_latency bench_virtual_memory || exit 1
 
 export SPILLWAY_REQUIRE_GPU=1
 step tests 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
@@ -64,6 +64,7 @@ json training 120 "$bin/train_beyond_memory" --device cuda --json
 json bandwidth 120 "$bin/spillway-bandwidth" --device cuda --json
 json device_moves 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
 json allocate_latency 60 "$bin/bench_allocate_latency" --benchmark_filter=^cuda --benchmark_format=json
+json virtual_memory 60 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   json torch_allocate_latency 60 python3 scripts/torch-allocate-latency.py
 fi

@@ -69,6 +69,12 @@ def latency(result, torch):
         row(f"  against {name.removeprefix('cuda/')}", "", f"{ns:.0f} ns", ours / ns, "<1")
 
 
+def virtual_memory(result):
+    for one in result["benchmarks"]:
+        _, what, granules = one["name"].split("/")[:3]
+        row(f"{what}, {int(granules) * 2} MiB", f"{one['real_time'] / 1000:.1f} us")
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -78,6 +84,7 @@ def main():
         "training": training,
         "bandwidth": bandwidth,
         "device_moves": device_moves,
+        "virtual_memory": virtual_memory,
         "allocate_latency": lambda result: latency(result, load(folder, "torch_allocate_latency")),
     }
     missing = False

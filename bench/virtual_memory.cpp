@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What it costs to give a block its place by mapping pages instead of moving bytes: the device's own
+// calls by size, and the leases of address-stable blocks that take each other's pages.
+//
+// usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
+
+#include <spillway/default_policies.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policy/no_prefetch.hpp>
+#include <spillway/policy/remap_compaction.hpp>
+#include <spillway/swappable_buffer.hpp>
+#if defined(SPILLWAY_WITH_CUDA)
+#  include <spillway/cuda_policies.hpp>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include <benchmark/benchmark.h>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::Access;
+
+/// One piece of `range(0)` granules, put at an address and taken away; one of the two is timed.
+template <class Policies, bool counts_map>
+void pages(benchmark::State& state) {
+  typename Policies::device device;
+  std::size_t const granule = device.granularity_bytes();
+  auto const count = static_cast<std::size_t>(state.range(0));
+  auto* const address = static_cast<std::byte*>(device.reserve_address(count * granule));
+  auto const physical = device.try_create_physical(granule * count);
+  if (!physical) {
+    throw std::runtime_error{"the device is full"};
+  }
+  for (auto _ : state) {
+    if (!counts_map) {
+      state.PauseTiming();
+    }
+    device.map(address, count * granule, *physical);
+    if (counts_map) {
+      state.PauseTiming();
+    } else {
+      state.ResumeTiming();
+    }
+    device.unmap(address, count * granule);
+    if (counts_map) {
+      state.ResumeTiming();
+    }
+  }
+  state.counters["MiB"] = static_cast<double>(count * granule) / (1U << 20U);
+  device.release_physical(*physical);
+  device.free_address(address, count * granule);
+}
+
+/// Two blocks, room for one, no bytes to carry: each lease takes the other's pages.
+template <class Policies>
+void leases_in_turn(benchmark::State& state) {
+  using Allocator = spillway::DeviceAllocator<Policies>;
+  typename Policies::device device;
+  auto const stream = device.create_stream();
+  std::size_t const bytes = static_cast<std::size_t>(state.range(0)) * device.granularity_bytes();
+  {
+    typename Allocator::Options options{.capacity_bytes = bytes};
+    options.host.pinned_bytes = 4_MiB;
+    Allocator allocator{device, options};
+    spillway::SwappableBuffer<Allocator> a{allocator, bytes};
+    spillway::SwappableBuffer<Allocator> b{allocator, bytes};
+    for (auto _ : state) {  // neither has contents: they leave for nothing
+      benchmark::DoNotOptimize(a.acquire(Access::read, stream).data());
+      benchmark::DoNotOptimize(b.acquire(Access::read, stream).data());
+    }
+    state.SetItemsProcessed(2 * state.iterations());
+    allocator.retire_stream(stream);
+  }
+  device.destroy_stream(stream);
+}
+
+template <class Base>
+struct Stable : Base {
+  using compaction = spillway::StableAddresses;
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+
+template <class Policies>
+void register_on(std::string const& device) {
+  auto const add = [&](char const* name, auto function) {
+    benchmark::RegisterBenchmark((device + "/" + name).c_str(), function)
+        ->Arg(1)
+        ->Arg(8)
+        ->Arg(64)
+        ->UseRealTime();
+  };
+  add("map", pages<Policies, true>);
+  add("unmap", pages<Policies, false>);
+  add("stable_lease", leases_in_turn<Stable<Policies>>);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 2;
+  }
+  register_on<spillway::SimPolicies>("sim");
+#if defined(SPILLWAY_WITH_CUDA)
+  int gpus = 0;
+  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
+    register_on<spillway::CudaPolicies>("cuda");
+  }
+#endif
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
