@@ -53,6 +53,7 @@ set(SPILLWAY_HEADERS
     spillway/default_policies.hpp
     spillway/defrag_arena.hpp
     spillway/device/basic_sim_api.hpp
+    spillway/device/host_api.hpp
     spillway/device/sim_api.hpp
     spillway/device/sim_backing.hpp
     spillway/device/sim_calls.hpp
@@ -141,12 +142,24 @@ set(SPILLWAY_CCCL_HEADERS
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)
 
+# PyTorch. Compiled and tested by scripts/test-pytorch.sh alone.
+set(SPILLWAY_TORCH_HEADERS
+    spillway/interop/torch.hpp
+    spillway/interop/torch/frame_hook.hpp
+    spillway/interop/torch/holding.hpp
+    spillway/interop/torch/host_tensor_allocator.hpp
+    spillway/interop/torch/operands.hpp
+    spillway/interop/torch/operation_kind.hpp
+    spillway/interop/torch/storage_desk.hpp
+    spillway/interop/torch/torch_version.hpp)
+
 # spillway_add_headers(<target>): all of them as file sets, so that they are installed. The target
 # all_verify_interface_header_sets compiles each header alone that needs no further include path.
 function(spillway_add_headers target)
   set(base ${PROJECT_SOURCE_DIR}/include)
   foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
-                        cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS)
+                        cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS
+                        torch_headers:SPILLWAY_TORCH_HEADERS)
     string(REPLACE ":" ";" pair ${pair})
     list(POP_FRONT pair set variable)
     list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)

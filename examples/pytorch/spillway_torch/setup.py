@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the extension against the PyTorch that is installed: pip install . --no-build-isolation"""
+import os
+import pathlib
+
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+here = pathlib.Path(__file__).resolve().parent
+include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", here.parents[2] / "include"))
+if not (include / "spillway" / "interop" / "torch.hpp").exists():
+    raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
+
+optimise = os.environ.get("SPILLWAY_TORCH_OPTIMISE", "-O2")
+setup(
+    ext_modules=[
+        CppExtension(
+            "spillway_torch._spillway_torch",
+            ["csrc/module.cpp"],
+            include_dirs=[str(include)],
+            extra_compile_args=["-std=c++20", optimise, "-Wall", "-Wextra", "-g0"],
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+)

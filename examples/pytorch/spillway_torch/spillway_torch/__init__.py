@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large-model support for PyTorch: tensors that no operation uses may leave the device.
+
+    import spillway_torch
+    spillway_torch.set_enabled_lms(True)
+
+and a model whose tensors need more memory than there is trains, with bitwise the same results. The names are
+those of IBM's Large Model Support.
+"""
+import os
+import threading
+import warnings
+
+import torch
+
+from . import _shims, _spillway_torch as _C
+from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
+from ._steps import begin_step, watch_optimizers
+
+__all__ = [
+    "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "reclaim_inactive",
+    "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache", "begin_step", "keep", "hold",
+]
+
+#: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.
+LEAST_BYTES = 4096
+
+_lock = threading.RLock()
+_limit_before_install = None
+
+
+def install(device="cpu", limit=None, host_limit=None, file_tier=None, *, file_limit=None,
+            least_bytes=LEAST_BYTES):
+    """Puts the library's allocator in the place of PyTorch's. To be called before the first large tensor.
+
+    limit       bytes that tensors may take up; by default nine tenths of what is free
+    host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
+    file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
+    least_bytes tensors smaller than this are left to PyTorch
+    """
+    if torch.device(device).type != "cpu":
+        raise NotImplementedError("this build of spillway_torch has the CPU device only")
+    with _lock:
+        _C.install(limit or _limit_before_install or 0, host_limit or 0, str(file_tier or ""),
+                   file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
+        _C.enable(False)
+        _shims.install()
+        watch_optimizers()
+
+
+def _free_bytes(folder):
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def set_enabled_lms(enabled):
+    """Switches support for large models on or off, for all threads that are started from now on and this one.
+
+    While it is off nothing new leaves; what is away still comes back when it is used.
+    """
+    with _lock:
+        if enabled and not _C.is_installed():
+            install()
+        if not _C.is_installed():
+            return
+        _C.enable(bool(enabled))
+        _shims.set_hook(bool(enabled) or _has_tensors_away())
+
+
+def _has_tensors_away():
+    return any(not holder["leased"] for holder in _C.holders())
+
+
+def get_enabled_lms():
+    return _C.is_installed() and _C.is_enabled()
+
+
+def set_limit_lms(limit):
+    """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
+    global _limit_before_install
+    with _lock:
+        if _C.is_installed():
+            _C.set_limit(int(limit))
+        else:
+            _limit_before_install = int(limit)
+
+
+def get_limit_lms():
+    return _C.limit() if _C.is_installed() else _limit_before_install or 0
+
+
+def reclaim_inactive():
+    """Makes every tensor that is not in use leave now. Returns the bytes that left."""
+    if not _C.is_installed():
+        return 0
+    freed = _C.reclaim()
+    if freed == 0:
+        _warn_if_nothing_can_leave()
+    return freed
+
+
+_has_warned = False
+
+
+def _warn_if_nothing_can_leave():
+    global _has_warned
+    holders = _C.holders()
+    leased = [h for h in holders if h["leased"]]
+    if _has_warned or not leased or len(leased) < len(holders):
+        return
+    _has_warned = True
+    kept = sum(h["bytes"] for h in leased if h["kept"])
+    raw = sum(h["bytes"] for h in leased if not h["enrolled"])
+    warnings.warn(
+        "spillway_torch: no tensor can leave: "
+        f"{kept} bytes are kept because their addresses were given out (numpy, DLPack, data_ptr), "
+        f"{raw} bytes have not been seen by an operation since support was switched on.", stacklevel=3)
+
+
+def empty_cache():
+    """Gives memory that nothing uses back to the system. Returns the bytes."""
+    return _C.trim() if _C.is_installed() else 0
+
+
+def keep(tensor):
+    """Brings a tensor in and never lets it go again, for code that remembers its address."""
+    _C.bring_in(tensor, True)
+    return tensor
+
+
+def hold(*tensors):
+    """A context in which the tensors stay where they are, for code that works on their addresses."""
+    return _C.Held(tensors)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be told in Python: code that asks for addresses, and code that PyTorch calls back.
+
+A tensor whose address is given out is brought in and kept as long as its storage lives. Code that looks at the
+bytes only while it is called gets them for that long.
+"""
+import os
+import threading
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _spillway_torch as _C
+
+_KEEPING = ("numpy", "data_ptr", "__dlpack__", "__array__", "share_memory_", "_share_memory_")
+_HOLDING = ("tolist",)
+_STORAGE_KEEPING = ("data_ptr",)
+_STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
+                    "_share_filename_cpu_", "_share_fd_cpu_", "byteswap", "_set_from_file", "cpu", "hex")
+
+_is_installed = False
+_hook_is_on = False
+_saving = threading.local()
+
+
+def set_hook(on):
+    """For this thread and the ones it starts."""
+    global _hook_is_on
+    _hook_is_on = on
+    _C.set_hook(on)
+
+
+def _keeping(function):
+    def call(self, *args, **kwargs):
+        _C.bring_in(self, True)
+        return function(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
+def _holding(function):
+    def call(self, *args, **kwargs):
+        with _C.Held((self,)):
+            return function(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
+def _storage_keeping(function):
+    def call(self, *args, **kwargs):
+        if getattr(_saving, "depth", 0) and _C.is_ours(self):
+            return self._cdata  # a number that names the storage; the address may change meanwhile
+        _C.bring_in_storage(self, True)
+        return function(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
+def _named_like(call, function):
+    call.__name__ = getattr(function, "__name__", "call")
+    call.__doc__ = getattr(function, "__doc__", None)
+    call.__wrapped__ = function
+    return call
+
+
+def _wrap_methods(cls, names, wrap):
+    for name in names:
+        if hasattr(cls, name):
+            setattr(cls, name, wrap(getattr(cls, name)))
+
+
+class _Writer:
+    """Stands in for a zip writer while a program saves: tensors are in while they are written."""
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+    def write_record(self, name, data, *rest):
+        with _C.Held((data,)):
+            return self._writer.write_record(name, data, *rest)
+
+
+def _wrap_saving():
+    inner = torch.serialization._save
+
+    def _save(obj, zip_file, *args, **kwargs):
+        _saving.depth = getattr(_saving, "depth", 0) + 1
+        try:
+            return inner(obj, _Writer(zip_file), *args, **kwargs)
+        finally:
+            _saving.depth -= 1
+    torch.serialization._save = _named_like(_save, inner)
+
+
+def _wrap_threads():
+    """The hook is on for each thread by itself; those that a program starts follow it."""
+    run = threading.Thread.run
+
+    def run_with_hook(self):
+        if _hook_is_on:
+            _C.set_hook(True)
+        return run(self)
+    threading.Thread.run = _named_like(run_with_hook, run)
+
+
+_wrapped_classes = weakref.WeakSet()
+
+
+def _wrap_dispatch(cls):
+    """Python that runs in the middle of an operation: its own operations are outermost."""
+    method = cls.__dict__.get("__torch_dispatch__")
+    if method is None or cls in _wrapped_classes:
+        return
+    is_bound = isinstance(method, (classmethod, staticmethod))
+    function = method.__func__ if is_bound else method
+    if not hasattr(function, "__code__"):
+        return
+
+    def call(*args, **kwargs):
+        barrier = _C.Barrier()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            barrier.exit()
+    _named_like(call, function)
+    cls.__torch_dispatch__ = type(method)(call) if is_bound else call
+    _wrapped_classes.add(cls)
+
+
+def _wrap_dispatch_of_subclasses(base):
+    pending = [base]
+    while pending:
+        cls = pending.pop()
+        for subclass in cls.__subclasses__():
+            _wrap_dispatch(subclass)
+            pending.append(subclass)
+    inner = base.__dict__.get("__init_subclass__")
+
+    def __init_subclass__(cls, **kwargs):
+        if inner is not None:
+            inner.__get__(None, cls)(**kwargs)
+        else:
+            super(base, cls).__init_subclass__(**kwargs)
+        _wrap_dispatch(cls)
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _wrap_higher_order_operators():
+    """They know nothing of the hook's key: it falls through all of them."""
+    from torch import _ops
+    key = torch._C._parse_dispatch_key(_C.hook_key())
+    for op in list(_ops._higher_order_ops.values()):
+        op.fallthrough(key)
+    inner = _ops.HigherOrderOperator.__init__
+
+    def __init__(self, *args, **kwargs):
+        inner(self, *args, **kwargs)
+        self.fallthrough(key)
+    _ops.HigherOrderOperator.__init__ = _named_like(__init__, inner)
+
+
+def install():
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    _wrap_methods(torch.Tensor, _KEEPING, _keeping)
+    _wrap_methods(torch.Tensor, _HOLDING, _holding)
+    _wrap_methods(torch.UntypedStorage, _STORAGE_KEEPING, _storage_keeping)
+    _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
+    to_dlpack = torch._C._to_dlpack
+    torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _keeping(to_dlpack)
+    _wrap_saving()
+    _wrap_threads()
+    _wrap_dispatch_of_subclasses(torch.Tensor)
+    _wrap_dispatch_of_subclasses(TorchDispatchMode)
+    _wrap_higher_order_operators()
+    os.register_at_fork(before=_C.before_fork, after_in_parent=_C.after_fork_in_parent,
+                        after_in_child=_C.after_fork_in_child)

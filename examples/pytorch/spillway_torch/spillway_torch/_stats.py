@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+from . import _spillway_torch as _C
+
+
+def memory_stats(device=None):
+    """What the allocator has done, under the names of `torch.cuda.memory_stats`."""
+    return dict(sorted(_C.raw_stats().items())) if _C.is_installed() else {}
+
+
+def reset_peak_memory_stats(device=None):
+    if _C.is_installed():
+        _C.reset_peaks()
+
+
+def _text(n):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
+        n /= 1024
+
+
+def memory_summary(device=None, holders=10):
+    """Who holds memory, as a table."""
+    if not _C.is_installed():
+        return "spillway_torch is not installed"
+    now = _C.raw_stats()
+    rows = [
+        ("limit", _C.limit()),
+        ("tensors", now["allocated_bytes.all.current"]),
+        ("  peak", now["allocated_bytes.all.peak"]),
+        ("on the device", now["resident_bytes.all.current"]),
+        ("  held: in use, or its address is known", now["active_bytes.all.current"]),
+        ("  may leave", now["resident_bytes.all.current"] - now["active_bytes.all.current"]),
+        ("on the host: memory", now["pinned_bytes.all.current"] + now["host.pageable_bytes"]),
+        ("on the host: file", now["host.file_bytes"]),
+        ("free", now["free_bytes"]),
+        ("  in one piece", now["largest_free_bytes"]),
+        ("swapped out so far", now["swap_out_bytes"]),
+        ("swapped in so far", now["swap_in_bytes"]),
+        ("moved so far", now["moved_bytes"]),
+    ]
+    width = max(len(name) for name, _ in rows)
+    lines = ["spillway_torch memory"]
+    lines += [f"  {name:<{width}}  {_text(n):>12}" for name, n in rows]
+    lines.append(f"  out of memory: {now['num_ooms']}, prefetched in time: {now['prefetch.hits']}, "
+                 f"late: {now['prefetch.late']}, for nothing: {now['prefetch.wasted']}")
+    lines.append("largest")
+    for holder in _C.holders()[:holders]:
+        where = ("kept" if holder["kept"] else "in use" if holder["in_use"] else
+                 "on the device" if holder["leased"] else "may be anywhere")
+        lines.append(f"  {_text(holder['bytes']):>12}  {holder['tensor']:<32}  {where}")
+    return "\n".join(lines)

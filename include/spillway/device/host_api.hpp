@@ -1,0 +1,383 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace spillway {
+
+/// Names a stream of a `HostApi`. The default is the caller: its work is whatever the calling thread
+/// does, so work enqueued on it runs at once.
+enum class HostStream : std::uint32_t { caller = 0 };
+enum class HostEvent : std::uint64_t {};
+
+/// The machine's own memory as a device, for programs that compute on the CPU.
+///
+/// What a program computes on the CPU has happened when the call returns. `HostStream::caller` stands
+/// for that: a copy enqueued there runs in the call, an event recorded there is complete, and waiting
+/// there for another stream waits on the host, since there is nobody else to wait. Streams that are
+/// created have a thread each and run behind the program's back; copies in and out go there.
+///
+/// Memory is taken from the system when it is touched, not when it is reserved, and is not
+/// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
+///
+/// Threads  thread-safe.
+/// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all threads.
+/// Address  fixed from `try_reserve` to `release`.
+class HostApi {
+ public:
+  using stream_type = HostStream;
+  using event_type = HostEvent;
+
+  static constexpr bool is_thread_safe = true;
+
+  HostApi() = default;
+  HostApi(HostApi const&) = delete;
+  HostApi& operator=(HostApi const&) = delete;
+  /// Runs what is enqueued, then takes all memory back.
+  ~HostApi();
+
+  [[nodiscard]] void* try_reserve(std::size_t bytes) noexcept { return try_map(bytes); }
+  void release(void* p, std::size_t bytes) noexcept { unmap(p, bytes); }
+  [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int /*numa_node*/) noexcept {
+    return try_map(bytes);
+  }
+  void free_pinned(void* p, std::size_t bytes) noexcept { unmap(p, bytes); }
+
+  void copy(void* to, void const* from, std::size_t bytes, CopyKind /*kind*/, stream_type stream) {
+    enqueue(stream, {.kind = Kind::copy, .to = to, .from = from, .bytes = bytes});
+  }
+  void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream) {
+    enqueue(stream, {.kind = Kind::fill, .to = p, .bytes = bytes, .byte = byte});
+  }
+  void launch_host(stream_type stream, HostFunction function, void* argument) {
+    enqueue(stream, {.kind = Kind::call, .to = argument, .function = function});
+  }
+
+  [[nodiscard]] stream_type create_stream();
+  void destroy_stream(stream_type stream) noexcept;
+  [[nodiscard]] event_type create_event();
+  void destroy_event(event_type event) noexcept;
+  void record(event_type event, stream_type stream);
+  void wait(stream_type stream, event_type event);
+  [[nodiscard]] bool is_complete(event_type event);
+  void synchronize(event_type event);
+  void synchronize(stream_type stream);
+
+  [[nodiscard]] MemoryInfo memory_info() const;
+  [[nodiscard]] int numa_node() const noexcept { return -1; }
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept {
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                          std::chrono::steady_clock::now().time_since_epoch())
+                                          .count());
+  }
+
+  /// To be called before `fork`: waits until all streams are idle, and keeps other threads out.
+  void before_fork();
+  /// To be called after `fork` in the parent: all goes on.
+  void after_fork_in_parent() noexcept { mutex_.unlock(); }
+  /// To be called after `fork` in the child, which has none of the parent's threads: from now on
+  /// every stream is the caller.
+  void after_fork_in_child() noexcept;
+
+ private:
+  enum class Kind : std::uint8_t { copy, fill, call, wait };
+
+  struct Stream;
+  /// A place in a stream's work: everything up to number `count`.
+  struct Point {
+    std::shared_ptr<Stream> stream;
+    std::uint64_t count = 0;
+  };
+  struct Op {
+    Kind kind = Kind::copy;
+    void* to = nullptr;
+    void const* from = nullptr;
+    std::size_t bytes = 0;
+    unsigned char byte = 0;
+    HostFunction function = nullptr;
+    Point after{};
+  };
+  struct Stream {
+    std::deque<Op> queue;
+    std::condition_variable work;
+    std::uint64_t enqueued = 0;
+    std::uint64_t done = 0;
+    bool is_closing = false;
+    std::thread thread;
+  };
+  using Guard = std::unique_lock<std::mutex>;
+
+  [[nodiscard]] void* try_map(std::size_t bytes) noexcept;
+  void unmap(void* p, std::size_t bytes) noexcept;
+  void enqueue(stream_type stream, Op op);
+  static void run_here(Op const& op) noexcept;
+  void serve(std::shared_ptr<Stream> const& stream);
+  void await(Guard& guard, Point const& point) {
+    progress_.wait(guard, [&point] { return is_past(point); });
+  }
+  [[nodiscard]] static bool is_past(Point const& point) noexcept {
+    return point.stream == nullptr || point.stream->done >= point.count;
+  }
+  /// Null for the caller. @throws DeviceError for a handle that names no stream
+  [[nodiscard]] std::shared_ptr<Stream> find(stream_type stream) const;
+  [[nodiscard]] Point& find(event_type event);
+
+  mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
+  std::condition_variable progress_;
+  std::unordered_map<HostStream, std::shared_ptr<Stream>> streams_;
+  std::vector<std::shared_ptr<Stream>> leaving_;  // destroyed, and their threads not joined yet
+  std::unordered_map<HostEvent, Point> events_;
+  std::uint32_t last_stream_ = 0;
+  std::uint64_t last_event_ = 0;
+  std::unordered_map<void*, std::size_t> maps_;
+  std::size_t mapped_bytes_ = 0;
+  bool has_threads_ = true;  // false in a forked child
+};
+
+static_assert(DeviceApi<HostApi>);
+
+inline HostApi::~HostApi() {
+  {
+    Guard const guard{mutex_};
+    for (auto& [name, stream] : streams_) {
+      leaving_.push_back(stream);
+    }
+    for (auto const& stream : leaving_) {
+      stream->is_closing = true;
+      stream->work.notify_one();
+    }
+  }
+  for (auto const& stream : leaving_) {
+    if (stream->thread.joinable()) {
+      stream->thread.join();
+    }
+  }
+  for (auto const& [p, bytes] : maps_) {
+    ::munmap(p, bytes);
+  }
+}
+
+inline void* HostApi::try_map(std::size_t bytes) noexcept {
+  std::size_t const most = memory_info().total_bytes;
+  if (bytes == 0 || bytes > most) {
+    return nullptr;
+  }
+  void* const p = ::mmap(
+      nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) {
+    return nullptr;
+  }
+  (void)::madvise(p, bytes, MADV_HUGEPAGE);  // fewer page faults where the system has large pages
+  try {
+    Guard const guard{mutex_};
+    maps_.emplace(p, bytes);
+    mapped_bytes_ += bytes;
+  } catch (...) {
+    ::munmap(p, bytes);
+    return nullptr;
+  }
+  return p;
+}
+
+inline void HostApi::unmap(void* p, std::size_t bytes) noexcept {
+  {
+    Guard const guard{mutex_};
+    maps_.erase(p);
+    mapped_bytes_ -= bytes;
+  }
+  ::munmap(p, bytes);
+}
+
+inline MemoryInfo HostApi::memory_info() const {
+  auto const pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
+  auto const page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::size_t const total = pages * page_bytes;
+  Guard const guard{mutex_};
+  return {mapped_bytes_ < total ? total - mapped_bytes_ : 0, total};
+}
+
+inline auto HostApi::find(stream_type stream) const -> std::shared_ptr<Stream> {
+  if (stream == HostStream::caller) {
+    return nullptr;
+  }
+  auto const found = streams_.find(stream);
+  if (found == streams_.end()) {
+    throw DeviceError{"HostApi: no such stream: it was destroyed, or is another device's"};
+  }
+  return found->second;
+}
+
+inline auto HostApi::find(event_type event) -> Point& {
+  auto const found = events_.find(event);
+  if (found == events_.end()) {
+    throw DeviceError{"HostApi: no such event: it was destroyed, or is another device's"};
+  }
+  return found->second;
+}
+
+inline void HostApi::run_here(Op const& op) noexcept {
+  switch (op.kind) {
+  case Kind::copy:
+    std::memmove(op.to, op.from, op.bytes);
+    break;
+  case Kind::fill:
+    std::memset(op.to, op.byte, op.bytes);
+    break;
+  case Kind::call:
+    op.function(op.to);
+    break;
+  case Kind::wait:
+    break;
+  }
+}
+
+inline void HostApi::enqueue(stream_type stream, Op op) {
+  {
+    Guard const guard{mutex_};
+    auto const on = find(stream);
+    if (on != nullptr && has_threads_) {
+      on->queue.push_back(std::move(op));
+      ++on->enqueued;
+      on->work.notify_one();
+      return;
+    }
+  }
+  run_here(op);
+}
+
+inline void HostApi::serve(std::shared_ptr<Stream> const& stream) {
+  Guard guard{mutex_};
+  for (;;) {
+    stream->work.wait(guard, [&] { return stream->is_closing || !stream->queue.empty(); });
+    if (stream->queue.empty()) {
+      return;
+    }
+    Op const op = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    if (op.kind == Kind::wait) {
+      await(guard, op.after);
+    } else {
+      guard.unlock();
+      run_here(op);
+      guard.lock();
+    }
+    ++stream->done;
+    progress_.notify_all();
+  }
+}
+
+inline auto HostApi::create_stream() -> stream_type {
+  auto stream = std::make_shared<Stream>();
+  Guard const guard{mutex_};
+  HostStream const name{++last_stream_};
+  streams_.emplace(name, stream);
+  if (has_threads_) {
+    try {
+      stream->thread = std::thread{[this, stream] { serve(stream); }};
+    } catch (...) {
+      streams_.erase(name);
+      throw DeviceError{"HostApi: the system gave no thread for a stream"};
+    }
+  }
+  return name;
+}
+
+inline void HostApi::destroy_stream(stream_type stream) noexcept {
+  Guard const guard{mutex_};
+  auto const found = streams_.find(stream);
+  if (found == streams_.end()) {
+    return;
+  }
+  auto const gone = std::move(found->second);
+  streams_.erase(found);
+  gone->is_closing = true;
+  gone->work.notify_one();
+  leaving_.push_back(gone);
+}
+
+inline auto HostApi::create_event() -> event_type {
+  Guard const guard{mutex_};
+  HostEvent const name{++last_event_};
+  events_.emplace(name, Point{});
+  return name;
+}
+
+inline void HostApi::destroy_event(event_type event) noexcept {
+  Guard const guard{mutex_};
+  events_.erase(event);
+}
+
+inline void HostApi::record(event_type event, stream_type stream) {
+  Guard const guard{mutex_};
+  auto const on = find(stream);
+  find(event) = on == nullptr ? Point{} : Point{on, on->enqueued};
+}
+
+inline void HostApi::wait(stream_type stream, event_type event) {
+  Guard guard{mutex_};
+  Point const point = find(event);
+  auto const on = find(stream);
+  if (on == nullptr) {
+    await(guard, point);
+  } else if (!is_past(point)) {
+    on->queue.push_back({.kind = Kind::wait, .after = point});
+    ++on->enqueued;
+    on->work.notify_one();
+  }
+}
+
+inline bool HostApi::is_complete(event_type event) {
+  Guard const guard{mutex_};
+  return is_past(find(event));
+}
+
+inline void HostApi::synchronize(event_type event) {
+  Guard guard{mutex_};
+  Point const point = find(event);
+  await(guard, point);
+}
+
+inline void HostApi::synchronize(stream_type stream) {
+  Guard guard{mutex_};
+  if (auto const on = find(stream); on != nullptr) {
+    await(guard, Point{on, on->enqueued});
+  }
+}
+
+inline void HostApi::before_fork() {
+  mutex_.lock();
+  Guard guard{mutex_, std::adopt_lock};
+  for (auto const& [name, stream] : streams_) {
+    await(guard, Point{stream, stream->enqueued});
+  }
+  (void)guard.release();
+}
+
+inline void HostApi::after_fork_in_child() noexcept {
+  has_threads_ = false;
+  for (auto& [name, stream] : streams_) {
+    // The thread is the parent's. Its handle must not be joined here nor destroyed joinable.
+    (void)new std::thread{std::move(stream->thread)};  // NOLINT(cppcoreguidelines-owning-memory)
+  }
+  mutex_.unlock();
+}
+
+}  // namespace spillway

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Large-model support for PyTorch: tensors that no operation uses may leave the device.
+///
+/// Needs PyTorch's headers, 2.11 or newer. `examples/pytorch/spillway_torch` makes a Python module of it.
+
+#include <spillway/interop/torch/frame_hook.hpp>
+#include <spillway/interop/torch/holding.hpp>
+#include <spillway/interop/torch/host_tensor_allocator.hpp>
+#include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/operation_kind.hpp>
+#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/torch_version.hpp>

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/operation_kind.hpp>
+#include <spillway/interop/torch/storage_desk.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/ScalarType.h>
+#include <torch/library.h>
+
+namespace spillway::pytorch {
+
+/// What one thread's hook needs beside its frames.
+struct HookState {
+  OperationKinds kinds;
+};
+
+/// The boxed kernel that runs in front of every operation and holds its operands.
+///
+/// The outermost operation of a thread opens a *frame*. Its operands are pinned, brought in together
+/// and enrolled; what nested operations use is pinned, too, and stays so until the outermost one
+/// ends, since a kernel may have taken an address before it calls another operation. Memory that is
+/// allocated inside a frame is enrolled only if it is a result.
+///
+/// `Site` is as for `StorageDesk`, and has `Site::hook()`, the calling thread's `HookState`, and
+/// `Site::foreach_bytes()`, the most that one call of a `_foreach_` kernel may pin.
+///
+/// Threads  thread-safe; runs in each thread that has `Key` in its local set.
+template <class Site, c10::DispatchKey Key>
+class FrameHook {
+ public:
+  using Desk = StorageDesk<Site>;
+  using Stack = torch::jit::Stack;
+
+  static constexpr c10::DispatchKey key = Key;
+
+  /// Installs the hook for all operations. It lives as long as the returned object, and only one
+  /// fallback may exist for a key.
+  ///
+  /// @throws c10::Error if somebody else has a fallback on the key
+  [[nodiscard]] static std::unique_ptr<torch::Library> install() {
+    auto library = std::make_unique<torch::Library>(
+        torch::Library::IMPL, "_", Key, __FILE__, static_cast<std::uint32_t>(__LINE__));
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+    return library;
+  }
+
+  static void run(c10::OperatorHandle const& op, c10::DispatchKeySet keys, Stack* stack) {
+    auto const next = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, Key);
+    switch (Site::hook().kinds.of(op)) {
+    case OperationKind::view:
+      op.redispatchBoxed(next, stack);
+      return;
+    case OperationKind::composite:
+      run_composite(op, next, stack);
+      return;
+    case OperationKind::per_tensor:
+      run_per_tensor(op, next, stack);
+      return;
+    default:
+      run_kernel(op, next, stack);
+      return;
+    }
+  }
+
+  /// Holds storages for as long as it lives, as an operation would that has them as operands.
+  class Frame {
+   public:
+    Frame() : frames_{Site::frames()} {
+      if (frames_.depth++ == 0) {
+        Site::desk().count_frame();
+      }
+    }
+    Frame(Frame const&) = delete;
+    Frame& operator=(Frame const&) = delete;
+    ~Frame() {
+      bool const ends = --frames_.depth == 0;
+      if (ends || Site::desk().ends_frames_early()) {
+        Site::desk().leave(frames_);
+      }
+      if (ends) {
+        Site::desk().uncount_frame();
+      }
+    }
+
+    [[nodiscard]] bool is_outermost() const noexcept {
+      return frames_.depth == 1 || Site::desk().ends_frames_early();
+    }
+    void enter(Operands const& operands) {
+      if (!operands.empty()) {
+        rethrow_as_torch([&] { Site::desk().enter(frames_, operands, is_outermost()); });
+      }
+    }
+    void enrol(Operands const& results) {
+      if (!results.empty()) {
+        Site::desk().enrol(frames_, results);
+      }
+    }
+
+   private:
+    typename Desk::Frames& frames_;
+  };
+
+  /// Passes the library's errors on as PyTorch's.
+  template <class Act>
+  static void rethrow_as_torch(Act act) {
+    try {
+      act();
+    } catch (DeviceError const& error) {
+      TORCH_CHECK(false, error.what());
+    } catch (FileTierError const& error) {
+      TORCH_CHECK(false, error.what());
+    }
+  }
+
+ private:
+  [[nodiscard]] static std::span<c10::IValue const> last(Stack const& stack, std::size_t count) {
+    return std::span{stack}.last(count);
+  }
+
+  static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    Operands operands;
+    collect<Desk>(last(*stack, op.schema().arguments().size()), operands);
+    Frame frame;
+    frame.enter(operands);
+    op.redispatchBoxed(next, stack);
+    if (frame.is_outermost()) {
+      operands.clear();
+      collect<Desk>(last(*stack, op.schema().returns().size()), operands);
+      frame.enrol(operands);
+    }
+  }
+
+  /// Operations inside hold their own operands. A few composites read indices, lengths or masks
+  /// themselves, and what they write may be theirs to write; tensors that are not dense have kernels
+  /// of their own.
+  static void run_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    auto const arguments = last(*stack, op.schema().arguments().size());
+    Operands operands;
+    bool is_dense = true;
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      bool const is_written = detail::writes(op.schema().arguments()[i]);
+      for_each_dense(arguments[i], is_dense, [&](at::Tensor const& tensor) {
+        if (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
+          c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+          if (storage != nullptr && Desk::is_ours(*storage)) {
+            operands.push_back({storage, tensor.unsafeGetTensorImpl()});
+          }
+        }
+      });
+    }
+    if (!is_dense) {
+      run_kernel(op, next, stack);
+    } else if (operands.empty()) {
+      op.redispatchBoxed(next, stack);
+    } else {
+      run_beside(op, next, stack, operands);
+    }
+  }
+
+  /// Holds some operands without being a frame to the operations inside.
+  static void run_beside(c10::OperatorHandle const& op,
+                         c10::DispatchKeySet next,
+                         Stack* stack,
+                         Operands const& operands) {
+    typename Desk::Frames beside;
+    beside.depth = Site::frames().depth;  // it waits as part of that frame, if there is one
+    struct Leave {
+      typename Desk::Frames& frames;
+      ~Leave() { Site::desk().leave(frames); }
+    } const leave{beside};
+    rethrow_as_torch([&] { Site::desk().enter(beside, operands, Site::frames().depth == 0); });
+    op.redispatchBoxed(next, stack);
+  }
+
+  template <class Visit>
+  static void for_each_dense(c10::IValue const& value, bool& is_dense, Visit const& visit) {
+    auto const one = [&](at::Tensor const& tensor) {
+      if (!tensor.defined()) {
+        return;
+      }
+      c10::TensorImpl const* const impl = tensor.unsafeGetTensorImpl();
+      if (impl->layout() != c10::kStrided || impl->is_nested()) {
+        is_dense = false;
+      } else if (impl->has_storage()) {
+        visit(tensor);
+      }
+    };
+    if (value.isTensor()) {
+      one(value.toTensor());
+    } else if (value.isList()) {
+      for (c10::IValue const& element : value.toListRef()) {
+        if (element.isTensor()) {
+          one(element.toTensor());
+        } else if (!element.isNone()) {
+          return;
+        }
+      }
+    }
+  }
+
+  /// A long list would pin a whole model at once; done in pieces, the bits are the same.
+  static void
+  run_per_tensor(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    std::size_t const arguments = op.schema().arguments().size();
+    std::size_t const results = op.schema().returns().size();
+    std::size_t const base = stack->size() - arguments;
+    std::vector<std::size_t> const cuts =
+        Site::frames().depth == 0
+            ? pieces({stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end()})
+            : std::vector<std::size_t>{};
+    bool const is_list_of_tensors =
+        results == 0 ||
+        (results == 1 && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType);
+    if (cuts.size() <= 2 || !is_list_of_tensors) {
+      run_kernel(op, next, stack);
+      return;
+    }
+    c10::List<at::Tensor> all;
+    for (std::size_t c = 0; c + 1 < cuts.size(); ++c) {
+      Stack piece;
+      for (std::size_t i = base; i < base + arguments; ++i) {
+        piece.push_back(slice((*stack)[i], cuts.back(), cuts[c], cuts[c + 1]));
+      }
+      run_kernel(op, next, &piece);
+      if (results == 1) {
+        for (c10::IValue const& tensor : piece.back().toListRef()) {
+          all.push_back(tensor.toTensor());
+        }
+      }
+    }
+    stack->erase(stack->begin() + static_cast<std::ptrdiff_t>(base), stack->end());
+    if (results == 1) {
+      stack->emplace_back(std::move(all));
+    }
+  }
+
+  /// Where to cut lists of the same length, so that no piece pins more than it may.
+  [[nodiscard]] static std::vector<std::size_t> pieces(std::span<c10::IValue const> arguments) {
+    std::size_t length = 0;
+    for (c10::IValue const& value : arguments) {
+      if (value.isTensorList()) {
+        length = std::max(length, value.toListRef().size());
+      }
+    }
+    std::vector<std::size_t> cuts{0};
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < length; ++i) {
+      std::size_t row = 0;
+      for (c10::IValue const& value : arguments) {
+        if (value.isTensorList() && value.toListRef().size() == length) {
+          at::Tensor const& tensor = value.toListRef()[i].toTensor();
+          row += tensor.defined() && tensor.has_storage() ? tensor.storage().nbytes() : 0;
+        }
+      }
+      if (bytes != 0 && bytes + row > Site::foreach_bytes()) {
+        cuts.push_back(i);
+        bytes = 0;
+      }
+      bytes += row;
+    }
+    cuts.push_back(length);
+    return cuts;
+  }
+
+  /// Part of a list if it is as long as the others; anything else is the same for each piece.
+  [[nodiscard]] static c10::IValue
+  slice(c10::IValue const& value, std::size_t length, std::size_t begin, std::size_t end) {
+    if (!value.isList() || value.toListRef().size() != length) {
+      return value;
+    }
+    auto const elements = value.toListRef();
+    c10::impl::GenericList part{value.toList().elementType()};
+    for (std::size_t i = begin; i < end; ++i) {
+      part.push_back(elements[i]);
+    }
+    return part;
+  }
+};
+
+}  // namespace spillway::pytorch

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/torch/storage_desk.hpp>
+
+#include <cstddef>
+#include <span>
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Layout.h>
+
+namespace spillway::pytorch {
+
+/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or what a
+/// sparse or nested one is made of. Python subclasses have none; their inner tensors show up in
+/// operations of their own. `keeps` is true for what PyTorch reads outside of operations: the sizes,
+/// strides and offsets of a nested tensor.
+template <class Visit>
+void for_each_part(at::Tensor const& tensor, Visit const& visit) {
+  if (!tensor.defined()) {
+    return;
+  }
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (impl->is_nested() && !impl->is_python_dispatch()) {
+    auto const* const nested = static_cast<at::native::NestedTensorImpl const*>(impl);
+    visit(nested->get_nested_sizes(), true);
+    visit(nested->get_nested_strides(), true);
+    visit(nested->get_storage_offsets(), true);
+  }
+  if (impl->has_storage()) {
+    visit(tensor, false);
+    return;
+  }
+  switch (impl->layout()) {
+  case c10::kSparse: {
+    if (impl->is_python_dispatch()) {
+      return;
+    }
+    auto const* const sparse = static_cast<at::SparseTensorImpl const*>(impl);
+    for_each_part(sparse->indices(), visit);
+    for_each_part(sparse->values(), visit);
+    return;
+  }
+  case c10::kSparseCsr:
+  case c10::kSparseCsc:
+  case c10::kSparseBsr:
+  case c10::kSparseBsc: {
+    if (impl->is_python_dispatch()) {
+      return;
+    }
+    auto const* const sparse = static_cast<at::SparseCsrTensorImpl const*>(impl);
+    for_each_part(sparse->compressed_indices(), visit);
+    for_each_part(sparse->plain_indices(), visit);
+    for_each_part(sparse->values(), visit);
+    return;
+  }
+  default:
+    return;
+  }
+}
+
+template <class Visit>
+void for_each_tensor(c10::IValue const& value, Visit const& visit) {
+  if (value.isTensor()) {
+    for_each_part(value.toTensor(), visit);
+  } else if (value.isTensorList() || value.isList()) {
+    for (c10::IValue const& element : value.toListRef()) {
+      if (!element.isTensor()) {
+        if (element.isNone()) {
+          continue;  // a list of optional tensors
+        }
+        return;  // numbers: so are all others
+      }
+      for_each_part(element.toTensor(), visit);
+    }
+  }
+}
+
+/// Collects what among `values` may be the desk's.
+template <class Desk>
+void collect(std::span<c10::IValue const> values, Operands& operands) {
+  auto const add = [&operands](at::Tensor const& tensor, bool keeps) {
+    c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+    if (storage != nullptr && Desk::is_ours(*storage)) {
+      operands.push_back({storage, tensor.unsafeGetTensorImpl(), keeps});
+    }
+  };
+  for (c10::IValue const& value : values) {
+    if (value.isStorage()) {
+      c10::StorageImpl* const storage = value.toStorage().unsafeGetStorageImpl();
+      if (storage != nullptr && Desk::is_ours(*storage)) {
+        operands.push_back({storage, nullptr});
+      }
+    } else {
+      for_each_tensor(value, add);
+    }
+  }
+}
+
+}  // namespace spillway::pytorch

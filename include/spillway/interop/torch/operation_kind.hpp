@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <c10/core/DispatchKey.h>
+
+namespace spillway::pytorch {
+
+/// How an operation uses its operands' bytes.
+enum class OperationKind : std::uint8_t {
+  unknown,    ///< not looked at yet
+  kernel,     ///< reads and writes them: all operands are held while it runs
+  view,       ///< looks at sizes and strides only
+  composite,  ///< calls other operations, which hold their own operands
+  per_tensor  ///< a kernel that does the same to each element of its lists, one after the other
+};
+
+namespace detail {
+
+inline bool writes(c10::Argument const& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+/// A view has one tensor operand, which each of its results is an alias of, and writes nothing.
+inline bool is_view(c10::FunctionSchema const& schema) {
+  std::size_t tensors = 0;
+  for (c10::Argument const& argument : schema.arguments()) {
+    if (writes(argument)) {
+      return false;
+    }
+    auto const kind = argument.type()->kind();
+    bool const is_number = kind == c10::TypeKind::IntType || kind == c10::TypeKind::BoolType ||
+                           kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::FloatType ||
+                           kind == c10::TypeKind::NumberType || kind == c10::TypeKind::StringType;
+    if (kind == c10::TypeKind::TensorType) {
+      ++tensors;
+    } else if (!is_number && argument.type()->str().find("Tensor") != std::string::npos) {
+      return false;
+    }
+  }
+  for (c10::Argument const& result : schema.returns()) {
+    if (result.alias_info() == nullptr || result.alias_info()->isWrite()) {
+      return false;
+    }
+  }
+  return tensors == 1 && !schema.returns().empty();
+}
+
+/// True if nothing but the composite kernel runs for dense tensors.
+inline bool is_composite(c10::OperatorHandle const& op) {
+  using c10::DispatchKey;
+  if (!op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
+    return false;
+  }
+  for (DispatchKey const key : {DispatchKey::CPU,
+                                DispatchKey::CUDA,
+                                DispatchKey::AutogradCPU,
+                                DispatchKey::AutogradCUDA,
+                                DispatchKey::Autograd,
+                                DispatchKey::CompositeExplicitAutograd}) {
+    if (op.hasKernelForDispatchKey(key)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace detail
+
+/// What an operation does, judged by its schema. Only PyTorch's own schemas are trusted to tell.
+inline OperationKind kind_of(c10::OperatorHandle const& op) {
+  auto const& schema = op.schema();
+  bool const is_own = schema.name().rfind("aten::", 0) == 0;
+  if (!is_own) {
+    return OperationKind::kernel;
+  }
+  for (char const* const prefix :
+       {"aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"}) {
+    if (schema.name().rfind(prefix, 0) == 0) {
+      return OperationKind::per_tensor;
+    }
+  }
+  if (detail::is_composite(op)) {
+    return OperationKind::composite;
+  }
+  return detail::is_view(schema) ? OperationKind::view : OperationKind::kernel;
+}
+
+/// Remembers the kinds of operations; one for each thread.
+class OperationKinds {
+ public:
+  [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) {
+    void const* const name = &op.schema();
+    std::size_t const bits = reinterpret_cast<std::uintptr_t>(name) >> 4U;
+    for (std::size_t probe = 0; probe < 4; ++probe) {
+      Entry& entry = entries_[((bits ^ (bits >> 9U)) + probe) & (entries_.size() - 1)];
+      if (entry.schema == name) {
+        return entry.kind;
+      }
+      if (entry.schema == nullptr || probe == 3) {
+        entry = {name, kind_of(op)};
+        return entry.kind;
+      }
+    }
+    return kind_of(op);
+  }
+
+ private:
+  struct Entry {
+    void const* schema = nullptr;
+    OperationKind kind = OperationKind::unknown;
+  };
+  std::array<Entry, 1024> entries_{};
+};
+
+}  // namespace spillway::pytorch

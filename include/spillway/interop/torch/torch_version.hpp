@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <torch/headeronly/version.h>
+
+// The one place that asks which PyTorch this is.
+#define SPILLWAY_TORCH_AT_LEAST(major, minor)                                                      \
+  (TORCH_VERSION_MAJOR > (major) ||                                                                \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+
+namespace spillway::pytorch {
+
+/// Storages can say, and take back, why their bytes may not be read: a read of an address that is not
+/// there is then an error with a name.
+inline constexpr bool has_named_access_error = SPILLWAY_TORCH_AT_LEAST(2, 15);
+
+inline void forbid_access([[maybe_unused]] c10::StorageImpl& storage) {
+#if SPILLWAY_TORCH_AT_LEAST(2, 15)
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "spillway: this tensor's memory may have been swapped out, and its address was asked for "
+      "outside "
+      "of an operation. Call spillway_torch.keep(tensor) first.");
+#endif
+}
+
+inline void allow_access([[maybe_unused]] c10::StorageImpl& storage) {
+#if SPILLWAY_TORCH_AT_LEAST(2, 15)
+  storage.clear_data_ptr_access_error_msg_();
+#endif
+}
+
+}  // namespace spillway::pytorch
