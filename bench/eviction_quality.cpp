@@ -26,6 +26,7 @@
 #include "replay/trace.hpp"
 #include "residency_model.hpp"
 #include "swap_bound.hpp"
+#include "trace_step.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
@@ -33,24 +34,7 @@ namespace {
 using namespace spillway;
 using bench::Operand;
 using bench::Step;
-
-/// One repetition of a trace: a block is written at its first use and read from then on.
-Step step_of(replay::Trace const& trace) {
-  Step step;
-  for (replay::Operation const& operation : trace.operations) {
-    std::vector<Operand>& operands = step.emplace_back();
-    for (std::size_t i = 0; i < operation.operand_count; ++i) {
-      replay::Operand const& operand = trace.operands[operation.first_operand + i];
-      replay::Tensor const& tensor = trace.tensors[operand.tensor];
-      bool const is_written = operand.is_first && !tensor.is_weight;
-      operands.push_back({operand.tensor,
-                          round_up(tensor.bytes, granule_bytes),
-                          tensor.is_weight,
-                          is_written ? Access::write : Access::read});
-    }
-  }
-  return step;
-}
+using bench::step_of;
 
 template <class Policy>
 double swapped_in_gb(std::vector<Step> const& steps, std::uint64_t capacity_bytes) {
@@ -237,6 +221,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--capacity", factors, "factors of the most bytes alive at once")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--steps", steps, "how often a trace is repeated; the first time is not counted")

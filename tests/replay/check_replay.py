@@ -153,6 +153,15 @@ expect(status == 0 and [KEYS <= one.keys() for one in json.loads(out)] == [True,
 status, rows = sweep(trace, "--sweep", "0.5x:1.0x:2", "--device", "sim", "--kernel-scale", "0.01", "--verify")
 expect(status == 0 and float(rows[0]["slowdown"]) >= 1, f"on the device kernels take real time: {rows}")
 
+# Transfers that a schedule sees coming hide behind kernels.
+def steady(*options):
+    result = replay(trace, "--capacity", "0.5x", "--steps", "4", "--link-gbps", "0.1", *options)
+    return result["steps"][-1]["simulated_ns"] / (result["compute_ns"] / 4)
+
+
+waiting, hiding = steady("--eviction", "lru", "--prefetch", "off"), steady()
+expect(hiding < 1.1 and hiding - 1 < (waiting - 1) / 4, f"prefetching hides transfers: {hiding} of {waiting}")
+
 # A made-up trace is the same every time, and as large as asked for.
 made = [subprocess.run([sys.executable, MAKE_TRACE, "--operations", "2000", "--live", "100", "--weights", "10"],
                        capture_output=True, text=True, check=True).stdout for _ in range(2)]

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How long a step takes when less memory is there than it uses, for several links and policies,
+// against the least it can take: the time of its kernels, or of the bytes that must cross the link in
+// one direction, whichever is longer. --help tells the options.
+
+#include <spillway/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "replay/replay.hpp"
+#include "replay/trace.hpp"
+#include "swap_bound.hpp"
+#include "trace_step.hpp"
+#include <CLI/CLI.hpp>
+
+namespace {
+
+struct Policy {
+  char const* name;
+  replay::Eviction eviction;
+  bool is_prefetching;
+};
+
+constexpr Policy policies[] = {
+    {"lru", replay::Eviction::lru, false},
+    {"schedule", replay::Eviction::schedule, false},
+    {"schedule+prefetch", replay::Eviction::schedule, true},
+};
+
+struct Arguments {
+  std::vector<std::string> traces;
+  std::vector<double> factors{0.9, 0.75, 0.6, 0.5, 0.4};
+  std::vector<double> links_gbps{12, 25, 55, 450};
+  std::string device = "model";
+  double scale = 1;
+  double kernel_scale = 1;
+  std::size_t warm_steps = 2;
+  std::size_t steps = 2;
+  bool is_csv = false;
+};
+
+class Bench {
+ public:
+  Bench(Arguments const& arguments, std::string const& path)
+      : arguments_{arguments},
+        name_{path.substr(path.find_last_of('/') + 1)},
+        trace_{replay::read_trace(path, arguments.scale)},
+        bound_{std::vector<spillway::bench::Step>(3, spillway::bench::step_of(trace_))} {}
+
+  void run() const {
+    if (!arguments_.is_csv) {
+      std::printf("%s on %s: kernels %.1f ms a step; step time over its least\n%-6s %-8s %10s",
+                  name_.c_str(),
+                  arguments_.device.c_str(),
+                  kernels_ns() / 1e6,
+                  "GB/s",
+                  "capacity",
+                  "least ms");
+      for (Policy const& policy : policies) {
+        std::printf(" %18s", policy.name);
+      }
+      std::printf("\n");
+    }
+    for (double const link_gbps : arguments_.links_gbps) {
+      for (double const factor : arguments_.factors) {
+        run(link_gbps, factor);
+      }
+    }
+  }
+
+ private:
+  void run(double link_gbps, double factor) const {
+    replay::Settings settings;
+    settings.capacity_bytes = spillway::round_up(
+        static_cast<std::size_t>(factor * static_cast<double>(trace_.peak_live_bytes)),
+        spillway::granule_bytes);
+    // On a link as slow as the bytes are few and the kernels long, transfers take as large a part.
+    settings.link_gbps = link_gbps * arguments_.scale / arguments_.kernel_scale;
+    settings.kernel_scale = arguments_.kernel_scale;
+    settings.steps = arguments_.warm_steps + arguments_.steps;
+    // The second and third of three steps are counted.
+    auto const needed_bytes = bound_.least_swap_in(settings.capacity_bytes);
+    double const needed_ns =
+        static_cast<double>(needed_bytes.value_or(0)) / 2 / settings.link_gbps.value();
+    double const least_ns = std::max(kernels_ns(), needed_ns);
+    if (!arguments_.is_csv) {
+      std::printf("%-6g %-8.2f %10.1f", link_gbps, factor, least_ns / 1e6);
+    }
+    for (Policy const& policy : policies) {
+      settings.eviction = policy.eviction;
+      settings.lookahead_ops = policy.is_prefetching ? replay::Settings{}.lookahead_ops : 0;
+      print(replay(settings), least_ns, link_gbps, factor, policy);
+    }
+    if (!arguments_.is_csv) {
+      std::printf("\n");
+    }
+  }
+
+  void print(replay::Result const& result,
+             double least_ns,
+             double link_gbps,
+             double factor,
+             Policy const& policy) const {
+    double step_ns = 0;
+    for (std::size_t i = arguments_.warm_steps; result.completed && i < result.steps.size(); ++i) {
+      step_ns +=
+          static_cast<double>(result.steps[i].simulated_ns) / static_cast<double>(arguments_.steps);
+    }
+    if (arguments_.is_csv) {
+      std::printf("%s,%g,%g,%s,%d,%.0f,%.0f,%.0f\n",
+                  name_.c_str(),
+                  link_gbps,
+                  factor,
+                  policy.name,
+                  result.completed ? 1 : 0,
+                  step_ns,
+                  least_ns,
+                  kernels_ns());
+    } else if (result.completed) {
+      std::printf(" %18.3f", step_ns / least_ns);
+    } else {
+      std::printf(" %18s", "out of memory");
+    }
+    std::fflush(stdout);
+  }
+
+  [[nodiscard]] replay::Result replay(replay::Settings const& settings) const {
+    return arguments_.device == "model" ? replay::replay_on_model(trace_, settings)
+                                        : replay::replay_on_sim(trace_, settings);
+  }
+
+  [[nodiscard]] double kernels_ns() const {
+    return static_cast<double>(trace_.compute_ns) * arguments_.kernel_scale;
+  }
+
+  Arguments const& arguments_;
+  std::string name_;
+  replay::Trace trace_;
+  spillway::bench::SwapBound bound_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Says how much of the transfers is hidden behind kernels.", "bench_overlap"};
+  Arguments arguments;
+  app.add_option("trace", arguments.traces, "CSV files: step,id,size,weight,kernel_ns")->required();
+  app.add_option("--capacity", arguments.factors, "factors of the most bytes alive at once")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--link-gbps", arguments.links_gbps, "bandwidths of the host link each way")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--device", arguments.device, "model: virtual clock; sim: threads, in real time")
+      ->check(CLI::IsMember({"model", "sim"}))
+      ->capture_default_str();
+  app.add_option("--scale", arguments.scale, "multiplies every size, and the link with it")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--kernel-scale",
+                 arguments.kernel_scale,
+                 "multiplies every kernel's time, and slows the link down by as much")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--warm-steps", arguments.warm_steps, "steps that are not counted")
+      ->capture_default_str();
+  app.add_option("--steps", arguments.steps, "steps that are counted, of which the mean is taken")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1000}))
+      ->capture_default_str();
+  app.add_flag("--csv", arguments.is_csv, "print comma-separated values");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (arguments.is_csv) {
+      std::printf("trace,link_gbps,capacity_factor,policy,completed,step_ns,least_ns,kernels_ns\n");
+    }
+    for (std::string const& path : arguments.traces) {
+      Bench{arguments, path}.run();
+    }
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "bench_overlap: %s\n", error.what());
+    return 2;
+  }
+  return 0;
+}
