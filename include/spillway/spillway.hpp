@@ -6,6 +6,7 @@
 /// On a GPU add cuda_policies.hpp; adapters that need a third party are in interop/ and observe/.
 
 #include <spillway/default_policies.hpp>
+#include <spillway/device/host_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
