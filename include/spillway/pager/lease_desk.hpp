@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
