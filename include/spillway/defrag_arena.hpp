@@ -180,7 +180,7 @@ class DefragArena {
   [[nodiscard]] std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
   [[nodiscard]] std::size_t free_bytes() const noexcept {
-    return static_cast<std::size_t>(map_.table().free_granules) * granule_bytes;
+    return static_cast<std::size_t>(map_.table().free_granules()) * granule_bytes;
   }
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
     return std::size_t{map_.largest()} * granule_bytes;
@@ -194,8 +194,9 @@ class DefragArena {
   DefragArena(Device& device, ArenaOptions options, Nothing);
 
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
+  // Of what is at most the capacity, so that the sum cannot wrap around.
   static std::uint64_t granules(std::size_t bytes) noexcept {
-    return bytes / granule_bytes + (bytes % granule_bytes != 0 ? 1 : 0);
+    return (bytes + granule_bytes - 1) / granule_bytes;
   }
   [[nodiscard]] std::optional<CompactionPlan> to_plan(std::optional<LayoutPlan> const& answer);
 
@@ -263,15 +264,18 @@ DefragArena<Device, Fit, Compaction>::~DefragArena() {
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 std::optional<Placement> DefragArena<Device, Fit, Compaction>::try_take(std::size_t bytes,
                                                                         BlockId owner) {
-  expects(bytes != 0, "a range of 0 bytes cannot be taken");
-  if (bytes > options_.capacity_bytes) {
-    return std::nullopt;
+  // The one variable that is returned, so that it is not copied.
+  std::optional<Placement> placement;
+  if (bytes - 1 >= options_.capacity_bytes) {  // 0 wraps to the most there is
+    expects(bytes != 0, "a range of 0 bytes cannot be taken");
+    return placement;
   }
-  std::optional<Placement> placement{std::in_place};
+  placement.emplace();
   std::uint32_t const node =
       map_.take(static_cast<std::uint32_t>(granules(bytes)), owner, placement->fence);
   if (node == no_node) {
-    return std::nullopt;
+    placement.reset();
+    return placement;
   }
   placement->range = RangeId{node};
   placement->address = address(placement->range);
@@ -326,7 +330,7 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
   snapshot_.read(map_.list(), can_move);
   std::uint64_t const budget = budget_bytes / granule_bytes;
   std::uint64_t reached = map_.largest();
-  std::uint64_t missed = map_.table().free_granules + 1;
+  std::uint64_t missed = map_.table().free_granules() + 1;
   std::optional<LayoutPlan> best;
   // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
   for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -29,7 +30,9 @@ using spillway::ModelApi;
 using spillway::Move;
 using spillway::Placement;
 using spillway::RangeId;
+using spillway::RangeNode;
 using spillway::RangeState;
+using spillway::RangeTable;
 using spillway::RangeView;
 using spillway::SegregatedFit;
 using spillway::StreamIndex;
@@ -65,6 +68,13 @@ class Oracle {
     return segment->second[index];
   }
 
+  [[nodiscard]] std::size_t free_bytes_in(std::byte* address, std::size_t bytes) const {
+    auto const segment = std::prev(segments_.upper_bound(address));
+    auto const first = segment->second.begin() +
+                       (address - segment->first) / static_cast<std::ptrdiff_t>(granule_bytes);
+    return free_bytes(first, first + static_cast<std::ptrdiff_t>(bytes / granule_bytes));
+  }
+
   [[nodiscard]] std::size_t longest_free_run() const {
     std::size_t longest = 0;
     for (auto const& [base, granules] : segments_) {
@@ -78,14 +88,11 @@ class Oracle {
   }
 
   [[nodiscard]] std::size_t free_bytes() const {
-    std::size_t count = 0;
+    std::size_t bytes = 0;
     for (auto const& [base, granules] : segments_) {
-      count += static_cast<std::size_t>(
-          std::count_if(granules.begin(), granules.end(), [](Granule const& granule) {
-            return granule.block == 0;
-          }));
+      bytes += free_bytes(granules.begin(), granules.end());
     }
-    return count * granule_bytes;
+    return bytes;
   }
 
   [[nodiscard]] std::map<std::byte*, std::vector<Granule>> const& segments() const {
@@ -93,7 +100,57 @@ class Oracle {
   }
 
  private:
+  using Iterator = std::vector<Granule>::const_iterator;
+
+  static std::size_t free_bytes(Iterator first, Iterator end) {
+    auto const is_free = [](Granule const& granule) { return granule.block == 0; };
+    return static_cast<std::size_t>(std::count_if(first, end, is_free)) * granule_bytes;
+  }
+
   std::map<std::byte*, std::vector<Granule>> segments_;
+};
+
+// A fit policy that looks, before each choice, whether ranges know which of their neighbours are free.
+template <class Fit>
+class Watched {
+ public:
+  void insert(RangeTable& table, std::uint32_t node) noexcept {
+    free_.insert(node);
+    fit_.insert(table, node);
+  }
+  void erase(RangeTable& table, std::uint32_t node) noexcept {
+    free_.erase(node);
+    fit_.erase(table, node);
+  }
+  void
+  resize(RangeTable& table, std::uint32_t node, std::uint32_t first, std::uint32_t count) noexcept {
+    fit_.resize(table, node, first, count);
+  }
+  [[nodiscard]] spillway::Fit find(RangeTable const& table, std::uint32_t count) const noexcept {
+    std::set<std::uint32_t> seen;
+    std::size_t wrong = 0;
+    for (std::uint32_t const free : free_) {
+      // Around the segment, whose wall is a neighbour of its first and its last range.
+      for (std::uint32_t node = free; seen.insert(node).second; node = table[node].next) {
+        wrong += (free_.count(node) != 0) == (table[node].state == RangeState::free) ? 0U : 1U;
+        if (table[node].state != RangeState::free) {
+          bool const is_prev_free = free_.count(table[node].prev) != 0;
+          bool const is_next_free = free_.count(table[node].next) != 0;
+          wrong += table[node].is(RangeNode::is_prev_free) == is_prev_free ? 0U : 1U;
+          wrong += table[node].is(RangeNode::is_next_free) == is_next_free ? 0U : 1U;
+        }
+      }
+    }
+    CHECK(wrong == 0);
+    return fit_.find(table, count);
+  }
+  [[nodiscard]] std::uint32_t largest(RangeTable const& table) const noexcept {
+    return fit_.largest(table);
+  }
+
+ private:
+  Fit fit_;
+  std::set<std::uint32_t> free_;
 };
 
 template <class Fit>
@@ -396,6 +453,8 @@ class Player {
       bool const is_free = range.state == RangeState::free;
       bool const is_block = range.state == RangeState::taken;
       REQUIRE(is_free != is_block);
+      REQUIRE(oracle_.free_bytes_in(range.address, range.size_bytes) ==
+              (is_free ? range.size_bytes : 0));
       gaps += is_free ? 1 : 0;
       blocks += is_block ? 1 : 0;
       reserved += range.size_bytes;
@@ -442,5 +501,8 @@ TEST_SUITE("arena") {
   }
   TEST_CASE("DefragArena: agrees with granule-by-granule bookkeeping, best fit") {
     play_all<BestFit>(45'000);
+  }
+  TEST_CASE("DefragArena: each range knows at all times which of its neighbours are free") {
+    play_all<Watched<SegregatedFit>>(5000);
   }
 }

@@ -29,6 +29,7 @@ class RangeList {
     std::uint32_t first = 0;
     std::uint32_t count = 0;       ///< 0: not in use
     std::uint32_t wall = no_node;  ///< a node that is no range: before the first, after the last
+    std::uintptr_t origin = 0;     ///< where granule 0 of the line would be, modulo 2^64
 
     [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
   };
@@ -42,8 +43,8 @@ class RangeList {
 
   /// A slot for a new range. @throws std::bad_alloc; nothing has changed then
   [[nodiscard]] std::uint32_t acquire() {
-    if (table.idle_nodes() == 0 && fences_.size() == table.slots()) {
-      fences_.emplace_back();
+    if (table.idle_nodes() == 0) {
+      grow();
     }
     return table.acquire();
   }
@@ -64,24 +65,30 @@ class RangeList {
     connect(node, next);
   }
 
-  [[nodiscard]] Fence fence(std::uint32_t node) const noexcept {
-    return table[node].has_fence ? fences_[node] : Fence{};
+  /// Lets each of two neighbours know whether the other one is free.
+  void introduce(std::uint32_t low, std::uint32_t high) noexcept {
+    table[low].set(RangeNode::is_next_free, is_free(high));
+    table[high].set(RangeNode::is_prev_free, is_free(low));
   }
 
-  void add_fence(std::uint32_t node, Fence const& fence) noexcept {
+  [[nodiscard]] Fence fence(std::uint32_t node) const noexcept {
+    return table[node].is(RangeNode::has_fence) ? fences_[node] : Fence{};
+  }
+
+  [[gnu::always_inline]] void add_fence(std::uint32_t node, Fence const& fence) noexcept {
     if (fence.is_empty()) {
       return;
     }
-    if (table[node].has_fence) {
-      fences_[node].add(fence);
+    if (table[node].is(RangeNode::has_fence)) {
+      join(fences_[node], fence);
     } else {
       fences_[node] = fence;
-      table[node].has_fence = true;
+      table[node].set(RangeNode::has_fence);
     }
   }
 
-  void take_over_fence(std::uint32_t to, std::uint32_t from) noexcept {
-    if (table[from].has_fence) {
+  [[gnu::always_inline]] void take_over_fence(std::uint32_t to, std::uint32_t from) noexcept {
+    if (table[from].is(RangeNode::has_fence)) {
       add_fence(to, fences_[from]);
     }
   }
@@ -92,8 +99,10 @@ class RangeList {
 
   /// The address of a granule that lies in `segment`.
   [[nodiscard]] std::byte* address(std::uint16_t segment, std::uint32_t granule) const noexcept {
-    Span const& span = spans_[segment];
-    return span.base + std::size_t{granule - span.first} * granule_bytes;
+    // In numbers, since the origin itself may lie outside all memory. It may have wrapped around; the
+    // sum wraps back. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<std::byte*>(spans_[segment].origin +
+                                        std::size_t{granule} * granule_bytes);
   }
   /// The address of a granule in any segment. O(log segments).
   [[nodiscard]] std::byte* address(std::uint32_t granule) const noexcept {
@@ -115,6 +124,15 @@ class RangeList {
   RangeTable table;
 
  private:
+  // Out of line, so that what is done each time stays small enough to be inlined.
+  [[gnu::noinline]] static void join(Fence& into, Fence const& fence) noexcept { into.add(fence); }
+  [[gnu::noinline]] void grow() {
+    if (fences_.size() == table.slots()) {
+      fences_.emplace_back();
+    }
+    table.grow();
+  }
+
   std::vector<Fence> fences_ =
       std::vector<Fence>(1);  // by node; read only where the node says that it has one
   std::vector<Span> spans_;
@@ -149,7 +167,11 @@ inline std::uint32_t RangeList::add_segment(std::byte* base, std::uint32_t count
     throw;
   }
 
-  spans_[segment] = {base, static_cast<std::uint32_t>(first), count, wall};
+  spans_[segment] = {base,
+                     static_cast<std::uint32_t>(first),
+                     count,
+                     wall,
+                     reinterpret_cast<std::uintptr_t>(base) - first * granule_bytes};
   table[wall] = {};
   table[wall].first = spans_[segment].end();
   table[wall].segment = segment;

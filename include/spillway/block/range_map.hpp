@@ -76,6 +76,11 @@ class RangeMap {
   using Run = MoveClaims::Run;
   using Step = MoveClaims::Step;
 
+  // Chooses without a branch, where a compiler would take one: 0 - 1 wraps to all bits set.
+  static std::uint32_t pick(bool is_first, std::uint32_t first, std::uint32_t second) noexcept {
+    return second ^ ((first ^ second) & (0U - static_cast<std::uint32_t>(is_first)));
+  }
+
   void add_free(std::uint32_t node) noexcept;
   template <class Use>
   void for_each_free_in(Piece const& piece, Use use);
@@ -94,6 +99,7 @@ class RangeMap {
 template <FitPolicy Fit>
 void RangeMap<Fit>::add_segment(std::byte* base, std::uint32_t count) {
   add_free(list_.add_segment(base, count));
+  list_.table.granules += count;
   ++version_;
 }
 
@@ -108,7 +114,7 @@ std::optional<Segment> RangeMap<Fit>::detach_segment() noexcept {
     Segment const segment{span.base, std::size_t{span.count} * granule_bytes, list_.fence(node)};
     fit_.erase(list_.table, node);
     --list_.table.free_ranges;
-    list_.table.free_granules -= span.count;
+    list_.table.granules -= span.count;
     list_.remove_segment(node);
     ++version_;
     return segment;
@@ -125,31 +131,35 @@ std::uint32_t RangeMap<Fit>::take(std::uint32_t count, BlockId owner, Fence& fen
   }
   SPILLWAY_ASSERT(table[from].state == RangeState::free && table[from].count >= count);
   std::uint32_t node = from;
+  std::uint8_t flags = 0;
   if (table[from].count == count) {
     fit_.erase(table, from);
     --table.free_ranges;
+    table[table[from].prev].clear(RangeNode::is_next_free);
+    table[table[from].next].clear(RangeNode::is_prev_free);
   } else {
     node = list_.acquire();
-    RangeNode const rest = table[from];
     // Which end it is cannot be predicted, so it chooses values and not branches.
+    RangeNode const& rest = table[from];
+    std::uint32_t const first = rest.first;
     std::uint32_t const left = rest.count - count;
-    std::uint32_t const high = is_high_end ? ~0U : 0U;
-    table[node].first = rest.first + (left & high);
+    std::uint32_t const prev = pick(is_high_end, from, rest.prev);
+    std::uint32_t const next = pick(is_high_end, rest.next, from);
+    table[node].first = first + pick(is_high_end, left, 0);
     table[node].count = count;
-    list_.place(node,
-                (from & high) | (rest.prev & ~high),
-                (rest.next & high) | (from & ~high),
-                rest.segment);
-    fit_.resize(table, from, rest.first + (count & ~high), left);
+    list_.place(node, prev, next, rest.segment);
+    table[prev].clear(RangeNode::is_next_free);
+    table[next].clear(RangeNode::is_prev_free);
+    flags = is_high_end ? RangeNode::is_prev_free : RangeNode::is_next_free;
+    fit_.resize(table, from, first + pick(is_high_end, 0, count), left);
   }
-  if (table[from].has_fence) {
+  if (table[from].is(RangeNode::has_fence)) {
     fence = list_.fence(from);
   }
   RangeNode& range = table[node];
   range.state = RangeState::taken;
-  range.has_fence = false;
+  range.flags = flags;
   range.set_owner(owner);
-  table.free_granules -= count;
   table.taken_granules += count;
   ++table.taken_ranges;
   ++version_;
@@ -176,32 +186,39 @@ void RangeMap<Fit>::give_back(std::uint32_t node, Fence const& fence) noexcept {
 template <FitPolicy Fit>
 void RangeMap<Fit>::add_free(std::uint32_t node) noexcept {
   RangeTable& table = list_.table;
-  RangeNode const range = table[node];
-  table.free_granules += range.count;
-  if (list_.is_free(range.prev)) {
-    list_.take_over_fence(range.prev, node);
-    std::uint32_t count = table[range.prev].count + range.count;
-    std::uint32_t next = range.next;
-    if (list_.is_free(next)) {
-      list_.take_over_fence(range.prev, next);
+  RangeNode& range = table[node];
+  std::uint32_t const prev = range.prev;
+  std::uint32_t const next = range.next;
+  SPILLWAY_ASSERT(range.is(RangeNode::is_prev_free) == list_.is_free(prev));
+  SPILLWAY_ASSERT(range.is(RangeNode::is_next_free) == list_.is_free(next));
+  if (range.is(RangeNode::is_prev_free)) {
+    list_.take_over_fence(prev, node);
+    std::uint32_t count = table[prev].count + range.count;
+    if (range.is(RangeNode::is_next_free)) {
+      list_.take_over_fence(prev, next);
       count += table[next].count;
       fit_.erase(table, next);
       --table.free_ranges;
-      next = table[next].next;
-      table.release(range.next);
+      list_.connect(prev, table[next].next);
+      table.release(next);
+    } else {
+      list_.connect(prev, next);
+      table[next].set(RangeNode::is_prev_free);
     }
-    fit_.resize(table, range.prev, table[range.prev].first, count);
-    list_.connect(range.prev, next);
+    fit_.resize(table, prev, table[prev].first, count);
     table.release(node);
-  } else if (list_.is_free(range.next)) {
-    list_.take_over_fence(range.next, node);
-    fit_.resize(table, range.next, range.first, table[range.next].count + range.count);
-    list_.connect(range.prev, range.next);
+  } else if (range.is(RangeNode::is_next_free)) {
+    list_.take_over_fence(next, node);
+    fit_.resize(table, next, range.first, table[next].count + range.count);
+    list_.connect(prev, next);
+    table[prev].set(RangeNode::is_next_free);
     table.release(node);
   } else {
-    table[node].state = RangeState::free;
-    fit_.insert(table, node);
+    table[prev].set(RangeNode::is_next_free);
+    table[next].set(RangeNode::is_prev_free);
+    range.state = RangeState::free;
     ++table.free_ranges;
+    fit_.insert(table, node);
   }
 }
 
@@ -313,7 +330,8 @@ std::uint32_t RangeMap<Fit>::claim(std::uint32_t node,
     }
   }
   table[claimed].state = RangeState::claimed;
-  table.free_granules -= end - first;
+  list_.introduce(table[claimed].prev, claimed);
+  list_.introduce(claimed, table[claimed].next);
   table.taken_granules += end - first;
   return claimed;
 }
@@ -384,7 +402,7 @@ void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& mov
       std::uint32_t const gap = claims.spare.back();
       claims.spare.pop_back();
       table[gap].state = RangeState::claimed;
-      table[gap].has_fence = false;
+      table[gap].flags = 0;
       put(gap, first, end - first);
     }
   };
@@ -405,6 +423,11 @@ void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& mov
   put_gap(run.first);
   list_.connect(run.prev, next);
 
+  std::uint32_t low = run.prev;  // both may be the segment's wall
+  do {
+    list_.introduce(low, table[low].next);
+    low = table[low].next;
+  } while (low != run.next);
   while (next != run.next) {
     std::uint32_t const node = next;
     next = table[node].next;

@@ -72,6 +72,9 @@ class Fence {
 
   constexpr void add(Fence const& other) noexcept {
     for (Ticket const ticket : other.tickets_) {
+      if (ticket.is_none()) {
+        return;  // those after it are, too
+      }
       add(ticket);
     }
   }

@@ -22,8 +22,18 @@ struct RangeNode {
   std::uint32_t tag = 0;     ///< free: the fit policy's
   std::uint16_t segment = 0;
   RangeState state = RangeState::free;
-  bool has_fence = false;
+  std::uint8_t flags = 0;  ///< of the values below
 
+  static constexpr std::uint8_t has_fence = 1;
+  /// Of a range that is not free: whether its neighbours are, so that joining them needs no look at
+  /// them. A free range has no free neighbours.
+  static constexpr std::uint8_t is_prev_free = 2;
+  static constexpr std::uint8_t is_next_free = 4;
+
+  [[nodiscard]] bool is(std::uint8_t flag) const noexcept { return (flags & flag) != 0; }
+  void set(std::uint8_t flag) noexcept { flags = static_cast<std::uint8_t>(flags | flag); }
+  void clear(std::uint8_t flag) noexcept { flags = static_cast<std::uint8_t>(flags & ~flag); }
+  void set(std::uint8_t flag, bool value) noexcept { value ? set(flag) : clear(flag); }
   [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
   [[nodiscard]] BlockId owner() const noexcept { return make_block_id(link_a, link_b); }
   void set_owner(BlockId id) noexcept {
@@ -45,45 +55,42 @@ class RangeTable {
   static constexpr bool is_thread_safe = false;
 
   /// @throws std::bad_alloc
-  RangeTable() : nodes_(1) {}
+  RangeTable() : nodes_(1), idle_(1) {}
 
   [[nodiscard]] RangeNode& operator[](std::uint32_t node) noexcept { return nodes_[node]; }
   [[nodiscard]] RangeNode const& operator[](std::uint32_t node) const noexcept {
     return nodes_[node];
   }
 
-  /// A slot for a new node; what was in it is left there.
-  ///
-  /// @throws std::bad_alloc when the table cannot grow; never while `idle_nodes() > 0`
-  [[nodiscard]] std::uint32_t acquire() {
-    if (idle_head_ == no_node) {
-      nodes_.emplace_back();
-      return static_cast<std::uint32_t>(nodes_.size() - 1);
-    }
-    std::uint32_t const node = idle_head_;
-    idle_head_ = nodes_[node].next;
-    --idle_nodes_;
-    return node;
+  /// Makes one more slot. @throws std::bad_alloc; nothing has changed then
+  void grow() {
+    idle_.push_back(no_node);
+    nodes_.emplace_back();
+    release(static_cast<std::uint32_t>(nodes_.size() - 1));
   }
 
-  void release(std::uint32_t node) noexcept {
-    nodes_[node].next = idle_head_;
-    idle_head_ = node;
-    ++idle_nodes_;
+  /// A slot for a new node, of which there must be one; what was in it is left there.
+  [[nodiscard]] std::uint32_t acquire() noexcept {
+    SPILLWAY_ASSERT(idle_nodes_ != 0);
+    return idle_[--idle_nodes_];
   }
+
+  void release(std::uint32_t node) noexcept { idle_[idle_nodes_++] = node; }
 
   /// Slots that have been made, in use or not, `no_node` among them.
   [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 
-  std::uint64_t free_granules = 0;
-  std::uint64_t taken_granules = 0;  ///< claimed ones too
-  std::size_t free_ranges = 0;
+  [[nodiscard]] std::uint64_t free_granules() const noexcept { return granules - taken_granules; }
+
+  std::uint64_t granules = 0;  ///< of all segments
   std::size_t taken_ranges = 0;
+  std::size_t free_ranges = 0;
+  std::uint64_t taken_granules = 0;  ///< claimed ones too
 
  private:
   std::vector<RangeNode> nodes_;
-  std::uint32_t idle_head_ = no_node;
+  std::vector<std::uint32_t> idle_;  // a stack with a place for every slot
   std::size_t idle_nodes_ = 0;
 };
 

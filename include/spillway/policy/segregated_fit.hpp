@@ -29,13 +29,15 @@ class SegregatedFit {
  public:
   static constexpr bool is_thread_safe = false;
 
-  void insert(RangeTable& table, std::uint32_t node) noexcept {
+  [[gnu::always_inline]] void insert(RangeTable& table, std::uint32_t node) noexcept {
     link(table, node, class_of(table[node].count));
   }
 
-  void erase(RangeTable& table, std::uint32_t node) noexcept { unlink(table, node); }
+  [[gnu::always_inline]] void erase(RangeTable& table, std::uint32_t node) noexcept {
+    unlink(table, node);
+  }
 
-  void
+  [[gnu::always_inline]] void
   resize(RangeTable& table, std::uint32_t node, std::uint32_t first, std::uint32_t count) noexcept {
     RangeNode& range = table[node];
     range.first = first;
@@ -52,21 +54,30 @@ class SegregatedFit {
       return find_among_few(table, count);
     }
     std::uint32_t const own = class_of(count);
-    std::uint32_t node = heads_[own];
-    if (table[node].count < count) {  // none has 0 granules
-      node = first_above(own);
-      if (node == no_node) {
-        node = first_in(table, heads_[own], count);
-      }
+    std::uint32_t const head = heads_[own];
+    if (table[head].count >= count) {  // none has 0 granules
+      return {head, is_large(table, count)};
     }
-    return {node, is_large(table, count)};
+    std::uint32_t const level = own / subs;
+    std::uint64_t word = subs_[level] & (~std::uint64_t{1} << (own % subs));
+    std::uint32_t found = level;
+    if (word == 0) {
+      std::uint64_t const above = levels_ & (~std::uint64_t{1} << level);
+      if (above == 0) {
+        return {first_in(table, head, count), is_large(table, count)};
+      }
+      found = static_cast<std::uint32_t>(std::countr_zero(above));
+      word = subs_[found];
+    }
+    return {heads_[found * subs + static_cast<std::uint32_t>(std::countr_zero(word))],
+            is_large(table, count)};
   }
 
   [[nodiscard]] std::uint32_t largest(RangeTable const& table) const noexcept {
     if (levels_ == 0) {
       return 0;
     }
-    auto const level = static_cast<std::uint32_t>(31 - std::countl_zero(levels_));
+    auto const level = static_cast<std::uint32_t>(63 - std::countl_zero(levels_));
     auto const sub = static_cast<std::uint32_t>(63 - std::countl_zero(subs_[level]));
     std::uint32_t most = 0;
     for (std::uint32_t node = heads_[level * subs + sub]; node != no_node;
@@ -96,7 +107,7 @@ class SegregatedFit {
     return std::uint64_t{count} * table.taken_ranges > 2 * table.taken_granules;
   }
 
-  static std::uint32_t
+  [[gnu::noinline]] static std::uint32_t
   first_in(RangeTable const& table, std::uint32_t node, std::uint32_t count) noexcept {
     while (node != no_node && table[node].count < count) {
       node = table[node].link_b;
@@ -104,7 +115,8 @@ class SegregatedFit {
     return node;
   }
 
-  [[nodiscard]] Fit find_among_few(RangeTable const& table, std::uint32_t count) const noexcept {
+  [[nodiscard, gnu::noinline]] Fit find_among_few(RangeTable const& table,
+                                                  std::uint32_t count) const noexcept {
     std::uint32_t lowest = no_node;
     std::uint32_t highest = no_node;
     std::uint32_t best = no_node;
@@ -133,7 +145,7 @@ class SegregatedFit {
 
   template <class Use>
   void for_each_range(RangeTable const& table, Use use) const {
-    for (std::uint32_t left = levels_; left != 0; left &= left - 1) {
+    for (std::uint64_t left = levels_; left != 0; left &= left - 1) {
       auto const level = static_cast<std::uint32_t>(std::countr_zero(left));
       for (std::uint64_t bits = subs_[level]; bits != 0; bits &= bits - 1) {
         auto const sub = static_cast<std::uint32_t>(std::countr_zero(bits));
@@ -145,21 +157,9 @@ class SegregatedFit {
     }
   }
 
-  [[nodiscard]] std::uint32_t first_above(std::uint32_t size_class) const noexcept {
-    std::uint32_t const level = size_class / subs;
-    std::uint64_t const in_level = subs_[level] & (~std::uint64_t{1} << (size_class % subs));
-    std::uint32_t const above = levels_ & (~std::uint32_t{1} << level);
-    if ((in_level | above) == 0) {
-      return no_node;
-    }
-    std::uint32_t const found =
-        in_level != 0 ? level : static_cast<std::uint32_t>(std::countr_zero(above));
-    std::uint64_t const word = in_level != 0 ? in_level : subs_[found];
-    return heads_[found * subs + static_cast<std::uint32_t>(std::countr_zero(word))];
-  }
-
   // Neither asks whether there is a neighbour: the node that is none may be written to.
-  void link(RangeTable& table, std::uint32_t node, std::uint32_t size_class) noexcept {
+  [[gnu::always_inline]] void
+  link(RangeTable& table, std::uint32_t node, std::uint32_t size_class) noexcept {
     RangeNode& range = table[node];
     std::uint32_t const head = heads_[size_class];
     range.tag = size_class;
@@ -168,24 +168,29 @@ class SegregatedFit {
     table[head].link_a = node;
     heads_[size_class] = node;
     subs_[size_class / subs] |= std::uint64_t{1} << (size_class % subs);
-    levels_ |= std::uint32_t{1} << (size_class / subs);
+    levels_ |= std::uint64_t{1} << (size_class / subs);
   }
 
-  void unlink(RangeTable& table, std::uint32_t node) noexcept {
-    RangeNode const range = table[node];
-    table[range.link_b].link_a = range.link_a;
-    table[range.link_a].link_b = range.link_b;
-    heads_[range.tag] = range.link_a == no_node ? range.link_b : heads_[range.tag];
-    std::uint32_t const level = range.tag / subs;
-    std::uint64_t const is_empty = heads_[range.tag] == no_node ? 1 : 0;
-    subs_[level] &= ~(is_empty << (range.tag % subs));
-    std::uint32_t const is_level_empty = subs_[level] == 0 ? 1 : 0;
-    levels_ &= ~(is_level_empty << level);
+  // Whether the class is empty now cannot be predicted, so it chooses a bit and not a branch.
+  [[gnu::always_inline]] void unlink(RangeTable& table, std::uint32_t node) noexcept {
+    std::uint32_t const before = table[node].link_a;
+    std::uint32_t const after = table[node].link_b;
+    std::uint32_t const size_class = table[node].tag;
+    table[after].link_a = before;
+    std::uint32_t& link = before == no_node ? heads_[size_class] : table[before].link_b;
+    link = after;
+    std::uint32_t const level = size_class / subs;
+    std::uint64_t const is_empty = (before | after) == no_node ? 1 : 0;
+    std::uint64_t const word = subs_[level] & ~(is_empty << (size_class % subs));
+    subs_[level] = word;
+    if (word == 0) {
+      levels_ &= ~(std::uint64_t{1} << level);
+    }
   }
 
   std::array<std::uint32_t, std::size_t{levels} * subs> heads_{};  // no_node is 0
   std::array<std::uint64_t, levels> subs_{};  // bit s of word l: class l * subs + s has a range
-  std::uint32_t levels_ = 0;                  // bit l: word l is not 0
+  std::uint64_t levels_ = 0;                  // bit l: word l is not 0
 };
 
 static_assert(FitPolicy<SegregatedFit>);
