@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What it takes to keep a nearly full arena of 16 GiB usable without evicting anything: an allocation
+// that no free range fits has room made for it by compaction. No bytes are there, so only planning takes
+// time.
+//
+//   bench_compaction [--benchmark_filter=REGEX ...]
+//
+// moved/<workload>/<percent>       bytes moved per byte allocated, in 1e6 calls with so much of the capacity
+//                                  in use; how many allocations needed a pass, and how long planning one took
+// plan/<live blocks>/<percent>     the same for workload a with small sizes, so that many blocks are live
+// widen/<live blocks>/<percent>    planning a pass for the largest free range that can be made by moving at
+//                                  most 1/64 of the capacity, every 1000 calls
+
+#include <spillway/defrag_arena.hpp>
+#include <spillway/device/sim_api.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "workloads.hpp"
+#include <benchmark/benchmark.h>
+
+namespace spillway::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t capacity_bytes = 16_GiB;
+constexpr std::uint64_t seed = 7;
+
+/// An arena that compacts itself whenever an allocation would fail.
+class CompactedArena {
+ public:
+  explicit CompactedArena(std::uint64_t bytes)
+      : device_{{.capacity_bytes = bytes}},
+        arena_{device_, {.capacity_bytes = bytes, .bounce_bytes = 0}} {}
+
+  [[nodiscard]] RangeId allocate(std::uint64_t bytes) {
+    allocated_bytes_ += bytes;
+    auto placement = arena_.try_take(bytes, BlockId{1});
+    if (!placement) {
+      compact([&] { return arena_.plan_compaction(bytes, no_budget, can_move); });
+      placement = arena_.try_take(bytes, BlockId{1});
+    }
+    if (!placement) {
+      throw std::runtime_error{"no room though every block may move"};
+    }
+    return placement->range;
+  }
+  void free(RangeId range) { arena_.give_back(range, {}); }
+  void widen() {
+    compact([&] { return arena_.plan_pass(arena_.capacity_bytes() / 64, can_move); });
+  }
+  /// Forgets what has been counted.
+  void reset() {
+    allocated_bytes_ = 0;
+    moved_bytes_ = 0;
+    plan_ns_.clear();
+  }
+
+  [[nodiscard]] std::size_t live() const { return arena_.stats().taken_ranges; }
+  [[nodiscard]] std::size_t passes() const { return plan_ns_.size(); }
+  [[nodiscard]] double moved_per_allocated() const {
+    return static_cast<double>(moved_bytes_) / static_cast<double>(allocated_bytes_);
+  }
+  [[nodiscard]] double plan_us(double share) {
+    if (plan_ns_.empty()) {
+      return 0;
+    }
+    std::sort(plan_ns_.begin(), plan_ns_.end());
+    auto const rank = static_cast<std::size_t>(share * static_cast<double>(plan_ns_.size() - 1));
+    return static_cast<double>(plan_ns_[rank]) / 1e3;
+  }
+
+ private:
+  static constexpr std::size_t no_budget = std::numeric_limits<std::size_t>::max();
+  static constexpr auto can_move = [](BlockId) noexcept { return true; };
+
+  template <class MakePlan>
+  void compact(MakePlan make_plan) {
+    Clock::time_point const start = Clock::now();
+    std::optional<CompactionPlan> plan = make_plan();
+    plan_ns_.push_back((Clock::now() - start).count());
+    if (plan) {
+      moved_bytes_ += plan->cost_bytes;
+      arena_.begin_moves(*plan);
+      arena_.commit_moves(*plan, plan->moves.size(), {});
+    }
+  }
+
+  ModelApi device_;
+  DefragArena<ModelApi> arena_;
+  std::uint64_t allocated_bytes_ = 0;
+  std::uint64_t moved_bytes_ = 0;
+  std::vector<Clock::rep> plan_ns_;
+};
+
+/// @param widen_calls  calls from one widening pass to the next, 0 for none
+void run(benchmark::State& state, Workload const& workload, std::size_t widen_calls) {
+  for ([[maybe_unused]] auto _ : state) {
+    CompactedArena arena{workload.capacity_bytes};
+    std::vector<RangeId> ranges(workload.slots);
+    for (std::size_t i = 0; i < workload.calls.size(); ++i) {
+      if (i == workload.warm_calls) {
+        arena.reset();
+      }
+      auto const [slot, bytes] = workload.calls[i];
+      if (bytes != 0) {
+        ranges[slot] = arena.allocate(bytes);
+      } else {
+        arena.free(ranges[slot]);
+      }
+      if (widen_calls != 0 && i > workload.warm_calls && i % widen_calls == 0) {
+        arena.widen();
+      }
+    }
+    state.counters["moved/allocated"] = arena.moved_per_allocated();
+    state.counters["live"] = static_cast<double>(arena.live());
+    state.counters["passes"] = static_cast<double>(arena.passes());
+    state.counters["plan_p50_us"] = arena.plan_us(0.5);
+    state.counters["plan_p99_us"] = arena.plan_us(0.99);
+    state.counters["plan_max_us"] = arena.plan_us(1);
+  }
+}
+
+template <class Make>
+void add(std::string const& name, std::size_t widen_calls, Make make) {
+  auto const bench = [=](benchmark::State& state) { run(state, make(), widen_calls); };
+  benchmark::RegisterBenchmark(name.c_str(), bench)->Iterations(1)->Unit(benchmark::kMillisecond);
+}
+
+void register_all() {
+  for (int const percent : {85, 90, 95, 99}) {
+    double const occupancy = percent / 100.0;
+    auto const steady = [=](double) noexcept { return occupancy; };
+    add("moved/a/" + std::to_string(percent), 0, [=] {
+      return random_workload(capacity_bytes, 1'000'000, seed, steady);
+    });
+    add("moved/c/" + std::to_string(percent), 0, [=] {
+      return mixed_workload(capacity_bytes, 1'000'000, seed, steady);
+    });
+  }
+  for (std::size_t const live : {10'000U, 100'000U}) {
+    for (int const percent : {85, 95, 99}) {
+      std::string const rest = std::to_string(live) + "/" + std::to_string(percent);
+      auto const make = [=] { return small_random_workload(live, percent / 100.0, 200'000, seed); };
+      add("plan/" + rest, 0, make);
+      add("widen/" + rest, 1000, make);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace spillway::bench
+
+int main(int argc, char** argv) {
+  spillway::bench::register_all();
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 2;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
