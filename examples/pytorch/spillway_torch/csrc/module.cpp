@@ -146,6 +146,7 @@ bool is_ours(py::handle object) {
 }
 
 /// Holds tensors and storages between `__enter__` and `__exit__`, for code that works on addresses.
+/// What is done in between counts as one operation, whose inner tensors have addresses, too.
 class Held {
  public:
   explicit Held(py::iterable const& objects) {
@@ -163,35 +164,28 @@ class Held {
   ~Held() { exit(); }
 
   void enter() {
+    if (HostSite::state() == nullptr || frame_) {
+      return;
+    }
+    frame_.emplace();
     pytorch::Operands operands;
     for (c10::Storage const& storage : storages_) {
-      if (HostSite::state() != nullptr &&
-          HostSite::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
+      if (HostSite::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
         operands.push_back({storage.unsafeGetStorageImpl()});
       }
     }
-    if (operands.empty() || frames_) {
-      return;
-    }
-    frames_ = std::make_unique<HostSite::Desk::Frames>();
-    frames_->depth = HostSite::frames().depth;
     try {
-      HostSite::desk().enter(*frames_, operands, true);
+      frame_->enter(operands);
     } catch (...) {
-      exit();
+      frame_.reset();
       throw;
     }
   }
-  void exit() {
-    if (frames_) {
-      HostSite::desk().leave(*frames_);
-      frames_.reset();
-    }
-  }
+  void exit() { frame_.reset(); }
 
  private:
   std::vector<c10::Storage> storages_;
-  std::unique_ptr<HostSite::Desk::Frames> frames_;
+  std::optional<Hook::Frame> frame_;
 };
 
 /// Entered around Python code that PyTorch calls in the middle of an operation. That code knows no
@@ -205,7 +199,7 @@ class Barrier {
     }
     if (HostSite::state() != nullptr) {
       suspended_ = std::exchange(HostSite::frames(), {});
-      if (suspended_.depth != 0) {
+      if (suspended_.depth != 0 || suspended_.beside != 0) {
         HostSite::desk().uncount_frame();
       }
     }
@@ -218,7 +212,7 @@ class Barrier {
     c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
     if (HostSite::state() != nullptr) {
       HostSite::frames() = std::move(suspended_);
-      if (HostSite::frames().depth != 0) {
+      if (HostSite::frames().depth != 0 || HostSite::frames().beside != 0) {
         HostSite::desk().count_frame();
       }
     }

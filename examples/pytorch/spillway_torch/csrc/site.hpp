@@ -76,7 +76,8 @@ struct HostSite {
   static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
-    return storage.allocator() == &state()->tensors;
+    // Storages that cannot be resized, such as those that `torch.load` makes, may name no allocator.
+    return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
   }
   static void drop_foreign(void* p) { state()->tensors.drop_small(p); }
   static WithoutInterpreter let_others_run() { return {}; }

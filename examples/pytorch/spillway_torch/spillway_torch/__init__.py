@@ -23,7 +23,8 @@ __all__ = [
 ]
 
 #: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.
-LEAST_BYTES = 4096
+#: The states of random number generators are among them, whose bytes PyTorch reads outside of operations.
+LEAST_BYTES = 8192
 
 _lock = threading.RLock()
 _limit_before_install = None
@@ -129,5 +130,6 @@ def keep(tensor):
 
 
 def hold(*tensors):
-    """A context in which the tensors stay where they are, for code that works on their addresses."""
+    """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
+    made inside until it ends."""
     return _C.Held(tensors)

@@ -21,7 +21,7 @@ _STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "c
 
 _is_installed = False
 _hook_is_on = False
-_saving = threading.local()
+_naming = threading.local()
 
 
 def set_hook(on):
@@ -47,7 +47,7 @@ def _holding(function):
 
 def _storage_keeping(function):
     def call(self, *args, **kwargs):
-        if getattr(_saving, "depth", 0) and _C.is_ours(self):
+        if getattr(_naming, "depth", 0) and _C.is_ours(self):
             return self._cdata  # a number that names the storage; the address may change meanwhile
         _C.bring_in_storage(self, True)
         return function(self, *args, **kwargs)
@@ -81,16 +81,24 @@ class _Writer:
             return self._writer.write_record(name, data, *rest)
 
 
-def _wrap_saving():
+def _naming_storages(function):
+    """While it runs, `data_ptr` of a storage is only used as its name, or to see whether it is empty."""
+    def call(*args, **kwargs):
+        _naming.depth = getattr(_naming, "depth", 0) + 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _naming.depth -= 1
+    return _named_like(call, function)
+
+
+def _wrap_saving_and_loading():
     inner = torch.serialization._save
 
     def _save(obj, zip_file, *args, **kwargs):
-        _saving.depth = getattr(_saving, "depth", 0) + 1
-        try:
-            return inner(obj, _Writer(zip_file), *args, **kwargs)
-        finally:
-            _saving.depth -= 1
-    torch.serialization._save = _named_like(_save, inner)
+        return inner(obj, _Writer(zip_file), *args, **kwargs)
+    torch.serialization._save = _naming_storages(_named_like(_save, inner))
+    torch.serialization._load = _naming_storages(torch.serialization._load)
 
 
 def _wrap_threads():
@@ -169,9 +177,12 @@ def install():
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
     _wrap_methods(torch.UntypedStorage, _STORAGE_KEEPING, _storage_keeping)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
-    to_dlpack = torch._C._to_dlpack
-    torch._C._to_dlpack = torch.utils.dlpack.to_dlpack = torch.to_dlpack = _keeping(to_dlpack)
-    _wrap_saving()
+    for name in ("_to_dlpack", "_to_dlpack_versioned"):
+        if hasattr(torch._C, name):
+            setattr(torch._C, name, _keeping(getattr(torch._C, name)))
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
+    torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
+    _wrap_saving_and_loading()
     _wrap_threads()
     _wrap_dispatch_of_subclasses(torch.Tensor)
     _wrap_dispatch_of_subclasses(TorchDispatchMode)

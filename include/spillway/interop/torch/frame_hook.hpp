@@ -31,7 +31,8 @@ struct HookState {
 /// The outermost operation of a thread opens a *frame*. Its operands are pinned, brought in together
 /// and enrolled; what nested operations use is pinned, too, and stays so until the outermost one
 /// ends, since a kernel may have taken an address before it calls another operation. Memory that is
-/// allocated inside a frame is enrolled only if it is a result.
+/// allocated inside a frame is enrolled only if it is a result, and memory that is returned without
+/// contents only when it is first used: until then somebody may be filling it through its address.
 ///
 /// `Site` is as for `StorageDesk`, and has `Site::hook()`, the calling thread's `HookState`, and
 /// `Site::foreach_bytes()`, the most that one call of a `_foreach_` kernel may pin.
@@ -68,8 +69,20 @@ class FrameHook {
     case OperationKind::per_tensor:
       run_per_tensor(op, next, stack);
       return;
+    case OperationKind::factory:
+      run_kernel(op, next, stack, false, false);
+      return;
+    case OperationKind::lazy_clone: {
+      // Sharing would wrap the context that is ours; a copy is what it promises to look like.
+      at::Tensor const copy = torch::jit::pop(*stack).toTensor().clone();
+      torch::jit::push(*stack, copy);
+      return;
+    }
+    case OperationKind::exposing:
+      run_kernel(op, next, stack, true, true);
+      return;
     default:
-      run_kernel(op, next, stack);
+      run_kernel(op, next, stack, false, true);
       return;
     }
   }
@@ -78,7 +91,7 @@ class FrameHook {
   class Frame {
    public:
     Frame() : frames_{Site::frames()} {
-      if (frames_.depth++ == 0) {
+      if (frames_.depth++ == 0 && frames_.beside == 0) {
         Site::desk().count_frame();
       }
     }
@@ -89,7 +102,7 @@ class FrameHook {
       if (ends || Site::desk().ends_frames_early()) {
         Site::desk().leave(frames_);
       }
-      if (ends) {
+      if (ends && frames_.beside == 0) {
         Site::desk().uncount_frame();
       }
     }
@@ -129,13 +142,20 @@ class FrameHook {
     return std::span{stack}.last(count);
   }
 
-  static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+  static void run_kernel(c10::OperatorHandle const& op,
+                         c10::DispatchKeySet next,
+                         Stack* stack,
+                         bool keeps,
+                         bool enrols_results) {
     Operands operands;
     collect<Desk>(last(*stack, op.schema().arguments().size()), operands);
+    for (Operand& operand : operands) {
+      operand.keeps = operand.keeps || keeps;
+    }
     Frame frame;
     frame.enter(operands);
     op.redispatchBoxed(next, stack);
-    if (frame.is_outermost()) {
+    if (enrols_results && frame.is_outermost()) {
       operands.clear();
       collect<Desk>(last(*stack, op.schema().returns().size()), operands);
       frame.enrol(operands);
@@ -161,7 +181,7 @@ class FrameHook {
       });
     }
     if (!is_dense) {
-      run_kernel(op, next, stack);
+      run_kernel(op, next, stack, false, true);
     } else if (operands.empty()) {
       op.redispatchBoxed(next, stack);
     } else {
@@ -174,13 +194,29 @@ class FrameHook {
                          c10::DispatchKeySet next,
                          Stack* stack,
                          Operands const& operands) {
-    typename Desk::Frames beside;
-    beside.depth = Site::frames().depth;  // it waits as part of that frame, if there is one
-    struct Leave {
-      typename Desk::Frames& frames;
-      ~Leave() { Site::desk().leave(frames); }
-    } const leave{beside};
-    rethrow_as_torch([&] { Site::desk().enter(beside, operands, Site::frames().depth == 0); });
+    struct Beside {
+      typename Desk::Frames& outer = Site::frames();
+      typename Desk::Frames frames{.depth = 1, .beside = 0, .pins = {}};
+      bool const counts = outer.depth == 0 && outer.beside == 0;
+
+      Beside() {
+        ++outer.beside;
+        if (counts) {
+          Site::desk().count_frame();
+        }
+      }
+      Beside(Beside const&) = delete;
+      Beside& operator=(Beside const&) = delete;
+      ~Beside() {
+        Site::desk().leave(frames);
+        --outer.beside;
+        if (counts) {
+          Site::desk().uncount_frame();
+        }
+      }
+    } beside;
+    rethrow_as_torch(
+        [&] { Site::desk().enter(beside.frames, operands, Site::frames().depth == 0); });
     op.redispatchBoxed(next, stack);
   }
 
@@ -224,7 +260,7 @@ class FrameHook {
         results == 0 ||
         (results == 1 && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType);
     if (cuts.size() <= 2 || !is_list_of_tensors) {
-      run_kernel(op, next, stack);
+      run_kernel(op, next, stack, false, true);
       return;
     }
     c10::List<at::Tensor> all;
@@ -233,7 +269,7 @@ class FrameHook {
       for (std::size_t i = base; i < base + arguments; ++i) {
         piece.push_back(slice((*stack)[i], cuts.back(), cuts[c], cuts[c + 1]));
       }
-      run_kernel(op, next, &piece);
+      run_kernel(op, next, &piece, false, true);
       if (results == 1) {
         for (c10::IValue const& tensor : piece.back().toListRef()) {
           all.push_back(tensor.toTensor());

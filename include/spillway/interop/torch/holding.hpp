@@ -25,7 +25,7 @@ struct Likeness {
 
   [[nodiscard]] static Likeness of(c10::TensorImpl const& tensor) {
     Likeness seen{.type = c10::typeMetaToScalarType(tensor.dtype())};
-    if (!tensor.has_symbolic_sizes_strides()) {
+    if (!tensor.has_symbolic_sizes_strides() && !tensor.is_nested()) {
       auto const sizes = tensor.sizes();
       seen.rank = static_cast<std::uint8_t>(std::min<std::size_t>(sizes.size(), 255));
       std::copy_n(sizes.begin(),

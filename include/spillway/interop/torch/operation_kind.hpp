@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,11 +16,14 @@ namespace spillway::pytorch {
 
 /// How an operation uses its operands' bytes.
 enum class OperationKind : std::uint8_t {
-  unknown,    ///< not looked at yet
-  kernel,     ///< reads and writes them: all operands are held while it runs
-  view,       ///< looks at sizes and strides only
-  composite,  ///< calls other operations, which hold their own operands
-  per_tensor  ///< a kernel that does the same to each element of its lists, one after the other
+  unknown,     ///< not looked at yet
+  kernel,      ///< reads and writes them: all operands are held while it runs
+  view,        ///< looks at sizes and strides only
+  composite,   ///< calls other operations, which hold their own operands
+  per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
+  factory,     ///< returns memory without contents, whose address the caller may use to fill it
+  lazy_clone,  ///< would share the operand's memory until one of the two is written
+  exposing     ///< goes on with its operands' addresses after it has returned
 };
 
 namespace detail {
@@ -76,15 +81,26 @@ inline bool is_composite(c10::OperatorHandle const& op) {
 /// What an operation does, judged by its schema. Only PyTorch's own schemas are trusted to tell.
 inline OperationKind kind_of(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
-  bool const is_own = schema.name().rfind("aten::", 0) == 0;
-  if (!is_own) {
+  auto const begins_with_one_of = [&schema](std::initializer_list<char const*> prefixes) {
+    return std::any_of(prefixes.begin(), prefixes.end(), [&schema](char const* prefix) {
+      return schema.name().rfind(prefix, 0) == 0;
+    });
+  };
+  if (begins_with_one_of({"c10d::", "_c10d_functional::", "symm_mem::"})) {
+    return OperationKind::exposing;
+  }
+  if (!begins_with_one_of({"aten::"})) {
     return OperationKind::kernel;
   }
-  for (char const* const prefix :
-       {"aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"}) {
-    if (schema.name().rfind(prefix, 0) == 0) {
-      return OperationKind::per_tensor;
-    }
+  if (schema.name() == "aten::_lazy_clone") {
+    return OperationKind::lazy_clone;
+  }
+  if (begins_with_one_of({"aten::empty", "aten::new_empty", "aten::_empty"})) {
+    return OperationKind::factory;
+  }
+  if (begins_with_one_of(
+          {"aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"})) {
+    return OperationKind::per_tensor;
   }
   if (detail::is_composite(op)) {
     return OperationKind::composite;

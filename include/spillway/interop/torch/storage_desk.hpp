@@ -29,7 +29,8 @@ namespace spillway::pytorch {
 /// What one thread has in use: the holdings pinned by its outermost operation.
 template <class Holding>
 struct Frames {
-  int depth = 0;
+  int depth = 0;   ///< of operations that hold their operands
+  int beside = 0;  ///< of operations that hold some of them beside the frames of those inside
   std::vector<Holding*> pins;
 };
 
@@ -139,8 +140,13 @@ class StorageDesk {
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
 
-  /// Whether allocations may make others leave.
-  void enable(bool is_enabled) noexcept { is_enabled_ = is_enabled; }
+  /// Whether allocations may make others leave. What is away comes back when it is used either way.
+  void enable(bool is_enabled) noexcept {
+    is_enabled_ = is_enabled;
+    if (!is_enabled) {
+      is_under_pressure_ = false;
+    }
+  }
   [[nodiscard]] bool is_enabled() const noexcept { return is_enabled_; }
   [[nodiscard]] bool is_under_pressure() const noexcept { return is_under_pressure_; }
   /// For a negative control: frames end at every depth, as they must not.
@@ -223,6 +229,7 @@ class StorageDesk {
   [[nodiscard]] bool acquire(std::vector<Missing> const& mine, std::string& failure);
   [[nodiscard]] bool make_room(Frames const& frames, std::uint64_t seen);
   [[nodiscard]] bool await_others(Frames const& frames, std::uint64_t seen);
+  void await_arrival(std::uint64_t seen);
   /// Takes the lease and the address away. @returns false if the storage is not where it was
   [[nodiscard]] bool detach(Holding& holding, Strong const& storage, std::vector<Lease>& leases);
   static void point(c10::StorageImpl& storage, Holding& holding, void* p);
@@ -404,10 +411,15 @@ template <class Site>
 void StorageDesk<Site>::enrol(Frames& frames, Operands const& results) {
   Guard const guard{mutex_};
   for (Operand const& operand : results) {
-    if (holding_of(*operand.storage) == nullptr) {
-      if (Holding* const holding = try_enrol(operand)) {
+    Holding* holding = holding_of(*operand.storage);
+    if (holding == nullptr) {
+      holding = try_enrol(operand);
+      if (holding != nullptr) {
         pin(frames, *holding);
       }
+    }
+    if (holding != nullptr && operand.keeps) {
+      holding->is_kept = true;
     }
   }
 }
@@ -444,9 +456,7 @@ void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
       if (!is_somebody_elses) {
         return;
       }
-      if (!await_others(frames, seen)) {
-        refuse("spillway: threads wait for each other's tensors");
-      }
+      await_arrival(seen);
       continue;
     }
     std::string failure;
@@ -504,12 +514,22 @@ bool StorageDesk<Site>::make_room(Frames const& frames, std::uint64_t seen) {
   return !is_under_pressure_ ? (relieve(), true) : await_others(frames, seen);
 }
 
+/// Sleeps until another thread has acquired what it is acquiring, or failed to. It waits for no frame.
+template <class Site>
+void StorageDesk<Site>::await_arrival(std::uint64_t seen) {
+  [[maybe_unused]] auto const polite = Site::let_others_run();
+  Guard guard{mutex_};
+  waiters_.fetch_add(1);
+  changed_.wait(guard, [&] { return releases_.load() != seen; });
+  waiters_.fetch_sub(1);
+}
+
 /// Sleeps until something is let go. @returns false if every thread inside a frame waits
 template <class Site>
 bool StorageDesk<Site>::await_others(Frames const& frames, std::uint64_t seen) {
   [[maybe_unused]] auto const polite = Site::let_others_run();
   Guard guard{mutex_};
-  int const self = frames.depth > 0 ? 1 : 0;
+  int const self = frames.depth > 0 || frames.beside > 0 ? 1 : 0;
   waiters_.fetch_add(1);
   starving_.fetch_add(self);
   auto const is_hopeless = [&] { return active_.load() - starving_.load() <= 0; };
@@ -778,17 +798,17 @@ std::string StorageDesk<Site>::holders() const {
   std::size_t shown = 0;
   std::size_t bytes = 0;
   for (View const& one : views()) {
-    if (!one.is_leased) {
+    if (!one.is_leased && !one.is_in_use) {
       continue;
     }
     bytes += one.bytes;
     if (++shown <= 5) {
       text +=
-          (shown == 1 ? " Held and not to be moved, largest first: " : "; ") +
+          (shown == 1 ? " In use together or held, largest first: " : "; ") +
           std::to_string(one.bytes) + " bytes " +
           (one.is_enrolled ? one.likeness.text() : std::string{"not yet seen by an operation"}) +
           (one.is_kept     ? " (kept: its address is known outside of operations)"
-           : one.is_in_use ? " (in use by an operation)"
+           : one.is_in_use ? " (an operation needs it)"
                            : "");
     }
   }

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads, processes, and how a program ends."""
+import threading
+
+import pytest
+import torch
+
+
+def test_threads_follow_the_one_that_starts_them(lms):
+    big = [torch.full((8 << 20,), i, dtype=torch.uint8) for i in range(40)]
+    sums = []
+
+    def work():
+        sums.extend(int(t[5]) + int((t[:100] + 1)[7]) for t in big)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert sorted(sums) == sorted([2 * i + 1 for i in range(40)] * 4)
+
+
+def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):
+    wrong = []
+
+    def work(seed):
+        g = torch.Generator().manual_seed(seed)
+        a = torch.randint(0, 100, (12 << 20,), generator=g, dtype=torch.int32)  # 48 MiB
+        for k in range(4):
+            b = a + k  # 96 MiB in one operation; four threads would need 384 of 256
+            if int(b[17]) != int(a[17]) + k or int(b[-1]) != int(a[-1]) + k:
+                wrong.append((seed, k))
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_backward_threads_share_the_graph(lms):
+    w = torch.ones(1000, requires_grad=True)
+    graphs = [(w * i).sum() for i in range(8)]
+    lms.evict()
+    threads = [threading.Thread(target=g.backward) for g in graphs]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert w.grad.tolist() == [28.] * 1000
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        return torch.full((3000,), float(i * i)), torch.tensor(i)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_loader(lms, workers):
+    pile = [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(5)]  # the parent is under pressure
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=workers)
+    for _ in range(2):
+        for x, i in loader:
+            lms.evict()
+            assert torch.equal(x[:, 5], i.float() ** 2)
+    assert [int(t[9]) for t in pile] == [1] * 5
+
+
+def test_a_forked_child_works_on_its_own_copy(script):
+    out = script("""
+import os, torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
+pid = os.fork()
+if pid == 0:
+    good = all(int(t[3]) == i and int(t[-1]) == i for i, t in enumerate(pile))
+    pile[0] += 7
+    os._exit(0 if good and int(pile[0][4]) == 7 else 1)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+assert all(int(t[3]) == i for i, t in enumerate(pile))
+print("good")
+""")
+    assert out.strip() == "good"
+
+
+def test_queues_between_processes(script):
+    out = script("""
+import torch, torch.multiprocessing as mp, spillway_torch
+
+def child(q, back, done):
+    x = q.get()
+    back.put(x + 1)
+    done.wait()  # until the parent has it: what is sent is the sender's until then
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    spillway_torch.install(limit=64 << 20, least_bytes=1)
+    spillway_torch.set_enabled_lms(True)
+    context = mp.get_context("fork")
+    q, back, done = context.Queue(), context.Queue(), context.Event()
+    p = context.Process(target=child, args=(q, back, done))
+    p.start()
+    x = torch.arange(100000.)
+    spillway_torch.reclaim_inactive()
+    q.put(x)
+    y = back.get()
+    done.set()
+    spillway_torch.reclaim_inactive()
+    assert torch.equal(y, torch.arange(100000.) + 1)
+    p.join()
+    print("good", p.exitcode)
+""")
+    assert out.strip() == "good 0"
+
+
+def test_a_program_may_end_with_tensors_away(script):
+    out = script("""
+import atexit, torch, threading, spillway_torch
+torch.set_num_threads(2)
+spillway_torch.install(limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
+late = torch.arange(100000.)
+atexit.register(lambda: print(int(late[5])))
+net = torch.nn.Linear(300, 300)
+net(torch.ones(2, 300)).sum().backward()
+spillway_torch.reclaim_inactive()
+used, never = threading.Event(), threading.Event()
+def use():
+    pile[0] + pile[1]
+    used.set()
+    never.wait()
+threading.Thread(target=use, daemon=True).start()
+used.wait()
+print("end")
+""")
+    assert out.split() == ["end", "5"]
+
+
+def test_support_that_is_never_used_changes_nothing(script):
+    out = script("""
+import torch, spillway_torch
+assert not spillway_torch.get_enabled_lms() and spillway_torch.memory_stats() == {}
+spillway_torch.set_enabled_lms(False)
+assert spillway_torch.reclaim_inactive() == 0 and spillway_torch.empty_cache() == 0
+x = torch.arange(1000.)
+spillway_torch.install(limit=64 << 20)
+spillway_torch.set_enabled_lms(True)
+y = x + 1  # x is from before and is left alone
+spillway_torch.reclaim_inactive()
+print(int(y.sum() - x.sum()))
+try:
+    spillway_torch.install()
+except RuntimeError as error:
+    print(error)
+""")
+    assert out.splitlines()[0] == "1000" and "already" in out

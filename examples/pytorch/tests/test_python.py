@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code beside operations: addresses that are given out, and Python that PyTorch calls back."""
+import copy
+import ctypes
+
+import numpy
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+import spillway_torch
+from conftest import outside
+
+
+def test_numpy_shares_memory_for_good(lms):
+    a = torch.arange(100.)
+    lms.evict()
+    array = a.numpy()
+    lms.evict()
+    array[7] = -1
+    assert a[7].item() == -1 and lms.view(a)["kept"] and not lms.is_away(a)
+
+
+def test_numpy_of_a_view_keeps_the_base(lms):
+    a = torch.arange(100.)
+    lms.evict()
+    array = a.view(10, 10)[3].numpy()
+    lms.evict()
+    array[:] = 5
+    assert a[35].item() == 5
+
+
+@pytest.mark.parametrize("convert", [numpy.asarray, numpy.array, lambda t: numpy.add(t, 0)])
+def test_numpy_functions_take_tensors(lms, convert):
+    a = torch.arange(100.)
+    lms.evict()
+    assert convert(a).sum() == 4950
+
+
+def test_dlpack(lms):
+    a = torch.arange(100.)
+    lms.evict()
+    array = numpy.from_dlpack(a)
+    lms.evict()
+    a.add_(1)
+    assert array[0] == 1
+    b = torch.arange(100.)
+    lms.evict()
+    c = torch.from_dlpack(b)
+    lms.evict()
+    c.add_(1)
+    assert b[0].item() == 1
+    d = torch.arange(100.)
+    lms.evict()
+    e = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(d))
+    lms.evict()
+    e.add_(1)
+    assert d[99].item() == 100
+
+
+def test_data_ptr(lms):
+    a = torch.arange(100, dtype=torch.int32)
+    lms.evict()
+    p = a.data_ptr()
+    lms.evict()
+    assert list((ctypes.c_int32 * 100).from_address(p)) == list(range(100))
+    assert a.data_ptr() == p
+
+
+def test_data_ptr_of_a_storage(lms):
+    a = torch.arange(100, dtype=torch.int32)
+    lms.evict()
+    p = a.untyped_storage().data_ptr()
+    lms.evict()
+    assert list((ctypes.c_int32 * 100).from_address(p)) == list(range(100))
+
+
+def test_bytes_of_a_storage(lms):
+    a = torch.tensor([1, 2, 3], dtype=torch.uint8)
+    storage = a.untyped_storage()
+    lms.evict()
+    assert storage.tolist() == [1, 2, 3]
+    lms.evict()
+    assert storage[1] == 2 and bytes(storage) == b"\1\2\3"
+    lms.evict()
+    storage[0] = 9
+    lms.evict()
+    assert a.tolist() == [9, 2, 3]
+    other = storage.clone()
+    lms.evict()
+    assert other.tolist() == [9, 2, 3] and copy.deepcopy(storage).tolist() == [9, 2, 3]
+    lms.evict()
+    storage.fill_(4)
+    assert a.tolist() == [4] * 3
+
+
+def test_typed_storages(lms):
+    a = torch.arange(10.)
+    storage = a.storage()
+    lms.evict()
+    assert storage[3] == 3. and storage.tolist() == list(range(10))
+    lms.evict()
+    storage[3] = 8.
+    lms.evict()
+    assert a[3].item() == 8.
+
+
+def test_cuda_array_interface_is_refused_as_ever(lms):
+    a = torch.ones(10)
+    lms.evict()
+    with pytest.raises(AttributeError, match="Can't get __cuda_array_interface__ on non-CUDA"):
+        a.__cuda_array_interface__
+    assert not hasattr(a, "__cuda_array_interface__")
+
+
+def test_hold_gives_an_address_for_as_long_as_it_lasts(lms):
+    a, b = torch.arange(100.), torch.arange(100.)
+    lms.evict()
+    with spillway_torch.hold(a, b):
+        lms.evict()
+        assert lms.view(a)["has_address"] and lms.view(b)["has_address"]
+    lms.evict()
+    assert lms.is_away(a) and lms.is_away(b)
+
+
+def test_keep_is_for_good(lms):
+    a = spillway_torch.keep(torch.arange(100.))
+    lms.evict()
+    assert not lms.is_away(a) and lms.view(a)["kept"]
+
+
+def test_iteration_comparison_and_conversion(lms):
+    a = torch.arange(5.)
+    lms.evict()
+    assert [float(x) for x in a] == [0., 1., 2., 3., 4.]
+    lms.evict()
+    assert 3. in a and torch.equal(a, a.clone())
+    lms.evict()
+    assert torch.tensor([a[0], a[1]]).tolist() == [0., 1.]
+    lms.evict()
+    assert torch.as_tensor(a.tolist()).tolist() == [0., 1., 2., 3., 4.]
+    lms.evict()
+    assert format(a[2]) == "2.0" and int(a[3]) == 3 and [10, 20, 30][torch.tensor(1)] == 20
+
+
+class Scaled(torch.Tensor):
+    """A wrapper without storage, whose operations run on what it wraps."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        spillway_torch.reclaim_inactive()
+        plain = tree_map(lambda x: x.inner if isinstance(x, Scaled) else x, (args, kwargs or {}))
+        out = func(*plain[0], **plain[1])
+        spillway_torch.reclaim_inactive()
+        return tree_map(lambda x: Scaled(x) if isinstance(x, torch.Tensor) else x, out)
+
+
+def test_subclasses_with_inner_tensors(lms):
+    s = Scaled(torch.arange(100.))
+    lms.evict()
+    t = (s * 2 + s).relu()
+    lms.evict()
+    assert lms.is_away(t.inner)
+    assert t.inner.tolist() == [3. * i for i in range(100)]
+
+
+def test_subclasses_train(lms):
+    w = torch.randn(20, 20, requires_grad=True)
+    s = Scaled(torch.randn(5, 20))
+    lms.evict()
+    y = torch.nn.functional.linear(s, Scaled(w.detach()))
+    lms.evict()
+    assert torch.equal(y.inner, torch.nn.functional.linear(s.inner, w).detach())
+
+
+def test_subclasses_that_override_functions(lms):
+    class Counting(torch.Tensor):
+        calls = 0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.calls += 1
+            lms.evict()
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    c = torch.arange(100.).as_subclass(Counting)
+    lms.evict()
+    assert (c + c).sum().item() == 9900. and Counting.calls >= 2
+
+
+def test_dispatch_modes(lms):
+    class Logging(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            spillway_torch.reclaim_inactive()
+            out = func(*args, **(kwargs or {}))
+            spillway_torch.reclaim_inactive()
+            return out
+
+    x, y = torch.arange(100.), torch.ones(100)
+    lms.evict()
+    with Logging() as log:
+        z = x * y + x
+        lms.evict()
+    assert lms.is_away(z)
+    assert z.tolist() == [2. * i for i in range(100)] and "aten.mul.Tensor" in log.seen
+
+
+def test_fake_tensors(lms):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    net = torch.nn.Linear(30, 30)
+    expected = outside(net.weight)
+    lms.evict()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        y = net(torch.empty(5, 30))
+    assert y.shape == (5, 30) and outside(net.weight) == expected
+
+
+def test_meta_tensors(lms):
+    with torch.device("meta"):
+        net = torch.nn.Linear(30, 30)
+    assert net(torch.empty(5, 30, device="meta")).shape == (5, 30)
+    real = net.to_empty(device="cpu")
+    torch.nn.init.ones_(real.weight)
+    lms.evict()
+    assert real.weight.sum().item() == 900
+
+
+def test_higher_order_operators(lms):
+    from torch._higher_order_ops.cond import cond_op
+    x = torch.arange(100.)
+    lms.evict()
+    assert cond_op(True, lambda a: a + 1, lambda a: a - 1, (x,))[3].item() == 4
+
+
+def test_flex_attention_is_a_higher_order_operator(lms):
+    from torch.nn.attention.flex_attention import flex_attention
+    q, k, v = (torch.randn(1, 2, 16, 16) for _ in range(3))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    lms.evict()
+    torch.testing.assert_close(flex_attention(q, k, v), expected)
+
+
+def test_higher_order_operators_that_are_made_later(lms):
+    class Twice(torch._ops.HigherOrderOperator):
+        def __init__(self):
+            super().__init__("spillway_twice")
+
+        def __call__(self, x):
+            return super().__call__(x)
+    twice = Twice()
+    twice.fallthrough(torch._C.DispatchKey.AutogradCPU)
+    twice.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(lambda x: x * 2)
+    x = torch.arange(10.)
+    lms.evict()
+    assert twice(x).tolist() == [2. * i for i in range(10)]
+
+
+def test_operations_defined_in_python(lms):
+    @torch.library.custom_op("spillway_tests::sum_of_numpy", mutates_args=())
+    def sum_of_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(float(x.numpy().sum()))
+    x = torch.arange(100.)
+    lms.evict()
+    assert sum_of_numpy(x).item() == 4950
+
+
+def test_operations_that_mutate_without_saying_so(lms):
+    @torch.library.custom_op("spillway_tests::bump", mutates_args={"x"})
+    def bump(x: torch.Tensor) -> None:
+        x += 1
+    x = torch.arange(100.)
+    lms.evict()
+    bump(x)
+    lms.evict()
+    assert x.tolist() == [float(i + 1) for i in range(100)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_and_traced_functions(lms):
+    def f(x):
+        return (x * 2 + 1).relu()
+    x = torch.arange(100.)
+    traced = torch.jit.trace(f, x)
+    scripted = torch.jit.script(f)
+    for compiled in (traced, scripted):
+        for _ in range(3):
+            lms.evict()
+            assert compiled(x).tolist() == [2. * i + 1 for i in range(100)]
+
+
+def test_random_states(lms):
+    lms.evict()
+    state = torch.get_rng_state()
+    a = torch.rand(3)
+    lms.evict()
+    torch.set_rng_state(state)
+    assert torch.equal(torch.rand(3), a)
+    generator = torch.Generator().manual_seed(3)
+    state = generator.get_state()
+    b = torch.rand(3, generator=generator)
+    lms.evict()
+    generator.set_state(state)
+    assert outside(torch.rand(3, generator=generator)) == outside(b)
+
+
+def test_numpy_arrays_of_results_are_safe_to_drop(lms):
+    for _ in range(50):
+        a = torch.arange(1000.)
+        lms.evict()
+        array = a.numpy()
+        del a
+        lms.evict()
+        assert array.sum() == 499500.

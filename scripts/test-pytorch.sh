@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the PyTorch module against a PyTorch of its own and runs its tests on the CPU device.
+#
+#   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
+#
+# PyTorch goes into build/pytorch-VERSION, from wherever pip gets its packages, and stays there: the first
+# run fetches 2 GB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=2.15.0
+if [ "${1-}" = --torch ]; then
+  version=${2:?--torch needs a version}
+  shift 2
+fi
+
+skip() {
+  printf '\n**************************************************************\n' >&2
+  printf '** The PyTorch module was NOT tested: %s\n' "$*" >&2
+  printf '**************************************************************\n' >&2
+  exit 77
+}
+
+home=$PWD/build/pytorch-$version
+python=$home/bin/python
+is_there() { [ -x "$python" ] && "$python" -c 'import numpy, pytest, torch' 2>/dev/null; }
+
+if ! is_there; then
+  python3 -c 'import ensurepip, os, sysconfig
+assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null ||
+    skip "python3 lacks the module venv or its C headers (packages python3-venv and python3-dev)"
+  rm -rf "$home"
+  python3 -m venv "$home"
+  pip() { "$python" -m pip install -q --no-compile --retries 2 "$@" 2>"$home/pip.log"; }
+  # Its CPU variant if there is one. Otherwise its CUDA libraries are linked to and have to be there, but
+  # not Triton, which only compiled models use.
+  pip --no-deps "torch==$version+cpu" || pip --no-deps "torch==$version" ||
+    skip "pip could not install torch==$version: $(tail -n 1 "$home/pip.log")"
+  "$python" - > "$home/requirements.txt" <<'END'
+from importlib.metadata import requires
+for one in requires("torch"):
+    if "extra ==" not in one and not one.startswith(("triton", "cuda-bindings")):
+        print(one)
+END
+  pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest wheel ||
+    skip "pip could not install what torch needs: $(tail -n 1 "$home/pip.log")"
+  is_there || skip "torch $version was installed but cannot be imported"
+fi
+
+export MAX_JOBS=${MAX_JOBS:-1} SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_FLAGS=-Werror
+export PATH=$home/bin:$PATH
+if command -v ccache >/dev/null; then
+  mkdir -p "$home/compiler"
+  ln -sf "$(command -v ccache)" "$home/compiler/g++"
+  export CXX=$home/compiler/g++
+fi
+# Built from a copy: setuptools writes beside the sources.
+rm -rf "$home/module"
+cp -r examples/pytorch/spillway_torch "$home/module"
+"$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
+
+export PYTHONDONTWRITEBYTECODE=1
+"$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests "$@"
