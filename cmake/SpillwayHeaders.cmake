@@ -6,6 +6,7 @@ set(SPILLWAY_HEADERS
     spillway/block/block_record.hpp
     spillway/block/block_table.hpp
     spillway/block/compaction_plan.hpp
+    spillway/block/copy_batch.hpp
     spillway/block/enqueue_move.hpp
     spillway/block/event_pool.hpp
     spillway/block/eviction_window.hpp
@@ -23,6 +24,7 @@ set(SPILLWAY_HEADERS
     spillway/block/size_classes.hpp
     spillway/block/slab_map.hpp
     spillway/block/swap_file.hpp
+    spillway/concepts/batch_copy_api.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
     spillway/concepts/eviction_policy.hpp

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include <support/batch_copy_api_contract.hpp>
 #include <support/device_api_contract.hpp>
 #include <support/virtual_memory_api_contract.hpp>
 
@@ -182,4 +183,5 @@ TEST_SUITE("gpu") {
 
   // Fails on a device without virtual memory, as it must: nobody would know that it was left out.
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, CudaApi);
+  TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, CudaApi);
 }

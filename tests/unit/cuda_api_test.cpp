@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include <support/batch_copy_api_contract.hpp>
 #include <support/device_api_contract.hpp>
 #include <support/fake_cudart.hpp>
 #include <support/virtual_memory_api_contract.hpp>
@@ -46,6 +47,7 @@ TEST_SUITE("cuda_api") {
   TEST_CASE_TEMPLATE_INVOKE(device_order_contract, FakeCudaDevice);
   TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, FakeCudaDevice);
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, FakeCudaDevice);
 
   TEST_CASE("CudaApi: without a driver or such a device, construction throws what CUDA said") {
     FakeCudart cuda{{.has_driver = false}};
@@ -331,6 +333,37 @@ TEST_SUITE("cuda_api") {
       CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
       CHECK(cuda.calls("cudaMemcpyAsync") == 6);
       api.synchronize(static_cast<cudaStream_t>(nullptr));
+    }
+    SUBCASE("one by one from the first time on that the driver does not know batches") {
+      for (cudaError_t const code : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
+        CudaApi fresh;
+        cuda.fail_next("cudaMemcpyBatchAsync", code);
+        fresh.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+        fresh.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
+        fresh.synchronize(stream);
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        CHECK(std::memcmp(host, back, 3 * n) == 0);
+      }
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 12);
+    }
+    SUBCASE("another failure is the caller's to hear of, and the next batch is tried again") {
+      cuda.fail_next("cudaMemcpyBatchAsync", cudaErrorIllegalAddress);
+      CHECK_THROWS_AS(api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream),
+                      CudaError);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 0);
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
+    }
+    SUBCASE("a single copy is a plain copy") {
+      std::span const one{sizes};
+      api.copy_batch(std::span{in_to}.first(1),
+                     std::span{in_from}.first(1),
+                     one.first(1),
+                     CopyKind::to_device,
+                     stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 1);
     }
     SUBCASE("spans of different lengths are refused") {
       CHECK_THROWS_AS(

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace spillway {
 
@@ -54,6 +56,13 @@ class BasicSimApi {
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int numa_node);
   void free_pinned(void* p, std::size_t bytes) noexcept;
   void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream);
+  /// As `BatchCopyApi` says. One operation of the stream, which takes an engine's latency once. If one
+  /// of the copies fails, those before it have been enqueued.
+  void copy_batch(std::span<void* const> to,
+                  std::span<void const* const> from,
+                  std::span<std::size_t const> sizes_bytes,
+                  CopyKind kind,
+                  stream_type stream);
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream);
   void launch_host(stream_type stream, HostFunction function, void* argument);
   [[nodiscard]] stream_type create_stream();
@@ -154,6 +163,7 @@ class BasicSimApi {
   mutable mutex_type mutex_;
   mutable SimCalls calls_;
   SimFaults faults_;
+  std::vector<detail::SimCopy> batch_;  // being put together; kept for its memory
   detail::SimMemory<typename Executor::backing_type, typename Executor::barrier_type> memory_;
   Executor executor_;  // after memory_: what is enqueued runs before the memory goes
 };
@@ -215,6 +225,43 @@ void BasicSimApi<Executor>::copy(
   }
   executor_.enqueue(stream, detail::SimOp::copy(to, from, bytes, kind), lock);
   calls_.count_copy(kind, bytes);
+}
+
+template <class Executor>
+void BasicSimApi<Executor>::copy_batch(std::span<void* const> to,
+                                       std::span<void const* const> from,
+                                       std::span<std::size_t const> sizes_bytes,
+                                       CopyKind kind,
+                                       stream_type stream) {
+  expects(to.size() == from.size() && to.size() == sizes_bytes.size(),
+          "copy_batch: the three spans differ in length");
+  lock_type lock = enter("copy_batch");
+  executor_.check(stream, "copy_batch");
+  std::size_t bytes = 0;
+  auto const enqueue = [&] {
+    if (!batch_.empty()) {
+      executor_.enqueue(stream, detail::SimOp::batch(batch_, bytes, kind), lock);
+    }
+  };
+  batch_.clear();
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    try {
+      faults_.strike(SimCall::copy, "copy_batch");
+      if (options_.checked) {
+        memory_.check_copy(to[i], from[i], sizes_bytes[i], kind);
+      }
+    } catch (DeviceError const&) {
+      enqueue();
+      throw;
+    }
+    if (sizes_bytes[i] != 0) {
+      batch_.push_back({to[i], from[i], sizes_bytes[i]});
+      bytes += sizes_bytes[i];
+    }
+    calls_.count_copy(kind, sizes_bytes[i]);
+  }
+  enqueue();
+  ++calls_.copy_batches;
 }
 
 template <class Executor>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/batch_copy_api.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/error.hpp>
@@ -13,6 +14,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -91,6 +93,9 @@ class CudaApi {
 
   /// Several copies at once, in any order among themselves; cheaper than one by one when they are
   /// many and small.
+  ///
+  /// Where CUDA takes no batches (before 12.8, by a driver that is older than the runtime, on the null
+  /// stream, in a capture, with an empty copy among them) they are enqueued one by one.
   ///
   /// @param to, from, sizes_bytes  of the same length; no range that is written overlaps another
   /// @stream enqueues the copies; does not wait if the host sides are pinned
@@ -186,12 +191,17 @@ class CudaApi {
   [[nodiscard]] static int numa_node_of(int ordinal) noexcept;
   [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
   [[nodiscard]] bool takes_batches(stream_type stream) const;
+  [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
+                                                 std::span<void const* const> from,
+                                                 std::span<std::size_t const> sizes_bytes,
+                                                 stream_type stream);
 
   detail::CudaContext context_;
   detail::CudaVirtualMemory virtual_memory_;
   detail::CudaPinnedMemory pinned_;
   CudaOptions options_;
   int numa_node_;
+  std::atomic<bool> has_batches_{true};  // until the driver says that it does not know them
   std::size_t
       total_bytes_;  // what is larger is a full device, not the bad argument CUDA may call it
 };
@@ -247,26 +257,20 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
     return;
   }
   Scope const scope{context_};
-#if CUDART_VERSION >= 13000
   // A batch with an empty copy in it is refused as a whole.
   bool const has_empty =
       std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
-  if (!has_empty && takes_batches(stream)) {
-    cudaMemcpyAttributes attributes{};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    std::size_t first_with_these = 0;
-    cuda_check(cudaMemcpyBatchAsync(to.data(),
-                                    from.data(),
-                                    sizes_bytes.data(),
-                                    to.size(),
-                                    &attributes,
-                                    &first_with_these,
-                                    1,
-                                    stream));
-    return;
+  if (to.size() > 1 && !has_empty && takes_batches(stream)) {
+    cudaError_t const status = enqueue_batch(to, from, sizes_bytes, stream);
+    bool const is_unknown =
+        status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver;
+    if (!is_unknown) {
+      cuda_check(status);
+      return;
+    }
+    detail::cuda_forgive(status);
+    has_batches_.store(false, std::memory_order_relaxed);
   }
-#endif
   for (std::size_t i = 0; i < to.size(); ++i) {
     cuda_check(cudaMemcpyAsync(to[i], from[i], sizes_bytes[i], kind_of(kind), stream));
   }
@@ -392,9 +396,48 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
 /// The runtime refuses batches on the null stream and on a stream that is being captured, the latter
 /// without telling the capture that anything is missing from it.
 inline bool CudaApi::takes_batches(stream_type stream) const {
-  return stream != nullptr && stream != cudaStreamLegacy && !is_capturing(stream);
+  return has_batches_.load(std::memory_order_relaxed) && stream != nullptr &&
+         stream != cudaStreamLegacy && !is_capturing(stream);
 }
 
-static_assert(DeviceApi<CudaApi> && VirtualMemoryApi<CudaApi>);
+/// CUDA 13 dropped the index of the copy at fault and made the arguments const; it writes to neither.
+inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const> to,
+                                          [[maybe_unused]] std::span<void const* const> from,
+                                          [[maybe_unused]] std::span<std::size_t const> sizes_bytes,
+                                          [[maybe_unused]] stream_type stream) {
+#if CUDART_VERSION >= 12080
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  std::size_t first_with_these = 0;
+#  if CUDART_VERSION >= 13000
+  return cudaMemcpyBatchAsync(to.data(),
+                              from.data(),
+                              sizes_bytes.data(),
+                              to.size(),
+                              &attributes,
+                              &first_with_these,
+                              1,
+                              stream);
+#  else
+  // NOLINTBEGIN(cppcoreguidelines-pro-type-const-cast)
+  std::size_t at_fault = 0;
+  return cudaMemcpyBatchAsync(const_cast<void**>(to.data()),
+                              const_cast<void**>(from.data()),
+                              const_cast<std::size_t*>(sizes_bytes.data()),
+                              to.size(),
+                              &attributes,
+                              &first_with_these,
+                              1,
+                              &at_fault,
+                              stream);
+  // NOLINTEND(cppcoreguidelines-pro-type-const-cast)
+#  endif
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+
+static_assert(BatchCopyApi<CudaApi> && VirtualMemoryApi<CudaApi>);
 
 }  // namespace spillway

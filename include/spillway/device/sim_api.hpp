@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/batch_copy_api.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/device/basic_sim_api.hpp>
@@ -19,8 +20,8 @@ using SteppedSimApi = BasicSimApi<SteppedExecutor>;
 /// A device without bytes, on a virtual clock: for planning at any scale.
 using ModelApi = BasicSimApi<ModelExecutor>;
 
-static_assert(DeviceApi<SimApi> && VirtualMemoryApi<SimApi>);
-static_assert(DeviceApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);
-static_assert(DeviceApi<ModelApi> && VirtualMemoryApi<ModelApi>);
+static_assert(BatchCopyApi<SimApi> && VirtualMemoryApi<SimApi>);
+static_assert(BatchCopyApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);
+static_assert(BatchCopyApi<ModelApi> && VirtualMemoryApi<ModelApi>);
 
 }  // namespace spillway

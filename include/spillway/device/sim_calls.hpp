@@ -15,7 +15,7 @@ namespace spillway {
 enum class SimCall : std::uint8_t {
   reserve,          ///< fails by returning null
   allocate_pinned,  ///< fails by returning null
-  copy,             ///< this and the rest fail by throwing DeviceError
+  copy,             ///< this and the rest fail by throwing DeviceError; each one of a batch counts
   fill,
   launch_host,
   create_stream,
@@ -39,10 +39,11 @@ struct SimCalls {
   std::uint64_t pinned_frees = 0;
   std::uint64_t copies_to_host = 0;
   std::uint64_t copies_to_device = 0;
-  std::uint64_t copies_on_device = 0;
+  std::uint64_t copies_on_device = 0;  ///< those of batches are counted one by one
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_on_device = 0;
+  std::uint64_t copy_batches = 0;  ///< `copy_batch`, whatever they copied
   std::uint64_t fills = 0;
   std::uint64_t filled_bytes = 0;
   std::uint64_t host_launches = 0;

@@ -240,6 +240,7 @@ inline void ModelExecutor::enqueue(SimStream stream, detail::SimOp const& op, lo
   std::uint64_t ready = ready_ns(stream_ns);
   switch (op.what) {
   case detail::SimOp::Kind::copy:
+  case detail::SimOp::Kind::batch:
   case detail::SimOp::Kind::fill:
     ready = engines_[static_cast<std::size_t>(op.direction)].take(now_ns(), ready, op.bytes);
     break;

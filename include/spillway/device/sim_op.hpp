@@ -10,12 +10,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 namespace spillway::detail {
 
+/// One copy of a batch.
+struct SimCopy {
+  void* to = nullptr;
+  void const* from = nullptr;
+  std::size_t bytes = 0;
+
+  /// True if it reads or writes in `[p, p + n)`.
+  [[nodiscard]] bool touches(void const* p, std::size_t n) const noexcept {
+    auto const overlaps = [this, p, n](void const* mine) {
+      auto const a = reinterpret_cast<std::uintptr_t>(mine);
+      auto const b = reinterpret_cast<std::uintptr_t>(p);
+      return a < b + n && b < a + bytes;
+    };
+    return bytes != 0 && (overlaps(to) || overlaps(from));
+  }
+};
+
 /// One operation in the queue of a simulated stream that really runs.
 struct SimOp {
-  enum class Kind : std::uint8_t { copy, fill, host, compute, record, wait, stop };
+  enum class Kind : std::uint8_t { copy, batch, fill, host, compute, record, wait, stop };
 
   Kind what = Kind::stop;
   CopyKind direction = CopyKind::on_device;
@@ -23,7 +41,8 @@ struct SimOp {
   unsigned char byte = 0;
   void* to = nullptr;
   void const* from = nullptr;
-  std::size_t bytes = 0;
+  std::size_t bytes = 0;                 // of a batch: of all its copies
+  std::span<SimCopy const> copies = {};  // of a batch; kept by whoever keeps the operation
   HostFunction function = nullptr;
   void* argument = nullptr;
   std::uint64_t duration_ns = 0;
@@ -31,6 +50,10 @@ struct SimOp {
   [[nodiscard]] static SimOp
   copy(void* to, void const* from, std::size_t bytes, CopyKind direction) noexcept {
     return {.what = Kind::copy, .direction = direction, .to = to, .from = from, .bytes = bytes};
+  }
+  [[nodiscard]] static SimOp
+  batch(std::span<SimCopy const> copies, std::size_t bytes, CopyKind direction) noexcept {
+    return {.what = Kind::batch, .direction = direction, .bytes = bytes, .copies = copies};
   }
   [[nodiscard]] static SimOp fill(void* p, unsigned char byte, std::size_t bytes) noexcept {
     return {.what = Kind::fill, .byte = byte, .to = p, .bytes = bytes};
@@ -44,20 +67,24 @@ struct SimOp {
 
   /// True if it reads or writes in `[p, p + n)`.
   [[nodiscard]] bool touches(void const* p, std::size_t n) const noexcept {
-    auto const overlaps = [this, p, n](void const* mine) {
-      auto const a = reinterpret_cast<std::uintptr_t>(mine);
-      auto const b = reinterpret_cast<std::uintptr_t>(p);
-      return a < b + n && b < a + bytes;
-    };
-    return bytes != 0 && (overlaps(to) || (what == Kind::copy && overlaps(from)));
+    if (what == Kind::batch) {
+      return std::any_of(
+          copies.begin(), copies.end(), [p, n](SimCopy const& c) { return c.touches(p, n); });
+    }
+    return SimCopy{to, what == Kind::copy ? from : to, bytes}.touches(p, n);
   }
 
-  /// Does what a copy, a fill or a host call does; the rest is up to the executor.
+  /// Does what a copy, a batch, a fill or a host call does; the rest is up to the executor.
   void perform() const noexcept {
     switch (what) {
     case Kind::copy:
       if (bytes != 0) {
         std::memcpy(to, from, bytes);
+      }
+      return;
+    case Kind::batch:
+      for (SimCopy const& c : copies) {
+        std::memcpy(c.to, c.from, c.bytes);
       }
       return;
     case Kind::fill:

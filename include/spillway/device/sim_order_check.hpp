@@ -3,12 +3,14 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device/sim_op.hpp>
 #include <spillway/device/sim_ranges.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +48,12 @@ class SimOrderCheck {
   /// @throws ContractViolation if it is not ordered after earlier work on the same bytes; the
   ///         operation is then not noted
   void enqueue(std::uint64_t stream, char const* what, SimUse first = {}, SimUse second = {});
+
+  /// Copies on `stream` that nothing orders among themselves.
+  ///
+  /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those before
+  ///         the one at fault are then noted
+  void enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies);
 
   /// All that `stream` was given so far has happened for whoever joins this clock.
   [[nodiscard]] SimClock const& clock(std::uint64_t stream) {
@@ -95,6 +103,34 @@ SimOrderCheck::enqueue(std::uint64_t stream, char const* what, SimUse first, Sim
   Moment const now{stream, ++mine[stream]};
   note(first, now);
   note(second, now);
+}
+
+inline void SimOrderCheck::enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies) {
+  std::vector<SimUse> uses;
+  uses.reserve(2 * copies.size());
+  for (SimCopy const& c : copies) {
+    uses.push_back({c.from, c.bytes, false});
+    uses.push_back({c.to, c.bytes, true});
+  }
+  std::sort(uses.begin(), uses.end(), [](SimUse const& a, SimUse const& b) {
+    return address_of(a.p) < address_of(b.p);
+  });
+  SimUse furthest{};  // of those seen, the one that ends last; and of those that write
+  SimUse furthest_write{};
+  auto const end = [](SimUse const& use) { return address_of(use.p) + use.bytes; };
+  for (SimUse const& use : uses) {
+    SimUse const& other = use.is_write ? furthest : furthest_write;
+    if (end(other) > address_of(use.p)) {
+      throw ContractViolation{"SimApi: race: copies of one batch both touch " +
+                              describe_range(use.p, use.bytes) + " and " +
+                              describe_range(other.p, other.bytes) + ", and nothing orders them"};
+    }
+    furthest = end(use) > end(furthest) ? use : furthest;
+    furthest_write = use.is_write && end(use) > end(furthest_write) ? use : furthest_write;
+  }
+  for (SimCopy const& c : copies) {
+    enqueue(stream, "copy of a batch", {c.from, c.bytes, false}, {c.to, c.bytes, true});
+  }
 }
 
 inline void SimOrderCheck::check(SimClock const& clock,

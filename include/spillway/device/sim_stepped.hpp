@@ -52,8 +52,9 @@ class SteppedExecutor {
     std::uint64_t ops = 0;
   };
   struct Op : detail::SimOp {
-    Point point{};             // of a wait
-    detail::SimClock clock{};  // of a host call: what came before it
+    Point point{};                        // of a wait
+    detail::SimClock clock{};             // of a host call: what came before it
+    std::vector<detail::SimCopy> kept{};  // of a batch; moves with it
   };
   struct Stream {
     std::deque<Op> queue;
@@ -197,6 +198,9 @@ SteppedExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& /
     case detail::SimOp::Kind::copy:
       order_.enqueue(id, "copy", {op.from, op.bytes, false}, {op.to, op.bytes, true});
       break;
+    case detail::SimOp::Kind::batch:
+      order_.enqueue_batch(id, op.copies);
+      break;
     case detail::SimOp::Kind::fill:
       order_.enqueue(id, "fill", {op.to, op.bytes, true});
       break;
@@ -209,7 +213,10 @@ SteppedExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& /
     }
   }
   bool const is_host = op.what == detail::SimOp::Kind::host;
-  streams_.at(id).queue.push_back({op, {}, is_host ? order_.clock(id) : detail::SimClock{}});
+  Op& queued = streams_.at(id).queue.emplace_back(
+      Op{op, {}, is_host ? order_.clock(id) : detail::SimClock{}, {}});
+  queued.kept.assign(op.copies.begin(), op.copies.end());
+  queued.copies = queued.kept;
 }
 
 inline void

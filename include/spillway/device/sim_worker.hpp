@@ -16,6 +16,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace spillway::detail {
 
@@ -112,6 +113,8 @@ class SimWorker {
     remember(op);
     auto node = std::make_unique<Node>();
     node->op = op;
+    node->copies.assign(op.copies.begin(), op.copies.end());
+    node->op.copies = node->copies;
     node->op.pushed_ns = steady_ns();
     Node* const next = node.release();
     tail_->next.store(next, std::memory_order_release);
@@ -134,8 +137,8 @@ class SimWorker {
   [[nodiscard]] std::shared_ptr<SimProgress const> progress() const noexcept { return progress_; }
   /// True if an operation that was pushed and has not run reads or writes in `[p, p + bytes)`.
   [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept {
-    return std::any_of(recent_.begin(), recent_.end(), [&](auto const& op) {
-      return op.second.touches(p, bytes) && !progress_->has_run(op.first);
+    return std::any_of(recent_.begin(), recent_.end(), [&](Recent const& recent) {
+      return recent.op.touches(p, bytes) && !progress_->has_run(recent.ops);
     });
   }
   [[nodiscard]] bool is_idle() const noexcept { return progress_->has_run(pushed_ops_); }
@@ -144,7 +147,16 @@ class SimWorker {
  private:
   struct Node {
     Op op;
+    std::vector<SimCopy> copies;
     std::atomic<Node*> next{nullptr};
+  };
+
+  /// A copy of an operation, and not the operation: whoever looks at what the thread has run is ordered
+  /// after it.
+  struct Recent {
+    std::uint64_t ops = 0;  // how many of the stream have run when it has
+    SimOp op;
+    std::vector<SimCopy> copies;
   };
 
   static constexpr std::uint32_t asleep = 1;    // the thread has found nothing to do
@@ -165,18 +177,22 @@ class SimWorker {
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
   bool is_stopped_ = false;
-  std::deque<std::pair<std::uint64_t, SimOp>> recent_;  // by how many ops have run when it has
-  std::thread thread_;                                  // last: starts when all else is there
+  std::deque<Recent> recent_;
+  std::thread thread_;  // last: starts when all else is there
 };
 
 /// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself, the
 /// one who asks is not ordered after what has run.
 inline void SimWorker::remember(Op const& op) {
-  while (!recent_.empty() && progress_->seems_run(recent_.front().first)) {
+  while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
     recent_.pop_front();
   }
   if (op.bytes != 0) {
-    recent_.emplace_back(pushed_ops_ + 1, op);
+    Recent& recent = recent_.emplace_back();
+    recent.ops = pushed_ops_ + 1;
+    recent.op = static_cast<SimOp const&>(op);
+    recent.copies.assign(op.copies.begin(), op.copies.end());
+    recent.op.copies = recent.copies;
   }
 }
 
@@ -209,6 +225,7 @@ inline void SimWorker::sleep(std::uint32_t seen) noexcept {
 inline void SimWorker::execute(Op const& op) {
   switch (op.what) {
   case SimOp::Kind::copy:
+  case SimOp::Kind::batch:
   case SimOp::Kind::fill:
     run_timed(op);
     return;

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/batch_copy_api.hpp>
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <vector>
+
+namespace spillway {
+
+/// Copies of one kind that are put together and then enqueued at once.
+///
+/// A device that takes no batches gets them one by one.
+///
+/// Threads  thread-compatible.
+class CopyBatch {
+ public:
+  explicit CopyBatch(CopyKind kind) : kind_{kind} {}
+
+  /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges and those of
+  /// the copy added before lie in the same two reservations, so that, if they touch, both are one copy.
+  ///
+  /// @throws std::bad_alloc, with nothing added
+  void add(std::byte* to, std::byte const* from, std::size_t bytes, bool may_join) {
+    if (may_join && !to_.empty() && static_cast<std::byte*>(to_.back()) + sizes_.back() == to &&
+        static_cast<std::byte const*>(from_.back()) + sizes_.back() == from) {
+      sizes_.back() += bytes;
+      return;
+    }
+    to_.push_back(to);
+    try {
+      from_.push_back(from);
+      sizes_.push_back(bytes);
+    } catch (...) {
+      from_.resize(sizes_.size());
+      to_.pop_back();
+      throw;
+    }
+  }
+
+  /// @stream  enqueues the copies
+  /// @throws  DeviceError; any of them may have been enqueued then
+  template <DeviceApi Device>
+  void enqueue(Device& device, typename Device::stream_type stream) const {
+    if constexpr (BatchCopyApi<Device>) {
+      if (to_.size() > 1) {
+        device.copy_batch(to_, from_, sizes_, kind_, stream);
+        return;
+      }
+    }
+    for (std::size_t i = 0; i < to_.size(); ++i) {
+      device.copy(to_[i], from_[i], sizes_[i], kind_, stream);
+    }
+  }
+
+  void clear() noexcept {
+    to_.clear();
+    from_.clear();
+    sizes_.clear();
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return to_.size(); }
+
+ private:
+  CopyKind kind_;
+  std::vector<void*> to_;
+  std::vector<void const*> from_;
+  std::vector<std::size_t> sizes_;
+};
+
+}  // namespace spillway
