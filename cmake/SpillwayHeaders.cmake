@@ -10,6 +10,7 @@ set(SPILLWAY_HEADERS
     spillway/block/enqueue_move.hpp
     spillway/block/event_pool.hpp
     spillway/block/eviction_window.hpp
+    spillway/block/host_batch.hpp
     spillway/block/host_jobs.hpp
     spillway/block/host_ledger.hpp
     spillway/block/host_mapping.hpp
@@ -71,6 +72,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim_threaded.hpp
     spillway/device/sim_worker.hpp
     spillway/device_allocator.hpp
+    spillway/host_carrier.hpp
     spillway/host_staging.hpp
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp

@@ -171,6 +171,10 @@ class DefragArena {
   [[nodiscard]] std::size_t size_bytes(RangeId range) const noexcept {
     return std::size_t{map_[node_of(range)].count} * granule_bytes;
   }
+  /// Which reservation of the device the range lies in, from 1.
+  [[nodiscard]] std::size_t reservation(RangeId range) const noexcept {
+    return std::size_t{map_[node_of(range)].segment} + 1;
+  }
   [[nodiscard]] BlockId owner(RangeId range) const noexcept { return map_[node_of(range)].owner(); }
   /// True while a plan that moves the range is begun and not committed.
   [[nodiscard]] bool is_moving(RangeId range) const noexcept {

@@ -10,12 +10,12 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/host_tier.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/staging_lane.hpp>
+#include <spillway/host_carrier.hpp>
 #include <spillway/stream_order.hpp>
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace spillway {
@@ -93,7 +93,11 @@ class HostSwapPool {
   /// @stream enqueues on `stream`, which the caller has ordered after the last write of the range, and
   ///         on the pool's; does not wait
   [[nodiscard]] Transfer
-  write(HostSlotId id, void const* device_from, std::size_t bytes, stream_type stream);
+  write(HostSlotId id, void const* device_from, std::size_t bytes, stream_type stream) {
+    // The device only reads there.  NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    auto* const from = static_cast<std::byte*>(const_cast<void*>(device_from));
+    return carrier_.transfer(id, from, bytes, stream, Direction::out);
+  }
 
   /// Swap-in: copies the first `bytes` bytes of the slot into device memory.
   ///
@@ -103,7 +107,29 @@ class HostSwapPool {
   /// @stream enqueues on `stream`, which the caller has ordered after the last use of the range, and
   ///         on the pool's; does not wait
   [[nodiscard]] Transfer
-  read(HostSlotId id, void* device_to, std::size_t bytes, stream_type stream);
+  read(HostSlotId id, void* device_to, std::size_t bytes, stream_type stream) {
+    return carrier_.transfer(id, static_cast<std::byte*>(device_to), bytes, stream, Direction::in);
+  }
+
+  /// Several swap-outs at once, in order: as so many calls of `write`, for less.
+  ///
+  /// Small transfers of one tier that follow each other are enqueued together: one call of the device
+  /// if it takes batches, one copy where their bytes touch on both sides, one point on the stream that
+  /// all of them are done at. What a slower tier gets shares a staging chunk, and where it also lies
+  /// side by side in the file, one call of the file. A transfer that would have to wait longer than
+  /// those before it does not hold them up.
+  ///
+  /// @throws as `write`, at the first transfer that fails. `state` in each request says which were
+  ///         enqueued; a transfer that is `torn` is as after a `DeviceError` of `write`, those that are
+  ///         `waiting` are as they were
+  /// @stream makes `stream` wait for what each request names; then as `write`
+  void write_all(std::span<TransferRequest> requests, stream_type stream) {
+    carrier_.transfer_all(requests, stream, Direction::out);
+  }
+  /// Several swap-ins at once, in order: as so many calls of `read`, for less. As `write_all`.
+  void read_all(std::span<TransferRequest> requests, stream_type stream) {
+    carrier_.transfer_all(requests, stream, Direction::in);
+  }
 
   /// Learns whether transfers of the slot that have run so far have lost bytes.
   ///
@@ -125,16 +151,19 @@ class HostSwapPool {
   /// The size asked for, rounded up. @throws ContractViolation if `id` names no slot
   [[nodiscard]] std::size_t size_bytes(HostSlotId id) { return store_.size_bytes(id); }
 
-  [[nodiscard]] HostPoolStats stats() const;
+  [[nodiscard]] HostPoolStats stats() const {
+    HostPoolStats stats = store_.stats();
+    stats.staging_waits = carrier_.staging_waits();
+    return stats;
+  }
 
   /// What all tiers that take slots could still hold, growth included.
   [[nodiscard]] std::size_t free_bytes() const { return store_.free_bytes(); }
 
  private:
-  using Lane = StagingLane<Device>;
-  using Store = HostStore<Device, FileIo>;
-  using Call = typename Store::Call;
-  using Direction = typename Store::Direction;
+  using Carrier = HostCarrier<Device, FileIo>;
+  using Store = typename Carrier::Store;
+  using Direction = typename Carrier::Direction;
 
   static constexpr bool holds_bytes = [] {
     if constexpr (requires { Device::holds_bytes; }) {
@@ -145,17 +174,10 @@ class HostSwapPool {
   }();
 
   [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
-  void open_lanes(HostPoolOptions const& options, int numa_node);
-  void write_staged(Call& call, std::byte const* from, stream_type stream, StreamIndex at);
-  void read_staged(Call& call, std::byte* to, stream_type stream, StreamIndex at);
-  void
-  launch(Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk);
 
-  Device* device_;
   StreamOrder<Device>* order_;
   Store store_;
-  std::optional<Lane> out_;  // after the store, which their host functions use
-  std::optional<Lane> in_;
+  Carrier carrier_;  // after the store, which its host functions use
 };
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -163,33 +185,14 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
                                            StreamOrder<Device>& order,
                                            HostPoolOptions options,
                                            FileIo file_io)
-    : device_{&device},
-      order_{&order},
+    : order_{&order},
       store_{device,
              checked(options),
              options.numa_node.value_or(device.numa_node()),
-             Lane::chunk_bytes_for(options.staging_bytes),
-             std::move(file_io)} {
-  if (options.pageable_bytes > 0 || options.file_bytes > 0) {
-    open_lanes(options, options.numa_node.value_or(device.numa_node()));
-  }
+             Carrier::chunk_bytes_for(options),
+             std::move(file_io)},
+      carrier_{device, order, store_, options, options.numa_node.value_or(device.numa_node())} {
   store_.reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
-}
-
-/// Both directions with as many chunks as there is pinned memory for.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostSwapPool<Device, FileIo>::open_lanes(HostPoolOptions const& options, int numa_node) {
-  for (std::size_t chunks = options.staging_chunks; !in_; --chunks) {
-    try {
-      out_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
-      in_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
-    } catch (OutOfHostMemory const&) {
-      out_.reset();
-      if (chunks == 1) {
-        throw;
-      }
-    }
-  }
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -200,10 +203,8 @@ HostSwapPool<Device, FileIo>::~HostSwapPool() {
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses no memory
     }
   };
-  for (std::optional<Lane>* lane : {&out_, &in_}) {
-    if (*lane) {
-      wait([&] { (*lane)->drain_sync(); });
-    }
+  for (Direction const way : {Direction::out, Direction::in}) {
+    wait([&] { carrier_.drain_sync(way); });
   }
   store_.for_each_fence([&](Fence const& fence) { wait([&] { order_->synchronize(fence); }); });
 }
@@ -216,116 +217,6 @@ HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(HostPoolOptions con
   expects(!is_staged || (options.staging_chunks > 0 && options.staging_bytes > 0),
           "pageable memory and files need at least one staging chunk");
   return options;
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-Transfer HostSwapPool<Device, FileIo>::write(HostSlotId id,
-                                             void const* device_from,
-                                             std::size_t bytes,
-                                             stream_type stream) {
-  StreamIndex const at = order_->index_of(stream);
-  Call call{store_, id, bytes, Direction::out};
-  auto const* from = static_cast<std::byte const*>(device_from);
-  if (call.tier() != HostTier::pinned) {
-    write_staged(call, from, stream, at);
-  } else {
-    order_->wait(at, call.before);
-    for (HostPiece const& piece : call.pieces()) {
-      device_->copy(piece.memory, from, piece.bytes, CopyKind::to_host, stream);
-      call.done.device_done = call.done.host_done = order_->mark(at);
-      from += piece.bytes;
-    }
-  }
-  call.is_finished = true;
-  return call.done;
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-Transfer HostSwapPool<Device, FileIo>::read(HostSlotId id,
-                                            void* device_to,
-                                            std::size_t bytes,
-                                            stream_type stream) {
-  StreamIndex const at = order_->index_of(stream);
-  Call call{store_, id, bytes, Direction::in};
-  auto* to = static_cast<std::byte*>(device_to);
-  if (call.tier() != HostTier::pinned) {
-    read_staged(call, to, stream, at);
-  } else {
-    order_->wait(at, call.before);
-    for (HostPiece const& piece : call.pieces()) {
-      device_->copy(to, piece.memory, piece.bytes, CopyKind::to_device, stream);
-      call.done.device_done = call.done.host_done = order_->mark(at);
-      to += piece.bytes;
-    }
-  }
-  call.is_finished = true;
-  return call.done;
-}
-
-/// Device to chunk on `stream`, chunk to slot on the lane's, in turns: the next piece leaves the device
-/// while this one is put away. Each fence is assigned as soon as what it stands for is enqueued, so
-/// that a failure in between leaves nothing out.
-///
-/// Events are recorded at once: an event recorded when a chunk comes round again would cover the
-/// pieces enqueued since, and the ring would stand still for them.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostSwapPool<Device, FileIo>::write_staged(Call& call,
-                                                std::byte const* from,
-                                                stream_type stream,
-                                                StreamIndex at) {
-  order_->wait(out_->index(), call.before);
-  call.for_each_chunk([&](HostPiece const& piece) {
-    typename Lane::Chunk chunk{*out_};
-    order_->wait(at, chunk.fence());
-    device_->copy(chunk.data(), from, piece.bytes, CopyKind::to_host, stream);
-    call.done.device_done = chunk.fence() = order_->mark(at);
-    order_->wait(out_->index(), chunk.fence());
-    launch(call, *out_, &Store::jobs_type::run_write, piece, chunk.data());
-    call.done.host_done = chunk.fence() = order_->mark(out_->index());
-    order_->record(out_->index());
-    from += piece.bytes;
-  });
-}
-
-/// The same the other way round.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostSwapPool<Device, FileIo>::read_staged(Call& call,
-                                               std::byte* to,
-                                               stream_type stream,
-                                               StreamIndex at) {
-  order_->wait(in_->index(), call.before);
-  call.for_each_chunk([&](HostPiece const& piece) {
-    typename Lane::Chunk chunk{*in_};
-    order_->wait(in_->index(), chunk.fence());
-    launch(call, *in_, &Store::jobs_type::run_read, piece, chunk.data());
-    call.done.host_done = chunk.fence() = order_->mark(in_->index());
-    order_->wait(at, chunk.fence());
-    device_->copy(to, chunk.data(), piece.bytes, CopyKind::to_device, stream);
-    call.done.device_done = chunk.fence() = order_->mark(at);
-    order_->record(at);
-    to += piece.bytes;
-  });
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-void HostSwapPool<Device, FileIo>::launch(
-    Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk) {
-  auto* const job = call.jobs;
-  job->slot = call.route.slot;
-  job->piece = piece;
-  job->chunk = chunk;
-  auto* const rest = job->next;  // a job that runs at once is used again at once
-  device_->launch_host(lane.stream(), function, job);
-  call.jobs = rest;
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
-  HostPoolStats stats = store_.stats();
-  for (std::optional<Lane> const* lane : {&out_, &in_}) {
-    stats.staging_waits += *lane ? (*lane)->waits() : 0;
-  }
-  return stats;
 }
 
 }  // namespace spillway

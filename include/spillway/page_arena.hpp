@@ -81,6 +81,8 @@ class PageArena {
   [[nodiscard]] std::byte* address(RangeId range) const noexcept {
     return base_ + first_page(range) * page_bytes_;
   }
+  /// All ranges lie in one.
+  [[nodiscard]] static std::size_t reservation(RangeId /*range*/) noexcept { return 1; }
   [[nodiscard]] std::size_t capacity_bytes() const noexcept { return pages_.size() * page_bytes_; }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return capacity_bytes(); }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return free_count_ * page_bytes_; }

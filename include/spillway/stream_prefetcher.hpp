@@ -12,6 +12,7 @@
 #include <spillway/stream_order.hpp>
 
 #include <cstddef>
+#include <span>
 #include <utility>
 
 namespace spillway {
@@ -65,6 +66,24 @@ class StreamPrefetcher {
     Transfer const done = pool.read(slot, to, bytes, in_.handle);
     order_->record(in_.index);
     return done;
+  }
+
+  /// Several blocks at once, each after its own fence: as `HostSwapPool::write_all`. Events are recorded
+  /// in between, so that the first of them can be waited for before the last has been copied.
+  ///
+  /// @throws as `write_all`; `state` in each request says what became of it
+  /// @stream enqueues on the outgoing stream; does not wait
+  void send_out_all(pool_type& pool, std::span<TransferRequest> requests) {
+    carry_in_parts(requests, out_.index, [&](std::span<TransferRequest> part) {
+      pool.write_all(part, out_.handle);
+    });
+  }
+  /// The same the other way.
+  /// @stream enqueues on the incoming stream; does not wait
+  void bring_in_all(pool_type& pool, std::span<TransferRequest> requests) {
+    carry_in_parts(requests, in_.index, [&](std::span<TransferRequest> part) {
+      pool.read_all(part, in_.handle);
+    });
   }
 
   [[nodiscard]] StreamIndex out_stream() const noexcept { return out_.index; }
@@ -147,6 +166,31 @@ class StreamPrefetcher {
     stream_type handle;
     StreamIndex index = StreamIndex::none;
   };
+
+  // What is carried between two events when many blocks are: at 25 GB/s some 80 us of copying, beside
+  // which an event costs nothing, and not much to wait for beside what one asked for.
+  static constexpr std::size_t bytes_per_event = 2_MiB;
+
+  /// Carries all of it, with an event after each part.
+  template <class Carry>
+  void carry_in_parts(std::span<TransferRequest> requests, StreamIndex stream, Carry carry) {
+    for (TransferRequest& request : requests) {
+      request.forget_answer();
+    }
+    while (!requests.empty()) {
+      std::size_t bytes = 0;
+      std::size_t count = 0;
+      do {
+        bytes += requests[count++].bytes;
+      } while (count < requests.size() && bytes + requests[count].bytes <= bytes_per_event);
+      carry(requests.first(count));
+      try {
+        order_->record(stream);
+      } catch (...) {  // NOLINT(bugprone-empty-catch): whoever has to wait records a later one
+      }
+      requests = requests.subspan(count);
+    }
+  }
 
   Device* device_;
   StreamOrder<Device>* order_;

@@ -6,6 +6,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -87,6 +88,45 @@ class Worker {
     }
   }
 
+  /// The same with several slots at once.
+  void run_together(int rounds) {
+    Pool& pool = *world_->pool;
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<TransferRequest> requests;
+      std::byte* at = from_;
+      for (std::size_t left = 2 + random_() % 8; left > 0; --left) {
+        std::size_t const bytes = 1 + random_() % 2000;
+        auto id = pool.try_take(bytes);
+        if (!id && pool.try_grow(bytes)) {
+          id = pool.try_take(bytes);
+        }
+        if (id) {
+          requests.push_back({.slot = *id, .device = at, .bytes = bytes, .reservation = 1});
+          at += bytes;
+        }
+      }
+      auto const seed = static_cast<unsigned>(random_());
+      put_pattern(from_, most_bytes, seed);
+      pool.write_all(requests, out_);
+      Fence written;
+      for (TransferRequest& request : requests) {
+        written.add(request.done.device_done);
+        request.device = to_ + (request.device - from_);
+      }
+      pool.read_all(requests, in_);
+      Fence read;
+      for (TransferRequest const& request : requests) {
+        read.add(request.done.device_done);
+        pool.give_back(request.slot);
+      }
+      world_->order.synchronize(written);
+      world_->order.synchronize(read);
+      auto const bytes = static_cast<std::size_t>(at - from_);
+      wrong += std::equal(from_, from_ + bytes, to_) ? 0 : 1;
+      done += requests.size() > 1 ? 1 : 0;
+    }
+  }
+
   int done = 0;
   int refused = 0;
   int wrong = 0;
@@ -102,7 +142,9 @@ class Worker {
   std::byte* to_;
 };
 
-void run_workers(World& world, std::uint64_t seed, int rounds) {
+enum class Way : std::uint8_t { one_by_one, together };
+
+void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::one_by_one) {
   CAPTURE(seed);
   constexpr std::uint64_t workers = 4;
   std::vector<int> wrong(workers);
@@ -113,7 +155,7 @@ void run_workers(World& world, std::uint64_t seed, int rounds) {
     for (std::uint64_t i = 0; i < workers; ++i) {
       threads.emplace_back([&, i] {
         Worker worker{world, seed + i};
-        worker.run(rounds);
+        way == Way::together ? worker.run_together(rounds) : worker.run(rounds);
         wrong[i] = worker.wrong;
         done[i] = worker.done;
         --running;
@@ -166,6 +208,14 @@ TEST_SUITE("host_swap_pool_race") {
     options.staging_chunks = 1;
     World world{options};
     run_workers(world, 200, 60);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads that have several transfers made at once") {
+    World world{small_tiers(16 << 10, 16 << 10, 64 << 10)};
+    run_workers(world, 400, 80, Way::together);
+    World staged{small_tiers(0, 24 << 10, 64 << 10)};
+    staged.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
+    run_workers(staged, 500, 80, Way::together);
   }
 
   TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {

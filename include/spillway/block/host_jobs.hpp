@@ -27,7 +27,7 @@ class HostJobs;
 template <FileIoApi FileIo>
 struct HostJob {
   HostJobs<FileIo>* owner = nullptr;
-  HostJob* next = nullptr;  // in a list, while not enqueued
+  HostJob* next = nullptr;  // to be run after it, or in a list while not enqueued
   HostSlot* slot = nullptr;
   HostPiece piece;
   std::byte* chunk = nullptr;
@@ -60,22 +60,30 @@ class HostJobs {
     ++idle_count_;
   }
 
-  /// From a chunk to the slot. `argument` is a job.
+  /// From a chunk to the slot. `argument` is a job, and with it those linked to it.
   static void run_write(void* argument) noexcept;
-  /// From the slot to a chunk. `argument` is a job.
+  /// From the slot to a chunk. `argument` as above.
   static void run_read(void* argument) noexcept;
 
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
+  void write_one(job_type const& job) noexcept;
+  void read_one(job_type const& job) noexcept;
+  [[nodiscard]] bool write_run(job_type const& first, job_type const* end) noexcept;
+  [[nodiscard]] bool read_run(job_type const& first, job_type const* end) noexcept;
+  [[nodiscard]] job_type* run_end(job_type const* job) const noexcept;
+  [[nodiscard]] std::size_t run_bytes(job_type const& first, job_type const* end) const noexcept;
+  [[nodiscard]] bool are_in_file(job_type const& first, job_type const* end) const noexcept;
   [[nodiscard]] bool is_needed(job_type const& job) const noexcept;
   [[nodiscard]] std::size_t file_bytes(job_type const& job) const noexcept;
   [[nodiscard]] std::byte const* find_rescued(job_type const& job) const noexcept;
   void rescue(job_type const& job, int error) noexcept;
   void forget_rescued(job_type const& job) noexcept;
   void note_lost_read(job_type const& job, int error) noexcept;
-  void finish(job_type& job, std::uint32_t HostSlot::*unfinished) noexcept;
+  job_type*
+  finish_until(job_type* job, job_type* end, std::uint32_t HostSlot::*unfinished) noexcept;
 
   std::mutex* mutex_;
   HostLedger* ledger_;
@@ -104,36 +112,109 @@ auto HostJobs<FileIo>::take(std::size_t count) -> job_type* {
 
 template <FileIoApi FileIo>
 void HostJobs<FileIo>::run_write(void* argument) noexcept {
-  auto& job = *static_cast<job_type*>(argument);
-  HostJobs& self = *job.owner;
-  if (self.is_needed(job)) {
-    if (job.piece.memory != nullptr) {
-      std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
-    } else if (int const error =
-                   self.file_->write(job.chunk, self.file_bytes(job), job.piece.file_offset);
-               error != 0) {
-      self.rescue(job, error);
+  auto* job = static_cast<job_type*>(argument);
+  HostJobs& self = *job->owner;
+  while (job != nullptr) {
+    job_type* const end = self.run_end(job);
+    if (end != job->next && self.write_run(*job, end)) {
+      for (job_type const* done = job; done != end; done = done->next) {
+        self.forget_rescued(*done);
+      }
     } else {
-      self.forget_rescued(job);
+      for (job_type* each = job; each != end; each = each->next) {
+        self.write_one(*each);
+      }
     }
+    job = self.finish_until(job, end, &HostSlot::write_jobs);
   }
-  self.finish(job, &HostSlot::write_jobs);
 }
 
 template <FileIoApi FileIo>
 void HostJobs<FileIo>::run_read(void* argument) noexcept {
-  auto& job = *static_cast<job_type*>(argument);
-  HostJobs& self = *job.owner;
+  auto* job = static_cast<job_type*>(argument);
+  HostJobs& self = *job->owner;
+  while (job != nullptr) {
+    job_type* const end = self.run_end(job);
+    if (end == job->next || !self.read_run(*job, end)) {
+      for (job_type* each = job; each != end; each = each->next) {
+        self.read_one(*each);
+      }
+    }
+    job = self.finish_until(job, end, &HostSlot::read_jobs);
+  }
+}
+
+/// The jobs from `job` to there lie side by side in the file and in the chunk: one call can carry all
+/// of them.
+template <FileIoApi FileIo>
+auto HostJobs<FileIo>::run_end(job_type const* job) const noexcept -> job_type* {
+  job_type* end = job->next;
+  for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
+    if (end->piece.file_offset != job->piece.file_offset + job->piece.bytes ||
+        end->chunk != job->chunk + job->piece.bytes) {
+      break;
+    }
+  }
+  return end;
+}
+
+/// None of their bytes are kept in memory, so that the file has all of them.
+template <FileIoApi FileIo>
+bool HostJobs<FileIo>::are_in_file(job_type const& first, job_type const* end) const noexcept {
+  std::scoped_lock const lock{*mutex_};
+  for (job_type const* job = &first; job != end; job = job->next) {
+    if (!job->slot->rescued.empty()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <FileIoApi FileIo>
+std::size_t HostJobs<FileIo>::run_bytes(job_type const& first, job_type const* end) const noexcept {
+  job_type const* last = &first;
+  while (last->next != end) {
+    last = last->next;
+  }
+  return static_cast<std::size_t>(last->chunk - first.chunk) + file_bytes(*last);
+}
+
+template <FileIoApi FileIo>
+bool HostJobs<FileIo>::write_run(job_type const& first, job_type const* end) noexcept {
+  return file_->write(first.chunk, run_bytes(first, end), first.piece.file_offset) == 0;
+}
+
+template <FileIoApi FileIo>
+bool HostJobs<FileIo>::read_run(job_type const& first, job_type const* end) noexcept {
+  return are_in_file(first, end) &&
+         file_->read(first.chunk, run_bytes(first, end), first.piece.file_offset) == 0;
+}
+
+template <FileIoApi FileIo>
+void HostJobs<FileIo>::write_one(job_type const& job) noexcept {
+  if (!is_needed(job)) {
+    return;
+  }
+  if (job.piece.memory != nullptr) {
+    std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
+  } else if (int const error = file_->write(job.chunk, file_bytes(job), job.piece.file_offset);
+             error != 0) {
+    rescue(job, error);
+  } else {
+    forget_rescued(job);
+  }
+}
+
+template <FileIoApi FileIo>
+void HostJobs<FileIo>::read_one(job_type const& job) noexcept {
   if (job.piece.memory != nullptr) {
     std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
-  } else if (std::byte const* const rescued = self.find_rescued(job); rescued != nullptr) {
+  } else if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
     std::memcpy(job.chunk, rescued, job.piece.bytes);
-  } else if (int const error =
-                 self.file_->read(job.chunk, self.file_bytes(job), job.piece.file_offset);
+  } else if (int const error = file_->read(job.chunk, file_bytes(job), job.piece.file_offset);
              error != 0) {
-    self.note_lost_read(job, error);
+    note_lost_read(job, error);
   }
-  self.finish(job, &HostSlot::read_jobs);
 }
 
 /// Nobody can read a slot any more that was given back and has no read enqueued.
@@ -206,13 +287,21 @@ void HostJobs<FileIo>::note_lost_read(job_type const& job, int error) noexcept {
                         FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
 }
 
+/// Returns the job after them.
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::finish(job_type& job, std::uint32_t HostSlot::*unfinished) noexcept {
+auto HostJobs<FileIo>::finish_until(job_type* job,
+                                    job_type* end,
+                                    std::uint32_t HostSlot::*unfinished) noexcept -> job_type* {
   std::scoped_lock const lock{*mutex_};
-  HostSlot& slot = *job.slot;
-  --(slot.*unfinished);
-  give_back(&job);
-  ledger_->forget_if_unused(slot);
+  while (job != end) {
+    job_type* const next = job->next;
+    HostSlot& slot = *job->slot;
+    --(slot.*unfinished);
+    give_back(job);
+    ledger_->forget_if_unused(slot);
+    job = next;
+  }
+  return end;
 }
 
 }  // namespace spillway

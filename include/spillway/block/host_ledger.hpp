@@ -54,6 +54,9 @@ class HostLedger {
 
   /// Where the first `bytes` bytes of a slot are.
   [[nodiscard]] HostRoute route(HostSlot& slot, std::size_t bytes) const noexcept;
+  /// Calls `visit(HostPiece const&)` for each piece of them.
+  template <class Visit>
+  void for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const;
 
   /// Forgets a slot that was given back, once its last job has finished.
   void forget_if_unused(HostSlot& slot) noexcept {
@@ -220,9 +223,16 @@ inline HostSlot* HostLedger::find(HostSlotId id) noexcept {
 }
 
 inline HostRoute HostLedger::route(HostSlot& slot, std::size_t bytes) const noexcept {
-  Tier const& books = at(slot.tier);
   HostRoute route;
   route.slot = &slot;
+  for_each_piece(
+      slot, bytes, [&](HostPiece const& piece) { route.pieces[route.piece_count++] = piece; });
+  return route;
+}
+
+template <class Visit>
+void HostLedger::for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const {
+  Tier const& books = at(slot.tier);
   books.map.for_each_extent(slot.run, [&](Extent const& extent) {
     std::size_t const part = std::min(bytes, extent.bytes);
     if (part == 0) {
@@ -230,10 +240,9 @@ inline HostRoute HostLedger::route(HostSlot& slot, std::size_t bytes) const noex
     }
     HostSlab const& slab = books.slabs[extent.slab];
     std::byte* const memory = slab.memory == nullptr ? nullptr : slab.memory + extent.offset;
-    route.pieces[route.piece_count++] = {memory, slab.file_offset + extent.offset, part};
+    visit(HostPiece{memory, slab.file_offset + extent.offset, part, extent.slab});
     bytes -= part;
   });
-  return route;
 }
 
 inline std::size_t HostLedger::free_bytes() const noexcept {

@@ -26,6 +26,9 @@
 
 namespace spillway {
 
+template <DeviceApi Device, FileIoApi FileIo>
+class HostBatch;
+
 /// The memory of a host pool and its books, under one lock: everything but the transfers.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping only, never across a device call, a system
@@ -114,6 +117,7 @@ class HostStore {
   }
 
  private:
+  friend class HostBatch<Device, FileIo>;
   using Memory = HostMemory<Device, FileIo>;
 
   [[nodiscard]] HostSlot& live(HostSlotId id);
@@ -245,25 +249,17 @@ HostStore<Device, FileIo>::Call::Call(HostStore& owner,
   std::scoped_lock const lock{store->mutex_};
   HostSlot& slot = store->live(id);
   store->throw_if_failed(slot);
-  expects(bytes <= slot.bytes, "a transfer is larger than its host slot");
-  expects(!slot.is_write_in_call, "a host slot is used while another call writes it");
   bool const is_read = direction == Direction::in;
-  expects(is_read || slot.reads_in_call == 0, "a host slot is written while another call reads it");
-  expects(!is_read || bytes <= slot.written_bytes, "more bytes are read than were swapped out");
+  char const* const refusal = slot.refusal(bytes, is_read);
+  expects(refusal == nullptr, refusal);
   route = store->ledger_.route(slot, bytes);
-  before = is_read ? slot.written : slot.last_uses();
+  before = slot.before(is_read);
   std::uint32_t count = 0;
   if (slot.tier != HostTier::pinned) {
     for_each_chunk([&](HostPiece const&) { ++count; });
     jobs = store->jobs_.take(count);
   }
-  if (is_read) {
-    ++slot.reads_in_call;
-    slot.read_jobs += count;
-  } else {
-    slot.is_write_in_call = true;
-    slot.write_jobs += count;
-  }
+  slot.begin_call(is_read, count);
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -276,22 +272,7 @@ HostStore<Device, FileIo>::Call::~Call() {
     jobs = job->next;
     store->jobs_.give_back(job);
   }
-  if (direction == Direction::in) {
-    --slot.reads_in_call;
-    slot.read_jobs -= unused;
-    slot.used.add(done.host_done);
-    return;
-  }
-  slot.is_write_in_call = false;
-  slot.write_jobs -= unused;
-  if (!done.host_done.is_empty()) {
-    slot.written = done.host_done;  // which comes after `before`, and so after all earlier uses
-    slot.used.clear();
-    slot.written_bytes = 0;
-  }
-  if (is_finished) {
-    slot.written_bytes = bytes;
-  }
+  slot.end_call(direction == Direction::in, unused, done.host_done, is_finished ? bytes : 0);
 }
 
 template <DeviceApi Device, FileIoApi FileIo>

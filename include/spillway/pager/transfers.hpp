@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -47,23 +48,20 @@ class Transfers {
       departures.push_back(
           {.id = id, .block = &block, .after = block.last_uses(), .needs_copy = !block.is_clean()});
     }
+    line_up(departures);
+    std::vector<TransferRequest> requests;
     std::exception_ptr failure;
     try {
+      requests.reserve(departures.size());
       for (Departure& departure : departures) {
         departure.may_leave = !departure.needs_copy || has_host_slot(guard, *departure.block);
+        if (departure.may_leave && departure.needs_copy) {
+          requests.push_back(request_for(*departure.block, departure.after));
+        }
       }
       Unlocked const unlocked{guard};
+      state_.prefetcher.send_out_all(state_.pool, requests);
       for (Departure& departure : departures) {
-        if (departure.may_leave && departure.needs_copy) {
-          departure.has_failed = true;  // until the copy is enqueued
-          departure.transfer = state_.prefetcher.send_out(state_.pool,
-                                                          departure.block->host,
-                                                          departure.block->address,
-                                                          departure.block->requested_bytes,
-                                                          departure.after);
-          departure.has_failed = false;
-          departure.is_copied = true;
-        }
         if (departure.may_leave && state_.options.poison_vacated) {
           poison(departure);
         }
@@ -72,13 +70,21 @@ class Transfers {
       failure = std::current_exception();
     }
     std::size_t freed = 0;
-    for (Departure const& departure : departures) {
+    auto request = requests.begin();
+    for (Departure& departure : departures) {
       BlockRecord& block = *departure.block;
       block.is_busy = false;
-      if (departure.has_failed) {
-        forget_host_copy(block);
+      bool is_copied = false;
+      if (departure.may_leave && departure.needs_copy) {
+        is_copied = request->state == TransferState::enqueued;
+        departure.transfer.device_done.add(request->done.device_done);
+        departure.transfer.host_done = request->done.host_done;
+        if (request->state == TransferState::torn) {
+          forget_host_copy(block);
+        }
+        ++request;
       }
-      if (departure.may_leave && (!departure.needs_copy || departure.is_copied)) {
+      if (departure.may_leave && (!departure.needs_copy || is_copied)) {
         freed += block.bytes;
         commit_departure(departure, reason);
       } else {
@@ -258,9 +264,29 @@ class Transfers {
     Transfer transfer{};
     bool needs_copy = false;
     bool may_leave = false;
-    bool is_copied = false;
-    bool has_failed = false;
   };
+
+  /// Blocks up to this size are worth being copied in the order of their addresses.
+  static constexpr std::size_t small_bytes = 64_KiB;
+
+  /// Small blocks that lie side by side get slots side by side, and both ways they are one copy. Large
+  /// ones stay in the order in which they were chosen: what was used last may still be in use.
+  static void line_up(std::vector<Departure>& departures) {
+    auto const is_small = [](Departure const& d) { return d.block->bytes <= small_bytes; };
+    if (std::all_of(departures.begin(), departures.end(), is_small)) {
+      std::sort(departures.begin(), departures.end(), [](Departure const& a, Departure const& b) {
+        return std::less<>{}(a.block->address, b.block->address);
+      });
+    }
+  }
+
+  [[nodiscard]] TransferRequest request_for(BlockRecord const& block, Fence const& after) const {
+    return {.slot = block.host,
+            .device = block.address,
+            .bytes = block.requested_bytes,
+            .after = after,
+            .reservation = state_.arena.reservation(block.range)};
+  }
 
   /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
   void give_up(BlockId id, BlockRecord& block) {
@@ -290,7 +316,7 @@ class Transfers {
     BlockRecord& block = *departure.block;
     Fence after = block.last_uses();
     after.add(departure.transfer.device_done);
-    if (departure.is_copied) {
+    if (departure.needs_copy) {
       block.is_host_valid = true;
       state_.stats.swap_outs.add(block.bytes);
       state_.log(EventKind::swap_out, departure.id, block.bytes, block.address);
