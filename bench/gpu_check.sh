@@ -62,6 +62,8 @@ json() {
 }
 json training 120 "$bin/train_beyond_memory" --device cuda --json
 json bandwidth 120 "$bin/spillway-bandwidth" --device cuda --json
+json bandwidth_file 60 "$bin/spillway-bandwidth" --device cuda --json --tier file --file-folder "$results" \
+  --max-size 64MiB --repetitions 3
 json device_moves 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
 json allocate_latency 60 "$bin/bench_allocate_latency" --benchmark_filter=^cuda --benchmark_format=json
 json virtual_memory 60 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json

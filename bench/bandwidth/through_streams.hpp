@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/core/host_tier.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/policy/no_prefetch.hpp>
+#include <spillway/stream_order.hpp>
+#include <spillway/stream_prefetcher.hpp>
+
+#include <array>
+#include <cstddef>
+#include <new>
+#include <span>
+#include <vector>
+
+#include "bandwidth.hpp"
+#include "device_blocks.hpp"
+
+namespace bandwidth {
+
+/// Two sets of blocks, one on its way out and one on its way in, through a host pool and the streams
+/// of a prefetcher: what a pager does with blocks it sends out or brings in.
+template <spillway::DeviceApi Device>
+class ThroughStreams {
+ public:
+  ThroughStreams(Device& device,
+                 spillway::HostPoolOptions const& options,
+                 std::size_t block_bytes,
+                 std::array<DeviceBlocks<Device> const*, 2> sets)
+      : device_{&device},
+        order_{device},
+        pool_{device, order_, options},
+        prefetcher_{device, order_} {
+    for (std::size_t set = 0; set < sets.size(); ++set) {
+      for (std::byte* const block : sets[set]->blocks()) {
+        auto slot = pool_.try_take(block_bytes);
+        if (!slot && pool_.try_grow(block_bytes)) {
+          slot = pool_.try_take(block_bytes);
+        }
+        if (!slot) {
+          throw std::bad_alloc{};
+        }
+        requests_[set].push_back(
+            {.slot = *slot, .device = block, .bytes = block_bytes, .reservation = set + 1});
+      }
+    }
+  }
+
+  void enqueue_out(std::size_t set) { prefetcher_.send_out_all(pool_, requests_[set]); }
+  void enqueue_in(std::size_t set) { prefetcher_.bring_in_all(pool_, requests_[set]); }
+  void synchronize(std::size_t set) {
+    order_.synchronize(requests_[set].back().done.device_done);
+    order_.synchronize(requests_[set].back().done.host_done);
+  }
+  /// Makes the set ready to go out, or to come in. It is.
+  void prepare_out(std::size_t /*set*/) {}
+  void prepare_in(std::size_t /*set*/) {}
+  [[nodiscard]] spillway::HostPoolStats stats() const { return pool_.stats(); }
+
+  /// Calls `use(position, address)` for each block of a set.
+  template <class Use>
+  void for_each_block(std::size_t set, Use use) {
+    for (std::size_t i = 0; i < requests_[set].size(); ++i) {
+      use(i, requests_[set][i].device);
+    }
+  }
+  /// What stays on the device must not be taken for what came back.
+  void wipe_sync(std::size_t set) {
+    for (spillway::TransferRequest const& r : requests_[set]) {
+      device_->fill(r.device, 0xD5, r.bytes, prefetcher_.move_handle());
+    }
+    device_->synchronize(prefetcher_.move_handle());
+  }
+
+ private:
+  Device* device_;
+  spillway::StreamOrder<Device> order_;
+  spillway::HostSwapPool<Device> pool_;
+  spillway::StreamPrefetcher<Device, spillway::NoPrefetch> prefetcher_;
+  std::array<std::vector<spillway::TransferRequest>, 2> requests_;
+};
+
+}  // namespace bandwidth
