@@ -7,6 +7,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/lease.hpp>
+#include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/lease_desk.hpp>
 #include <spillway/pager/look_ahead.hpp>
 #include <spillway/pager/pager_state.hpp>
@@ -198,8 +199,9 @@ class SwapPager {
   mutable State state_;
   Transfers<Policies> transfers_{state_};
   RoomMaker<Policies> rooms_{state_, transfers_};
-  LeaseDesk<Policies> desk_{state_, rooms_, transfers_};
-  LookAhead<Policies> ahead_{state_, transfers_, rooms_};
+  Arrivals<Policies> arrivals_{state_};
+  LeaseDesk<Policies> desk_{state_, rooms_, arrivals_};
+  LookAhead<Policies> ahead_{state_, transfers_, arrivals_, rooms_};
 };
 
 template <PolicySet Policies>
@@ -227,8 +229,7 @@ BlockId SwapPager<Policies>::allocate(std::size_t size_bytes) {
       Turn const turn{state_, guard};
       placement = rooms_.take(guard, block.bytes, id);
     }
-    transfers_.bring_in(
-        guard, id, *placement, true, state_.prefetcher.schedule().use_of(id), false);
+    arrivals_.place(id, *placement, state_.prefetcher.schedule().use_of(id));
   } catch (...) {
     state_.free_block(id, block);
     throw;

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// SwapPager: blocks that leave together.
+// SwapPager: blocks that leave together, and blocks that come in together.
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policy/reverse_order.hpp>
+#include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -44,6 +50,50 @@ struct FullOfSmallBlocks {
 
   SmallBench& bench;
   std::vector<std::unique_ptr<KnownBytes>> blocks;
+};
+
+/// A pass over small blocks and back, all of which have left in between.
+struct ThereAndBack {
+  struct Policies : SimPolicies {
+    using eviction = LruEviction;
+    using prefetch = ReverseOrder;
+  };
+  using Allocator = DeviceAllocator<Policies>;
+  using Buffer = SwappableBuffer<Allocator>;
+
+  static constexpr std::size_t count = 40;
+  static constexpr std::size_t bytes = 1000;
+
+  ThereAndBack() {
+    for (std::size_t i = 0; i < count; ++i) {
+      blocks.push_back(std::make_unique<Buffer>(allocator, bytes));
+      auto const lease = blocks.back()->acquire(Access::write, stream);
+      device.fill(lease.data(), static_cast<unsigned char>(i + 1), bytes, stream);
+    }
+    Buffer const large{allocator, capacity_bytes};
+  }
+  ThereAndBack(ThereAndBack const&) = delete;
+  ThereAndBack& operator=(ThereAndBack const&) = delete;
+  ~ThereAndBack() {
+    allocator.retire_stream(stream);
+    device.synchronize(stream);
+    device.destroy_stream(stream);
+  }
+
+  [[nodiscard]] bool is_intact(std::size_t i) {
+    std::array<unsigned char, bytes> read{};
+    auto const lease = blocks[i]->acquire(Access::read, stream);
+    allocator.copy_to_host_sync(read.data(), lease.data(), bytes, stream);
+    return std::all_of(read.begin(), read.end(), [&](unsigned char byte) { return byte == i + 1; });
+  }
+
+  SimApi device{{.capacity_bytes = 64_MiB}};
+  SimApi::stream_type stream = device.create_stream();
+  Allocator allocator{device,
+                      {.capacity_bytes = capacity_bytes,
+                       .bounce_bytes = 0,
+                       .host = {.pinned_bytes = 1_MiB, .slab_bytes = 1_MiB}}};
+  std::vector<std::unique_ptr<Buffer>> blocks;
 };
 
 }  // namespace
@@ -102,5 +152,46 @@ TEST_SUITE("pager_batch") {
 
     CHECK(bench.allocator.stats().swap_outs.count == 512);
     CHECK(full.torn() == 0);
+  }
+
+  TEST_CASE("SwapPager: small blocks that are brought in ahead of need come together") {
+    ThereAndBack now;
+    std::uint64_t const batches = now.device.calls().copy_batches;
+    std::size_t i = ThereAndBack::count;
+    while (now.device.calls().copy_batches == batches) {
+      REQUIRE(i > 20);
+      CHECK(now.is_intact(--i));  // until it is clear that this is the way back
+    }
+    std::size_t const left = ThereAndBack::count - now.allocator.stats().swap_ins.count;
+    CHECK(left + 8 < i);
+    while (i > 0) {
+      CHECK(now.is_intact(--i));
+    }
+    Stats const stats = now.allocator.stats();
+    CHECK(stats.swap_ins.count == ThereAndBack::count);
+    CHECK(stats.swap_ins.bytes == ThereAndBack::count * 1_KiB);
+  }
+
+  TEST_CASE(
+      "SwapPager: when some of them cannot be brought in, the others are and all stay whole") {
+    for (std::uint64_t nth = 1; nth <= 12; ++nth) {
+      CAPTURE(nth);
+      ThereAndBack now;
+      for (std::size_t i = ThereAndBack::count; i-- > 30;) {
+        now.device.fail_copy(nth);  // of this acquire or of what it brings in ahead, or of none
+        bool is_intact = false;
+        try {
+          is_intact = now.is_intact(i);
+        } catch (DeviceError const&) {
+          now.device.fail_copy(0);
+          is_intact = now.is_intact(i);
+        }
+        CHECK(is_intact);
+      }
+      now.device.fail_copy(0);
+      for (std::size_t i = ThereAndBack::count; i-- > 0;) {
+        CHECK(now.is_intact(i));
+      }
+    }
   }
 }

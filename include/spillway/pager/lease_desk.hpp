@@ -8,9 +8,9 @@
 #include <spillway/core/types.hpp>
 #include <spillway/core/use.hpp>
 #include <spillway/lease.hpp>
+#include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
-#include <spillway/pager/transfers.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -30,8 +30,8 @@ class LeaseDesk {
   using Guard = typename State::Guard;
   using stream_type = typename State::stream_type;
 
-  LeaseDesk(State& state, RoomMaker<Policies>& rooms, Transfers<Policies>& transfers)
-      : state_{state}, rooms_{rooms}, transfers_{transfers} {}
+  LeaseDesk(State& state, RoomMaker<Policies>& rooms, Arrivals<Policies>& arrivals)
+      : state_{state}, rooms_{rooms}, arrivals_{arrivals} {}
 
   /// Holds all operands, then brings in those that are away, and calls
   /// `give(position, LeaseRecord, BlockRecord const&)` for each. @throws as `SwapPager::acquire`
@@ -100,7 +100,7 @@ class LeaseDesk {
 
   State& state_;
   RoomMaker<Policies>& rooms_;
-  Transfers<Policies>& transfers_;
+  Arrivals<Policies>& arrivals_;
 };
 
 template <PolicySet Policies>
@@ -280,9 +280,13 @@ void LeaseDesk<Policies>::make_resident(Guard& guard,
     state_.await_transition(guard, block, &group);
     if (!block.is_resident()) {
       auto const placement = rooms_.take(guard, block.bytes, request.id);
-      bool const discards = request.access == Access::write;
-      transfers_.bring_in(guard, request.id, placement, discards, use, false);
-      if (discards && block.has_contents) {
+      if (block.has_contents && request.access != Access::write) {
+        arrivals_.begin(request.id, placement, use, false);
+        arrivals_.carry_in(guard);
+        return;
+      }
+      arrivals_.place(request.id, placement, use);
+      if (block.has_contents) {
         block.filler = &group;
       }
       return;

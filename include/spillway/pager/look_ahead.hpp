@@ -4,6 +4,7 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/use.hpp>
+#include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
 #include <spillway/pager/transfers.hpp>
@@ -27,8 +28,11 @@ class LookAhead {
   using Guard = typename State::Guard;
   using Turn = typename State::Turn;
 
-  LookAhead(State& state, Transfers<Policies>& transfers, RoomMaker<Policies>& rooms)
-      : state_{state}, transfers_{transfers}, rooms_{rooms} {}
+  LookAhead(State& state,
+            Transfers<Policies>& transfers,
+            Arrivals<Policies>& arrivals,
+            RoomMaker<Policies>& rooms)
+      : state_{state}, transfers_{transfers}, arrivals_{arrivals}, rooms_{rooms} {}
 
   /// Cheap test, made on every acquire: is there anything to look ahead for?
   [[nodiscard]] bool is_due() const noexcept {
@@ -94,12 +98,21 @@ class LookAhead {
       wanted_.push_back({id, next_use});
       return true;
     });
-    for (Wanted const& wanted : wanted_) {
-      if (!bring_in_early(guard, wanted)) {
-        break;  // what is needed later must not take the room of what is needed first
+    try {
+      for (Wanted const& wanted : wanted_) {
+        if (!bring_in_early(guard, wanted)) {
+          break;  // what is needed later must not take the room of what is needed first
+        }
       }
+    } catch (...) {
+      arrivals_.carry_in(guard);
+      throw;
     }
+    arrivals_.carry_in(guard);
   }
+
+  // Small blocks come in together. One that takes as long as finding room for others need not wait.
+  static constexpr std::size_t most_bytes_together = 256_KiB;
 
   struct Wanted {
     BlockId id{};
@@ -136,7 +149,10 @@ class LookAhead {
       state_.unplace(wanted.id, *placement, placement->fence);
       return true;
     }
-    transfers_.bring_in(guard, wanted.id, *placement, false, schedule.use_of(wanted.id), true);
+    Use const use = schedule.use_of(wanted.id);
+    if (arrivals_.begin(wanted.id, *placement, use, true) >= most_bytes_together) {
+      arrivals_.carry_in(guard);
+    }
     return true;
   }
 
@@ -162,6 +178,7 @@ class LookAhead {
 
   State& state_;
   Transfers<Policies>& transfers_;
+  Arrivals<Policies>& arrivals_;
   RoomMaker<Policies>& rooms_;
   std::vector<Wanted> wanted_;
 };

@@ -16,7 +16,7 @@
 
 namespace spillway {
 
-/// Carries blocks between the device and the host pool, and from place to place inside the device.
+/// Carries blocks from the device to the host pool, and from place to place inside the device.
 ///
 /// Every function is entered with the lock and, where it says so, the turn. It decides under the
 /// lock, marks the blocks concerned as busy, enqueues with the lock released, and commits under it.
@@ -137,62 +137,6 @@ class Transfers {
       std::rethrow_exception(failure);
     }
     return is_copied;
-  }
-
-  /// Gives a block the range it was found and, unless `discards`, its bytes.
-  ///
-  /// @throws DeviceError, FileTierError, std::bad_alloc; the range is then back in the arena and the
-  ///         bytes are still on the host
-  void bring_in(Guard& guard,
-                BlockId id,
-                Placement const& placement,
-                bool discards,
-                Use use,
-                bool is_prefetch) {
-    BlockRecord& block = *state_.blocks.find(id);
-    if (discards || !block.has_contents) {
-      insert_or_give_back(id, block, placement, use, placement.fence);
-      if (block.has_contents) {
-        --state_.swapped_out_blocks;
-      }
-      state_.on_range_taken(block, placement);
-      state_.log(EventKind::make_resident, id, block.bytes, block.address);
-      return;
-    }
-    insert_or_give_back(id, block, placement, use, placement.fence);
-    block.is_busy = true;
-    Transfer transfer;
-    std::exception_ptr failure;
-    {
-      Unlocked const unlocked{guard};
-      try {
-        transfer = state_.prefetcher.bring_in(
-            state_.pool, block.host, placement.address, block.requested_bytes, placement.fence);
-      } catch (...) {
-        failure = std::current_exception();
-      }
-    }
-    block.is_busy = false;
-    state_.notify();
-    if (failure) {
-      state_.eviction.on_erase(id);
-      Fence after = placement.fence;
-      after.add(state_.prefetcher.in_ticket());
-      state_.unplace(id, placement, after);
-      std::rethrow_exception(failure);
-    }
-    state_.on_range_taken(block, placement);
-    --state_.swapped_out_blocks;
-    block.written = transfer.device_done;
-    block.is_arriving = true;
-    block.is_unproven = state_.pool.tier(block.host) == HostTier::file;
-    state_.stats.swap_ins.add(block.bytes);
-    if (is_prefetch) {
-      block.is_prefetched = true;
-      state_.prefetched_bytes += block.bytes;
-    }
-    state_.log(
-        is_prefetch ? EventKind::prefetch : EventKind::swap_in, id, block.bytes, block.address);
   }
 
   /// Moves blocks inside the device as `plan` says. The caller has the turn.
@@ -347,19 +291,6 @@ class Transfers {
     state_.pool.give_back(block.host, reached);
     block.host = HostSlotId{};
     block.is_unproven = false;
-  }
-
-  void insert_or_give_back(BlockId id,
-                           BlockRecord const& block,
-                           Placement const& placement,
-                           Use use,
-                           Fence const& after) {
-    try {
-      state_.eviction.on_insert(id, block.bytes, use);
-    } catch (...) {
-      state_.unplace(id, placement, after);
-      throw;
-    }
   }
 
   /// Finds the block a place in the host pool, if need be by giving up host copies that resident
