@@ -8,9 +8,10 @@
 # DEPENDENCIES  folder that scripts/download-dependencies.sh has filled, where nothing can be installed
 #
 # Ends with 0 if every step did, with 77 where there is no GPU, else with 1 after all steps have run.
+# SPILLWAY_GPU_ARCHITECTURES builds for another GPU than the one there.
 # It changes no setting of the card and asks for no more memory than is free.
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '3,12s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '3,13s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 results=$(cd "$1" && pwd)
 cd "$(dirname "$0")/.."
@@ -42,7 +43,7 @@ if [ $# -ge 2 ]; then
   export LD_LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu:${LD_LIBRARY_PATH-}
 fi
 step configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
-  -DSPILLWAY_CUDA_ARCHITECTURES=native -DSPILLWAY_INSTALL=OFF "${prefix[@]}" || exit 1
+  "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-native}" -DSPILLWAY_INSTALL=OFF "${prefix[@]}" || exit 1
 step build 240 cmake --build "$build" --target spillway_gpu_tests train_beyond_memory spillway-replay \
   spillway-bandwidth bench_device_moves bench_allocate_latency bench_virtual_memory || exit 1
 
