@@ -21,6 +21,7 @@ class GapIndex {
   struct Fill {
     std::size_t gap = 0;
     std::uint32_t count = 0;
+    std::uint32_t left_class = 0;  ///< the class of what was left of the gap then
   };
 
   /// Indexes all gaps that hold anything. @throws std::bad_alloc. @cost O(n)
@@ -42,6 +43,7 @@ class GapIndex {
   void undo(std::size_t mark) noexcept {
     for (; fills_.size() > mark; fills_.pop_back()) {
       filled_[fills_.back().gap] -= fills_.back().count;
+      remnants_[fills_.back().left_class].pop_back();
     }
   }
   /// The fills after `mark`, to be done again after an undo.
@@ -50,8 +52,7 @@ class GapIndex {
   }
   void redo(std::vector<Fill> const& fills) {
     for (Fill const& fill : fills) {
-      fills_.push_back(fill);
-      filled_[fill.gap] += fill.count;
+      add(fill);
     }
   }
   /// Gaps looked at so far.
@@ -69,17 +70,26 @@ class GapIndex {
     return (std::size_t{rest} << sub_bits) + (count >> rest);
   }
 
+  void add(Fill const& fill) {
+    fills_.push_back(fill);
+    remnants_[fill.left_class].push_back(static_cast<std::uint32_t>(fill.gap));
+    filled_[fill.gap] += fill.count;
+  }
+
   std::array<std::uint32_t, classes + 1> starts_{};
   std::vector<std::uint32_t> gaps_;  // by class of their whole size, then by address
   std::vector<std::uint32_t> filled_;
   std::vector<Fill> fills_;
+  // By class of what a fill left of a gap, in the order of the fills; out of date where the same gap
+  // has been filled again.
+  std::array<std::vector<std::uint32_t>, classes> remnants_;
   std::uint64_t looks_ = 0;
 };
 
 inline void GapIndex::read(LayoutLine const& line) {
   std::size_t const n = line.size();
+  undo(0);
   filled_.assign(n + 1, 0);
-  fills_.clear();
   looks_ = 0;
   starts_.fill(0);
   std::size_t used = 0;
@@ -113,11 +123,11 @@ GapIndex::fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
       best_left = left;
     }
   };
-  for (Fill const& fill : fills_) {
-    look(fill.gap);  // what is left of them is in another class now
-  }
-  looks_ += fills_.size();
   for (std::size_t c = class_of(count); c < classes; ++c) {
+    for (std::uint32_t const gap : remnants_[c]) {
+      look(gap);
+      ++looks_;
+    }
     for (std::uint32_t at = starts_[c]; at < starts_[c + 1]; ++at) {
       look(gaps_[at]);
       ++looks_;
@@ -130,8 +140,7 @@ GapIndex::fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
     return std::nullopt;
   }
   std::uint32_t const first = line.gap_first(best) + filled_[best];
-  fills_.push_back({best, count});
-  filled_[best] += count;
+  add({best, count, static_cast<std::uint32_t>(class_of(best_left - count))});
   return first;
 }
 

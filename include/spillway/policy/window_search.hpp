@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -50,6 +51,7 @@ class WindowSearch {
     friend bool operator<(Window const& a, Window const& b) noexcept {
       return std::pair{a.cost, a.from} > std::pair{b.cost, b.from};
     }
+    friend bool operator>(Window const& a, Window const& b) noexcept { return b < a; }
   };
   struct Trial {
     std::vector<LayoutMove> moves;
@@ -79,6 +81,10 @@ class WindowSearch {
     looks_ += window.to - window.from;
     return sum;
   }
+  // True when as much has been looked at as may be.
+  [[nodiscard]] bool is_tired() const noexcept {
+    return looks_ + gaps_.looks() >= limits_.looks + line_.size();
+  }
   // A window may not reach across gap `i` if something has been put there.
   [[nodiscard]] bool is_wall(std::size_t gap) const noexcept { return gaps_.filled(gap) != 0; }
   [[nodiscard]] static bool is_closed(Trial const& trial, std::size_t gap) noexcept {
@@ -87,6 +93,7 @@ class WindowSearch {
     });
   }
 
+  template <bool IsUntouched>
   void list_windows(Trial const& trial,
                     std::uint32_t count,
                     std::uint64_t bound,
@@ -104,6 +111,9 @@ class WindowSearch {
       Trial& trial, Window const& window, std::uint32_t count, bool is_nested, std::uint64_t bound);
   [[nodiscard]] std::optional<std::uint32_t>
   make_place(Trial& trial, std::uint32_t count, std::uint64_t bound);
+
+  // More than are ever tried, runs of the same sizes as others included.
+  static constexpr std::ptrdiff_t many_windows = 4096;
 
   LayoutLine line_;
   Limits limits_;
@@ -124,12 +134,20 @@ void WindowSearch::search(std::uint32_t count, std::uint64_t bound, Use use) {
   });
 }
 
-// The windows of at least `count` granules from each gap on that end as early as they can.
-inline void WindowSearch::list_windows(Trial const& trial,
-                                       std::uint32_t count,
-                                       std::uint64_t bound,
-                                       std::vector<Window>& heap) {
+// The windows of at least `count` granules from each gap on that end as early as they can; of very
+// many the cheapest.
+//
+// `IsUntouched`: no window is closed and no gap filled, as in the first listing. It looks at all
+// there is and must be quick.
+template <bool IsUntouched>
+void WindowSearch::list_windows(Trial const& trial,
+                                std::uint32_t count,
+                                std::uint64_t bound,
+                                std::vector<Window>& heap) {
   std::size_t const n = line_.size();
+  auto const granules = [&](Window const& window) noexcept {
+    return IsUntouched ? line_.gap_end(window.to) - line_.gap_first(window.from) : span(window);
+  };
   Window window;
   looks_ += n;
   for (; window.from < n; ++window.from) {
@@ -137,11 +155,11 @@ inline void WindowSearch::list_windows(Trial const& trial,
       window.to = window.from;
       window.cost = 0;
     }
-    bool is_open = !is_closed(trial, window.from);
-    while (is_open && (window.to == window.from || span(window) < count)) {
+    bool is_open = IsUntouched || !is_closed(trial, window.from);
+    while (is_open && (window.to == window.from || granules(window) < count)) {
       bool const is_blocked = window.to == n || line_.block(window.to).is_fixed ||
-                              (window.to != window.from && is_wall(window.to)) ||
-                              is_closed(trial, window.to + 1);
+                              (!IsUntouched && ((window.to != window.from && is_wall(window.to)) ||
+                                                is_closed(trial, window.to + 1)));
       if (is_blocked) {
         is_open = false;
       } else {
@@ -151,6 +169,12 @@ inline void WindowSearch::list_windows(Trial const& trial,
     }
     if (is_open && window.cost < bound) {
       heap.push_back(window);
+      if (heap.size() == 2 * std::size_t{many_windows}) {
+        auto const last = heap.begin() + many_windows;
+        std::nth_element(heap.begin(), last, heap.end(), std::greater<>{});
+        bound = last->cost;
+        heap.erase(last, heap.end());
+      }
     }
     if (window.to > window.from) {
       window.cost -= line_.block(window.from).count;
@@ -163,10 +187,14 @@ template <class Use>
 void WindowSearch::try_windows(
     Trial& trial, std::uint32_t count, bool is_nested, std::uint64_t bound, Use use) {
   std::vector<Window> heap;
-  list_windows(trial, count, bound - trial.cost, heap);
+  if (trial.closed.empty() && gaps_.mark() == 0) {
+    list_windows<true>(trial, count, bound - trial.cost, heap);
+  } else {
+    list_windows<false>(trial, count, bound - trial.cost, heap);
+  }
   int tries = is_nested ? limits_.nested_tries : limits_.tries;
   std::vector<std::uint64_t> tried;
-  while (!heap.empty() && tries > 0 && looks_ + gaps_.looks() < limits_.looks + line_.size()) {
+  while (!heap.empty() && tries > 0 && !is_tired()) {
     std::pop_heap(heap.begin(), heap.end());
     Window const window = heap.back();
     heap.pop_back();
@@ -276,7 +304,7 @@ inline std::optional<std::uint32_t> WindowSearch::vacate(
   }
   for (std::uint32_t const block : homeless) {
     std::optional<std::uint32_t> to;
-    if (must_leave != 0 && !is_nested && trial.cost < bound) {
+    if (must_leave != 0 && !is_nested && trial.cost < bound && !is_tired()) {
       to = make_place(trial, line_.block(block).count, bound);
     }
     if (to) {
