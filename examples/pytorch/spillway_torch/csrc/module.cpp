@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,6 +46,11 @@ void install(std::size_t limit,
       options.host.pinned_bytes = HostApi{}.memory_info().total_bytes / 2;
     }
   }
+  // A few operations ahead is early enough: copies take no longer than kernels here. What came in sooner
+  // would take the room of tensors that are made in between.
+  options.prefetch = ScheduleLookahead{PrefetchOptions{
+      .lookahead_ops = 16,
+      .max_inflight_bytes = limit == 0 ? std::numeric_limits<std::size_t>::max() : limit / 6}};
   // What plans are priced with: copying memory to memory.
   options.paging.link_bytes_per_second = 8e9;
   options.paging.device_bytes_per_second = 16e9;
@@ -260,16 +266,18 @@ py::list holders() {
   return out;
 }
 
-void put(py::dict& out, std::string const& name, Gauge const& gauge, std::uint64_t scale = 1) {
-  for (char const* const pool : {"all", "large_pool", "small_pool"}) {
-    bool const is_small = pool[0] == 's';
-    std::string const key = name + "." + pool + ".";
-    std::uint64_t const factor = is_small ? 0 : scale;
-    out[py::str(key + "current")] = gauge.current * factor;
-    out[py::str(key + "peak")] = gauge.peak * factor;
-    out[py::str(key + "allocated")] = gauge.total * factor;
-    out[py::str(key + "freed")] = (gauge.total - gauge.current) * factor;
-  }
+/// Under PyTorch's names, which tell pools apart. There is one here, for what PyTorch calls large.
+void put(py::dict& out, std::string const& name, char const* what, std::uint64_t value) {
+  out[py::str(name + ".all." + what)] = value;
+  out[py::str(name + ".large_pool." + what)] = value;
+  out[py::str(name + ".small_pool." + what)] = 0;
+}
+
+void put(py::dict& out, std::string const& name, Gauge const& gauge) {
+  put(out, name, "current", gauge.current);
+  put(out, name, "peak", gauge.peak);
+  put(out, name, "allocated", gauge.total);
+  put(out, name, "freed", gauge.total - gauge.current);
 }
 
 py::dict raw_stats() {
@@ -285,15 +293,14 @@ py::dict raw_stats() {
   put(out, "active_bytes", now.leased.bytes);
   put(out, "resident", now.resident.blocks);
   put(out, "resident_bytes", now.resident.bytes);
-  put(out,
-      "reserved_bytes",
-      {now.reserved_bytes, now.peak_reserved_bytes, now.peak_reserved_bytes});
-  put(out,
-      "inactive_split_bytes",
-      {now.inactive_bytes(), now.inactive_bytes(), now.inactive_bytes()});
+  put(out, "reserved_bytes", "current", now.reserved_bytes);
+  put(out, "reserved_bytes", "peak", now.peak_reserved_bytes);
+  put(out, "inactive_split", "current", now.resident.blocks.current - now.leased.blocks.current);
+  put(out, "inactive_split_bytes", "current", now.inactive_bytes());
   HostTierStats const& pinned = host.tier(HostTier::pinned);
-  put(out, "pinned", {pinned.slots, pinned.slots, pinned.slots});
-  put(out, "pinned_bytes", {pinned.used_bytes, pinned.peak_used_bytes, pinned.peak_used_bytes});
+  put(out, "pinned", "current", pinned.slots);
+  put(out, "pinned_bytes", "current", pinned.used_bytes);
+  put(out, "pinned_bytes", "peak", pinned.peak_used_bytes);
   auto const set = [&out](char const* key, auto value) { out[key] = value; };
   std::uint64_t reclaimed = 0;
   std::uint64_t reclaimed_bytes = 0;
@@ -334,6 +341,10 @@ py::dict raw_stats() {
   set("enrolled", counts.holdings);
   set("strays", counts.strays);
   set("waits", counts.waits);
+  set("pressures", counts.pressures);
+  set("compaction_passes", now.compaction_passes);
+  set("host_wait_ns", now.host_wait_ns);
+  set("external_fragmentation", now.external_fragmentation());
   set("largest_free_bytes", now.largest_free_bytes);
   set("free_bytes", now.free_bytes);
   set("capacity_bytes", now.capacity_bytes);

@@ -7,6 +7,7 @@
 and a model whose tensors need more memory than there is trains, with bitwise the same results. The names are
 those of IBM's Large Model Support.
 """
+import gc
 import os
 import threading
 import warnings
@@ -47,6 +48,24 @@ def install(device="cpu", limit=None, host_limit=None, file_tier=None, *, file_l
         _C.enable(False)
         _shims.install()
         watch_optimizers()
+        _warn_of_earlier_tensors(least_bytes)
+
+
+def _warn_of_earlier_tensors(least_bytes):
+    """Tensors that PyTorch's own allocator made can never leave: a common mistake, worth one look."""
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout is torch.strided:
+            try:
+                storage = thing.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # without storage
+                continue
+            storages[storage._cdata] = storage.nbytes()
+    stay = [n for n in storages.values() if n >= max(least_bytes, LEAST_BYTES)]
+    if stay:
+        warnings.warn(
+            f"spillway_torch: {len(stay)} tensors ({sum(stay)} bytes) were made before install() and never leave: call "
+            "it before the model is made, or replace them by clones.", stacklevel=4)
 
 
 def _free_bytes(folder):

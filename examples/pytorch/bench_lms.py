@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What large-model support costs: time per step under caps, beside PyTorch's own ways to save memory.
+
+    python bench_lms.py [--net conv|mlp] [--caps 0.6 0.4 0.3 0.2] [--steps 8] [--rounds 3] [--json]
+
+Every line is a process of its own, one thread, on the CPU device. Lines are run in turn, `rounds` times; a time is
+the least of all steps after the second. `P` is the peak of bytes in tensors without a cap.
+"""
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+HOST = 1 << 62  # allocations below this size are left to PyTorch: all of them
+
+
+class Block(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x))) + x
+
+
+def make(net, batch=None):
+    batch = batch or (16 if net == "conv" else 4096)
+    if net == "conv":
+        model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *[Block(32) for _ in range(14)],
+                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        return model, torch.randn(batch, 3, 64, 64), torch.randint(0, 10, (batch,))
+    layers = [nn.Linear(64, 192), nn.GELU()]
+    for _ in range(14):
+        layers += [nn.Linear(192, 192), nn.LayerNorm(192), nn.GELU(), nn.Dropout(0.1)]
+    return nn.Sequential(*layers, nn.Linear(192, 10)), torch.randn(batch, 64), torch.randint(0, 10, (batch,))
+
+
+def saving(kind, lms):
+    """What `save_on_cpu` does on a GPU: what is saved is copied to the host, and back when it is used."""
+    if kind != "cpu":
+        return contextlib.nullcontext()
+
+    def pack(tensor):
+        usual = None if lms is None else lms.least_bytes()
+        if lms is not None:
+            lms.set_least_bytes(HOST)  # the host's memory is not the device's
+        try:
+            return torch.empty_like(tensor).copy_(tensor)
+        finally:
+            if lms is not None:
+                lms.set_least_bytes(usual)
+    return torch.autograd.graph.saved_tensors_hooks(pack, torch.clone)
+
+
+def forward(model, x, kind):
+    if kind != "checkpoint":
+        return model(x)
+    from torch.utils.checkpoint import checkpoint
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False) if isinstance(layer, (Block, nn.LayerNorm)) else layer(x)
+    return x
+
+
+def work(options):
+    torch.set_num_threads(1)
+    lms = None
+    if options.limit:
+        import spillway_torch
+        spillway_torch.install(limit=options.limit)
+        spillway_torch.set_enabled_lms(options.kind == "none" and not options.off)
+        lms = spillway_torch._spillway_torch
+    torch.manual_seed(0)
+    result = {"ok": True, "losses": [], "seconds": []}
+    try:
+        model, x, y = make(options.net)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
+        for _ in range(options.steps):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            with saving(options.kind, lms):
+                loss = F.cross_entropy(forward(model, x, options.kind), y)
+            loss.backward()
+            optimizer.step()
+            result["losses"].append(loss.item().hex())
+            result["seconds"].append(time.perf_counter() - start)
+        digest = hashlib.sha256()
+        for value in model.state_dict().values():
+            digest.update(str(value.double().flatten().tolist()).encode())
+        result["digest"] = digest.hexdigest()
+    except RuntimeError as error:
+        result |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
+    if lms is not None:
+        stats = spillway_torch.memory_stats()
+        result["peak"] = stats["allocated_bytes.all.peak"]
+        result["stats"] = {k: v for k, v in stats.items() if isinstance(v, int) and ".all." not in k and v}
+    print(json.dumps(result))
+
+
+def run(**options):
+    command = [sys.executable, os.path.abspath(__file__), "--worker"]
+    for name, value in options.items():
+        command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return {"ok": False, "error": done.stderr[-300:], "losses": [], "seconds": []}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", default="conv", choices=["conv", "mlp"])
+    parser.add_argument("--caps", type=float, nargs="*", default=[0.6, 0.4, 0.3, 0.2])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--off", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--kind", default="none", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options)
+        return
+    shared = {"net": options.net, "steps": options.steps}
+    plenty = 4 << 30
+    peak = run(**shared, limit=plenty)["peak"]
+    lines = {"PyTorch as it is": {}, "support on, no cap": {"limit": plenty}}
+    for cap in options.caps:
+        lines[f"cap {cap:g} P"] = {"limit": int(cap * peak)}
+    lines["save_on_cpu"] = {"kind": "cpu"}
+    lines["checkpointing"] = {"kind": "checkpoint"}
+    results = {name: [] for name in lines}
+    for _ in range(options.rounds):
+        for name, how in lines.items():
+            results[name].append(run(**shared, **how))
+    for name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
+        results[name][0]["peak"] = run(**shared, **lines[name], limit=plenty, off=True).get("peak", 0)
+    report(options, peak, results)
+
+
+def report(options, peak, results):
+    mib = 1 << 20
+    stock = results["PyTorch as it is"]
+
+    def step(rows):
+        return min(min(r["seconds"][2:]) for r in rows)
+    rows = []
+    for name, runs in results.items():
+        first = runs[0]
+        if not all(r["ok"] for r in runs):
+            rows.append({"line": name, "error": next(r["error"] for r in runs if not r["ok"])})
+            continue
+        stats = first.get("stats", {})
+        same = all(r["losses"] == stock[0]["losses"] and r["digest"] == stock[0]["digest"] for r in runs)
+        rows.append({
+            "line": name, "ms": 1e3 * step(runs), "ratio": step(runs) / step(stock), "bitwise": same,
+            "peak_mib": min(first.get("peak", peak), lines_cap(name, peak)) / mib,
+            "out_mib": stats.get("swap_out_bytes", 0) / mib / options.steps,
+            "in_mib": stats.get("swap_in_bytes", 0) / mib / options.steps,
+            "moved_mib": stats.get("moved_bytes", 0) / mib / options.steps,
+            "hits": stats.get("prefetch.hits", 0), "late": stats.get("prefetch.late", 0),
+            "wasted": stats.get("prefetch.wasted", 0), "waits_ms": stats.get("host_wait_ns", 0) / 1e6 / options.steps,
+        })
+    if options.json:
+        print(json.dumps({"net": options.net, "torch": torch.__version__, "peak_bytes": peak, "rows": rows}))
+        return
+    print(f"{options.net}: P = {peak / mib:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
+          f"{options.steps} steps\n")
+    print("| | ms/step | ratio | bitwise | device MiB | out MiB/step | in | moved | prefetched in time / late / wasted |")
+    print("|---|---:|---:|---|---:|---:|---:|---:|---:|")
+    for row in rows:
+        if "error" in row:
+            print(f"| {row['line']} | {row['error']} |")
+        else:
+            print(f"| {row['line']} | {row['ms']:.0f} | {row['ratio']:.3f} | {'yes' if row['bitwise'] else 'no'} | "
+                  f"{row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | {row['moved_mib']:.0f} | "
+                  f"{row['hits']} / {row['late']} / {row['wasted']} |")
+
+
+def lines_cap(name, peak):
+    return float(name.split()[1]) * peak if name.startswith("cap") else float("inf")
+
+
+if __name__ == "__main__":
+    main()

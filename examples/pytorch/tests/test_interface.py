@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that users know from PyTorch's LMS and from torch.cuda, and what they report."""
+import re
+
+import pytest
+import torch
+
+import spillway_torch
+
+POOLS = ("all", "large_pool", "small_pool")
+
+
+def test_statistics_have_the_names_of_torch_cuda(lms):
+    a = torch.ones(1 << 20)
+    lms.evict()
+    a.add_(1)
+    now = lms.stats()
+    for name in ("allocation", "allocated_bytes", "requested_bytes", "active", "active_bytes"):
+        for pool in POOLS:
+            assert {f"{name}.{pool}.{what}" in now for what in ("current", "peak", "allocated", "freed")} == {True}
+            assert now[f"{name}.{pool}.allocated"] - now[f"{name}.{pool}.freed"] == now[f"{name}.{pool}.current"]
+    for name in ("reserved_bytes", "inactive_split", "inactive_split_bytes", "pinned", "pinned_bytes"):
+        assert all(f"{name}.{pool}.current" in now for pool in POOLS)
+    for name in ("freelist", "cudamalloc", "reclaim_one", "reclaim_fragments", "reclaim_all", "cudamalloc_retry"):
+        assert isinstance(now[f"alloc_distribution.{name}"], int)
+    for name in ("reclaimed", "reclaimed_bytes", "num_ooms", "num_alloc_retries"):
+        assert isinstance(now[name], int)
+
+
+def test_statistics_count_what_happens(lms):
+    before = lms.stats()
+    a = torch.ones(1 << 20)
+    made = lms.stats()
+    assert made["allocated_bytes.all.current"] - before["allocated_bytes.all.current"] == 4 << 20
+    assert made["allocation.all.allocated"] - before["allocation.all.allocated"] >= 1
+    lms.evict()
+    gone = lms.stats()
+    assert gone["reclaimed_bytes"] - made["reclaimed_bytes"] >= 4 << 20
+    assert gone["pinned_bytes.all.current"] - made["pinned_bytes.all.current"] >= 4 << 20
+    assert gone["allocated_bytes.all.current"] == made["allocated_bytes.all.current"]
+    a.sum()
+    back = lms.stats()
+    assert back["swap_in_bytes"] - gone["swap_in_bytes"] == 4 << 20
+    del a
+    assert lms.stats()["allocated_bytes.all.current"] <= before["allocated_bytes.all.current"]
+
+
+def test_a_tensor_that_was_only_frozen_weights_leaves_without_a_copy(lms):
+    a = torch.ones(1 << 20)
+    spillway_torch._C.freeze(a, True)
+    lms.evict()
+    out = lms.stats()["swap_out_bytes"]
+    for _ in range(3):
+        assert a.sum().item() == 1 << 20
+        lms.evict()
+    assert lms.is_away(a) and lms.stats()["swap_out_bytes"] - out < 4 << 10
+
+
+def test_peaks_can_be_reset(lms):
+    a = torch.ones(4 << 20)
+    del a
+    assert lms.stats()["allocated_bytes.all.peak"] >= 16 << 20
+    spillway_torch.reset_peak_memory_stats()
+    now = lms.stats()
+    assert now["allocated_bytes.all.peak"] == now["allocated_bytes.all.current"]
+
+
+def test_the_summary_names_the_largest_holders(lms):
+    a, b = torch.ones(3, 1 << 20), torch.ones(1 << 20, dtype=torch.int8)
+    a.add_(1)
+    array = b.numpy()
+    text = spillway_torch.memory_summary()
+    assert re.search(r"limit +256\.0 MiB", text)
+    assert re.search(r"12\.0 MiB +Float\[3, 1048576\]", text)
+    assert re.search(r"1\.0 MiB +Char\[1048576\] +kept", text) and array is not None
+
+
+def test_nothing_to_reclaim_is_said_once_with_the_reason(script):
+    out = script("""
+import warnings, torch, spillway_torch
+early = torch.ones(100_000)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    spillway_torch.install(limit=64 << 20)
+    spillway_torch.set_enabled_lms(True)
+    a = torch.ones(1 << 20)
+    array = a.numpy()
+    for _ in range(3):
+        assert spillway_torch.reclaim_inactive() == 0
+for one in seen:
+    print(one.message)
+""")
+    lines = out.splitlines()
+    assert len(lines) == 2
+    assert "1 tensors (400000 bytes) were made before install()" in lines[0]
+    assert "4194304 bytes are kept because their addresses were given out" in lines[1]
+
+
+def test_names_without_install_do_nothing(script):
+    out = script("""
+import torch, spillway_torch
+spillway_torch.set_limit_lms(96 << 20)
+print(spillway_torch.get_limit_lms(), spillway_torch.get_enabled_lms(), spillway_torch.memory_summary())
+spillway_torch.set_enabled_lms(True)
+print(spillway_torch.get_limit_lms(), spillway_torch.get_enabled_lms())
+x = torch.ones(1 << 20)
+print(spillway_torch.memory_stats()["allocated_bytes.all.current"], spillway_torch.empty_cache() >= 0)
+""")
+    assert out.splitlines() == [f"{96 << 20} False spillway_torch is not installed", f"{96 << 20} True", f"{4 << 20} True"]
+
+
+def test_a_file_takes_what_host_memory_cannot(script, tmp_path):
+    out = script(f"""
+import torch, spillway_torch
+spillway_torch.install(limit=32 << 20, host_limit=64 << 20, file_tier={str(tmp_path)!r}, file_limit=512 << 20)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((8 << 20,), i, dtype=torch.uint8) for i in range(24)]
+print(spillway_torch.memory_stats()["host.file_bytes"] >= 64 << 20)
+print(all(int(t[0]) == i and int(t[-1]) == i for i, t in enumerate(pile)))
+""")
+    assert out.split() == ["True", "True"]
+
+
+def test_host_memory_that_runs_out_is_an_error_of_pytorch(script):
+    out = script("""
+import torch, spillway_torch
+spillway_torch.install(limit=32 << 20, host_limit=16 << 20)
+spillway_torch.set_enabled_lms(True)
+pile = []
+try:
+    for i in range(24):
+        pile.append(torch.full((8 << 20,), i, dtype=torch.uint8))
+except torch.OutOfMemoryError as error:
+    print(len(pile) >= 4, "host pool is full" in str(error))
+del pile[4]  # room to exchange tensors in
+pile.insert(4, torch.tensor([4]))
+print(all(int(t[0]) == i and int(t[-1]) == i for i, t in enumerate(pile)))
+""")
+    assert out.splitlines() == ["True True", "True"]
+
+
+@pytest.mark.parametrize("way", ["cuda", "xpu"])
+def test_other_devices_are_refused_by_name(way):
+    with pytest.raises(NotImplementedError, match="CPU device"):
+        spillway_torch.install(device=way)
