@@ -128,7 +128,8 @@ void bring_in(at::Tensor const& tensor, bool keeps) {
     c10::StorageImpl* const storage = storage_of(part);
     if (storage != nullptr && HostSite::Desk::is_ours(*storage)) {
       Hook::Frame frame;
-      pytorch::Operands operands{pytorch::Operand{storage, part.unsafeGetTensorImpl(), keeps}};
+      pytorch::Operands operands{
+          pytorch::Operand{storage, part.unsafeGetTensorImpl(), {keeps, false}}};
       frame.enter(operands);
     }
   });
@@ -141,7 +142,7 @@ void bring_in_storage(py::handle object, bool keeps) {
   at::Storage const storage = torch::createStorage(object.ptr());
   if (HostSite::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
     Hook::Frame frame;
-    frame.enter({pytorch::Operand{storage.unsafeGetStorageImpl(), nullptr, keeps}});
+    frame.enter({pytorch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
   }
 }
 

@@ -15,12 +15,14 @@ import warnings
 import torch
 
 from . import _shims, _spillway_torch as _C
+from ._paging import chunk, page, unpage
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
 
 __all__ = [
     "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "reclaim_inactive",
     "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache", "begin_step", "keep", "hold",
+    "page", "chunk", "unpage",
 ]
 
 #: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.

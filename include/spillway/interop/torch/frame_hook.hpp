@@ -148,16 +148,18 @@ class FrameHook {
                          bool keeps,
                          bool enrols_results) {
     Operands operands;
-    collect<Desk>(last(*stack, op.schema().arguments().size()), operands);
-    for (Operand& operand : operands) {
-      operand.keeps = operand.keeps || keeps;
+    auto const& arguments = op.schema().arguments();
+    auto const values = last(*stack, arguments.size());
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      collect<Desk>(
+          values.subspan(i, 1), operands, {.keeps = keeps, .writes = detail::writes(arguments[i])});
     }
     Frame frame;
     frame.enter(operands);
     op.redispatchBoxed(next, stack);
     if (enrols_results && frame.is_outermost()) {
       operands.clear();
-      collect<Desk>(last(*stack, op.schema().returns().size()), operands);
+      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {});
       frame.enrol(operands);
     }
   }
@@ -175,7 +177,8 @@ class FrameHook {
         if (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
           c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
           if (storage != nullptr && Desk::is_ours(*storage)) {
-            operands.push_back({storage, tensor.unsafeGetTensorImpl()});
+            operands.push_back(
+                {storage, tensor.unsafeGetTensorImpl(), {.keeps = false, .writes = is_written}});
           }
         }
       });

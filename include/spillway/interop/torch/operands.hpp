@@ -82,18 +82,19 @@ void for_each_tensor(c10::IValue const& value, Visit const& visit) {
 
 /// Collects what among `values` may be the desk's.
 template <class Desk>
-void collect(std::span<c10::IValue const> values, Operands& operands) {
-  auto const add = [&operands](at::Tensor const& tensor, bool keeps) {
+void collect(std::span<c10::IValue const> values, Operands& operands, OperandUse use) {
+  auto const add = [&operands, use](at::Tensor const& tensor, bool keeps) {
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (storage != nullptr && Desk::is_ours(*storage)) {
-      operands.push_back({storage, tensor.unsafeGetTensorImpl(), keeps});
+      operands.push_back(
+          {storage, tensor.unsafeGetTensorImpl(), OperandUse{use.keeps || keeps, use.writes}});
     }
   };
   for (c10::IValue const& value : values) {
     if (value.isStorage()) {
       c10::StorageImpl* const storage = value.toStorage().unsafeGetStorageImpl();
       if (storage != nullptr && Desk::is_ours(*storage)) {
-        operands.push_back({storage, nullptr});
+        operands.push_back({storage, nullptr, use});
       }
     } else {
       for_each_tensor(value, add);

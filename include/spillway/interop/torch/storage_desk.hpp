@@ -34,11 +34,17 @@ struct Frames {
   std::vector<Holding*> pins;
 };
 
+/// What an operation does with an operand beside reading it.
+struct OperandUse {
+  bool keeps = false;   ///< its address is used outside of operations, too
+  bool writes = false;  ///< the operation says that it writes it
+};
+
 /// A storage among the operands of an operation, and a tensor that uses it.
 struct Operand {
   c10::StorageImpl* storage = nullptr;
   c10::TensorImpl const* tensor = nullptr;
-  bool keeps = false;  ///< its address is used outside of operations, too
+  OperandUse use{};
 };
 using Operands = c10::SmallVector<Operand, 12>;
 
@@ -130,7 +136,8 @@ class StorageDesk {
 
   /// Brings a storage in for good: code that knows its address is not told when it goes.
   void keep(Frames& frames, c10::StorageImpl& storage);
-  /// Says whether operations only read this storage, so that it leaves without being copied again.
+  /// Says whether operations only read this storage, so that it leaves without being copied again. An
+  /// operation that says it writes it ends that; one that writes without saying so must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
 
   /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
@@ -225,6 +232,7 @@ class StorageDesk {
   void on_storage_gone(Holding& holding) noexcept;
   [[nodiscard]] Holding* try_enrol(Operand const& operand);
   void pin(Frames& frames, Holding& holding);
+  void thaw(Holding& holding);
   void attach(Frames& frames, MissingList const& missing);
   [[nodiscard]] bool acquire(std::vector<Missing> const& mine, std::string& failure);
   [[nodiscard]] bool make_room(Frames const& frames, std::uint64_t seen);
@@ -383,9 +391,27 @@ void StorageDesk<Site>::pin(Frames& frames, Holding& holding) {
   holding.pinner = &frames;
 }
 
+/// A frozen storage is leased for reading. Before it is written its lease becomes one for writing, at
+/// the same address, since the first ends after the second began.
+template <class Site>
+void StorageDesk<Site>::thaw(Holding& holding) {
+  Lease lease;
+  {
+    Guard const guard{mutex_};
+    holding.is_frozen = false;
+    if (!holding.lease) {
+      return;
+    }
+  }
+  lease = memory_->acquire(holding.block, Access::read_write, Site::current_stream());
+  Guard const guard{mutex_};
+  std::swap(lease, holding.lease);
+}
+
 template <class Site>
 void StorageDesk<Site>::enter(Frames& frames, Operands const& operands, bool enrols) {
   MissingList missing;
+  c10::SmallVector<Holding*, 2> thawing;
   {
     Guard const guard{mutex_};
     for (Operand const& operand : operands) {
@@ -395,12 +421,18 @@ void StorageDesk<Site>::enter(Frames& frames, Operands const& operands, bool enr
       }
       if (holding != nullptr) {
         pin(frames, *holding);
-        holding->is_kept = holding->is_kept || operand.keeps;
+        holding->is_kept = holding->is_kept || operand.use.keeps;
+        if (operand.use.writes && holding->is_frozen) {
+          thawing.push_back(holding);
+        }
         if (!holding->lease) {
           missing.push_back({holding, operand.storage});
         }
       }
     }
+  }
+  for (Holding* const holding : thawing) {
+    thaw(*holding);
   }
   if (!missing.empty()) {
     attach(frames, missing);
@@ -418,7 +450,7 @@ void StorageDesk<Site>::enrol(Frames& frames, Operands const& results) {
         pin(frames, *holding);
       }
     }
-    if (holding != nullptr && operand.keeps) {
+    if (holding != nullptr && operand.use.keeps) {
       holding->is_kept = true;
     }
   }
@@ -691,7 +723,7 @@ void StorageDesk<Site>::begin_step() {
 
 template <class Site>
 void StorageDesk<Site>::keep(Frames& frames, c10::StorageImpl& storage) {
-  Operands const operands{Operand{&storage, nullptr, true}};
+  Operands const operands{Operand{&storage, nullptr, OperandUse{.keeps = true, .writes = false}}};
   enter(frames, operands, true);
 }
 
