@@ -70,7 +70,7 @@ def check_recordings() -> None:
                                 "--timeline", str(timeline), "--snapshot", str(snapshot), "--json").stdout)
         last = report["runs"][-1]
         events = json.loads(timeline.read_text())["traceEvents"]
-        swapped_out = sum(e["args"]["bytes"] for e in events if e["name"] == "swap_out")
+        swapped_out = sum(e["args"]["bytes"] for e in events if e["name"] in ("swap_out", "copy_out"))
         assert swapped_out == last["swapped_out_bytes"] > 0, (swapped_out, last)
         assert sum(e["name"] == "step" for e in events) == report["steps"], report
         segments = json.loads(snapshot.read_text())["segments"]

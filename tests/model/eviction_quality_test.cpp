@@ -290,9 +290,9 @@ TEST_SUITE("eviction") {
       INFO("seed ", seed);
       Random random{seed};
       for (Step const& step : {uses_at_random(random, 100, 800), Net{random, 60}.step()}) {
-        for (auto const& [change, name] : bench::order_changes) {
-          INFO(name);
-          check_against_lru(bench::changing_steps(step, change, 6, seed), 1.05);
+        for (auto const& order : bench::order_changes) {
+          INFO(order.second);
+          check_against_lru(bench::changing_steps(step, order.first, 6, seed), 1.05);
         }
         INFO("rows of ten");
         std::vector<Step> steps;

@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -375,7 +376,7 @@ inline void HostApi::after_fork_in_child() noexcept {
   has_threads_ = false;
   for (auto& [name, stream] : streams_) {
     // The thread is the parent's. Its handle must not be joined here nor destroyed joinable.
-    (void)new std::thread{std::move(stream->thread)};  // NOLINT(cppcoreguidelines-owning-memory)
+    (void)new (std::nothrow) std::thread{std::move(stream->thread)};
   }
   mutex_.unlock();
 }

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <optional>
 #include <vector>
 
 namespace spillway {
@@ -241,23 +241,26 @@ class StepPlan {
 
   /// Chooses among the gaps, with blocks back early if that costs little.
   void choose(StepRecord const& record, std::size_t capacity_bytes) {
-    std::int64_t const least = choose(record, capacity_bytes, 0);
-    auto const with = [&](double extra) {
-      return static_cast<std::int64_t>(static_cast<double>(least) * (1.0 + extra));
-    };
+    std::optional<double> const least = choose(record, capacity_bytes, 0);
+    if (!least) {
+      return;
+    }
     exact_.swap(leaves_);
+    auto const costs_little = [&](std::uint32_t ahead, double extra) {
+      std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
+      return bytes && *bytes <= *least * (1.0 + extra);
+    };
     std::uint32_t const far = options_.ahead_ops;
-    if (choose(record, capacity_bytes, far) <= with(options_.most_extra) ||
-        choose(record, capacity_bytes, far / 4) <= with(options_.most_extra) ||
-        choose(record, capacity_bytes, std::min(far, next_ops)) <=
-            with(options_.most_extra_for_next)) {
+    if (costs_little(far, options_.most_extra) || costs_little(far / 4, options_.most_extra) ||
+        costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
       return;
     }
     exact_.swap(leaves_);
   }
 
-  /// @returns the bytes that come back, or more than anything if the excess cannot be taken away
-  std::int64_t choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
+  /// @returns the bytes that come back, or nothing if the excess cannot be taken away
+  std::optional<double>
+  choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
     find_excess(record, capacity_bytes, ahead);
     gaps_.clear();
     each_gap(record,
@@ -280,7 +283,7 @@ class StepPlan {
         leaves_[gap.tag] = true;
       }
     }
-    return is_covered ? gaps_.chosen_bytes() : std::numeric_limits<std::int64_t>::max();
+    return is_covered ? std::optional{static_cast<double>(gaps_.chosen_bytes())} : std::nullopt;
   }
 
   PlanOptions options_;
