@@ -50,7 +50,7 @@ struct HostSite {
     allocator_type memory;
     Desk desk;
     TensorAllocator tensors;
-    std::unique_ptr<torch::Library> hook;
+    std::shared_ptr<void> hook;
     std::mutex ballast_mutex;
     std::vector<std::pair<spillway::BlockId, allocator_type::lease_type>> ballast;
     std::size_t ballast_bytes = 0;

@@ -46,14 +46,29 @@ class FrameHook {
 
   static constexpr c10::DispatchKey key = Key;
 
+  /// What PyTorch knows of the hook; both go when it goes.
+  struct Registration {
+    torch::Library operations;
+    torch::Library views;
+  };
+
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
-  /// fallback may exist for a key.
+  /// fallback may exist for a key. Views need no hook: their arguments are not even boxed for it.
   ///
   /// @throws c10::Error if somebody else has a fallback on the key
-  [[nodiscard]] static std::unique_ptr<torch::Library> install() {
-    auto library = std::make_unique<torch::Library>(
-        torch::Library::IMPL, "_", Key, __FILE__, static_cast<std::uint32_t>(__LINE__));
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+  [[nodiscard]] static std::unique_ptr<Registration> install() {
+    auto const here = static_cast<std::uint32_t>(__LINE__);
+    auto library = std::make_unique<Registration>(
+        Registration{{torch::Library::IMPL, "_", Key, __FILE__, here},
+                     {torch::Library::IMPL, "aten", Key, __FILE__, here}});
+    library->operations.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
+      auto const op = dispatcher.findSchema(name);
+      if (op && kind_of(*op) == OperationKind::view) {
+        library->views.impl(toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      }
+    }
     return library;
   }
 

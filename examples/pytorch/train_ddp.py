@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a network on several processes, each with a device memory of its own that is too small for it.
+
+    torchrun --nproc-per-node 2 train_ddp.py [--limit-mib 64] [--steps 10]
+
+Each process installs its own allocator. Buffers that collectives work on keep their place for as long as they live,
+since communication goes on after the call that began it has returned; everything else may leave.
+"""
+import argparse
+import hashlib
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import spillway_torch
+
+
+def make():
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.ReLU()]
+    for _ in range(8):
+        layers += [nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit-mib", type=float, default=64)
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    spillway_torch.install(limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.set_enabled_lms(True)
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(make())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    torch.manual_seed(100 + rank)  # each process its own data
+    x, y = torch.randn(8, 3, 32, 32).repeat(2, 1, 2, 2), torch.randint(0, 10, (16,))
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    now = spillway_torch.memory_stats()
+    digest = hashlib.sha256(str([p.tolist() for p in model.parameters()]).encode()).hexdigest()[:16]
+    for turn in range(dist.get_world_size()):
+        dist.barrier()
+        if turn == rank:
+            print(f"process {rank}: {options.steps} steps, parameters {digest}, loss {loss.item().hex()}, tensors at most "
+                  f"{now['allocated_bytes.all.peak'] / (1 << 20):.1f} MiB, "
+                  f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
