@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The example programs run, and say what they should."""
 import csv
+import json
 import os
 import pathlib
 import re
@@ -67,6 +68,9 @@ def test_the_benchmark_of_operations_runs(example):
     assert "add_, 2 tensors" in out and "worst case" in out
 
 
-def test_the_benchmark_of_training_runs(example):
-    out = example(FOLDER / "bench_lms.py", "--rounds", 1, "--steps", 3, "--caps", 0.4, "--batch", 2)
-    assert re.search(r"cap 0.4 P \| \d+ \| [\d.]+ \| [\d.]+ \| yes", out), out
+def test_the_benchmark_of_training_compares_equal_trainings(example):
+    def run(*how):
+        return json.loads(example(FOLDER / "bench_lms.py", "--worker", "--steps", 3, "--batch", 2, *how))
+    stock, capped = run(), run("--limit", 20 << 20)
+    assert capped["digest"] == stock["digest"] and capped["losses"] == stock["losses"]
+    assert capped["stats"]["swap_out_bytes"] > 20 << 20 and len(capped["seconds"]) == 3

@@ -324,3 +324,37 @@ def test_numpy_arrays_of_results_are_safe_to_drop(lms):
         del a
         lms.evict()
         assert array.sum() == 499500.
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_graphs(lms):
+    pytest.importorskip("torch._inductor")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    x = torch.randn(16, 64)
+    net(x).square().sum().backward()
+    expected = [p.grad.clone() for p in net.parameters()]
+    compiled = torch.compile(net)
+    for _ in range(2):
+        net.zero_grad()
+        lms.evict()
+        loss = compiled(x).square().sum()
+        lms.evict()
+        loss.backward()
+        lms.evict()
+        for p, g in zip(net.parameters(), expected):
+            torch.testing.assert_close(p.grad, g)
+    lms.evict()
+    assert all(lms.is_away(p) for p in net.parameters())
+
+
+def test_hold_counts_as_one_operation_for_modes_inside(lms):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+    a = torch.arange(100.)
+    lms.evict()
+    with spillway_torch.hold(a), Mode():
+        b = a + 1
+        lms.evict()
+        assert lms.view(a)["has_address"] and lms.view(b)["has_address"]

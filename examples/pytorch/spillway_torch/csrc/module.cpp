@@ -175,6 +175,7 @@ class Held {
       return;
     }
     frame_.emplace();
+    ++HostSite::frames().held;
     pytorch::Operands operands;
     for (c10::Storage const& storage : storages_) {
       if (HostSite::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
@@ -184,11 +185,16 @@ class Held {
     try {
       frame_->enter(operands);
     } catch (...) {
-      frame_.reset();
+      exit();
       throw;
     }
   }
-  void exit() { frame_.reset(); }
+  void exit() {
+    if (frame_) {
+      --HostSite::frames().held;
+      frame_.reset();
+    }
+  }
 
  private:
   std::vector<c10::Storage> storages_;
@@ -204,7 +210,7 @@ class Barrier {
     if (is_excluded_ && is_on) {
       c10::impl::tls_set_dispatch_key_excluded(hook_key, false);
     }
-    if (HostSite::state() != nullptr) {
+    if (suspends_) {
       suspended_ = std::exchange(HostSite::frames(), {});
       if (suspended_.depth != 0 || suspended_.beside != 0) {
         HostSite::desk().uncount_frame();
@@ -217,7 +223,7 @@ class Barrier {
     }
     is_done_ = true;
     c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
-    if (HostSite::state() != nullptr) {
+    if (suspends_) {
       HostSite::frames() = std::move(suspended_);
       if (HostSite::frames().depth != 0 || HostSite::frames().beside != 0) {
         HostSite::desk().count_frame();
@@ -227,6 +233,7 @@ class Barrier {
 
  private:
   bool is_excluded_;
+  bool suspends_ = HostSite::state() != nullptr && HostSite::frames().held == 0;
   bool is_done_ = false;
   HostSite::Desk::Frames suspended_;
 };
@@ -389,6 +396,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("bring_in", &bring_in, py::call_guard<py::gil_scoped_release>());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_ours);
+  m.def("keep_new", [](bool keeps) { return std::exchange(HostSite::frames().keeps_new, keeps); });
   m.def(
       "freeze",
       [](at::Tensor const& tensor, bool frozen) {

@@ -168,6 +168,60 @@ def _wrap_higher_order_operators():
     _ops.HigherOrderOperator.__init__ = _named_like(__init__, inner)
 
 
+def _wrap_compiled_graphs():
+    """Kernels of a compiled graph take addresses without an operation: the graph is one operation as a whole."""
+    compile_ = torch.compile
+    is_wrapped = False
+
+    def compile(*args, **kwargs):
+        nonlocal is_wrapped
+        if not is_wrapped:
+            is_wrapped = True
+            from torch._inductor import output_code
+            for cls in (output_code.CompiledFxGraph, output_code.CompiledAOTI):
+                cls.__call__ = _holding_inputs(cls.__call__)
+        return compile_(*args, **kwargs)
+    torch.compile = _named_like(compile, compile_)
+
+
+def _wrap_distributed():
+    """The reducer of DistributedDataParallel works on its buckets and on gradients between operations."""
+    if not torch.distributed.is_available():
+        return
+    from torch.nn.parallel import distributed
+    ddp = distributed.DistributedDataParallel
+    inner = ddp.__init__ = _keeping_new(ddp.__init__)
+    ddp._pre_forward = _keeping_new(ddp._pre_forward)  # makes the buckets anew after the first step
+
+    def __init__(self, *args, **kwargs):
+        inner(self, *args, **kwargs)
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                _keep_gradients(parameter)
+    ddp.__init__ = _named_like(__init__, inner)
+
+
+def _keeping_new(function):
+    def call(*args, **kwargs):
+        before = _C.keep_new(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _C.keep_new(before)
+    return _named_like(call, function)
+
+
+def _keep_gradients(parameter):
+    parameter.register_post_accumulate_grad_hook(lambda p: _C.bring_in(p.grad, True))
+
+
+def _holding_inputs(function):
+    def call(self, inputs):
+        with _C.Held([x for x in inputs if isinstance(x, torch.Tensor)]):
+            return function(self, inputs)
+    return _named_like(call, function)
+
+
 def install():
     global _is_installed
     if _is_installed:
@@ -184,6 +238,8 @@ def install():
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
     _wrap_saving_and_loading()
     _wrap_threads()
+    _wrap_compiled_graphs()
+    _wrap_distributed()
     _wrap_dispatch_of_subclasses(torch.Tensor)
     _wrap_dispatch_of_subclasses(TorchDispatchMode)
     _wrap_higher_order_operators()

@@ -214,7 +214,8 @@ class FrameHook {
                          Operands const& operands) {
     struct Beside {
       typename Desk::Frames& outer = Site::frames();
-      typename Desk::Frames frames{.depth = 1, .beside = 0, .pins = {}};
+      typename Desk::Frames frames{
+          .depth = 1, .beside = 0, .held = 0, .keeps_new = false, .pins = {}};
       bool const counts = outer.depth == 0 && outer.beside == 0;
 
       Beside() {

@@ -31,6 +31,8 @@ template <class Holding>
 struct Frames {
   int depth = 0;   ///< of operations that hold their operands
   int beside = 0;  ///< of operations that hold some of them beside the frames of those inside
+  int held = 0;    ///< of pieces of a program that count as one operation whatever is called inside
+  bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
   std::vector<Holding*> pins;
 };
 
@@ -208,6 +210,7 @@ class StorageDesk {
     BlockId block{};
     Lease lease;
     std::size_t bytes = 0;
+    bool is_kept = false;
   };
   struct Missing {
     Holding* holding = nullptr;
@@ -280,7 +283,10 @@ void* StorageDesk<Site>::allocate_raw(std::size_t bytes) {
     std::uint64_t const seen = releases_.load();
     std::string failure;
     try {
-      Raw raw{.block = memory_->allocate(bytes), .lease = {}, .bytes = bytes};
+      Raw raw{.block = memory_->allocate(bytes),
+              .lease = {},
+              .bytes = bytes,
+              .is_kept = Site::frames().keeps_new};
       try {
         raw.lease = memory_->acquire(raw.block, Access::write, Site::current_stream());
         void* const p = raw.lease.data();
@@ -370,6 +376,7 @@ auto StorageDesk<Site>::try_enrol(Operand const& operand) -> Holding* {
   holding->block = found->second.block;
   holding->lease = std::move(found->second.lease);
   holding->bytes = found->second.bytes;
+  holding->is_kept = found->second.is_kept;
   holding->device = data.device();
   if (operand.tensor != nullptr) {
     holding->likeness = Likeness::of(*operand.tensor);
