@@ -74,3 +74,9 @@ def test_the_benchmark_of_training_compares_equal_trainings(example):
     stock, capped = run(), run("--limit", 20 << 20)
     assert capped["digest"] == stock["digest"] and capped["losses"] == stock["losses"]
     assert capped["stats"]["swap_out_bytes"] > 20 << 20 and len(capped["seconds"]) == 3
+
+
+def test_paged_inference_reads_less_than_copying_all_layers(example):
+    rows = json.loads(example(FOLDER / "bench_page.py", "--rounds", 6, "--width", 512, "--json"))
+    assert rows["page"]["out_mib"] == 0 and rows["chunk"]["out_mib"] == 0
+    assert 0 < rows["page"]["in_mib"] < 0.8 * rows["copy in, use, drop"]["in_mib"], rows

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inference with weights that are twice what fits: `page`, `chunk`, and a loop that copies each layer in and drops it.
+
+    python bench_page.py [--layers 24] [--width 1024] [--batch 64] [--rounds 12] [--json]
+
+On the CPU device, one thread. The loop is what `layer.to(device)`, `layer.to("cpu")` does on a GPU without copying
+back: each layer's weights are copied from host memory into new tensors, used, and dropped.
+"""
+import argparse
+import json
+import time
+import warnings
+
+import torch
+
+import spillway_torch
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--layers", type=int, default=24)
+parser.add_argument("--width", type=int, default=1024)
+parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--rounds", type=int, default=12)
+parser.add_argument("--json", action="store_true")
+options = parser.parse_args()
+
+torch.set_num_threads(1)
+weight_bytes = options.width * options.width * 4
+limit = options.layers * weight_bytes // 2
+torch.manual_seed(0)
+on_host = [torch.randn(options.width, options.width) / options.width ** 0.5 for _ in range(options.layers)]
+x = torch.randn(options.batch, options.width)
+warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # they are the host's
+spillway_torch.install(limit=limit + (8 << 20), least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+
+
+def make():
+    model = torch.nn.Sequential(*[torch.nn.Linear(options.width, options.width, bias=False) for _ in on_host])
+    for layer, weight in zip(model, on_host):
+        layer.weight.data.copy_(weight)
+    return model
+
+
+def loop(x):
+    for weight in on_host:
+        here = torch.empty(weight.shape).copy_(weight)  # one device tensor at a time
+        x = torch.nn.functional.linear(x, here)
+    return x
+
+
+def resident(x):
+    for weight in on_host:
+        x = torch.nn.functional.linear(x, weight)
+    return x
+
+
+def measure(function):
+    seconds, before = [], None
+    with torch.no_grad():
+        for i in range(options.rounds):
+            if i == 3:
+                before = spillway_torch.memory_stats()
+            start = time.perf_counter()
+            result = function(x)
+            seconds.append(time.perf_counter() - start)
+    now = spillway_torch.memory_stats()
+    passes = max(1, options.rounds - 3)
+    moved = {key: (now[key] - before[key]) / passes / (1 << 20) for key in ("swap_in_bytes", "swap_out_bytes")}
+    return {"ms": 1e3 * min(seconds[3:]), "in_mib": moved["swap_in_bytes"], "out_mib": moved["swap_out_bytes"],
+            "digest": hash(tuple(result.flatten().tolist()))}
+
+
+rows = {"all on the device (does not fit)": measure(resident), "copy in, use, drop": measure(loop)}
+model = spillway_torch.page(make())
+rows["page"] = measure(model)
+del model
+model = spillway_torch.chunk(make(), max_capacity=limit - 4 * weight_bytes)
+rows["chunk"] = measure(model)
+rows["copy in, use, drop"]["in_mib"] = options.layers * weight_bytes / (1 << 20)
+assert len({row["digest"] for row in rows.values()}) == 1, "results differ"
+if options.json:
+    print(json.dumps(rows))
+else:
+    print(f"{options.layers} layers of {weight_bytes >> 20} MiB, limit {limit >> 20} MiB\n")
+    print("| | ms/pass | in, MiB/pass | out, MiB/pass |\n|---|---:|---:|---:|")
+    for name, row in rows.items():
+        print(f"| {name} | {row['ms']:.1f} | {row['in_mib']:.0f} | {row['out_mib']:.0f} |")
