@@ -78,5 +78,5 @@ def test_the_benchmark_of_training_compares_equal_trainings(example):
 
 def test_paged_inference_reads_less_than_copying_all_layers(example):
     rows = json.loads(example(FOLDER / "bench_page.py", "--rounds", 6, "--width", 512, "--json"))
-    assert rows["page"]["out_mib"] == 0 and rows["chunk"]["out_mib"] == 0
+    assert rows["page"]["out_mib"] < 1 and rows["chunk"]["out_mib"] < 1  # no weights: they take up 24
     assert 0 < rows["page"]["in_mib"] < 0.8 * rows["copy in, use, drop"]["in_mib"], rows
