@@ -60,5 +60,5 @@ rm -rf "$home/module"
 cp -r examples/pytorch/spillway_torch "$home/module"
 "$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
 
-export PYTHONDONTWRITEBYTECODE=1
+export PYTHONDONTWRITEBYTECODE=1 TORCHINDUCTOR_CACHE_DIR=$home/inductor
 "$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests "$@"

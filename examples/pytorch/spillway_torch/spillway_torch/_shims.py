@@ -178,8 +178,10 @@ def _wrap_compiled_graphs():
         if not is_wrapped:
             is_wrapped = True
             from torch._inductor import output_code
-            for cls in (output_code.CompiledFxGraph, output_code.CompiledAOTI):
-                cls.__call__ = _holding_inputs(cls.__call__)
+            for name in ("CompiledFxGraph", "CompiledAOTI"):
+                cls = getattr(output_code, name, None)
+                if cls is not None:
+                    cls.__call__ = _holding_inputs(cls.__call__)
         return compile_(*args, **kwargs)
     torch.compile = _named_like(compile, compile_)
 
