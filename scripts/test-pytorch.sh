@@ -48,7 +48,9 @@ END
   is_there || skip "torch $version was installed but cannot be imported"
 fi
 
-export MAX_JOBS=${MAX_JOBS:-1} SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_FLAGS=-Werror
+export MAX_JOBS=${MAX_JOBS:-1} SPILLWAY_INCLUDE=$PWD/include
+python_headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+export SPILLWAY_TORCH_FLAGS="-Wpedantic -Wconversion -Wsign-conversion -Werror -isystem $python_headers"
 export PATH=$home/bin:$PATH
 if command -v ccache >/dev/null; then
   mkdir -p "$home/compiler"

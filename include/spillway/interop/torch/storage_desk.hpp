@@ -615,7 +615,7 @@ void StorageDesk<Site>::leave(Frames& frames) noexcept {
   }
   {
     Guard const guard{mutex_};
-    frames_ended_ += frames.pins.empty() ? 0 : 1;
+    frames_ended_ += frames.pins.empty() ? 0U : 1U;
     for (std::size_t i = 0; i < frames.pins.size(); ++i) {
       Holding& holding = *frames.pins[i];
       if (holding.pinner == &frames) {
