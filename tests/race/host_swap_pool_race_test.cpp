@@ -63,29 +63,24 @@ class Worker {
   }
 
   void run(int rounds) {
-    Pool& pool = *world_->pool;
     for (int round = 0; round < rounds; ++round) {
       std::size_t const bytes = 1 + random_() % most_bytes;
-      auto id = pool.try_take(bytes);
-      while (!id && pool.try_grow(bytes)) {
-        id = pool.try_take(bytes);
-      }
+      auto const id = take(bytes);
       if (!id) {
-        refused += 1;
         std::this_thread::yield();
         continue;
       }
-      auto const seed = static_cast<unsigned>(random_());
-      put_pattern(from_, bytes, seed);
-      Transfer const written = pool.write(*id, from_, bytes, out_);
-      Transfer const read = pool.read(*id, to_, bytes, in_);
-      // Back at once, with everything still in flight: the next owner has to come after it.
-      pool.give_back(*id);
-      world_->order.synchronize(written.device_done);
-      world_->order.synchronize(read.device_done);
-      wrong += has_pattern(to_, bytes, seed) ? 0 : 1;
-      done += 1;
+      carry(*id, bytes);
     }
+  }
+
+  /// One block while another one has taken as many bytes from the fastest tier.
+  void run_beside_a_large_block() {
+    auto const large = take(most_bytes);
+    auto const id = take(most_bytes);
+    REQUIRE((large && id));
+    carry(*id, most_bytes);
+    world_->pool->give_back(*large);
   }
 
   /// The same with several slots at once.
@@ -128,11 +123,32 @@ class Worker {
   }
 
   int done = 0;
-  int refused = 0;
   int wrong = 0;
 
  private:
   static constexpr std::size_t most_bytes = 24 << 10;
+
+  std::optional<HostSlotId> take(std::size_t bytes) {
+    auto id = world_->pool->try_take(bytes);
+    while (!id && world_->pool->try_grow(bytes)) {
+      id = world_->pool->try_take(bytes);
+    }
+    return id;
+  }
+
+  void carry(HostSlotId id, std::size_t bytes) {
+    Pool& pool = *world_->pool;
+    auto const seed = static_cast<unsigned>(random_());
+    put_pattern(from_, bytes, seed);
+    Transfer const written = pool.write(id, from_, bytes, out_);
+    Transfer const read = pool.read(id, to_, bytes, in_);
+    // Back at once, with everything still in flight: the next owner has to come after it.
+    pool.give_back(id);
+    world_->order.synchronize(written.device_done);
+    world_->order.synchronize(read.device_done);
+    wrong += has_pattern(to_, bytes, seed) ? 0 : 1;
+    done += 1;
+  }
 
   World* world_;
   std::mt19937_64 random_;
@@ -221,6 +237,11 @@ TEST_SUITE("host_swap_pool_race") {
   TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {
     World world{small_tiers(24 << 10, 0, 96 << 10)};
     world.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
+    {
+      Worker first{world, 299};
+      first.run_beside_a_large_block();
+      CHECK(first.wrong == 0);
+    }
     run_workers(world, 300, 60);
     CHECK(world.pool->stats().failed_writes > 0);
     CHECK(world.pool->stats().rescued_bytes == 0);
