@@ -61,6 +61,13 @@ struct Blocks {
       std::memset(request.device, 0xEE, request.bytes);
     }
   }
+  void go_out_and_come_back() {
+    write_all();
+    finish();
+    wipe();
+    read_all();
+    finish();
+  }
   [[nodiscard]] bool is_back(std::size_t i) const {
     return has_pattern(requests[i].device, requests[i].bytes, static_cast<unsigned>(i));
   }
@@ -128,11 +135,7 @@ TEST_SUITE("host_swap_pool_batch") {
     std::swap(blocks.requests[1], blocks.requests[4]);
     auto const patterns = [&](std::size_t i) { return i == 1 ? 4U : i == 4 ? 1U : unsigned(i); };
 
-    blocks.write_all();
-    blocks.finish();
-    blocks.wipe();
-    blocks.read_all();
-    blocks.finish();
+    blocks.go_out_and_come_back();
 
     for (std::size_t i = 0; i < 12; ++i) {
       CAPTURE(i);
@@ -188,11 +191,7 @@ TEST_SUITE("host_swap_pool_batch") {
   TEST_CASE("HostSwapPool: what a slower tier gets together shares a chunk and a file call") {
     Blocks<SteppedBench> blocks{only(HostTier::file, 1 << 20), std::vector<std::size_t>(16, 1024)};
 
-    blocks.write_all();
-    blocks.finish();
-    blocks.wipe();
-    blocks.read_all();
-    blocks.finish();
+    blocks.go_out_and_come_back();
 
     CHECK(blocks.wrong() == 0);
     CHECK(blocks.bench.device.calls().host_launches == 2);
@@ -209,11 +208,7 @@ TEST_SUITE("host_swap_pool_batch") {
     }
     Blocks<Bench> blocks{options, sizes};
 
-    blocks.write_all();
-    blocks.finish();
-    blocks.wipe();
-    blocks.read_all();
-    blocks.finish();
+    blocks.go_out_and_come_back();
 
     CHECK(blocks.wrong() == 0);
   }
@@ -338,11 +333,7 @@ TEST_SUITE("host_swap_pool_batch") {
           for (std::size_t i = 0; i < 30; ++i) {
             put_pattern(blocks.requests[i].device, 1000, static_cast<unsigned>(i));
           }
-          blocks.write_all();
-          blocks.finish();
-          blocks.wipe();
-          blocks.read_all();
-          blocks.finish();
+          blocks.go_out_and_come_back();
           CHECK(blocks.wrong() == 0);
           for (TransferRequest const& request : blocks.requests) {
             blocks.pool.give_back(request.slot);
@@ -370,11 +361,7 @@ TEST_SUITE("host_swap_pool_batch") {
 
       blocks.requests[6].slot = good;
       blocks.requests[6].bytes = 1000;
-      blocks.write_all();
-      blocks.finish();
-      blocks.wipe();
-      blocks.read_all();
-      blocks.finish();
+      blocks.go_out_and_come_back();
       CHECK(blocks.wrong() == 0);
     }
   }
@@ -384,11 +371,7 @@ TEST_SUITE("host_swap_pool_batch") {
       Blocks<SteppedBench> blocks{only(tier, 1 << 20), std::vector<std::size_t>(4, 1000), 24};
       blocks.requests[2].slot = blocks.requests[1].slot;
 
-      blocks.write_all();
-      blocks.finish();
-      blocks.wipe();
-      blocks.read_all();
-      blocks.finish();
+      blocks.go_out_and_come_back();
 
       CHECK(has_pattern(blocks.requests[1].device, 1000, 2));
       CHECK(has_pattern(blocks.requests[2].device, 1000, 2));

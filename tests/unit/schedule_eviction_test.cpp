@@ -58,6 +58,14 @@ struct Rig {
     }
   }
 
+  /// A step of so many uses, of the first so many blocks one after the other.
+  void record_in_turn(std::uint32_t blocks, std::uint32_t uses) {
+    begin(0);
+    for (std::uint32_t i = 0; i < uses; ++i) {
+      use(i % blocks);
+    }
+  }
+
   AccessSchedule schedule;
   ScheduleEviction policy;
 };
@@ -146,11 +154,7 @@ TEST_SUITE("eviction") {
 
   TEST_CASE("ScheduleEviction: a block that was brought back early is not sent out again") {
     Rig rig{std::vector<std::size_t>(8, 64)};
-    std::vector<std::uint32_t> step;
-    for (std::uint32_t i = 0; i < 80; ++i) {
-      step.push_back(i % 8);
-    }
-    rig.record(step);
+    rig.record_in_turn(8, 80);
     rig.begin(4 * 64);
     rig.use(0);
     rig.use(1);
@@ -165,11 +169,7 @@ TEST_SUITE("eviction") {
 
   TEST_CASE("ScheduleEviction: blocks that leave are offered for an early copy once each") {
     Rig rig{std::vector<std::size_t>(8, 64)};
-    std::vector<std::uint32_t> step;
-    for (std::uint32_t i = 0; i < 80; ++i) {
-      step.push_back(i % 8);
-    }
-    rig.record(step);
+    rig.record_in_turn(8, 80);
     CHECK(rig.policy.early_victim(anyone) == std::nullopt);  // nothing is predicted yet
     rig.begin(4 * 64);
     for (std::uint32_t i = 0; i < 8; ++i) {
@@ -193,11 +193,7 @@ TEST_SUITE("eviction") {
 
   TEST_CASE("ScheduleEviction: a block that is refused when offered is offered later") {
     Rig rig{std::vector<std::size_t>(8, 64)};
-    std::vector<std::uint32_t> step;
-    for (std::uint32_t i = 0; i < 80; ++i) {
-      step.push_back(i % 8);
-    }
-    rig.record(step);
+    rig.record_in_turn(8, 80);
     rig.begin(4 * 64);
     for (std::uint32_t i = 0; i < 8; ++i) {
       rig.use(i);
@@ -212,11 +208,7 @@ TEST_SUITE("eviction") {
     std::vector<std::size_t> sizes(40, 100);
     sizes[38] = 60;
     Rig rig{sizes};
-    std::vector<std::uint32_t> step;
-    for (std::uint32_t i = 0; i < 40; ++i) {
-      step.push_back(i);
-    }
-    rig.record(step);
+    rig.record_in_turn(40, 40);
     rig.begin(1U << 20U);
     auto const sized = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       return EvictionCandidate{sizes[slot_of(id)], false, true};
@@ -228,11 +220,7 @@ TEST_SUITE("eviction") {
 
   TEST_CASE("ScheduleEviction: of equal blocks beside the plan the clean one leaves") {
     Rig rig{std::vector<std::size_t>(40, 64)};
-    std::vector<std::uint32_t> step;
-    for (std::uint32_t i = 0; i < 40; ++i) {
-      step.push_back(i);
-    }
-    rig.record(step);
+    rig.record_in_turn(40, 40);
     rig.begin(1U << 20U);
     auto const clean_37 = [](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       return EvictionCandidate{64, id == block(37), true};
@@ -264,11 +252,7 @@ TEST_SUITE("eviction") {
     // A loop over 100 blocks of which half fit: one part in fifty buys the room for one more.
     auto const most_leaving = [](PlanOptions options) {
       Rig rig{std::vector<std::size_t>(100, 64), options};
-      std::vector<std::uint32_t> step;
-      for (std::uint32_t i = 0; i < 400; ++i) {
-        step.push_back(i % 100);
-      }
-      rig.record(step);
+      rig.record_in_turn(100, 400);
       rig.begin(50 * 64);
       std::size_t most = 0;
       for (std::uint32_t i = 0; i < 400; ++i) {
