@@ -1,16 +1,110 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a made-up trace of accesses for spillway-replay to standard output.
+"""Writes a made-up trace for spillway-replay to standard output.
 
-usage: make-trace.py [--operations N] [--live N] [--uses N] [--operands N] [--weights N] [--seed N] > trace.csv
+usage: make-trace.py [--operations N] [--live N] [--uses N] [--operands N] [--weights N] [--seed N]
+                     [--sizes octaves|uniform|power] [--ends random|stack] [--lifetimes] > trace.csv
 
-Operations create blocks until --live of them live, and then use one of those, drawn at random, that was
-not used --uses times yet; at its last use it goes. Sizes lie between 4 KiB and 1 MiB, as many from each
-octave; a kernel takes 20 ns a KiB of its operands. The same options make the same trace.
+Operations create blocks until --live of them live, and then use one of those that was not used --uses times
+yet; at its last use it goes. Which one is drawn at random, or, with --ends stack, it is the newest, until a
+random number of blocks is left. A kernel takes 20 ns a KiB of its operands. With --lifetimes, blocks are
+only created and freed, and a row is a block's life. The same options make the same trace.
+
+Sizes: octaves    4 KiB to 1 MiB, as many from each octave
+       uniform    4 KiB to 1 MiB
+       power      4 KiB to 64 MiB, at least s bytes with a probability of 4096/s
 """
 import argparse
 import random
 import sys
+
+SIZES = {
+    "octaves": lambda x: int(4096 * 2 ** (8 * x)),
+    "uniform": lambda x: int(4096 + (2**20 - 4096) * x),
+    "power": lambda x: int(min(4096 / (1 - x), 2**26)),
+}
+
+
+class Rows:
+    """Rows on their way out."""
+
+    def __init__(self, header):
+        self.rows = [header]
+
+    def add(self, row):
+        self.rows.append(row)
+        if len(self.rows) > 100_000:
+            self.flush()
+
+    def flush(self):
+        if self.rows:
+            sys.stdout.write("\n".join(self.rows) + "\n")
+            self.rows.clear()
+
+
+class Chooser:
+    """Says at which place the block lies that is used next; None to create one first."""
+
+    def __init__(self, options, draw):
+        self.most = options.live
+        self.is_stack = options.ends == "stack"
+        self.draw = draw
+        self.least = None  # the number of blocks that are left when creation goes on
+
+    def choose(self, live):
+        if not self.is_stack:
+            return None if live < self.most else int(self.draw() * live)
+        if self.least is None:
+            if live < self.most:
+                return None
+            self.least = int(self.draw() * self.most)
+        if live <= self.least:
+            self.least = None
+            return None
+        return live - 1
+
+
+def write_accesses(options, draw, rows):
+    chooser = Chooser(options, draw)
+    live, left, sizes = [], [], []  # by place: the block, its uses to come, its size
+    born = 0
+    for step in range(options.operations):
+        operands = {}
+        while len(operands) < options.operands:
+            at = chooser.choose(len(live))
+            if at is None:
+                at = len(live)
+                live.append(born)
+                left.append(options.uses)
+                sizes.append(SIZES[options.sizes](draw()))
+                born += 1
+            operands[live[at]] = sizes[at]
+            left[at] -= 1
+            if left[at] <= 0 and live[at] >= options.weights:
+                for column in (live, left, sizes):
+                    column[at] = column[-1]
+                    column.pop()
+        kernel_ns = sum(operands.values()) // 1024 * 20
+        for block, size in operands.items():
+            rows.add(f"{step},{block},{size},{int(block < options.weights)},{kernel_ns}")
+
+
+def write_lifetimes(options, draw, rows):
+    chooser = Chooser(options, draw)
+    live = []  # by place: the block, when it was born, its size
+    born = 0
+    for time in range(options.operations):
+        at = chooser.choose(len(live))
+        if at is None:
+            live.append((born, time, SIZES[options.sizes](draw())))
+            born += 1
+        else:
+            block, lower, size = live[at]
+            rows.add(f"{block},{lower},{time},{size}")
+            live[at] = live[-1]
+            live.pop()
+    for block, lower, size in live:
+        rows.add(f"{block},{lower},{options.operations},{size}")
 
 
 def main():
@@ -20,38 +114,17 @@ def main():
     parser.add_argument("--uses", type=int, default=4, help="how often each block is used")
     parser.add_argument("--operands", type=int, default=1, help="of each operation")
     parser.add_argument("--weights", type=int, default=0, help="blocks among the first that live throughout")
+    parser.add_argument("--sizes", choices=SIZES, default="octaves")
+    parser.add_argument("--ends", choices=("random", "stack"), default="random")
+    parser.add_argument("--lifetimes", action="store_true", help="write lives instead of uses")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-
-    draw = random.Random(options.seed).random
-    live, left, sizes = [], [], []  # by place: the block, its uses to come, its size
-    rows = ["step,id,size,weight,kernel_ns"]
-    born = 0
-    for step in range(options.operations):
-        operands = {}
-        while len(operands) < options.operands:
-            if len(live) < options.live:
-                at = len(live)
-                live.append(born)
-                left.append(options.uses)
-                sizes.append(int(4096 * 2 ** (8 * draw())))
-                born += 1
-            else:
-                at = int(draw() * len(live))
-            operands[live[at]] = sizes[at]
-            left[at] -= 1
-            if left[at] <= 0 and live[at] >= options.weights:
-                for column in (live, left, sizes):
-                    column[at] = column[-1]
-                    column.pop()
-        kernel_ns = sum(operands.values()) // 1024 * 20
-        for block, size in operands.items():
-            rows.append(f"{step},{block},{size},{int(block < options.weights)},{kernel_ns}")
-        if len(rows) > 100_000:
-            sys.stdout.write("\n".join(rows) + "\n")
-            rows.clear()
-    if rows:
-        sys.stdout.write("\n".join(rows) + "\n")
+    if options.ends == "stack" and options.weights:
+        parser.error("the newest block cannot go if it is a weight")
+    write = write_lifetimes if options.lifetimes else write_accesses
+    rows = Rows("id,lower,upper,size" if options.lifetimes else "step,id,size,weight,kernel_ns")
+    write(options, random.Random(options.seed).random, rows)
+    rows.flush()
 
 
 if __name__ == "__main__":
