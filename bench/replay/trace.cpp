@@ -46,7 +46,10 @@ class Lines {
     return line_;
   }
 
-  [[noreturn]] void fail(std::string const& what) const { throw TraceError{file_, number_, what}; }
+  [[noreturn]] void fail(std::string const& what) const { fail_at(number_, what); }
+  [[noreturn]] void fail_at(std::size_t number, std::string const& what) const {
+    throw TraceError{file_, number, what};
+  }
   [[nodiscard]] std::size_t number() const noexcept { return number_; }
 
  private:
@@ -151,14 +154,13 @@ Trace read_lifetimes(Lines& lines, double scale) {
 Trace read_accesses(Lines& lines, double scale) {
   struct Row {
     std::uint64_t step;
-    std::size_t line;
-    std::uint32_t tensor;
     std::uint64_t kernel_ns;
+    std::uint32_t line;
+    std::uint32_t tensor;
   };
   Trace trace;
   trace.form = Trace::Form::accesses;
-  std::unordered_map<std::uint64_t, std::uint32_t> index;    // id -> tensor
-  std::unordered_map<std::uint64_t, std::uint64_t> kernels;  // step -> kernel_ns
+  std::unordered_map<std::uint64_t, std::uint32_t> index;  // id -> tensor
   std::vector<Row> rows;
   while (auto const line = lines.next()) {
     if (line->empty()) {
@@ -176,25 +178,33 @@ Trace read_accesses(Lines& lines, double scale) {
                trace.tensors[at->second].is_weight != tensor.is_weight) {
       lines.fail("buffer " + std::to_string(id) + " had another size or weight before");
     }
-    if (auto const [known, is_new_step] = kernels.emplace(step, kernel_ns);
-        !is_new_step && known->second != kernel_ns) {
-      lines.fail("step " + std::to_string(step) + " had another kernel_ns before");
-    }
-    rows.push_back({step, lines.number(), at->second, kernel_ns});
+    rows.push_back({step, kernel_ns, static_cast<std::uint32_t>(lines.number()), at->second});
   }
+  index = {};
   std::sort(rows.begin(), rows.end(), [](Row const& a, Row const& b) {
     return std::tie(a.step, a.line) < std::tie(b.step, b.line);
   });
-  // An operand that an operation names twice is one operand.
-  std::unordered_map<std::uint32_t, std::uint64_t> last_step;
-  std::erase_if(rows, [&](Row const& row) {
-    auto const [at, is_new] = last_step.emplace(row.tensor, row.step);
-    return !is_new && std::exchange(at->second, row.step) == row.step;
-  });
-  std::vector<std::size_t> last_row(trace.tensors.size());
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    last_row[rows[i].tensor] = i;
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    if (rows[i].step == rows[i - 1].step && rows[i].kernel_ns != rows[i - 1].kernel_ns) {
+      lines.fail_at(rows[i].line,
+                    "step " + std::to_string(rows[i].step) + " had another kernel_ns before");
+    }
   }
+  // An operand that an operation names twice is one operand.
+  std::vector<std::size_t> last_row(trace.tensors.size(), rows.size());
+  std::size_t kept = 0;
+  std::size_t operations = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::size_t& last = last_row[rows[i].tensor];
+    if (last == rows.size() || rows[last].step != rows[i].step) {
+      operations += kept == 0 || rows[kept - 1].step != rows[i].step ? 1U : 0U;
+      last = kept;
+      rows[kept++] = rows[i];
+    }
+  }
+  rows.resize(kept);
+  trace.operations.reserve(operations);
+  trace.operands.reserve(kept);
   std::size_t live = 0;
   for (Tensor const& tensor : trace.tensors) {
     if (tensor.is_weight) {
