@@ -6,6 +6,7 @@
 #include <spillway/block/eviction_window.hpp>
 #include <spillway/block/layout_snapshot.hpp>
 #include <spillway/block/range_map.hpp>
+#include <spillway/block/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/fit_policy.hpp>
@@ -37,6 +38,8 @@ struct ArenaOptions {
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
   std::size_t bounce_bytes = 4_MiB;
+  /// Up to so many ranges are looked at as a whole when room has to be made; of more, at first only some.
+  std::size_t few_ranges = 16'384;
 };
 
 /// What an arena holds, in bytes rounded up to the granule.
@@ -121,13 +124,40 @@ class DefragArena {
 
   /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
   ///
-  /// @param can_move  predicate on a block's id; asked once for each block, in order of address
+  /// Where there are more than `ArenaOptions::few_ranges` ranges, it looks at some of them first and at more
+  /// only if that finds nothing (`first_search`, `wider_search`).
+  ///
+  /// @param can_move  predicate on a block's id; asked once for each block looked at, in order of address
   /// @return  nothing if no such plan was found; a plan without moves if a free range fits already
   /// @throws  ContractViolation for 0 bytes; std::bad_alloc
-  /// @cost    O(n) for n ranges, and a bounded search
+  /// @cost    O(n) for n ranges, and a bounded search; mostly O(1) beyond `few_ranges`
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan>
   plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move);
+
+  /// The same where it looks at about `most_ranges` ranges, those around the largest free ones; nothing
+  /// either if a wider search would take less time than what is found takes to move.
+  template <std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
+                                                              std::size_t budget_bytes,
+                                                              CanMove can_move,
+                                                              std::size_t most_ranges);
+
+  /// How many ranges to look at first when room has to be made, and how many when that was in vain.
+  /// `SearchScope::all` comes last.
+  [[nodiscard]] std::size_t first_search() const noexcept {
+    return SearchScope::narrowest(ranges(), options_.few_ranges);
+  }
+  [[nodiscard]] std::size_t wider_search(std::size_t most_ranges) const noexcept {
+    return SearchScope::wider(most_ranges, ranges());
+  }
+
+  /// How much may be free beyond what is asked for before room in one piece is worth a search: nothing
+  /// up to `few_ranges` ranges, towards 1/32 of the capacity where there are many.
+  [[nodiscard]] std::size_t spare_bytes() const noexcept {
+    std::size_t const few = options_.few_ranges;
+    return ranges() <= few ? 0 : options_.capacity_bytes / 32 / ranges() * (ranges() - few);
+  }
 
   /// A plan for about the largest free range that moving at most `budget_bytes` can make.
   ///
@@ -151,13 +181,15 @@ class DefragArena {
   /// @cost O(m log m) for m moves
   void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
 
-  /// The run of addresses with room for `bytes` whose blocks cost least to evict.
+  /// The run of addresses with room for `bytes` whose blocks cost least to evict, among all ranges or
+  /// about `most_ranges` around the largest free ones.
   ///
   /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
   /// @throws ContractViolation for 0 bytes; std::bad_alloc
-  /// @cost   O(n)
+  /// @cost   O(ranges looked at)
   template <class Cost>
-  [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes, Cost cost) const;
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = SearchScope::all);
 
   /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
   template <std::invocable<RangeView const&> Visit>
@@ -197,6 +229,17 @@ class DefragArena {
   struct Nothing {};
   DefragArena(Device& device, ArenaOptions options, Nothing);
 
+  // What the device moves while the host looks at one range, some 20 ns: 16 KiB.
+  static constexpr std::size_t granules_per_look = 64;
+
+  [[nodiscard]] std::size_t ranges() const noexcept {
+    return map_.table().taken_ranges + map_.table().free_ranges;
+  }
+  void look_at(std::size_t most_ranges) {
+    most_ranges == SearchScope::all
+        ? scope_.read_all(map_.list())
+        : scope_.read_around_large(map_.list(), map_.fit(), most_ranges);
+  }
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
   // Of what is at most the capacity, so that the sum cannot wrap around.
   static std::uint64_t granules(std::size_t bytes) noexcept {
@@ -211,6 +254,7 @@ class DefragArena {
   Fence bounce_fence_;
   bool is_bounce_lent_ = false;
   RangeMap<Fit> map_;
+  SearchScope scope_;
   LayoutSnapshot snapshot_;
   [[no_unique_address]] Compaction compaction_;
 };
@@ -308,6 +352,18 @@ template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
 std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
+  for (std::size_t most = first_search(); most != SearchScope::all; most = wider_search(most)) {
+    if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
+      return plan;
+    }
+  }
+  return plan_compaction(bytes, budget_bytes, can_move, SearchScope::all);
+}
+
+template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
+template <std::predicate<BlockId> CanMove>
+std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+    std::size_t bytes, std::size_t budget_bytes, CanMove can_move, std::size_t most_ranges) {
   expects(bytes != 0, "a range of 0 bytes cannot be planned for");
   if (bytes <= largest_free_bytes()) {
     std::optional<CompactionPlan> plan{std::in_place};
@@ -318,10 +374,15 @@ std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compact
   if (!Compaction::moves_blocks || bytes > free_bytes()) {
     return std::nullopt;
   }
-  snapshot_.read(map_.list(), can_move);
-  return to_plan(compaction_.plan(snapshot_.layout(),
-                                  static_cast<std::uint32_t>(granules(bytes)),
-                                  budget_bytes / granule_bytes));
+  std::uint64_t budget = budget_bytes / granule_bytes;
+  if (most_ranges != SearchScope::all) {
+    std::size_t const next = std::min(wider_search(most_ranges), ranges());
+    budget = std::min<std::uint64_t>(budget, next * granules_per_look);
+  }
+  look_at(most_ranges);
+  snapshot_.read(map_.list(), scope_, can_move);
+  return to_plan(
+      compaction_.plan(snapshot_.layout(), static_cast<std::uint32_t>(granules(bytes)), budget));
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
@@ -331,7 +392,8 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
   if (!Compaction::moves_blocks) {
     return std::nullopt;
   }
-  snapshot_.read(map_.list(), can_move);
+  look_at(SearchScope::all);
+  snapshot_.read(map_.list(), scope_, can_move);
   std::uint64_t const budget = budget_bytes / granule_bytes;
   std::uint64_t reached = map_.largest();
   std::uint64_t missed = map_.table().free_granules() + 1;
@@ -389,14 +451,15 @@ void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <class Cost>
-std::optional<EvictionWindow>
-DefragArena<Device, Fit, Compaction>::cheapest_window(std::size_t bytes, Cost cost) const {
+std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
+    std::size_t bytes, Cost cost, std::size_t most_ranges) {
   expects(bytes != 0, "a window of 0 bytes is no window");
   if (bytes > options_.capacity_bytes) {
     return std::nullopt;
   }
+  look_at(most_ranges);
   return cheapest_eviction_window(
-      map_.list(), static_cast<std::uint32_t>(granules(bytes)), std::move(cost));
+      map_.list(), scope_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost));
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>

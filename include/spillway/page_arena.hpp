@@ -4,6 +4,7 @@
 #include <spillway/block/compaction_plan.hpp>
 #include <spillway/block/eviction_window.hpp>
 #include <spillway/block/range_map.hpp>
+#include <spillway/block/search_scope.hpp>
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/config.hpp>
@@ -89,15 +90,22 @@ class PageArena {
   /// Any free pages make one range.
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept { return free_bytes(); }
 
-  // There is nothing to grow, to trim or to compact.
+  // There is nothing to grow, to trim or to compact, and no room to look for.
   [[nodiscard]] std::size_t growth_for(std::size_t /*bytes*/) const noexcept { return 0; }
   void add_segment(void* /*p*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] std::optional<Segment> trim() noexcept { return std::nullopt; }
   template <class CanMove>
-  [[nodiscard]] std::optional<CompactionPlan>
-  plan_compaction(std::size_t /*bytes*/, std::size_t /*budget_bytes*/, CanMove /*can_move*/) {
+  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t /*bytes*/,
+                                                              std::size_t /*budget_bytes*/,
+                                                              CanMove /*can_move*/,
+                                                              std::size_t /*most_ranges*/) {
     return std::nullopt;
   }
+  [[nodiscard]] static std::size_t first_search() noexcept { return SearchScope::all; }
+  [[nodiscard]] static std::size_t wider_search(std::size_t /*most_ranges*/) noexcept {
+    return SearchScope::all;
+  }
+  [[nodiscard]] static std::size_t spare_bytes() noexcept { return 0; }
   template <class CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
                                                         CanMove /*can_move*/) {
@@ -107,8 +115,8 @@ class PageArena {
   void
   commit_moves(CompactionPlan& /*plan*/, std::size_t /*done*/, Fence const& /*moved*/) noexcept {}
   template <class Cost>
-  [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t /*bytes*/,
-                                                              Cost /*cost*/) {
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t /*bytes*/, Cost /*cost*/, std::size_t /*most_ranges*/) {
     return std::nullopt;
   }
 

@@ -75,7 +75,7 @@ class Program {
   using Device = typename Policies::device;
   using Allocator = spillway::DeviceAllocator<Policies>;
 
-  explicit Program(std::uint64_t seed) : random_{seed} {
+  explicit Program(std::uint64_t seed) : random_{seed}, allocator_{device_, options(seed)} {
     for (auto& stream : streams_) {
       stream = device_.create_stream();
     }
@@ -148,7 +148,7 @@ class Program {
                                        spillway::SimCall::wait,
                                        spillway::SimCall::map};
 
-  static typename Allocator::Options options() {
+  static typename Allocator::Options options(std::uint64_t seed) {
     typename Allocator::Options options{.capacity_bytes = capacity_bytes};
     options.bounce_bytes = 64_KiB;
     options.host.pinned_bytes = 1_MiB;
@@ -156,6 +156,9 @@ class Program {
     options.host.slab_bytes = 256_KiB;
     options.host.staging_bytes = 64_KiB;
     options.paging.poison_vacated = true;
+    if (seed % 2 == 0) {
+      options.few_ranges = 8;  // so that room is looked for here and there before everywhere
+    }
     return options;
   }
 
@@ -349,7 +352,7 @@ class Program {
   std::mt19937_64 random_;
   support::PatternKernels kernels_;  // before the device, whose end runs what is enqueued
   Device device_{{.capacity_bytes = capacity_bytes + 64_KiB, .granularity_bytes = page_bytes}};
-  Allocator allocator_{device_, options()};
+  Allocator allocator_;
   std::array<typename Device::stream_type, 3> streams_{};
   std::vector<Expected> blocks_;
   std::vector<typename Allocator::lease_type> leases_;

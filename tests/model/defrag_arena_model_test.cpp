@@ -147,6 +147,10 @@ class Watched {
   [[nodiscard]] std::uint32_t largest(RangeTable const& table) const noexcept {
     return fit_.largest(table);
   }
+  template <class Visit>
+  void visit_large(RangeTable const& table, Visit visit) const {
+    fit_.visit_large(table, visit);
+  }
 
  private:
   Fit fit_;
@@ -158,12 +162,13 @@ class Player {
  public:
   using Arena = DefragArena<ModelApi, Fit>;
 
-  Player(std::uint64_t seed, std::size_t granules)
+  Player(std::uint64_t seed, std::size_t granules, std::size_t few_ranges)
       : random_{seed},
         arena_{device_,
                {.capacity_bytes = granules * granule_bytes,
                 .initial_bytes = granules / 2 * granule_bytes,
-                .growth_bytes = granules / 8 * granule_bytes}} {
+                .growth_bytes = granules / 8 * granule_bytes,
+                .few_ranges = few_ranges}} {
     arena_.for_each_range(
         [&](RangeView const& range) { oracle_.add_segment(range.address, range.size_bytes); });
   }
@@ -481,13 +486,16 @@ class Player {
   std::size_t plans_ = 0;
 };
 
+constexpr std::size_t any_number = 1U << 20U;
+
+/// With more than `few_ranges` ranges, room is looked for among some of them first.
 template <class Fit>
-void play_all(std::size_t ops) {
+void play_all(std::size_t ops, std::size_t few_ranges) {
   std::uint64_t seed = 1;
   for (std::size_t const granules : {64U, 256U, 1024U, 2048U}) {
     MESSAGE("seed ", seed, ", granules ", granules);
     CAPTURE(seed);
-    Player<Fit> player{seed++, granules};
+    Player<Fit> player{seed++, granules, few_ranges};
     player.play(ops);
     CHECK(player.plans_ > ops / 500);
   }
@@ -497,12 +505,17 @@ void play_all(std::size_t ops) {
 
 TEST_SUITE("arena") {
   TEST_CASE("DefragArena: agrees with granule-by-granule bookkeeping, segregated fit") {
-    play_all<SegregatedFit>(45'000);
+    play_all<SegregatedFit>(45'000, any_number);
   }
   TEST_CASE("DefragArena: agrees with granule-by-granule bookkeeping, best fit") {
-    play_all<BestFit>(45'000);
+    play_all<BestFit>(45'000, any_number);
+  }
+  TEST_CASE(
+      "DefragArena: agrees with it where room is looked for here and there before everywhere") {
+    play_all<SegregatedFit>(20'000, 8);
+    play_all<BestFit>(20'000, 8);
   }
   TEST_CASE("DefragArena: each range knows at all times which of its neighbours are free") {
-    play_all<Watched<SegregatedFit>>(5000);
+    play_all<Watched<SegregatedFit>>(5000, any_number);
   }
 }

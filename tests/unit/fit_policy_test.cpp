@@ -12,6 +12,8 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <set>
+#include <vector>
 
 namespace {
 
@@ -56,6 +58,14 @@ class Index {
 
   [[nodiscard]] Fit find(std::uint32_t count) const { return policy_.find(table_, count); }
   [[nodiscard]] std::uint32_t largest() const { return policy_.largest(table_); }
+  [[nodiscard]] std::vector<std::uint32_t> large(std::size_t most) const {
+    std::vector<std::uint32_t> nodes;
+    policy_.visit_large(table_, [&](std::uint32_t node) {
+      nodes.push_back(node);
+      return nodes.size() < most;
+    });
+    return nodes;
+  }
   [[nodiscard]] std::map<std::uint32_t, std::uint32_t> const& sizes() const { return sizes_; }
 
   // What the smallest range that fits has, 0 if none does.
@@ -165,6 +175,35 @@ TEST_SUITE("fit") {
       std::uint32_t const node = index.insert(0xFFFFFFFEU);
       CHECK(index.find(0xFFFFFFFEU).node == node);
       CHECK(index.largest() == 0xFFFFFFFEU);
+    }
+    SUBCASE("every range is visited once, large ones first") {
+      Index<P> index{10'000};
+      std::mt19937_64 random{5};
+      for (int i = 0; i < 3000; ++i) {
+        index.insert(static_cast<std::uint32_t>(1 + random() % (1U << (4 + i % 20))));
+      }
+      std::vector<std::uint32_t> const nodes = index.large(index.sizes().size() + 1);
+
+      CHECK(std::set<std::uint32_t>(nodes.begin(), nodes.end()).size() == nodes.size());
+      REQUIRE(nodes.size() == index.sizes().size());
+      std::uint32_t least = index.sizes().at(nodes.front());
+      for (std::uint32_t const node : nodes) {
+        least = std::min(least, index.sizes().at(node));
+        REQUIRE(index.sizes().at(node) - least <= least / 64);
+      }
+    }
+    SUBCASE("no more ranges are visited than are wanted") {
+      Index<P> index{10'000};
+      for (std::uint32_t size = 1; size <= 100; ++size) {
+        index.insert(10 * size);
+      }
+
+      std::vector<std::uint32_t> const nodes = index.large(3);
+      REQUIRE(nodes.size() == 3);
+      CHECK(index.sizes().at(nodes[0]) == 1000);
+      CHECK(index.sizes().at(nodes[1]) == 990);
+      CHECK(index.sizes().at(nodes[2]) == 980);
+      CHECK(Index<P>{0}.large(3).empty());
     }
     SUBCASE("a range that fits is found whenever there is one") {
       std::uint64_t seed = 1;

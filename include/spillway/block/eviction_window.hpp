@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/block/range_list.hpp>
+#include <spillway/block/search_scope.hpp>
 #include <spillway/core/range_table.hpp>
 #include <spillway/core/types.hpp>
 
@@ -21,14 +22,17 @@ struct EvictionWindow {
       owners;  ///< of the blocks in it, in order of address; each was asked for once
 };
 
-/// The window of at least `count` granules with the lowest cost; the lowest address among equals.
+/// The window in `scope` of at least `count` granules with the lowest cost; the lowest address among
+/// equals.
 ///
 /// @param price  what evicting a block costs, as an optional number; nothing if it may not leave
 /// @throws std::bad_alloc
-/// @cost   O(n): the cheapest window that ends at a range starts as late as it can
+/// @cost   O(ranges in the scope): the cheapest window that ends at a range starts as late as it can
 template <class Price>
-[[nodiscard]] std::optional<EvictionWindow>
-cheapest_eviction_window(RangeList const& list, std::uint32_t count, Price price) {
+[[nodiscard]] std::optional<EvictionWindow> cheapest_eviction_window(RangeList const& list,
+                                                                     SearchScope const& scope,
+                                                                     std::uint32_t count,
+                                                                     Price price) {
   struct Item {
     std::uint32_t node;
     std::uint64_t cost;
@@ -36,13 +40,12 @@ cheapest_eviction_window(RangeList const& list, std::uint32_t count, Price price
   std::vector<Item> items;  // of the stretch between two ranges that must stay
   EvictionWindow best;
   bool is_found = false;
-  for (std::uint16_t const segment : list.segments()) {
+  for (Stretch const& stretch : scope.stretches()) {
     std::size_t from = 0;
     std::uint64_t cost = 0;
     std::uint64_t granules = 0;
     items.clear();
-    for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
-         node = list.table[node].next) {
+    for (std::uint32_t node = stretch.from; node != stretch.past; node = list.table[node].next) {
       RangeNode const& range = list.table[node];
       std::optional<std::uint64_t> const mine =
           range.state == RangeState::free    ? std::optional<std::uint64_t>{0}
@@ -67,7 +70,7 @@ cheapest_eviction_window(RangeList const& list, std::uint32_t count, Price price
         continue;
       }
       is_found = true;
-      best = {list.address(segment, list.table[items[from].node].first),
+      best = {list.address(range.segment, list.table[items[from].node].first),
               static_cast<std::size_t>(granules) * granule_bytes,
               cost,
               {}};

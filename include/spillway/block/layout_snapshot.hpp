@@ -3,6 +3,7 @@
 
 #include <spillway/block/compaction_plan.hpp>
 #include <spillway/block/range_list.hpp>
+#include <spillway/block/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/range_table.hpp>
 
@@ -22,15 +23,15 @@ class LayoutSnapshot {
  public:
   static constexpr bool is_thread_safe = false;
 
-  /// Reads all ranges. What no planner may touch becomes a fixed block: blocks that may not move,
-  /// claimed bytes, and the granules between segments.
+  /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may not
+  /// move, claimed bytes, and all that lies between the stretches; the line ends with the last one.
   ///
   /// @throws std::bad_alloc
-  /// @cost   O(n)
+  /// @cost   O(ranges in the scope)
   template <std::predicate<BlockId> CanMove>
-  void read(RangeList const& list, CanMove can_move);
+  void read(RangeList const& list, SearchScope const& scope, CanMove can_move);
 
-  [[nodiscard]] Layout layout() const noexcept { return {blocks_, end_}; }
+  [[nodiscard]] Layout layout() const noexcept { return {blocks_, end_, is_part_}; }
 
   /// The moves of `answer`, a planner's answer to this layout. Call once for each `read`.
   ///
@@ -39,7 +40,7 @@ class LayoutSnapshot {
   [[nodiscard]] CompactionPlan to_plan(RangeList const& list, LayoutPlan const& answer);
 
  private:
-  // The last range that starts at or before `granule`, or the one after where a segment starts.
+  // The last range that starts at or before `granule`, or the one after where a stretch starts.
   [[nodiscard]] std::uint32_t node_before(RangeList const& list, std::uint32_t granule) const {
     auto const after = std::upper_bound(
         blocks_.begin(), blocks_.end(), granule, [](std::uint32_t at, LayoutBlock const& block) {
@@ -55,31 +56,33 @@ class LayoutSnapshot {
   }
 
   std::vector<LayoutBlock> blocks_;
-  std::vector<std::uint32_t> nodes_;  // of each block; of a place between segments what comes next
+  std::vector<std::uint32_t> nodes_;  // of each block; of a place between stretches what comes next
   std::uint32_t end_ = 0;
+  bool is_part_ = false;
 };
 
 template <std::predicate<BlockId> CanMove>
-void LayoutSnapshot::read(RangeList const& list, CanMove can_move) {
+void LayoutSnapshot::read(RangeList const& list, SearchScope const& scope, CanMove can_move) {
   blocks_.clear();
   nodes_.clear();
-  blocks_.reserve(list.table.taken_ranges + list.segments().size());
-  nodes_.reserve(list.table.taken_ranges + list.segments().size());
+  if (!scope.is_part()) {
+    blocks_.reserve(list.table.taken_ranges + list.segments().size());
+    nodes_.reserve(list.table.taken_ranges + list.segments().size());
+  }
   end_ = 0;
-  for (std::uint16_t const segment : list.segments()) {
-    RangeList::Span const& span = list.span(segment);
-    if (span.first != end_) {
-      add({end_, span.first - end_, true}, list.front(segment));
+  is_part_ = scope.is_part();
+  for (auto const [from, past] : scope.stretches()) {
+    if (std::uint32_t const first = list.table[from].first; first != end_) {
+      add({end_, first - end_, true}, from);
     }
-    for (std::uint32_t node = list.front(segment); node != span.wall;
-         node = list.table[node].next) {
+    for (std::uint32_t node = from; node != past; node = list.table[node].next) {
       RangeNode const& range = list.table[node];
       if (range.state != RangeState::free) {
         bool const is_fixed = range.state != RangeState::taken || !can_move(range.owner());
         add({range.first, range.count, is_fixed}, node);
       }
     }
-    end_ = span.end();
+    end_ = list.table[past].first;
   }
 }
 

@@ -67,6 +67,7 @@ class RangeMap {
   }
   [[nodiscard]] RangeList const& list() const noexcept { return list_; }
   [[nodiscard]] RangeTable const& table() const noexcept { return list_.table; }
+  [[nodiscard]] Fit const& fit() const noexcept { return fit_; }
   [[nodiscard]] std::uint32_t largest() const noexcept { return fit_.largest(list_.table); }
   /// Counts the changes: while it stays the same, so does everything else.
   [[nodiscard]] std::uint64_t version() const noexcept { return version_; }

@@ -22,6 +22,9 @@ struct LayoutBlock {
 struct Layout {
   std::span<LayoutBlock const> blocks;
   std::uint32_t end = 0;
+  /// Only a part of the arena is shown, so that a plan is found fast: a planner then does not search
+  /// long for a better one.
+  bool is_part = false;
 };
 
 /// Moves block number `block` of a layout so that it starts at granule `to`.

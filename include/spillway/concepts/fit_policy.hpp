@@ -27,6 +27,7 @@ struct Fit {
 /// | `f.resize(t, n, first, c)` | give an indexed node another place and size, and index that  | O(log n) |
 /// | `f.find(ct, c)`           | name an indexed range of at least `c` granules if there is one | O(log n) |
 /// | `f.largest(ct)`           | the size of the largest indexed range, 0 if there is none     | O(log n) |
+/// | `f.visit_large(ct, v)`    | call `v(n)` for the indexed ranges, about large ones first, until it returns false | O(log n) each |
 ///
 /// Nothing may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
 /// decides; it never touches memory or a device. Thread-compatible: an arena calls it under the
@@ -35,12 +36,14 @@ struct Fit {
 template <class F>
 concept FitPolicy =
     std::default_initializable<F> &&
-    requires(F f, F const cf, RangeTable& t, RangeTable const& ct, std::uint32_t n, std::uint32_t c) {
+    requires(F f, F const cf, RangeTable& t, RangeTable const& ct, std::uint32_t n, std::uint32_t c,
+             bool (*v)(std::uint32_t)) {
       { f.insert(t, n)       } noexcept -> std::same_as<void>;
       { f.erase(t, n)        } noexcept -> std::same_as<void>;
       { f.resize(t, n, c, c) } noexcept -> std::same_as<void>;
       { cf.find(ct, c)       } noexcept -> std::same_as<Fit>;
       { cf.largest(ct)       } noexcept -> std::same_as<std::uint32_t>;
+      { cf.visit_large(ct, v) }         -> std::same_as<void>;
     };
 // clang-format on
 

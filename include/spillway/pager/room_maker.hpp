@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/block/search_scope.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/pager/pager_state.hpp>
@@ -72,8 +73,11 @@ class RoomMaker {
         return placement;
       }
     }
-    if (state_.arena.free_bytes() >= bytes && compact(guard, bytes)) {
-      return state_.try_place(guard, bytes, owner);
+    if (state_.arena.free_bytes() >= bytes) {
+      if (auto plan = compaction_plan(bytes, state_.arena.first_search())) {
+        transfers_.move(guard, *plan);
+        return state_.try_place(guard, bytes, owner);
+      }
     }
     return std::nullopt;
   }
@@ -107,16 +111,6 @@ class RoomMaker {
     return victims.empty() ? 0 : transfers_.send_out(guard, victims, reason);
   }
 
-  /// Moves blocks so that one free range holds `bytes`. @returns false if no plan within the budget
-  bool compact(Guard& guard, std::size_t bytes) {
-    auto plan = compaction_plan(bytes);
-    if (!plan) {
-      return false;
-    }
-    transfers_.move(guard, *plan);
-    return true;
-  }
-
   /// Moves blocks to join free ranges, for at most `budget_bytes`. @returns bytes moved
   std::size_t compact_ahead(Guard& guard, std::size_t budget_bytes) {
     auto plan = state_.arena.plan_pass(budget_bytes, can_move());
@@ -141,11 +135,24 @@ class RoomMaker {
     };
   }
 
-  [[nodiscard]] std::optional<CompactionPlan> compaction_plan(std::size_t bytes) const {
+  [[nodiscard]] std::optional<CompactionPlan> compaction_plan(std::size_t bytes,
+                                                              std::size_t most_ranges) const {
     if (!state_.options.compaction) {
       return std::nullopt;
     }
-    return state_.arena.plan_compaction(bytes, state_.options.compaction_budget_bytes, can_move());
+    return state_.arena.plan_compaction(
+        bytes, state_.options.compaction_budget_bytes, can_move(), most_ranges);
+  }
+
+  /// What is to leave next for the sake of `bytes`. Where there are many ranges, one more block that leaves
+  /// by value costs less than a search for others to move, and often leaves a gap that is large enough.
+  [[nodiscard]] std::size_t short_bytes(std::size_t bytes) const noexcept {
+    std::size_t const free_bytes = state_.arena.free_bytes();
+    if (free_bytes < bytes) {
+      return bytes - free_bytes;
+    }
+    std::size_t const spare_bytes = state_.options.swapping ? state_.arena.spare_bytes() : 0;
+    return std::min(bytes, spare_bytes - std::min(spare_bytes, free_bytes - bytes));
   }
 
   /// One step towards room for `bytes`, and what kind of step it was; nothing if none is left.
@@ -153,22 +160,23 @@ class RoomMaker {
     if (grow(guard, bytes)) {
       return RangeSource::growth;
     }
-    std::size_t const free_bytes = state_.arena.free_bytes();
-    if (free_bytes < bytes) {
+    if (std::size_t const wanted_bytes = short_bytes(bytes); wanted_bytes != 0) {
       std::uint64_t const copies = state_.stats.swap_outs.count;
       auto const anyone = [](BlockId) noexcept { return true; };
       // With the host pool full, blocks that need no room there may still leave.
       auto const the_clean = [this](BlockId id) noexcept {
         return state_.blocks.find(id)->is_clean();
       };
-      std::size_t const short_bytes = bytes - free_bytes;
-      if (evict(guard, short_bytes, EvictionReason::pressure, anyone) != 0 ||
-          evict(guard, short_bytes, EvictionReason::pressure, the_clean) != 0) {
+      if (evict(guard, wanted_bytes, EvictionReason::pressure, anyone) != 0 ||
+          evict(guard, wanted_bytes, EvictionReason::pressure, the_clean) != 0) {
         return state_.stats.swap_outs.count == copies ? RangeSource::after_drop
                                                       : RangeSource::after_swap_out;
       }
-    } else if (auto const made_by = make_contiguous(guard, bytes)) {
-      return made_by;
+    }
+    if (state_.arena.free_bytes() >= bytes) {
+      if (auto const made_by = make_contiguous(guard, bytes)) {
+        return made_by;
+      }
     }
     if (wait_for_a_lease(guard)) {
       return RangeSource::retry;
@@ -176,11 +184,23 @@ class RoomMaker {
     return std::nullopt;
   }
 
-  /// Enough is free, but not in one piece: move blocks together or let a neighbourhood leave,
-  /// whichever takes less time.
+  /// Enough is free, but not in one piece: moves blocks together or lets a neighbourhood leave. Looks
+  /// no further than it must.
   std::optional<RangeSource> make_contiguous(Guard& guard, std::size_t bytes) {
-    auto plan = compaction_plan(bytes);
-    auto window = cheapest_window(bytes);
+    std::size_t most_ranges = state_.arena.first_search();
+    for (;; most_ranges = state_.arena.wider_search(most_ranges)) {
+      auto const made_by = make_contiguous(guard, bytes, most_ranges);
+      if (made_by || most_ranges == SearchScope::all) {
+        return made_by;
+      }
+    }
+  }
+
+  /// The same with a look at `most_ranges`, in whichever way takes less time.
+  std::optional<RangeSource>
+  make_contiguous(Guard& guard, std::size_t bytes, std::size_t most_ranges) {
+    auto plan = compaction_plan(bytes, most_ranges);
+    auto window = cheapest_window(bytes, most_ranges);
     if (plan && window) {
       double const move_seconds =
           2.0 * static_cast<double>(plan->cost_bytes) / state_.options.device_bytes_per_second;
@@ -209,20 +229,21 @@ class RoomMaker {
   }
 
   /// The run of addresses that is cheapest to vacate, priced in bytes over the host link.
-  [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes) const {
+  [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes,
+                                                              std::size_t most_ranges) const {
     if (!state_.options.swapping) {
       return std::nullopt;
     }
-    return state_.arena.cheapest_window(
-        bytes, [this](BlockId id) noexcept -> std::optional<std::uint64_t> {
-          BlockRecord const* const block = state_.blocks.find(id);
-          if (block == nullptr || !can_leave(*block)) {
-            return std::nullopt;
-          }
-          std::uint64_t const out = block->is_clean() ? 0 : block->bytes;
-          std::uint64_t const back = block->has_contents ? block->bytes : 0;
-          return out + back;
-        });
+    auto const price = [this](BlockId id) noexcept -> std::optional<std::uint64_t> {
+      BlockRecord const* const block = state_.blocks.find(id);
+      if (block == nullptr || !can_leave(*block)) {
+        return std::nullopt;
+      }
+      std::uint64_t const out = block->is_clean() ? 0 : block->bytes;
+      std::uint64_t const back = block->has_contents ? block->bytes : 0;
+      return out + back;
+    };
+    return state_.arena.cheapest_window(bytes, price, most_ranges);
   }
 
   /// Takes more memory from the device if the limit allows it.

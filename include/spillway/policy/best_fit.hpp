@@ -67,6 +67,11 @@ class BestFit {
     return most;
   }
 
+  template <class Visit>
+  void visit_large(RangeTable const& table, Visit visit) const {
+    visit_from(table, root_, visit);
+  }
+
  private:
   using Key = std::pair<std::uint32_t, std::uint32_t>;  // size, then address
 
@@ -84,6 +89,13 @@ class BestFit {
 
   static std::uint32_t& child(RangeTable& table, std::uint32_t node, bool is_left) noexcept {
     return is_left ? table[node].link_a : table[node].link_b;
+  }
+
+  // @returns false when `visit` has seen enough
+  template <class Visit>
+  static bool visit_from(RangeTable const& table, std::uint32_t node, Visit& visit) {
+    return node == no_node || (visit_from(table, table[node].link_b, visit) && visit(node) &&
+                               visit_from(table, table[node].link_a, visit));
   }
 
   // What is below `key` in `tree` goes to `left`, the rest to `right`.

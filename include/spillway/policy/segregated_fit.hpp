@@ -77,14 +77,32 @@ class SegregatedFit {
     if (levels_ == 0) {
       return 0;
     }
-    auto const level = static_cast<std::uint32_t>(63 - std::countl_zero(levels_));
-    auto const sub = static_cast<std::uint32_t>(63 - std::countl_zero(subs_[level]));
+    std::uint32_t const level = highest_bit(levels_);
+    std::uint32_t const sub = highest_bit(subs_[level]);
     std::uint32_t most = 0;
     for (std::uint32_t node = heads_[level * subs + sub]; node != no_node;
          node = table[node].link_b) {
       most = table[node].count > most ? table[node].count : most;
     }
     return most;
+  }
+
+  template <class Visit>
+  void visit_large(RangeTable const& table, Visit visit) const {
+    for (std::uint64_t left = levels_; left != 0;) {
+      std::uint32_t const level = highest_bit(left);
+      left ^= std::uint64_t{1} << level;
+      for (std::uint64_t bits = subs_[level]; bits != 0;) {
+        std::uint32_t const sub = highest_bit(bits);
+        bits ^= std::uint64_t{1} << sub;
+        for (std::uint32_t node = heads_[level * subs + sub]; node != no_node;
+             node = table[node].link_b) {
+          if (!visit(node)) {
+            return;
+          }
+        }
+      }
+    }
   }
 
  private:
@@ -100,6 +118,10 @@ class SegregatedFit {
     auto const rest_bits =
         static_cast<std::uint32_t>(31 - std::countl_zero(count | subs)) - sub_bits;
     return rest_bits * subs + (count >> rest_bits);
+  }
+
+  static std::uint32_t highest_bit(std::uint64_t word) noexcept {
+    return static_cast<std::uint32_t>(63 - std::countl_zero(word));
   }
 
   // A block is large when it has more than twice the mean size of the blocks that are there.

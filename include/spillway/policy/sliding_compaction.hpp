@@ -20,7 +20,8 @@ namespace spillway {
 /// gaps elsewhere, and exchanges blocks so that far-off gaps come together.
 ///
 /// Of plans that move about as much it takes the one after which the rest of the free bytes lies
-/// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks`.
+/// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks` that show the
+/// whole arena.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants
@@ -39,6 +40,19 @@ class SlidingCompaction {
     std::uint64_t score = 0;
   };
 
+  [[nodiscard]] static std::uint64_t room(LayoutLine const& line) noexcept {
+    std::uint64_t room = line.layout().end;
+    for (LayoutBlock const& block : line.layout().blocks) {
+      room -= block.count;
+    }
+    return room;
+  }
+  [[nodiscard]] static bool is_searched_long(LayoutLine const& line) noexcept {
+    return line.size() <= few_blocks && !line.layout().is_part;
+  }
+  [[nodiscard]] static WindowSearch::Limits quick_search(LayoutLine const& line) noexcept {
+    return WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
+  }
   [[nodiscard]] static LayoutPlan slide(LayoutLine const& line, BlockRun const& run);
   [[nodiscard]] std::uint64_t
   score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count);
@@ -50,6 +64,9 @@ class SlidingCompaction {
 inline std::optional<LayoutPlan>
 SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
   LayoutLine const line{layout};
+  if (room(line) < count) {
+    return std::nullopt;
+  }
   Best best;
   // A plan is worth looking for while it moves less than this.
   std::uint64_t bound = std::min(budget, std::numeric_limits<std::uint64_t>::max() / 4) + 1;
@@ -64,9 +81,10 @@ SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t
   if (BlockRun const run = cheapest_slide(line, count); run.room >= count && run.cost < bound) {
     consider(slide(line, run));
   }
-  WindowSearch{line, {}}.search(count, bound, consider);
+  WindowSearch{line, layout.is_part ? quick_search(line) : WindowSearch::Limits{}}.search(
+      count, bound, consider);
   bool const is_dear = !best.plan || 2 * best.plan->cost > count;
-  if (is_dear && line.size() <= few_blocks) {
+  if (is_dear && is_searched_long(line)) {
     ExchangeSearch{line, {}}.search(count, bound, consider);
   }
   return std::move(best.plan);
@@ -88,7 +106,7 @@ inline LayoutPlan SlidingCompaction::slide(LayoutLine const& line, BlockRun cons
 // What the plan moves, and a tenth of what then lies between the free bytes that are left.
 inline std::uint64_t
 SlidingCompaction::score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
-  if (line.size() > few_blocks) {
+  if (!is_searched_long(line)) {
     return plan.cost;
   }
   place_.resize(line.size());
