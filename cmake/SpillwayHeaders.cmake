@@ -58,6 +58,7 @@ set(SPILLWAY_HEADERS
     spillway/defrag_arena.hpp
     spillway/device/basic_sim_api.hpp
     spillway/device/host_api.hpp
+    spillway/device/host_paged_api.hpp
     spillway/device/sim_api.hpp
     spillway/device/sim_backing.hpp
     spillway/device/sim_calls.hpp

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -28,8 +29,9 @@ namespace spillway {
 /// pages serve others, its address is kept, and other pages come behind it when it is taken back.
 ///
 /// Taking a range is bookkeeping; `map` then does what the driver has to do. A page that was used
-/// elsewhere is mapped anew only when its last use has finished, so `map` may wait on the host; pages
-/// are used again in the order in which they became free, which makes that rare.
+/// elsewhere is mapped anew only when its last use has finished, so `map` may wait on the host. A range
+/// gets the pages that are still mapped at its address if they are free, and otherwise those that have
+/// been free for longest, which makes that rare.
 ///
 /// Shape    whole pages of `page_bytes()`, the device's granularity.
 /// Threads  thread-compatible; `map` runs without the caller's lock, one call at a time.
@@ -39,6 +41,8 @@ class PageArena {
  public:
   static constexpr bool is_thread_safe = false;
   static constexpr bool keeps_addresses = Stable;
+  /// Neighbouring pages are mapped and unmapped with one call: any page is as good as any other.
+  static constexpr bool maps_runs = requires { requires Device::maps_runs; };
   /// Address space for each byte of memory: parked ranges need it.
   static constexpr std::size_t address_factor = Stable ? 64 : 4;
 
@@ -76,8 +80,13 @@ class PageArena {
   /// Frees the pages after `fence`, and the address unless `park` is called instead.
   void give_back(RangeId range, Fence const& fence) noexcept;
   void park(RangeId range, Fence const& fence) noexcept { free_pages(range, fence); }
+  /// The same as `park` for a range that the device vacates before `fence`.
+  void park_vacated(RangeId range, Fence const& fence) noexcept;
   /// Frees the address of a parked range.
-  void release(RangeId range) noexcept { addresses_.give_back(node_of(range), {}); }
+  void release(RangeId range) noexcept {
+    std::uint32_t const node = node_of(range);
+    addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
+  }
 
   [[nodiscard]] std::byte* address(RangeId range) const noexcept {
     return base_ + first_page(range) * page_bytes_;
@@ -125,10 +134,10 @@ class PageArena {
   void for_each_range(Visit visit) const {
     std::size_t segment = 0;
     for (std::uint32_t node = 0; node < ranges_.size(); ++node) {
-      if (!ranges_[node].empty()) {
+      if (!ranges_[node].pages.empty()) {
         auto const range = RangeId{node};
         visit(RangeView{address(range),
-                        ranges_[node].size() * page_bytes_,
+                        ranges_[node].pages.size() * page_bytes_,
                         segment++,
                         RangeState::taken,
                         addresses_[node].owner(),
@@ -144,7 +153,24 @@ class PageArena {
     typename Device::physical_type physical{};
     std::uint32_t mapped_at = no_page;  // page of the address space it is mapped at
     std::uint32_t next_free = no_page;
-    Fence fence;  // last uses at the place where it is mapped
+    std::uint32_t previous_free = no_page;
+    bool is_free = true;
+    Fence fence;  // last uses at the place where it is mapped, or was until it was vacated
+  };
+  struct Range {
+    std::vector<std::uint32_t> pages;
+    Fence vacated;  // what has to be over before anything is mapped there
+  };
+  /// Neighbouring pages of the address space.
+  struct Run {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    /// @returns whether the run goes on with `page`
+    [[nodiscard]] bool try_extend(std::uint32_t page) noexcept {
+      bool const is_next = count != 0 && page == first + count;
+      count += is_next ? 1U : 0U;
+      return is_next;
+    }
   };
 
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
@@ -154,7 +180,20 @@ class PageArena {
 
   void assign_pages(std::uint32_t node, std::uint32_t count) noexcept;
   void free_pages(RangeId range, Fence const& fence) noexcept;
-  std::uint64_t unmap(Page& page);
+  void unlink_free(std::uint32_t page) noexcept;
+  std::uint64_t detach(Page& page, Run& pending);
+  std::uint64_t await(Fence& fence);
+  void map_run(Run const& run) {
+    if (run.count != 0) {
+      device_->map(base_ + run.first * page_bytes_, run.count * page_bytes_, {});
+    }
+  }
+  void unmap_run(Run& run) noexcept {
+    if (run.count != 0) {
+      device_->unmap(base_ + run.first * page_bytes_, run.count * page_bytes_);
+      run.count = 0;
+    }
+  }
   void release_all() noexcept;
 
   Device* device_;
@@ -165,9 +204,9 @@ class PageArena {
   std::uint32_t first_address_ = 0;  // where the map's only segment begins
   RangeMap<Fit> addresses_;          // in pages
   std::vector<Page> pages_;
-  std::vector<std::vector<std::uint32_t>> ranges_;  // pages behind each range, by node
-  std::vector<std::uint32_t> page_at_;              // page mapped at each page of address space
-  std::uint32_t free_head_ = no_page;               // pages in the order they became free
+  std::vector<Range> ranges_;           // by node
+  std::vector<std::uint32_t> page_at_;  // page mapped at each page of address space
+  std::uint32_t free_head_ = no_page;   // pages in the order they became free
   std::uint32_t free_tail_ = no_page;
   std::size_t free_count_ = 0;
 };
@@ -211,6 +250,7 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   }
   for (std::uint32_t page = 0; page < count; ++page) {
     pages_[page].next_free = page + 1 < count ? page + 1 : no_page;
+    pages_[page].previous_free = page != 0 ? page - 1 : no_page;
   }
   free_head_ = 0;
   free_tail_ = static_cast<std::uint32_t>(count - 1);
@@ -236,8 +276,8 @@ std::optional<Placement> PageArena<Device, Fit, Stable>::try_take(std::size_t by
   if (count > free_count_) {
     return std::nullopt;
   }
-  Fence none;  // pages carry the fences
-  std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, none);
+  Fence vacated;  // all other fences are the pages'
+  std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, vacated);
   if (node == no_node) {
     return std::nullopt;
   }
@@ -245,11 +285,12 @@ std::optional<Placement> PageArena<Device, Fit, Stable>::try_take(std::size_t by
     if (node >= ranges_.size()) {
       ranges_.resize(node + 1);
     }
-    ranges_[node].reserve(count);
+    ranges_[node].pages.reserve(count);
   } catch (...) {
-    addresses_.give_back(node, {});
+    addresses_.give_back(node, vacated);
     throw;
   }
+  ranges_[node].vacated = vacated;
   assign_pages(node, static_cast<std::uint32_t>(count));
   return Placement{RangeId{node}, address(RangeId{node}), {}};
 }
@@ -264,23 +305,45 @@ std::optional<Placement> PageArena<Device, Fit, Stable>::try_retake(RangeId rang
   return Placement{range, address(range), {}};
 }
 
+/// First the free pages that are mapped in their place, then any.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 void PageArena<Device, Fit, Stable>::assign_pages(std::uint32_t node,
                                                   std::uint32_t count) noexcept {
+  auto& pages = ranges_[node].pages;  // its room was reserved when the range was first taken
+  std::uint32_t const* const mapped = page_at_.data() + first_page(RangeId{node});
   for (std::uint32_t i = 0; i < count; ++i) {
-    std::uint32_t const page = free_head_;
-    free_head_ = pages_[page].next_free;
-    ranges_[node].push_back(page);  // its room was reserved when the range was first taken
+    bool const is_in_place = mapped[i] != no_page && pages_[mapped[i]].is_free;
+    pages.push_back(is_in_place ? mapped[i] : no_page);
+    if (is_in_place) {
+      unlink_free(mapped[i]);
+    }
   }
-  free_tail_ = free_head_ == no_page ? no_page : free_tail_;
-  free_count_ -= count;
+  for (std::uint32_t& page : pages) {
+    if (page == no_page) {
+      page = free_head_;
+      unlink_free(page);
+    }
+  }
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::unlink_free(std::uint32_t index) noexcept {
+  Page& page = pages_[index];
+  (page.previous_free == no_page ? free_head_ : pages_[page.previous_free].next_free) =
+      page.next_free;
+  (page.next_free == no_page ? free_tail_ : pages_[page.next_free].previous_free) =
+      page.previous_free;
+  page.is_free = false;
+  --free_count_;
 }
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
   Mapped result;
   auto const first = static_cast<std::uint32_t>(first_page(range));
-  auto const& pages = ranges_[node_of(range)];
+  auto const& pages = ranges_[node_of(range)].pages;
+  result.host_waits += await(ranges_[node_of(range)].vacated);
+  Run unmapped;
   for (std::uint32_t i = 0; i < pages.size(); ++i) {
     Page& page = pages_[pages[i]];
     std::uint32_t const target = first + i;
@@ -289,31 +352,68 @@ auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
       continue;
     }
     if (page_at_[target] != no_page) {
-      result.host_waits += unmap(pages_[page_at_[target]]);
+      result.host_waits += detach(pages_[page_at_[target]], unmapped);
     }
-    result.host_waits += unmap(page);
-    device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
-    page.mapped_at = target;
-    page_at_[target] = pages[i];
+    result.host_waits += detach(page, unmapped);
+  }
+  unmap_run(unmapped);
+  Run mapped;
+  for (std::uint32_t i = 0; i < pages.size(); ++i) {
+    Page& page = pages_[pages[i]];
+    std::uint32_t const target = first + i;
+    if (page.mapped_at == target) {
+      continue;
+    }
+    if constexpr (maps_runs) {
+      if (!mapped.try_extend(target)) {
+        map_run(mapped);
+        mapped = {target, 1};
+      }
+    } else {
+      device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
+      page.mapped_at = target;
+      page_at_[target] = pages[i];
+    }
+  }
+  if constexpr (maps_runs) {
+    map_run(mapped);
+    for (std::uint32_t i = 0; i < pages.size(); ++i) {
+      pages_[pages[i]].mapped_at = first + i;
+      page_at_[first + i] = pages[i];
+    }
   }
   return result;
 }
 
-/// Takes a page from where it is mapped, when its last use there has finished.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::uint64_t PageArena<Device, Fit, Stable>::unmap(Page& page) {
-  if (page.mapped_at == no_page) {
+std::uint64_t PageArena<Device, Fit, Stable>::await(Fence& fence) {
+  if (fence.is_empty()) {
     return 0;
   }
-  std::uint64_t waits = 0;
-  if (!order_->is_complete(page.fence)) {
-    order_->synchronize(page.fence);
-    waits = 1;
+  bool const must_wait = !order_->is_complete(fence);
+  if (must_wait) {
+    order_->synchronize(fence);
   }
-  page.fence.clear();
-  device_->unmap(base_ + page.mapped_at * page_bytes_, page_bytes_);
-  page_at_[page.mapped_at] = no_page;
-  page.mapped_at = no_page;
+  fence.clear();
+  return must_wait ? 1 : 0;
+}
+
+/// Takes a page from where it is mapped, when its last use there has finished. Where runs are mapped it
+/// is unmapped when its run ends.
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+std::uint64_t PageArena<Device, Fit, Stable>::detach(Page& page, Run& pending) {
+  std::uint64_t const waits = await(page.fence);
+  if (page.mapped_at != no_page) {
+    if (!pending.try_extend(page.mapped_at)) {
+      unmap_run(pending);
+      pending = {page.mapped_at, 1};
+    }
+    if constexpr (!maps_runs) {
+      unmap_run(pending);
+    }
+    page_at_[page.mapped_at] = no_page;
+    page.mapped_at = no_page;
+  }
   return waits;
 }
 
@@ -324,17 +424,27 @@ void PageArena<Device, Fit, Stable>::give_back(RangeId range, Fence const& fence
 }
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::park_vacated(RangeId range, Fence const& fence) noexcept {
+  Range& parked = ranges_[node_of(range)];
+  for (std::uint32_t const index : parked.pages) {
+    Page& page = pages_[index];
+    page_at_[page.mapped_at] = no_page;
+    page.mapped_at = no_page;
+  }
+  parked.vacated.add(fence);
+  free_pages(range, fence);
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 void PageArena<Device, Fit, Stable>::free_pages(RangeId range, Fence const& fence) noexcept {
-  auto& pages = ranges_[node_of(range)];
+  auto& pages = ranges_[node_of(range)].pages;
   for (std::uint32_t const index : pages) {
     Page& page = pages_[index];
     page.fence.add(fence);
+    page.is_free = true;
     page.next_free = no_page;
-    if (free_tail_ == no_page) {
-      free_head_ = index;
-    } else {
-      pages_[free_tail_].next_free = index;
-    }
+    page.previous_free = free_tail_;
+    (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
     free_tail_ = index;
   }
   free_count_ += pages.size();

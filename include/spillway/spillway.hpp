@@ -7,6 +7,7 @@
 
 #include <spillway/default_policies.hpp>
 #include <spillway/device/host_api.hpp>
+#include <spillway/device/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>

@@ -39,6 +39,17 @@ concept VirtualMemoryApi =
       { d.map(p, n, m)           }          -> std::same_as<void>;
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
+
+/// A virtual memory device that can take memory away in stream order, with
+/// `d.vacate(p, n, s)`: when the work enqueued on `s` before is done, `d.unmap(p, n)`.
+///
+/// What is swapped out is then unmapped as soon as it has been copied, and whoever uses its address all
+/// the same faults at once. Without it memory stays mapped until it is needed elsewhere.
+template <class D>
+concept VacatingApi =
+    VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
+      { d.vacate(p, n, s) } -> std::same_as<void>;
+    };
 // clang-format on
 
 }  // namespace spillway

@@ -4,6 +4,7 @@
 #include <spillway/block/block_record.hpp>
 #include <spillway/block/block_table.hpp>
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/event.hpp>
@@ -86,6 +87,8 @@ struct PagerState {
   /// The arena maps pages: ranges have to be mapped before use, with the turn and without the lock.
   static constexpr bool maps_pages = requires(Arena & a, RangeId range) { a.map(range); };
   static constexpr bool keeps_addresses = requires { requires Arena::keeps_addresses; };
+  /// Swapped-out blocks keep their addresses, and nothing stays mapped there.
+  static constexpr bool vacates = keeps_addresses && VacatingApi<Device>;
 
   PagerState(Device& the_device,
              StreamOrder<Device>& the_order,
@@ -291,12 +294,21 @@ struct PagerState {
     }
   }
 
+  /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
+  enum class Leaves : std::uint8_t { for_good, parked, vacated };
+
   /// A block's range goes back to the arena; `after` is its last use. A block that stays somewhere
   /// else keeps its address where addresses are kept.
-  void on_range_left(BlockRecord& block, Fence const& after, bool is_freed) noexcept {
+  void on_range_left(BlockRecord& block, Fence const& after, Leaves how) noexcept {
     if constexpr (keeps_addresses) {
-      block.is_parked = !is_freed;
-      is_freed ? arena.give_back(block.range, after) : arena.park(block.range, after);
+      block.is_parked = how != Leaves::for_good;
+      if (how == Leaves::for_good) {
+        arena.give_back(block.range, after);
+      } else if (how == Leaves::parked) {
+        arena.park(block.range, after);
+      } else {
+        arena.park_vacated(block.range, after);
+      }
     } else {
       arena.give_back(block.range, after);
     }
@@ -342,7 +354,7 @@ struct PagerState {
     log(EventKind::deallocate, id, block.bytes, block.address);
     if (block.is_resident()) {
       eviction.on_erase(id);
-      on_range_left(block, block.last_uses(), true);
+      on_range_left(block, block.last_uses(), Leaves::for_good);
     } else if (block.has_contents) {
       --swapped_out_blocks;
     }

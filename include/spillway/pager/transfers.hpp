@@ -27,6 +27,7 @@ class Transfers {
   using State = PagerState<Policies>;
   using Guard = typename State::Guard;
   using Unlocked = typename State::Unlocked;
+  using Leaves = typename State::Leaves;
 
   static constexpr unsigned char poison_byte = 0xD5;
 
@@ -62,8 +63,12 @@ class Transfers {
       Unlocked const unlocked{guard};
       state_.prefetcher.send_out_all(state_.pool, requests);
       for (Departure& departure : departures) {
-        if (departure.may_leave && state_.options.poison_vacated) {
-          poison(departure);
+        if (departure.may_leave) {
+          if constexpr (State::vacates) {
+            vacate(departure);
+          } else if (state_.options.poison_vacated) {
+            poison(departure);
+          }
         }
       }
     } catch (...) {
@@ -208,6 +213,7 @@ class Transfers {
     Transfer transfer{};
     bool needs_copy = false;
     bool may_leave = false;
+    bool is_vacated = false;
   };
 
   /// Blocks up to this size are worth being copied in the order of their addresses.
@@ -237,7 +243,7 @@ class Transfers {
     if (block.is_host_valid) {
       state_.eviction.on_erase(id);
       state_.log(EventKind::drop, id, block.bytes, block.address);
-      state_.on_range_left(block, block.last_uses(), false);
+      state_.on_range_left(block, block.last_uses(), Leaves::parked);
       ++state_.swapped_out_blocks;
     } else {
       block.has_contents = false;
@@ -256,6 +262,15 @@ class Transfers {
     departure.transfer.device_done.add(state_.prefetcher.out_ticket());
   }
 
+  /// Has the range unmapped when its bytes are on the host.
+  void vacate(Departure& departure) {
+    state_.order.wait(state_.prefetcher.out_stream(), departure.after);
+    state_.device.vacate(
+        departure.block->address, departure.block->bytes, state_.prefetcher.out_handle());
+    departure.transfer.device_done.add(state_.prefetcher.out_ticket());
+    departure.is_vacated = true;
+  }
+
   void commit_departure(Departure const& departure, EvictionReason reason) {
     BlockRecord& block = *departure.block;
     Fence after = block.last_uses();
@@ -268,7 +283,7 @@ class Transfers {
       state_.stats.drops.add(block.bytes);
       state_.log(EventKind::drop, departure.id, block.bytes, block.address);
     }
-    state_.on_range_left(block, after, false);
+    state_.on_range_left(block, after, departure.is_vacated ? Leaves::vacated : Leaves::parked);
     block.written = departure.transfer.host_done;  // what `residency` asks about
     block.used.clear();
     if (block.has_contents) {
