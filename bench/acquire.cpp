@@ -131,12 +131,13 @@ void threads(benchmark::State& state) {
   }
 }
 
+std::mutex one_mutex;  // of all threads
+
 /// The floor: what it takes to lock and unlock, twice.
 void two_locks(benchmark::State& state) {
-  std::mutex mutex;
   for (auto _ : state) {
     for (int i = 0; i < 2; ++i) {
-      std::scoped_lock const lock{mutex};
+      std::scoped_lock const lock{one_mutex};
       benchmark::ClobberMemory();
     }
   }
@@ -149,8 +150,9 @@ BENCHMARK(one_block<Locked>)->Name("locked/write")->Arg(static_cast<int>(Access:
 BENCHMARK(repeating_step<Locked>)->Name("locked/repeating_step");
 BENCHMARK(four_operands<Locked>)->Name("locked/four_operands");
 BENCHMARK(two_locks);
+BENCHMARK(two_locks)->Name("threads/two_locks")->ThreadRange(1, 8)->UseRealTime();
 BENCHMARK(threads)
-    ->Name("threads")
+    ->Name("threads/read")
     ->Setup([](benchmark::State const&) { shared.emplace(); })
     ->Teardown([](benchmark::State const&) { shared.reset(); })
     ->ThreadRange(1, 8)

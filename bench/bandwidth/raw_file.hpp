@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/block/host_mapping.hpp>
 #include <spillway/block/posix_file_io.hpp>
 #include <spillway/block/swap_file.hpp>
 
@@ -8,14 +9,14 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
 
 namespace bandwidth {
 
-/// Plain sequential I/O: what a program does that has the bytes in memory and wants them in a file.
+/// Plain sequential I/O: what a program does that has the bytes in memory and wants them in a file. In
+/// large pages, as ours are: the kernel then makes larger requests of the same calls.
 class RawFile {
  public:
   /// As large and as direct as the file tier it is compared with. `chunk_bytes` goes into one call.
@@ -23,33 +24,34 @@ class RawFile {
           std::size_t bytes,
           std::size_t chunk_bytes,
           bool is_direct)
-      : file_{folder, is_direct, {}}, chunk_bytes_{chunk_bytes} {
+      : file_{folder, is_direct, {}},
+        chunk_bytes_{chunk_bytes},
+        buffer_{spillway::HostMapping::try_map(chunk_bytes, any_numa_node)} {
     if (!file_.try_extend(bytes)) {
       throw std::runtime_error{"no room for " + std::to_string(bytes) + " bytes in " +
                                folder.string()};
     }
-    buffer_.reset(static_cast<std::byte*>(::operator new(chunk_bytes, alignment)));
-    std::memset(buffer_.get(), 0x5A, chunk_bytes);
+    if (buffer_.data() == nullptr) {
+      throw std::bad_alloc{};
+    }
+    std::memset(buffer_.data(), 0x5A, chunk_bytes);
   }
 
   void write(std::size_t offset, std::size_t bytes) {
     for_each_chunk(offset, bytes, [this](std::size_t at, std::size_t n) {
-      return file_.write(buffer_.get(), n, at);
+      return file_.write(buffer_.data(), n, at);
     });
   }
   void read(std::size_t offset, std::size_t bytes) {
     for_each_chunk(offset, bytes, [this](std::size_t at, std::size_t n) {
-      return file_.read(buffer_.get(), n, at);
+      return file_.read(buffer_.data(), n, at);
     });
   }
 
  private:
   using File = spillway::SwapFile<spillway::PosixFileIo>;
 
-  static constexpr std::align_val_t alignment{File::direct_alignment_bytes};
-  struct Free {
-    void operator()(std::byte* p) const noexcept { ::operator delete(p, alignment); }
-  };
+  static constexpr int any_numa_node = -1;
 
   template <class Use>
   void for_each_chunk(std::size_t offset, std::size_t bytes, Use const& use) {
@@ -62,7 +64,7 @@ class RawFile {
 
   File file_;
   std::size_t chunk_bytes_;
-  std::unique_ptr<std::byte, Free> buffer_;
+  spillway::HostMapping buffer_;
 };
 
 }  // namespace bandwidth

@@ -75,6 +75,8 @@ class CudaPinnedMemory {
       return nullptr;
     }
     prefer_node(memory, size_bytes, node);
+    // Registering locks page by page, and direct I/O cuts its requests by them: fewer are faster.
+    (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
     // After a fork, the first write would give one of the two processes other pages than the device
     // has. The child cannot use the device anyway.
     (void)madvise(memory, size_bytes, MADV_DONTFORK);

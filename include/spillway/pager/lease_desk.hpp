@@ -76,6 +76,12 @@ class LeaseDesk {
     std::size_t count_ = 0;
   };
 
+  template <class Give>
+  [[gnu::noinline]] void open_with_device_calls(Guard& guard,
+                                                std::span<LeaseRequest const> requests,
+                                                stream_type stream,
+                                                StreamIndex on,
+                                                Give const& give);
   [[nodiscard]] BlockRecord* at_hand(LeaseRequest request, StreamIndex on) noexcept;
   [[nodiscard]] LeaseRecord
   grant_at_once(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept;
@@ -124,6 +130,17 @@ void LeaseDesk<Policies>::open(Guard& guard,
     }
     return;
   }
+  open_with_device_calls(guard, requests, stream, on, give);
+}
+
+/// The rest of `open`, apart from it so that what most leases run through stays small.
+template <PolicySet Policies>
+template <class Give>
+void LeaseDesk<Policies>::open_with_device_calls(Guard& guard,
+                                                 std::span<LeaseRequest const> requests,
+                                                 stream_type stream,
+                                                 StreamIndex on,
+                                                 Give const& give) {
   refuse_capture(guard, stream);
   for (LeaseRequest const& request : requests) {  // all are known before any is held
     if (state_.record(request.id).is_lost && request.access != Access::write) {
