@@ -92,6 +92,7 @@ set(SPILLWAY_HEADERS
     spillway/page_arena.hpp
     spillway/pager.hpp
     spillway/pager/arrivals.hpp
+    spillway/pager/lease_book.hpp
     spillway/pager/lease_desk.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/pager_state.hpp

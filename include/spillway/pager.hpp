@@ -8,6 +8,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/lease.hpp>
 #include <spillway/pager/arrivals.hpp>
+#include <spillway/pager/lease_book.hpp>
 #include <spillway/pager/lease_desk.hpp>
 #include <spillway/pager/look_ahead.hpp>
 #include <spillway/pager/pager_state.hpp>
@@ -194,13 +195,14 @@ class SwapPager {
 
   void acquire_into(std::span<LeaseRequest const> requests, stream_type stream, lease_type* leases);
   [[nodiscard]] BlockId add_block(std::size_t size_bytes);
-  void release(LeaseRecord const& lease) noexcept { desk_.close(lease); }
+  void release(LeaseRecord const& lease) noexcept { book_.close(lease); }
 
   mutable State state_;
   Transfers<Policies> transfers_{state_};
   RoomMaker<Policies> rooms_{state_, transfers_};
   Arrivals<Policies> arrivals_{state_};
-  LeaseDesk<Policies> desk_{state_, rooms_, arrivals_};
+  LeaseBook<Policies> book_{state_};
+  LeaseDesk<Policies> desk_{state_, book_, rooms_, arrivals_};
   LookAhead<Policies> ahead_{state_, transfers_, arrivals_, rooms_};
 };
 

@@ -9,20 +9,20 @@
 #include <spillway/core/use.hpp>
 #include <spillway/lease.hpp>
 #include <spillway/pager/arrivals.hpp>
+#include <spillway/pager/lease_book.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <thread>
 #include <vector>
 
 namespace spillway {
 
-/// Counts who holds which block, brings in what is asked for, and orders streams after earlier uses.
+/// Gives out leases: brings in what is asked for, and orders streams after earlier uses.
 ///
-/// Every function but `close` is entered with the lock, which is let go for device calls.
+/// Every function is entered with the lock, which is let go for device calls.
 template <PolicySet Policies>
 class LeaseDesk {
  public:
@@ -30,16 +30,16 @@ class LeaseDesk {
   using Guard = typename State::Guard;
   using stream_type = typename State::stream_type;
 
-  LeaseDesk(State& state, RoomMaker<Policies>& rooms, Arrivals<Policies>& arrivals)
-      : state_{state}, rooms_{rooms}, arrivals_{arrivals} {}
+  LeaseDesk(State& state,
+            LeaseBook<Policies>& book,
+            RoomMaker<Policies>& rooms,
+            Arrivals<Policies>& arrivals)
+      : state_{state}, book_{book}, rooms_{rooms}, arrivals_{arrivals} {}
 
   /// Holds all operands, then brings in those that are away, and calls
   /// `give(position, LeaseRecord, BlockRecord const&)` for each. @throws as `SwapPager::acquire`
   template <class Give>
   void open(Guard& guard, std::span<LeaseRequest const> requests, stream_type stream, Give give);
-
-  /// Ends a lease. Entered without the lock.
-  void close(LeaseRecord const& lease) noexcept;
 
   /// Brings a block's bytes in without a lease. @throws as `open`
   void bring_in(Guard& guard, BlockId id);
@@ -64,7 +64,7 @@ class LeaseDesk {
       }
     }
     void add(BlockRecord& block) noexcept {
-      desk_.count_lease(block);
+      desk_.book_.count(block);
       ++count_;
     }
     void keep() noexcept { count_ = 0; }
@@ -82,15 +82,11 @@ class LeaseDesk {
                                                 stream_type stream,
                                                 StreamIndex on,
                                                 Give const& give);
-  [[nodiscard]] BlockRecord* at_hand(LeaseRequest request, StreamIndex on) noexcept;
-  [[nodiscard]] LeaseRecord
-  grant_at_once(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept;
   void refuse_capture(Guard& guard, stream_type stream);
   [[nodiscard]] bool is_settled(BlockId id) noexcept {
     BlockRecord const& block = *state_.blocks.find(id);
     return block.is_resident() && !block.is_busy && block.filler == nullptr;
   }
-  [[nodiscard]] Use note_access(LeaseRequest request) noexcept;
   void make_resident(Guard& guard, LeaseRequest request, Use use, Holds const& group);
   void prove_contents(Guard& guard, LeaseRequest request);
   void judge_prefetch(Guard& guard, BlockRecord& block);
@@ -98,13 +94,10 @@ class LeaseDesk {
                                 std::span<LeaseRequest const> requests,
                                 StreamIndex on,
                                 Holds const& group);
-  [[nodiscard]] LeaseRecord
-  grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept;
-  void count_lease(BlockRecord& block) noexcept;
-  void end_lease(BlockId id, BlockRecord& block) noexcept;
   void undo_hold(BlockId id, Holds const& group) noexcept;
 
   State& state_;
+  LeaseBook<Policies>& book_;
   RoomMaker<Policies>& rooms_;
   Arrivals<Policies>& arrivals_;
 };
@@ -117,16 +110,16 @@ void LeaseDesk<Policies>::open(Guard& guard,
                                Give give) {
   StreamIndex const on = state_.index_of(guard, stream);
   if (requests.size() == 1) {
-    if (BlockRecord* const block = at_hand(requests.front(), on)) {
-      give(0, grant_at_once(*block, requests.front(), on), *block);
+    if (BlockRecord* const block = book_.at_hand(requests.front(), on)) {
+      give(0, book_.grant_at_once(*block, requests.front(), on), *block);
       return;
     }
   } else if (std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
-               return at_hand(request, on) != nullptr;
+               return book_.at_hand(request, on) != nullptr;
              })) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       BlockRecord& block = *state_.blocks.find(requests[i].id);
-      give(i, grant_at_once(block, requests[i], on), block);
+      give(i, book_.grant_at_once(block, requests[i], on), block);
     }
     return;
   }
@@ -152,7 +145,7 @@ void LeaseDesk<Policies>::open_with_device_calls(Guard& guard,
     holds.add(*state_.blocks.find(request.id));
   }
   for (LeaseRequest const& request : requests) {
-    Use const use = note_access(request);
+    Use const use = book_.note_access(request);
     if (is_settled(request.id)) {
       state_.eviction.on_access(request.id, use);
     } else {
@@ -171,25 +164,9 @@ void LeaseDesk<Policies>::open_with_device_calls(Guard& guard,
   order_after_earlier_uses(guard, requests, on, holds);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     BlockRecord& block = *state_.blocks.find(requests[i].id);
-    give(i, grant(block, requests[i], on), block);
+    give(i, book_.grant(block, requests[i], on), block);
   }
   holds.keep();
-}
-
-/// The block if a lease on it can be given as things are, without a device call and without a way to
-/// fail; null if not. Most leases are of this kind.
-template <PolicySet Policies>
-BlockRecord* LeaseDesk<Policies>::at_hand(LeaseRequest request, StreamIndex on) noexcept {
-  BlockRecord* const block = state_.blocks.find(request.id);
-  if (block == nullptr || !block->is_resident()) {
-    return nullptr;
-  }
-  bool const is_special = block->is_busy || block->filler != nullptr || block->is_orphan ||
-                          block->is_lost || block->is_unproven || block->is_prefetched;
-  bool const is_ordered =
-      state_.order.is_ordered(block->written, on) &&
-      (request.access == Access::read || state_.order.is_ordered(block->used, on));
-  return !is_special && is_ordered ? block : nullptr;
 }
 
 /// What is enqueued on a stream that is being captured does not run now: a swap-in would be repeated by
@@ -207,15 +184,6 @@ void LeaseDesk<Policies>::refuse_capture(Guard& guard, stream_type stream) {
         "the stream is being captured into a graph, and not all operands are at hand: acquire them "
         "before the capture, and hold the leases for as long as the graph is launched");
   }
-}
-
-template <PolicySet Policies>
-LeaseRecord LeaseDesk<Policies>::grant_at_once(BlockRecord& block,
-                                               LeaseRequest request,
-                                               StreamIndex on) noexcept {
-  count_lease(block);
-  state_.eviction.on_access(request.id, note_access(request));
-  return grant(block, request, on);
 }
 
 template <PolicySet Policies>
@@ -264,24 +232,6 @@ void LeaseDesk<Policies>::order_after_earlier_uses(Guard& guard,
       state_.order.wait(on, fence);
     }
   }
-}
-
-/// Records the access, and passes on what the schedule thinks of it.
-template <PolicySet Policies>
-Use LeaseDesk<Policies>::note_access(LeaseRequest request) noexcept {
-  Use const use = state_.prefetcher.on_access(request.id, request.access);
-  AccessSchedule& schedule = state_.prefetcher.schedule();
-  switch (schedule.take_change()) {
-  case AccessSchedule::Change::none:
-    break;
-  case AccessSchedule::Change::lost:
-    state_.eviction.on_misprediction();
-    break;
-  case AccessSchedule::Change::resumed:
-    state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
-    break;
-  }
-  return use;
 }
 
 /// Waits for other threads' transitions of the block, and brings it in. The block is held.
@@ -345,61 +295,6 @@ void LeaseDesk<Policies>::judge_prefetch(Guard& guard, BlockRecord& block) {
   ++(is_done ? state_.stats.prefetch_hits : state_.stats.prefetch_late);
 }
 
-/// Turns a hold into a lease.
-template <PolicySet Policies>
-LeaseRecord
-LeaseDesk<Policies>::grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
-  if (request.access != Access::read) {
-    block.has_contents = true;
-    block.is_host_valid = false;
-    block.is_lost = false;
-    if (request.access == Access::write) {
-      block.is_unproven = false;
-    }
-  }
-  if (block.filler != nullptr) {
-    block.filler = nullptr;
-    state_.notify();
-  }
-  block.is_arriving = false;
-  ++block.granted;
-  return {.block = request.id,
-          .record = &block,
-          .stream = stream,
-          .access = request.access,
-          .is_sole = block.leases == 1,
-          .serial = block.lease_serial};
-}
-
-template <PolicySet Policies>
-void LeaseDesk<Policies>::count_lease(BlockRecord& block) noexcept {
-  auto const me = std::this_thread::get_id();
-  if (block.leases++ == 0) {
-    block.leaser = me;
-    if (block.is_resident()) {
-      state_.stats.leased.add(block.bytes);
-    }
-  } else if (block.leaser != me) {
-    block.leaser = std::thread::id{};
-  }
-  ++block.lease_serial;
-}
-
-template <PolicySet Policies>
-void LeaseDesk<Policies>::end_lease(BlockId id, BlockRecord& block) noexcept {
-  ++state_.releases;
-  if (--block.leases == 0) {
-    if (block.is_resident()) {
-      state_.stats.leased.subtract(block.bytes);
-    }
-    state_.prefetcher.on_release(id);
-    if (block.is_orphan) {
-      state_.free_block(id, block);
-    }
-  }
-  state_.notify();
-}
-
 /// Takes back a hold that did not become a lease. A range taken to be overwritten was not: the bytes
 /// are still on the host and nowhere else.
 template <PolicySet Policies>
@@ -412,33 +307,7 @@ void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
     state_.on_range_left(block, block.last_uses(), State::Leaves::parked);
     ++state_.swapped_out_blocks;
   }
-  end_lease(id, block);
-}
-
-template <PolicySet Policies>
-void LeaseDesk<Policies>::close(LeaseRecord const& lease) noexcept {
-  Guard guard{state_.lock};
-  BlockRecord& block = *lease.record;
-  Ticket const now = state_.order.mark(lease.stream);
-  if (lease.access == Access::read) {
-    block.used.add(now);
-  } else if (lease.is_sole && block.lease_serial == lease.serial) {
-    block.written = now;  // this stream had waited for everything before
-    block.used.clear();
-  } else {
-    block.written.add(now);
-  }
-  bool const is_exact_event_wanted = state_.is_under_pressure();
-  --block.granted;
-  end_lease(lease.block, block);
-  guard.unlock();
-  if (is_exact_event_wanted) {
-    try {
-      state_.order.record(lease.stream);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): whoever waits records a later event
-    }
-  }
-  state_.tell_observer();
+  book_.end(id, block);
 }
 
 }  // namespace spillway
