@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <support/pattern.hpp>
+#include <support/stepped_bench.hpp>
 
 namespace {
 
@@ -35,31 +35,9 @@ Allocator::Options small(std::size_t capacity_bytes) {
   return options;
 }
 
-/// An allocator on a stepped device with three streams.
-struct Bench {
-  explicit Bench(std::size_t capacity_bytes) : allocator{device, small(capacity_bytes)} {}
-  ~Bench() {
-    for (auto const stream : streams) {
-      allocator.retire_stream(stream);
-    }
-  }
-  Bench(Bench const&) = delete;
-  Bench& operator=(Bench const&) = delete;
-
-  void write(Buffer& buffer, std::uint64_t seed, std::size_t stream = 0) {
-    auto const lease = buffer.acquire(Access::write, streams.at(stream));
-    kernels.write(device, streams.at(stream), lease.data(), lease.size_bytes(), seed);
-  }
-  void check(Buffer& buffer, std::uint64_t seed, std::size_t stream = 0) {
-    auto const lease = buffer.acquire(Access::read, streams.at(stream));
-    kernels.check(device, streams.at(stream), lease.data(), lease.size_bytes(), seed);
-  }
-
-  support::PatternKernels kernels;  // before the device, whose end runs what is enqueued
-  spillway::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
-  Allocator allocator;
-  std::array<spillway::SteppedSimApi::stream_type, 3> streams{
-      device.create_stream(), device.create_stream(), device.create_stream()};
+struct Bench : support::SteppedBench<Stepped> {
+  explicit Bench(std::size_t capacity_bytes)
+      : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes), 3} {}
 };
 
 /// Whether the allocator's lock is held, as its lock policy and its device both see it.

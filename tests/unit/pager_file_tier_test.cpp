@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
-#include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
@@ -9,7 +8,7 @@
 #include <filesystem>
 #include <string>
 
-#include <support/pattern.hpp>
+#include <support/stepped_bench.hpp>
 #include <support/temporary_folder.hpp>
 
 namespace {
@@ -21,17 +20,15 @@ using spillway::FileTierError;
 struct Stepped : spillway::SimPolicies {
   using device = spillway::SteppedSimApi;
 };
-using Allocator = spillway::DeviceAllocator<Stepped>;
-using Buffer = spillway::SwappableBuffer<Allocator>;
+using SteppedBench = support::SteppedBench<Stepped>;
+using Allocator = SteppedBench::Allocator;
+using Buffer = SteppedBench::Buffer;
 
 /// An allocator that swaps to a file alone, which somebody else can cut short.
-struct Bench {
+struct Bench : private TemporaryFolder, SteppedBench {
   static constexpr std::size_t block_bytes = 64_KiB;
 
-  Bench() : allocator{device, options(folder.path())} {}
-  ~Bench() { allocator.retire_stream(stream); }
-  Bench(Bench const&) = delete;
-  Bench& operator=(Bench const&) = delete;
+  Bench() : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options(path())} {}
 
   static Allocator::Options options(std::filesystem::path const& path) {
     Allocator::Options options{.capacity_bytes = block_bytes};
@@ -42,22 +39,9 @@ struct Bench {
     return options;
   }
 
-  void write(Buffer& buffer, std::uint64_t seed, Access access = Access::write) {
-    auto const lease = buffer.acquire(access, stream);
-    kernels.write(device, stream, lease.data(), lease.size_bytes(), seed);
-  }
-  void check(Buffer& buffer, std::uint64_t seed) {
-    auto const lease = buffer.acquire(Access::read, stream);
-    kernels.check(device, stream, lease.data(), lease.size_bytes(), seed);
-  }
-  void run() {
-    device.run_all();
-    CHECK_MESSAGE(kernels.failures() == 0, kernels.first_failure());
-  }
-
   /// The file has no name, so it is found by what this process has open.
   void truncate_file() const {
-    std::string const prefix = folder.path().string();
+    std::string const prefix = path().string();
     for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
       std::error_code gone;
       auto const target = std::filesystem::read_symlink(entry.path(), gone).string();
@@ -76,15 +60,9 @@ struct Bench {
       device.run_all();
     }
     truncate_file();
-    (void)buffer.acquire(Access::read, stream);
+    (void)buffer.acquire(Access::read, stream());
     device.run_all();
   }
-
-  TemporaryFolder folder;
-  support::PatternKernels kernels;  // before the device, whose end runs what is enqueued
-  spillway::SteppedSimApi device{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}};
-  Allocator allocator;
-  spillway::SteppedSimApi::stream_type stream = device.create_stream();
 };
 
 }  // namespace
@@ -96,8 +74,8 @@ TEST_SUITE("pager, file tier") {
     bench.write(buffer, 1);
     bench.lose(buffer);
 
-    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream), FileTierError);
-    CHECK_THROWS_AS((void)buffer.acquire(Access::read_write, bench.stream), FileTierError);
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read_write, bench.stream()), FileTierError);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
     bench.allocator.begin_step();  // the owner was told
   }

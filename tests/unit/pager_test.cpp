@@ -3,7 +3,6 @@
 #include <spillway/policy/lru_eviction.hpp>
 #include <spillway/policy/no_prefetch.hpp>
 #include <spillway/policy/remap_compaction.hpp>
-#include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <support/pattern.hpp>
+#include <support/stepped_bench.hpp>
 
 namespace {
 
@@ -58,15 +57,12 @@ struct Scheduled : Plain {
 };
 
 template <class Policies>
-struct Bench {
-  using Allocator = spillway::DeviceAllocator<Policies>;
-  using Buffer = spillway::SwappableBuffer<Allocator>;
+struct Bench : support::SteppedBench<Policies> {
+  using Allocator = typename support::SteppedBench<Policies>::Allocator;
 
   explicit Bench(std::size_t capacity_bytes, std::size_t pinned_bytes = 64_MiB)
-      : allocator{device, options(capacity_bytes, pinned_bytes)} {}
-  ~Bench() { allocator.retire_stream(stream); }
-  Bench(Bench const&) = delete;
-  Bench& operator=(Bench const&) = delete;
+      : support::SteppedBench<Policies>{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB},
+                                        options(capacity_bytes, pinned_bytes)} {}
 
   static typename Allocator::Options options(std::size_t capacity_bytes, std::size_t pinned_bytes) {
     typename Allocator::Options options{.capacity_bytes = capacity_bytes};
@@ -75,24 +71,6 @@ struct Bench {
     options.host.initial_pinned_bytes = pinned_bytes;
     return options;
   }
-
-  void write(Buffer& buffer, std::uint64_t seed) {
-    auto const lease = buffer.acquire(Access::write, stream);
-    kernels.write(device, stream, lease.data(), lease.size_bytes(), seed);
-  }
-  void check(Buffer& buffer, std::uint64_t seed) {
-    auto const lease = buffer.acquire(Access::read, stream);
-    kernels.check(device, stream, lease.data(), lease.size_bytes(), seed);
-  }
-  void run() {
-    device.run_all();
-    CHECK_MESSAGE(kernels.failures() == 0, kernels.first_failure());
-  }
-
-  support::PatternKernels kernels;  // before the device, whose end runs what is enqueued
-  StubbornDevice device{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}};
-  Allocator allocator;
-  StubbornDevice::stream_type stream = device.create_stream();
 };
 
 }  // namespace
@@ -106,7 +84,7 @@ TEST_SUITE("pager") {
     CHECK(a.residency() == Residency::none);
     CHECK(bench.allocator.stats().swap_outs.count == 0);
     CHECK(bench.allocator.stats().drops.count == 1);
-    (void)a.acquire(Access::read, bench.stream);
+    (void)a.acquire(Access::read, bench.stream());
     CHECK(bench.allocator.stats().swap_ins.count == 0);
   }
 
@@ -133,7 +111,7 @@ TEST_SUITE("pager") {
     }
     // The first was swapped out; the second is the next victim, but it is an operand too.
     auto const leases = bench.allocator.acquire_all(
-        {buffers[0].request(Access::read), buffers[1].request(Access::read)}, bench.stream);
+        {buffers[0].request(Access::read), buffers[1].request(Access::read)}, bench.stream());
     CHECK(leases.size() == 2);
     CHECK(buffers[2].residency() != Residency::device);
     CHECK(bench.allocator.stats().swap_ins.count == 1);
@@ -151,7 +129,7 @@ TEST_SUITE("pager") {
     std::array const requests{buffers[0].request(Access::write),
                               buffers[1].request(Access::read),
                               buffers[2].request(Access::read)};
-    CHECK_THROWS_AS((void)bench.allocator.acquire_all(requests, bench.stream),
+    CHECK_THROWS_AS((void)bench.allocator.acquire_all(requests, bench.stream()),
                     spillway::OutOfDeviceMemory);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -164,11 +142,11 @@ TEST_SUITE("pager") {
   TEST_CASE("SwapPager: a resident block used on one stream costs no device call") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 4_KiB};
-    (void)a.acquire(Access::write, bench.stream);
+    (void)a.acquire(Access::write, bench.stream());
     auto const before = bench.device.calls();
     for (int i = 0; i < 100; ++i) {
-      (void)a.acquire(Access::read_write, bench.stream);
-      (void)a.acquire(Access::read, bench.stream);
+      (void)a.acquire(Access::read_write, bench.stream());
+      (void)a.acquire(Access::read, bench.stream());
     }
     CHECK(bench.device.calls() == before);
   }
@@ -190,7 +168,8 @@ TEST_SUITE("pager") {
     CHECK(dirty.residency() == Residency::device);
 
     bench.write(more, 3);
-    CHECK_THROWS_AS((void)outside.acquire(Access::read, bench.stream), spillway::OutOfDeviceMemory);
+    CHECK_THROWS_AS((void)outside.acquire(Access::read, bench.stream()),
+                    spillway::OutOfDeviceMemory);
     more.reset();
     bench.check(outside, 1);
     bench.check(dirty, 2);
@@ -260,7 +239,7 @@ TEST_SUITE("pager") {
     }
     bench.device.copies_left = SIZE_MAX;
     if (is_torn) {
-      CHECK_THROWS_AS((void)second.acquire(Access::read, bench.stream), spillway::BlockLost);
+      CHECK_THROWS_AS((void)second.acquire(Access::read, bench.stream()), spillway::BlockLost);
       bench.write(second, 3);
       bench.check(second, 3);
     } else {
@@ -300,7 +279,7 @@ TEST_SUITE("pager") {
       CHECK(bench.allocator.stable_address(a.id()) == address);
       CHECK(bench.allocator.stable_address(b.id()) != address);
       bench.check(a, i);
-      CHECK(a.acquire(Access::read, bench.stream).data() == address);
+      CHECK(a.acquire(Access::read, bench.stream()).data() == address);
       bench.check(b, 100 + i);
     }
     bench.run();
@@ -354,10 +333,10 @@ TEST_SUITE("pager") {
     {
       Bench<Plain>::Buffer buffer{bench.allocator, 64_KiB};
       bench.write(buffer, 1);
-      lease = buffer.acquire(Access::read, bench.stream);
+      lease = buffer.acquire(Access::read, bench.stream());
     }
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
-    bench.kernels.check(bench.device, bench.stream, lease.data(), lease.size_bytes(), 1);
+    bench.kernels.check(bench.device, bench.stream(), lease.data(), lease.size_bytes(), 1);
     CHECK_THROWS_AS(bench.allocator.close(), spillway::ContractViolation);
     lease.release();
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
