@@ -23,7 +23,7 @@ struct Stretch {
 /// Which ranges of an arena are looked at to find room: all of them, or those around some free ranges.
 ///
 /// Where there are many ranges, to look at all takes the host far longer than it takes the device to
-/// move a little more than the least. A search therefore begins with a few hundred ranges, where the
+/// move a little more than the least. A search therefore begins with one or two thousand, where the
 /// largest free ones are, and widens eightfold until it finds something or has seen everything.
 ///
 /// Threads  thread-compatible. Keeps its memory.
@@ -61,7 +61,7 @@ class SearchScope {
   [[nodiscard]] bool is_part() const noexcept { return is_part_; }
 
  private:
-  static constexpr std::size_t first_part = 64;
+  static constexpr std::size_t first_part = 8;
   static constexpr std::size_t growth = 8;
   static constexpr std::size_t least_ranges = 8;
 
