@@ -42,6 +42,7 @@ set(SPILLWAY_HEADERS
     spillway/core/error.hpp
     spillway/core/event.hpp
     spillway/core/fence.hpp
+    spillway/core/growing_array.hpp
     spillway/core/host_tier.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp

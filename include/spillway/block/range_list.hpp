@@ -3,6 +3,7 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
+#include <spillway/core/growing_array.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <algorithm>
@@ -128,13 +129,12 @@ class RangeList {
   [[gnu::noinline]] static void join(Fence& into, Fence const& fence) noexcept { into.add(fence); }
   [[gnu::noinline]] void grow() {
     if (fences_.size() == table.slots()) {
-      fences_.emplace_back();
+      fences_.grow();
     }
     table.grow();
   }
 
-  std::vector<Fence> fences_ =
-      std::vector<Fence>(1);  // by node; read only where the node says that it has one
+  GrowingArray<Fence> fences_{1};  // by node; read only where the node says that it has one
   std::vector<Span> spans_;
   std::vector<std::uint16_t> segments_;
 };

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <spillway/core/config.hpp>
+#include <spillway/core/growing_array.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace spillway {
 
@@ -65,7 +65,7 @@ class RangeTable {
   /// Makes one more slot. @throws std::bad_alloc; nothing has changed then
   void grow() {
     idle_.push_back(no_node);
-    nodes_.emplace_back();
+    nodes_.push_back({});
     release(static_cast<std::uint32_t>(nodes_.size() - 1));
   }
 
@@ -89,8 +89,8 @@ class RangeTable {
   std::uint64_t taken_granules = 0;  ///< claimed ones too
 
  private:
-  std::vector<RangeNode> nodes_;
-  std::vector<std::uint32_t> idle_;  // a stack with a place for every slot
+  GrowingArray<RangeNode> nodes_;
+  GrowingArray<std::uint32_t> idle_;  // a stack with a place for every slot
   std::size_t idle_nodes_ = 0;
 };
 
