@@ -143,19 +143,19 @@ class DefragArena {
                                                               CanMove can_move,
                                                               std::size_t most_ranges);
 
-  /// How many ranges to look at first when room has to be made, and how many when that was in vain.
-  /// `SearchScope::all` comes last.
-  [[nodiscard]] std::size_t first_search() const noexcept {
-    return SearchScope::narrowest(ranges(), options_.few_ranges);
+  /// How many ranges to look at first when room has to be made, all of them if there are at most `few`,
+  /// and how many when that was in vain. `SearchScope::all` comes last.
+  [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
+    return SearchScope::narrowest(ranges(), few);
   }
   [[nodiscard]] std::size_t wider_search(std::size_t most_ranges) const noexcept {
     return SearchScope::wider(most_ranges, ranges());
   }
+  [[nodiscard]] std::size_t few_ranges() const noexcept { return options_.few_ranges; }
 
   /// How much may be free beyond what is asked for before room in one piece is worth a search: nothing
-  /// up to `few_ranges` ranges, towards 1/32 of the capacity where there are many.
-  [[nodiscard]] std::size_t spare_bytes() const noexcept {
-    std::size_t const few = options_.few_ranges;
+  /// up to `few` ranges, towards 1/32 of the capacity where there are many.
+  [[nodiscard]] std::size_t spare_bytes(std::size_t few) const noexcept {
     return ranges() <= few ? 0 : options_.capacity_bytes / 32 / ranges() * (ranges() - few);
   }
 
@@ -352,7 +352,8 @@ template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
 std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
-  for (std::size_t most = first_search(); most != SearchScope::all; most = wider_search(most)) {
+  for (std::size_t most = first_search(few_ranges()); most != SearchScope::all;
+       most = wider_search(most)) {
     if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
       return plan;
     }

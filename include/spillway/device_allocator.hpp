@@ -58,8 +58,6 @@ class DeviceAllocator {
     std::size_t growth_bytes = 0;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;
-    /// Up to so many ranges of device memory are looked at as a whole when room has to be made.
-    std::size_t few_ranges = ArenaOptions{}.few_ranges;
     /// Where swapped-out bytes go. With no tier given: pinned memory, grown as needed up to half of
     /// the machine's memory.
     HostPoolOptions host{};
@@ -178,8 +176,7 @@ class DeviceAllocator {
     return {.capacity_bytes = capacity / granule_bytes * granule_bytes,
             .initial_bytes = options.initial_bytes,
             .growth_bytes = options.growth_bytes,
-            .bounce_bytes = options.bounce_bytes,
-            .few_ranges = options.few_ranges};
+            .bounce_bytes = options.bounce_bytes};
   }
 
   static typename State::Arena

@@ -110,11 +110,14 @@ class PageArena {
                                                               std::size_t /*most_ranges*/) {
     return std::nullopt;
   }
-  [[nodiscard]] static std::size_t first_search() noexcept { return SearchScope::all; }
+  [[nodiscard]] static std::size_t few_ranges() noexcept { return SearchScope::all; }
+  [[nodiscard]] static std::size_t first_search(std::size_t /*few*/) noexcept {
+    return SearchScope::all;
+  }
   [[nodiscard]] static std::size_t wider_search(std::size_t /*most_ranges*/) noexcept {
     return SearchScope::all;
   }
-  [[nodiscard]] static std::size_t spare_bytes() noexcept { return 0; }
+  [[nodiscard]] static std::size_t spare_bytes(std::size_t /*few*/) noexcept { return 0; }
   template <class CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
                                                         CanMove /*can_move*/) {

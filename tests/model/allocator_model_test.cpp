@@ -157,7 +157,7 @@ class Program {
     options.host.staging_bytes = 64_KiB;
     options.paging.poison_vacated = true;
     if (seed % 2 == 0) {
-      options.few_ranges = 8;  // so that room is looked for here and there before everywhere
+      options.paging.few_ranges = 8;  // so that room is looked for here and there before everywhere
     }
     return options;
   }

@@ -23,7 +23,7 @@ struct Stretch {
 /// Which ranges of an arena are looked at to find room: all of them, or those around some free ranges.
 ///
 /// Where there are many ranges, to look at all takes the host far longer than it takes the device to
-/// move a little more than the least. A search therefore begins with one or two thousand, where the
+/// move a little more than the least. A search therefore begins with at most a few thousand, where the
 /// largest free ones are, and widens eightfold until it finds something or has seen everything.
 ///
 /// Threads  thread-compatible. Keeps its memory.
@@ -33,7 +33,8 @@ class SearchScope {
 
   /// The number of ranges to look at first, if up to `few` of `ranges` are looked at as a whole.
   [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
-    return ranges <= few ? all : up_to(std::max(few / first_part, least_ranges), ranges);
+    std::size_t const most = std::min(ranges / (4 * growth), most_at_first);
+    return ranges <= few ? all : up_to(std::max({few / growth, most, least_at_first}), ranges);
   }
   /// The next more than `most`, after which `all` comes at last.
   [[nodiscard]] static std::size_t wider(std::size_t most, std::size_t ranges) noexcept {
@@ -61,9 +62,9 @@ class SearchScope {
   [[nodiscard]] bool is_part() const noexcept { return is_part_; }
 
  private:
-  static constexpr std::size_t first_part = 8;
   static constexpr std::size_t growth = 8;
-  static constexpr std::size_t least_ranges = 8;
+  static constexpr std::size_t least_at_first = 8;
+  static constexpr std::size_t most_at_first = 2048;
 
   // Not a large part, which costs as much as all and may find nothing.
   static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {

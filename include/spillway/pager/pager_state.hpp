@@ -48,6 +48,9 @@ struct PagerOptions {
   /// What plans are priced with: the host link one way, and reads plus writes of device memory.
   double link_bytes_per_second = 25e9;
   double device_bytes_per_second = 1.5e12;
+  /// Up to so many ranges are always looked at as a whole when room has to be made. More are only
+  /// where that takes no longer than to let a block leave instead and come back.
+  std::size_t few_ranges = 256;
   /// How long a call that needs room may wait for leases of other threads. Zero: fail at once.
   std::chrono::milliseconds lease_wait{10'000};
 };

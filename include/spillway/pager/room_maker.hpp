@@ -74,7 +74,7 @@ class RoomMaker {
       }
     }
     if (state_.arena.free_bytes() >= bytes) {
-      if (auto plan = compaction_plan(bytes, state_.arena.first_search())) {
+      if (auto plan = compaction_plan(bytes, first_search(bytes))) {
         transfers_.move(guard, *plan);
         return state_.try_place(guard, bytes, owner);
       }
@@ -144,6 +144,26 @@ class RoomMaker {
         bytes, state_.options.compaction_budget_bytes, can_move(), most_ranges);
   }
 
+  /// How many ranges are worth a search as a whole for room for `bytes`: one that takes longer than a block
+  /// takes to leave and to come back saves nothing. That is decided by the size of the block that might
+  /// leave instead, which is not known, and taken to be the mean.
+  [[nodiscard]] std::size_t few_ranges(std::size_t bytes) const noexcept {
+    if (!state_.options.swapping) {
+      return state_.arena.few_ranges();
+    }
+    constexpr double seconds_per_range = 1e-6;  // of a search that goes on as long as it may
+    auto const& resident = state_.stats.resident;
+    std::uint64_t const mean =
+        resident.bytes.current / std::max<std::uint64_t>(1, resident.blocks.current);
+    double const swap_seconds = 2.0 * static_cast<double>(std::max<std::uint64_t>(bytes, mean)) /
+                                state_.options.link_bytes_per_second;
+    return std::max(state_.options.few_ranges,
+                    static_cast<std::size_t>(std::min(swap_seconds / seconds_per_range, 1e9)));
+  }
+  [[nodiscard]] std::size_t first_search(std::size_t bytes) const noexcept {
+    return state_.arena.first_search(few_ranges(bytes));
+  }
+
   /// What is to leave next for the sake of `bytes`. Where there are many ranges, one more block that leaves
   /// by value costs less than a search for others to move, and often leaves a gap that is large enough.
   [[nodiscard]] std::size_t short_bytes(std::size_t bytes) const noexcept {
@@ -151,7 +171,8 @@ class RoomMaker {
     if (free_bytes < bytes) {
       return bytes - free_bytes;
     }
-    std::size_t const spare_bytes = state_.options.swapping ? state_.arena.spare_bytes() : 0;
+    std::size_t const spare_bytes =
+        state_.options.swapping ? state_.arena.spare_bytes(few_ranges(bytes)) : 0;
     return std::min(bytes, spare_bytes - std::min(spare_bytes, free_bytes - bytes));
   }
 
@@ -187,7 +208,7 @@ class RoomMaker {
   /// Enough is free, but not in one piece: moves blocks together or lets a neighbourhood leave. Looks
   /// no further than it must.
   std::optional<RangeSource> make_contiguous(Guard& guard, std::size_t bytes) {
-    std::size_t most_ranges = state_.arena.first_search();
+    std::size_t most_ranges = first_search(bytes);
     for (;; most_ranges = state_.arena.wider_search(most_ranges)) {
       auto const made_by = make_contiguous(guard, bytes, most_ranges);
       if (made_by || most_ranges == SearchScope::all) {
