@@ -78,6 +78,10 @@ set(SPILLWAY_HEADERS
     spillway/host_carrier.hpp
     spillway/host_staging.hpp
     spillway/host_swap_pool.hpp
+    spillway/interop/ballast.hpp
+    spillway/interop/buffer_desk.hpp
+    spillway/interop/buffer_desk/frames.hpp
+    spillway/interop/buffer_desk/room.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
     spillway/lease.hpp
@@ -162,13 +166,23 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/storage_desk.hpp
     spillway/interop/torch/torch_version.hpp)
 
+# TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
+set(SPILLWAY_TENSORFLOW_HEADERS
+    spillway/interop/tensorflow.hpp
+    spillway/interop/tensorflow/operands.hpp
+    spillway/interop/tensorflow/operation_kind.hpp
+    spillway/interop/tensorflow/step_watch.hpp
+    spillway/interop/tensorflow/swapping_device.hpp
+    spillway/interop/tensorflow/tensor_allocator.hpp)
+
 # spillway_add_headers(<target>): all of them as file sets, so that they are installed. The target
 # all_verify_interface_header_sets compiles each header alone that needs no further include path.
 function(spillway_add_headers target)
   set(base ${PROJECT_SOURCE_DIR}/include)
   foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
                         cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS
-                        torch_headers:SPILLWAY_TORCH_HEADERS)
+                        torch_headers:SPILLWAY_TORCH_HEADERS
+                        tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)
     string(REPLACE ":" ";" pair ${pair})
     list(POP_FRONT pair set variable)
     list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)

@@ -15,7 +15,8 @@ install(
   FILE_SET cuda_headers
   FILE_SET cccl_headers
   FILE_SET json_headers
-  FILE_SET torch_headers)
+  FILE_SET torch_headers
+  FILE_SET tensorflow_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake DESTINATION ${package_dir})

@@ -9,6 +9,8 @@
 #include <spillway/device/host_api.hpp>
 #include <spillway/device/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/interop/ballast.hpp>
+#include <spillway/interop/buffer_desk.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
 #include <spillway/observe/chrome_trace.hpp>

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/buffer_desk.hpp>
+#include <spillway/interop/tensorflow/operation_kind.hpp>
+
+#include <cstddef>
+#include <vector>
+
+#include <tensorflow/core/common_runtime/dma_helper.h>
+#include <tensorflow/core/framework/op_kernel.h>
+#include <tensorflow/core/framework/resource_handle.h>
+#include <tensorflow/core/framework/resource_mgr.h>
+#include <tensorflow/core/framework/resource_var.h>
+#include <tensorflow/core/framework/variant.h>
+#include <tensorflow/core/kernels/tensor_list.h>
+
+namespace spillway::tensor_flow {
+
+namespace tf = ::tensorflow;
+
+/// The address that a tensor's memory was allocated at; null if it has none.
+[[nodiscard]] inline void* base_of(tf::Tensor const& tensor) {
+  tf::TensorBuffer const* const buffer = tf::DMAHelper::buffer(&tensor);
+  return buffer == nullptr ? nullptr : const_cast<tf::TensorBuffer*>(buffer)->root_buffer()->data();
+}
+
+/// The buffers that an operation uses.
+///
+/// An operand that somebody else holds, too, is not written: TensorFlow forwards an operand's memory to a
+/// result only if nobody else has it. So that this stays true while the operation runs, a reference
+/// is held; the operand is then leased for reading, and leaves later without being copied again.
+///
+/// @tparam Site  see `SwappingDevice`
+template <class Site>
+class Operands {
+ public:
+  Operands(tf::OpKernelContext& context, OperationKind kind) : kind_{kind} {
+    if (kind == OperationKind::passes) {
+      captures_ = true;  // to code outside of operations: others do not come here
+    }
+    for (tf::TensorValue const& value : context.params()->inputs) {
+      if (value.tensor == nullptr) {
+        continue;
+      }
+      if (value.mutex_if_ref != nullptr) {
+        tf::mutex_lock const lock{*value.mutex_if_ref};
+        add_reference(*value.tensor);
+      } else {
+        add(context, *value.tensor);
+      }
+    }
+    captures_ = captures_ || (!has_list_ && makes_variant(context));
+  }
+
+  [[nodiscard]] std::vector<BufferUse> const& uses() const noexcept { return uses_; }
+  /// Operands that code outside of operations may use from now on.
+  [[nodiscard]] bool captures() const noexcept { return captures_; }
+
+  /// Drops references to variables' memory: they would make the operation copy what it can change in
+  /// place.
+  void drop_variables_memory() noexcept { variables_held_.clear(); }
+  /// Drops all references. Memory that nobody else has is freed.
+  void drop() noexcept {
+    variables_held_.clear();
+    held_.clear();
+    variables_.clear();
+  }
+
+  /// What has to be shown after the operation: its results, and what its variables are now.
+  [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) const {
+    std::vector<void*> shown;
+    auto const show = [&shown](tf::Tensor const& tensor) {
+      if (tf::DataTypeCanUseMemcpy(tensor.dtype())) {
+        if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+          shown.push_back(p);
+        }
+      }
+    };
+    for (int i = 0; i < context.num_outputs(); ++i) {
+      if (tf::Tensor const* const tensor = context.mutable_output(i)) {
+        show(*tensor);
+      }
+    }
+    for (auto const& variable : variables_) {
+      tf::tf_shared_lock const lock{*variable->mu()};
+      show(*variable->tensor());
+    }
+    return shown;
+  }
+
+ private:
+  void add(tf::OpKernelContext& context, tf::Tensor const& tensor) {
+    if (tensor.dtype() == tf::DT_RESOURCE) {
+      if (tensor.IsInitialized()) {
+        auto const handles = tensor.flat<tf::ResourceHandle>();
+        for (Eigen::Index i = 0; i < handles.size(); ++i) {
+          add_resource(context, handles(i));
+        }
+      }
+    } else if (tensor.dtype() == tf::DT_VARIANT) {
+      if (tensor.IsInitialized()) {
+        auto const variants = tensor.flat<tf::Variant>();
+        for (Eigen::Index i = 0; i < variants.size(); ++i) {
+          add_variant(context, variants(i));
+        }
+      }
+    } else if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+      bool const may_be_forwarded = tensor.RefCountIsOne();
+      uses_.push_back({p, may_be_forwarded});
+      if (!may_be_forwarded) {
+        held_.push_back(reference_to(tensor));
+      }
+    }
+  }
+
+  /// A variable of the old kind, or the name of a resource of the old kind.
+  void add_reference(tf::Tensor const& tensor) {
+    if (tensor.dtype() == tf::DT_STRING) {
+      captures_ = true;
+    } else if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+      uses_.push_back({p, true});
+      variables_held_.push_back(reference_to(tensor));
+    }
+  }
+
+  void add_resource(tf::OpKernelContext& context, tf::ResourceHandle const& handle) {
+    if (handle.hash_code() != tf::TypeIndex::Make<tf::Var>().hash_code()) {
+      captures_ = true;  // a table, a queue, an iterator: it may keep what it gets
+      return;
+    }
+    tf::core::RefCountPtr<tf::Var> variable;
+    if (!tf::LookupResource(&context, handle, &variable).ok()) {
+      return;  // not initialized: the operation says so
+    }
+    {
+      tf::tf_shared_lock const lock{*variable->mu()};
+      tf::Tensor const& tensor = *variable->tensor();
+      if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+        uses_.push_back({p, kind_ != OperationKind::reads});
+        variables_held_.push_back(reference_to(tensor));
+      }
+    }
+    variables_.push_back(std::move(variable));
+  }
+
+  void add_variant(tf::OpKernelContext& context, tf::Variant const& variant) {
+    if (variant.is_empty()) {
+      return;
+    }
+    auto const* const list = variant.get<tf::TensorList>();
+    if (list == nullptr) {
+      captures_ = true;  // a data set, an optional value
+      return;
+    }
+    has_list_ = true;
+    for (tf::Tensor const& element : list->tensors()) {
+      if (element.dtype() != tf::DT_INVALID) {
+        add(context, element);
+      }
+    }
+  }
+
+  /// Whether the results may hold on to the operands, as a data set does.
+  [[nodiscard]] static bool makes_variant(tf::OpKernelContext const& context) {
+    auto const& kernel = context.op_kernel();
+    for (int i = 0; i < kernel.num_outputs(); ++i) {
+      if (kernel.output_type(i) == tf::DT_VARIANT) {
+        return !kernel.type_string_view().starts_with("TensorList");
+      }
+    }
+    return false;
+  }
+
+  [[nodiscard]] static tf::core::RefCountPtr<tf::TensorBuffer>
+  reference_to(tf::Tensor const& tensor) {
+    auto* const buffer = const_cast<tf::TensorBuffer*>(tf::DMAHelper::buffer(&tensor));
+    buffer->Ref();
+    return tf::core::RefCountPtr<tf::TensorBuffer>{buffer};
+  }
+
+  OperationKind kind_;
+  bool captures_ = kind_ == OperationKind::captures;
+  bool has_list_ = false;
+  std::vector<BufferUse> uses_;
+  std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
+  std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> variables_held_;
+  std::vector<tf::core::RefCountPtr<tf::Var>> variables_;
+};
+
+}  // namespace spillway::tensor_flow

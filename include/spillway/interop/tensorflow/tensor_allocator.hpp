@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/stats.hpp>
+#include <spillway/interop/buffer_desk.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <tensorflow/core/framework/allocator.h>
+
+namespace spillway::tensor_flow {
+
+/// TensorFlow's allocator on a `BufferDesk`.
+///
+/// What an operation allocates while it runs comes from the desk. Everything else comes from the
+/// allocator that was there before, does not count and never leaves: tensors smaller than
+/// `least_bytes`, which are many, and what is allocated outside of operations of the program.
+///
+/// Threads  thread-safe.
+template <class Site>
+class TensorAllocator final : public ::tensorflow::Allocator {
+ public:
+  /// `others` is not owned and lives until the process ends, as TensorFlow's allocators do.
+  TensorAllocator(::tensorflow::Allocator& others, std::size_t least_bytes)
+      : others_{&others}, least_bytes_{least_bytes} {}
+
+  std::string Name() override { return "spillway"; }
+
+  using ::tensorflow::Allocator::AllocateRaw;
+  using ::tensorflow::Allocator::DeallocateRaw;
+
+  void* AllocateRaw(std::size_t alignment, std::size_t bytes) override {
+    auto* const frame = Site::frame();
+    if (frame == nullptr || bytes < least_bytes_.load(std::memory_order_relaxed)) {
+      return others_->AllocateRaw(alignment, bytes);
+    }
+    return Site::desk().try_allocate(bytes, frame);
+  }
+  void DeallocateRaw(void* p) override {
+    if (!Site::may_own(p) || !Site::desk().free(p)) {
+      others_->DeallocateRaw(p);
+    }
+  }
+
+  /// Of what counts: bytes in use are those on the device.
+  std::optional<::tensorflow::AllocatorStats> GetStats() override {
+    Stats const now = Site::desk().memory().stats();
+    auto const counts = Site::desk().counts();
+    ::tensorflow::AllocatorStats stats;
+    stats.num_allocs = static_cast<std::int64_t>(counts.allocations);
+    auto const ballast = static_cast<std::int64_t>(Site::ballast_bytes());
+    stats.bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.current) - ballast;
+    stats.peak_bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.peak) - ballast;
+    stats.largest_alloc_size = static_cast<std::int64_t>(counts.largest_bytes);
+    stats.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
+    stats.bytes_reserved = stats.bytes_in_use;
+    stats.peak_bytes_reserved = stats.peak_bytes_in_use;
+    stats.largest_free_block_bytes = static_cast<std::int64_t>(now.largest_free_bytes);
+    return stats;
+  }
+  bool ClearStats() override {
+    Site::desk().reset_peaks();
+    return true;
+  }
+  ::tensorflow::AllocatorMemoryType GetMemoryType() const override {
+    return others_->GetMemoryType();
+  }
+
+  void set_least_bytes(std::size_t bytes) noexcept { least_bytes_ = bytes; }
+  [[nodiscard]] std::size_t least_bytes() const noexcept { return least_bytes_; }
+
+ private:
+  ::tensorflow::Allocator* others_;
+  std::atomic<std::size_t> least_bytes_;
+};
+
+}  // namespace spillway::tensor_flow

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/default_policies.hpp>
+#include <spillway/device/host_paged_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/buffer_desk.hpp>
+#include <spillway/policy/remap_compaction.hpp>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+namespace spillway::test {
+
+/// A desk on the host's memory, with what its tests do again and again.
+struct DeskBench {
+  struct Policies : SimPolicies {
+    using device = HostPagedApi;
+    using compaction = StableAddresses;
+  };
+  using Allocator = DeviceAllocator<Policies>;
+  using Desk = BufferDesk<Allocator>;
+  using Frame = Desk::Frame;
+
+  explicit DeskBench(std::size_t capacity_bytes) : memory{device, options(capacity_bytes)} {}
+
+  static Allocator::Options options(std::size_t capacity_bytes) {
+    Allocator::Options options;
+    options.capacity_bytes = capacity_bytes;
+    options.host.pinned_bytes = 64_MiB;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    return options;
+  }
+
+  /// The result of an operation without operands, full of `byte`. Null if there is no room.
+  unsigned char* make(std::size_t bytes, unsigned char byte) {
+    Frame frame{1};
+    if (!desk.try_enter(frame, {}).empty()) {
+      return nullptr;
+    }
+    auto* const p = static_cast<unsigned char*>(desk.try_allocate(bytes, &frame));
+    if (p != nullptr) {
+      std::memset(p, byte, bytes);
+      std::array<void*, 1> const shown{p};
+      desk.show(shown, false);
+    }
+    desk.leave(frame);
+    return p;
+  }
+
+  /// Reads the first byte of each in one operation; throws if that cannot be.
+  std::vector<unsigned char> read(std::initializer_list<unsigned char*> buffers) {
+    std::vector<BufferUse> uses;
+    for (unsigned char* const p : buffers) {
+      uses.push_back({p, false});
+    }
+    Frame frame{1};
+    if (std::string const why = desk.try_enter(frame, uses); !why.empty()) {
+      throw OutOfDeviceMemory{{}, why};
+    }
+    std::vector<unsigned char> bytes;
+    for (unsigned char* const p : buffers) {
+      bytes.push_back(*p);
+    }
+    desk.leave(frame);
+    return bytes;
+  }
+
+  HostPagedApi device;
+  Allocator memory;
+  Desk desk{memory, HostStream::caller};
+};
+
+}  // namespace spillway::test
