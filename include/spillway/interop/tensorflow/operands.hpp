@@ -13,6 +13,7 @@
 #include <tensorflow/core/framework/resource_mgr.h>
 #include <tensorflow/core/framework/resource_var.h>
 #include <tensorflow/core/framework/variant.h>
+#include <tensorflow/core/kernels/data/optional_ops_util.h>
 #include <tensorflow/core/kernels/tensor_list.h>
 
 namespace spillway::tensor_flow {
@@ -23,6 +24,39 @@ namespace tf = ::tensorflow;
 [[nodiscard]] inline void* base_of(tf::Tensor const& tensor) {
   tf::TensorBuffer const* const buffer = tf::DMAHelper::buffer(&tensor);
   return buffer == nullptr ? nullptr : const_cast<tf::TensorBuffer*>(buffer)->root_buffer()->data();
+}
+
+/// Calls `use` for a tensor that is plain bytes, or for those that a list or an optional value holds.
+///
+/// @returns false if there are variants of other kinds in it
+template <class Use>
+bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
+  if (tensor.dtype() != tf::DT_VARIANT) {
+    if (tf::DataTypeCanUseMemcpy(tensor.dtype())) {
+      use(tensor);
+    }
+    return true;
+  }
+  bool is_known = true;
+  if (tensor.IsInitialized()) {
+    auto const variants = tensor.flat<tf::Variant>();
+    for (Eigen::Index i = 0; i < variants.size(); ++i) {
+      std::vector<tf::Tensor> const* parts = nullptr;
+      if (auto const* const list = variants(i).get<tf::TensorList>()) {
+        parts = &list->tensors();
+      } else if (auto const* const one = variants(i).get<tf::data::OptionalVariant>()) {
+        parts = one->has_value() ? &one->get_values() : nullptr;
+      } else {
+        is_known = is_known && variants(i).is_empty();
+      }
+      if (parts != nullptr) {
+        for (tf::Tensor const& part : *parts) {
+          is_known = (part.dtype() == tf::DT_INVALID || for_each_plain(part, use)) && is_known;
+        }
+      }
+    }
+  }
+  return is_known;
 }
 
 /// The buffers that an operation uses.
@@ -50,7 +84,7 @@ class Operands {
         add(context, *value.tensor);
       }
     }
-    captures_ = captures_ || (!has_list_ && makes_variant(context));
+    captures_ = captures_ || (!holds_tensors_ && makes_variant(context));
   }
 
   [[nodiscard]] std::vector<BufferUse> const& uses() const noexcept { return uses_; }
@@ -71,20 +105,18 @@ class Operands {
   [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) const {
     std::vector<void*> shown;
     auto const show = [&shown](tf::Tensor const& tensor) {
-      if (tf::DataTypeCanUseMemcpy(tensor.dtype())) {
-        if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
-          shown.push_back(p);
-        }
+      if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+        shown.push_back(p);
       }
     };
     for (int i = 0; i < context.num_outputs(); ++i) {
       if (tf::Tensor const* const tensor = context.mutable_output(i)) {
-        show(*tensor);
+        for_each_plain(*tensor, show);
       }
     }
     for (auto const& variable : variables_) {
       tf::tf_shared_lock const lock{*variable->mu()};
-      show(*variable->tensor());
+      for_each_plain(*variable->tensor(), show);
     }
     return shown;
   }
@@ -99,13 +131,17 @@ class Operands {
         }
       }
     } else if (tensor.dtype() == tf::DT_VARIANT) {
-      if (tensor.IsInitialized()) {
-        auto const variants = tensor.flat<tf::Variant>();
-        for (Eigen::Index i = 0; i < variants.size(); ++i) {
-          add_variant(context, variants(i));
-        }
-      }
-    } else if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+      bool const is_known =
+          for_each_plain(tensor, [this](tf::Tensor const& part) { add_plain(part); });
+      captures_ = captures_ || !is_known;
+      holds_tensors_ = true;
+    } else {
+      add_plain(tensor);
+    }
+  }
+
+  void add_plain(tf::Tensor const& tensor) {
+    if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
       bool const may_be_forwarded = tensor.RefCountIsOne();
       uses_.push_back({p, may_be_forwarded});
       if (!may_be_forwarded) {
@@ -144,23 +180,6 @@ class Operands {
     variables_.push_back(std::move(variable));
   }
 
-  void add_variant(tf::OpKernelContext& context, tf::Variant const& variant) {
-    if (variant.is_empty()) {
-      return;
-    }
-    auto const* const list = variant.get<tf::TensorList>();
-    if (list == nullptr) {
-      captures_ = true;  // a data set, an optional value
-      return;
-    }
-    has_list_ = true;
-    for (tf::Tensor const& element : list->tensors()) {
-      if (element.dtype() != tf::DT_INVALID) {
-        add(context, element);
-      }
-    }
-  }
-
   /// Whether the results may hold on to the operands, as a data set does.
   [[nodiscard]] static bool makes_variant(tf::OpKernelContext const& context) {
     auto const& kernel = context.op_kernel();
@@ -181,7 +200,7 @@ class Operands {
 
   OperationKind kind_;
   bool captures_ = kind_ == OperationKind::captures;
-  bool has_list_ = false;
+  bool holds_tensors_ = false;  // variants that are made of tensors are among the operands
   std::vector<BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> variables_held_;

@@ -24,7 +24,7 @@ enum class OperationKind : std::uint8_t {
 [[nodiscard]] inline OperationKind kind_of(std::string_view name) noexcept {
   // Sorted. An operation belongs here only if no implementation of it reads a large operand. Calls do not:
   // the operations of the function they call do, each on its own.
-  static constexpr std::array<std::string_view, 66> passing{
+  static constexpr std::array<std::string_view, 70> passing{
       "Bitcast",
       "Case",
       "ControlTrigger",
@@ -42,6 +42,10 @@ enum class OperationKind : std::uint8_t {
       "Merge",
       "NextIteration",
       "NoOp",
+      "OptionalFromValue",
+      "OptionalGetValue",
+      "OptionalHasValue",
+      "OptionalNone",
       "PartitionedCall",
       "PlaceholderWithDefault",
       "PreventGradient",

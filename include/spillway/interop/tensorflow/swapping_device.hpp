@@ -11,6 +11,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -176,7 +177,21 @@ class SwappingDevice final : public tf::ThreadPoolDevice {
       return is_open_;
     }
 
+    /// After it has run.
     void show_results() {
+      if (std::size_t const bytes = frame_.refused_bytes(); bytes != 0) {
+        context_->SetStatus(
+            absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor: ",
+                                                      bytes,
+                                                      " bytes for ",
+                                                      name(),
+                                                      " on ",
+                                                      context_->device()->name(),
+                                                      " by allocator ",
+                                                      Site::tensors().Name(),
+                                                      ": ",
+                                                      Site::desk().last_failure())));
+      }
       auto const results = operands_.results(*context_);
       if (!results.empty()) {
         Site::desk().show(results, must_keep());

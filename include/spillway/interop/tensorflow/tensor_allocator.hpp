@@ -20,6 +20,9 @@ namespace spillway::tensor_flow {
 /// allocator that was there before, does not count and never leaves: tensors smaller than
 /// `least_bytes`, which are many, and what is allocated outside of operations of the program.
 ///
+/// When the desk has no room, the operation gets memory of that allocator, too, and its device makes it fail
+/// when it returns: some kernels, oneDNN's among them, go on without looking at what they got.
+///
 /// Threads  thread-safe.
 template <class Site>
 class TensorAllocator final : public ::tensorflow::Allocator {
@@ -38,7 +41,8 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     if (frame == nullptr || bytes < least_bytes_.load(std::memory_order_relaxed)) {
       return others_->AllocateRaw(alignment, bytes);
     }
-    return Site::desk().try_allocate(bytes, frame);
+    void* const p = Site::desk().try_allocate(bytes, frame);
+    return p != nullptr ? p : others_->AllocateRaw(alignment, bytes);
   }
   void DeallocateRaw(void* p) override {
     if (!Site::may_own(p) || !Site::desk().free(p)) {

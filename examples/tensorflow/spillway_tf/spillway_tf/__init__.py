@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large-model support for TensorFlow: tensors that no operation uses may leave the device.
+
+    import spillway_tf
+    spillway_tf.set_lms_enabled(True)
+
+before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
+results. The names are those of IBM's TensorFlow Large Model Support.
+"""
+import os
+import threading
+
+from tensorflow.python.eager import context as _context
+
+from . import _shims
+from ._keras import LMSStatsLogger
+from ._load import C as _C
+from ._stats import *  # noqa: F401,F403
+from ._stats import NAMES as _STATS
+from ._stats import get_lms_stats, memory_summary, reset_peak_stats
+
+__all__ = [
+    "install", "set_lms_enabled", "get_lms_enabled", "set_lms_limit", "get_lms_limit", "set_lms_host_limit",
+    "get_lms_host_limit", "set_lms_defrag_enabled", "get_lms_defrag_enabled", "reclaim_inactive", "begin_step", "keep",
+    "hold", "why_out_of_memory", "get_lms_stats", "reset_peak_stats", "memory_summary", "LMSStatsLogger",
+] + _STATS
+
+_lock = threading.RLock()
+_limit_before_install = 0
+_host_limit = 0
+_defragments = True
+
+
+def install(limit=None, host_limit=None, file_tier=None, *, file_limit=None, least_bytes=0):
+    """Puts the library's device in the place of TensorFlow's CPU device. To be called before the first operation.
+
+    limit       bytes that tensors may take up; by default nine tenths of the machine's memory
+    host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
+    file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
+    least_bytes tensors smaller than this are left to TensorFlow: they do not count and never leave
+    """
+    global _host_limit
+    with _lock:
+        if not _C.is_installed() and _context.context_safe() is not None and _context.context()._initialized:
+            raise RuntimeError(
+                "TensorFlow has made its devices already: call spillway_tf.install() or set_lms_enabled(True) before "
+                "the first operation")
+        _host_limit = host_limit or _host_limit
+        _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
+                   file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
+        _C.enable(False)
+        _shims.install()
+
+
+def _free_bytes(folder):
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def set_lms_enabled(enabled):
+    """Switches support for large models on or off. While it is off nothing new leaves; what is away still comes back
+    when it is used."""
+    with _lock:
+        if enabled and not _C.is_installed():
+            install()
+        if _C.is_installed():
+            _C.enable(bool(enabled))
+
+
+def get_lms_enabled():
+    return _C.is_installed() and _C.is_enabled()
+
+
+def set_lms_limit(limit):
+    """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
+    global _limit_before_install
+    with _lock:
+        if _C.is_installed():
+            _C.set_limit(int(limit))
+        else:
+            _limit_before_install = int(limit)
+
+
+def get_lms_limit():
+    return _C.limit() if _C.is_installed() else _limit_before_install
+
+
+def set_lms_host_limit(limit):
+    """Sets how many bytes of host memory swapped-out tensors may take up; before `install` only."""
+    global _host_limit
+    with _lock:
+        if _C.is_installed():
+            raise RuntimeError("the host limit is set before install() or set_lms_enabled(True)")
+        _host_limit = int(limit)
+
+
+def get_lms_host_limit():
+    return _host_limit
+
+
+def set_lms_defrag_enabled(enabled):
+    """For programs that call it. Memory is made of pages that are mapped where they are needed: any free pages make
+    one range, and there is nothing to defragment."""
+    global _defragments
+    _defragments = bool(enabled)
+
+
+def get_lms_defrag_enabled():
+    return _defragments
+
+
+def reclaim_inactive():
+    """Makes every tensor that is not in use leave now. Returns the bytes that left."""
+    return _C.reclaim() if _C.is_installed() else 0
+
+
+def why_out_of_memory():
+    """What stood in the way when memory was last asked for in vain; TensorFlow's own error does not say."""
+    return _C.last_failure()
+
+
+def begin_step():
+    """Marks the start of a step by hand. Optimizers that count their steps mark it by themselves."""
+    if _C.is_installed():
+        _C.begin_step()
+
+
+def keep(tensor):
+    """Brings a tensor in and never lets its memory go again, for code that remembers its address."""
+    for value in _shims.values_of(tensor):
+        if address := _shims.address_of(value):
+            _C.keep(address)
+    return tensor
+
+
+def hold(*tensors):
+    """A context for code that works on addresses: the tensors stay where they are until it ends."""
+    values = [value for tensor in tensors for value in _shims.values_of(tensor)]
+    return _C.Held([address for address in map(_shims.address_of, values) if address])

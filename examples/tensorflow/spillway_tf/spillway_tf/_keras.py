@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A callback for `model.fit`."""
+import csv
+import time
+
+import tensorflow as tf
+
+from ._load import C
+
+COLUMNS = ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_active", "bytes_inactive",
+           "current_bytes_reclaimed", "peak_bytes_reclaimed", "bytes_reclaimed", "num_single_reclaims",
+           "num_full_reclaims", "num_allocs", "largest_alloc_size", "bytes_limit", "swap_out_bytes", "swap_in_bytes",
+           "dropped_bytes", "prefetch_hits", "mispredictions", "num_ooms")
+
+
+class LMSStatsLogger(tf.keras.callbacks.Callback):
+    """Writes one line of statistics a step into a CSV file. Counts go up through the whole run; peaks are the step's.
+
+    path         the file; it is written anew
+    start, stop  the first step that is logged, and the first that no longer is
+    """
+
+    def __init__(self, path, start=0, stop=None):
+        super().__init__()
+        self._path, self._start, self._stop = path, start, stop
+        self._file = self._rows = None
+        self._step = 0
+        self._epoch = 0
+        self._began = 0.0
+
+    def on_train_begin(self, logs=None):
+        self._file = open(self._path, "w", newline="")
+        self._rows = csv.writer(self._file)
+        self._rows.writerow(("step", "epoch", "seconds", "loss") + COLUMNS)
+        self._step = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if C.is_installed():
+            C.reset_peaks()
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        seconds = time.perf_counter() - self._began
+        if self._step >= self._start and (self._stop is None or self._step < self._stop):
+            now = C.raw_stats() if C.is_installed() else {}
+            loss = (logs or {}).get("loss", "")
+            self._rows.writerow([self._step, self._epoch, f"{seconds:.6f}", loss] + [now.get(c, 0) for c in COLUMNS])
+            self._file.flush()
+        self._step += 1
+
+    def on_train_end(self, logs=None):
+        self._file.close()

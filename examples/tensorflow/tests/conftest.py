@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+import gc
+import os
+import subprocess
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import spillway_tf
+from spillway_tf import _shims
+from spillway_tf._load import C
+
+CAPACITY = 512 << 20
+spillway_tf.install(limit=CAPACITY, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+tf.config.experimental.enable_op_determinism()
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Every test begins with support on and all of the capacity, and ends with nothing in use."""
+    spillway_tf.set_lms_limit(CAPACITY)
+    spillway_tf.set_lms_enabled(True)
+    tf.keras.utils.set_random_seed(7)
+    yield
+    gc.collect()
+    assert spillway_tf.get_bytes_active() == 0
+
+
+class Lms:
+    """Shorthands for what tests ask about one tensor."""
+
+    evict = staticmethod(spillway_tf.reclaim_inactive)
+    stats = staticmethod(spillway_tf.get_lms_stats)
+
+    @staticmethod
+    def view(tensor):
+        values = _shims.values_of(tensor)
+        return C.view(_shims.address_of(values[0]))
+
+    @staticmethod
+    def is_away(tensor):
+        seen = Lms.view(tensor)
+        return seen["ours"] and not seen["resident"]
+
+    @staticmethod
+    def is_ours(tensor):
+        return Lms.view(tensor)["ours"]
+
+
+@pytest.fixture
+def lms():
+    return Lms
+
+
+@pytest.fixture
+def evicted():
+    """Sends tensors away and hands out their values, as arrays of their own."""
+    def make(*tensors):
+        copies = [np.array(t.numpy()) for t in tensors]
+        spillway_tf.reclaim_inactive()
+        for t in tensors:
+            assert Lms.is_away(t)
+        return copies
+    return make
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs Python code in a process of its own and returns how it ended and what it printed."""
+    def run(code, **environment):
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
+                              env={**os.environ, **environment})
+    return run
+
+
+def random(*shape, seed=1):
+    """A tensor that an operation made."""
+    return tf.random.stateless_normal(shape, (seed, 2))

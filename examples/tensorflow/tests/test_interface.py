@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+import signal
+
+import pytest
+import tensorflow as tf
+
+import spillway_tf
+from conftest import CAPACITY, random
+from spillway_tf import _load
+
+DEVICE = "CPU:0"
+
+
+def test_statistics_follow_a_tensor_out_and_in(lms):
+    before = spillway_tf.get_bytes_in_use()
+    allocs = spillway_tf.get_num_allocs()
+    x = random(256, 1024)
+    assert spillway_tf.get_bytes_in_use() - before == 1 << 20
+    assert spillway_tf.get_num_allocs() > allocs
+    assert spillway_tf.get_largest_alloc_size() >= 1 << 20
+    assert spillway_tf.get_bytes_limit() == CAPACITY
+    assert spillway_tf.get_bytes_reserved() == spillway_tf.get_bytes_in_use()
+    assert spillway_tf.get_bytes_inactive() == spillway_tf.get_bytes_in_use()
+    reclaimed, full = spillway_tf.get_bytes_reclaimed(), spillway_tf.get_num_full_reclaims()
+    assert spillway_tf.reclaim_inactive() >= 1 << 20
+    assert lms.is_away(x)
+    assert spillway_tf.get_bytes_reclaimed() - reclaimed >= 1 << 20
+    assert spillway_tf.get_num_full_reclaims() == full + 1
+    assert spillway_tf.get_current_bytes_reclaimed() >= 1 << 20
+    assert spillway_tf.get_peak_bytes_reclaimed() >= 1 << 20
+    assert spillway_tf.get_host_bytes() >= 1 << 20
+    away = spillway_tf.get_current_bytes_reclaimed()
+    _ = x + 1.0
+    assert spillway_tf.get_current_bytes_reclaimed() == away - (1 << 20)
+    assert spillway_tf.get_peak_bytes_active() >= 2 << 20
+    assert "swapped out so far" in spillway_tf.memory_summary()
+
+
+def test_every_statistic_of_the_interface_has_a_function():
+    for name in ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_active", "bytes_inactive",
+                 "bytes_reclaimed", "current_bytes_reclaimed", "peak_bytes_reclaimed", "num_single_reclaims",
+                 "num_full_reclaims", "num_allocs", "largest_alloc_size", "bytes_limit", "bytes_reserved"):
+        assert getattr(spillway_tf, f"get_{name}")(0) == spillway_tf.get_lms_stats()[name] >= 0
+
+
+def test_what_is_reclaimed_for_room_is_counted_one_by_one():
+    singles = spillway_tf.get_num_single_reclaims()
+    spillway_tf.set_lms_limit(32 << 20)
+    kept = [random(1024, 1024, seed=i) for i in range(12)]
+    assert spillway_tf.get_num_single_reclaims() - singles >= 4
+    assert len(kept) == 12
+
+
+def test_tensorflow_reads_and_resets_the_statistics():
+    x = random(256, 1024)
+    y = x * 2
+    del y
+    info = tf.config.experimental.get_memory_info(DEVICE)
+    assert info["current"] == spillway_tf.get_bytes_in_use() > 0
+    assert info["peak"] >= info["current"] + (1 << 20)
+    tf.config.experimental.reset_memory_stats(DEVICE)
+    info = tf.config.experimental.get_memory_info(DEVICE)
+    assert info["peak"] == info["current"]
+
+
+def test_the_limit_can_be_lowered_and_raised_again(lms):
+    x = random(1024, 1024)
+    spillway_tf.set_lms_limit(3 << 20)
+    assert spillway_tf.get_lms_limit() == 3 << 20
+    assert lms.is_away(x)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when bringing in the operands"):
+        tf.reduce_sum(x)
+    spillway_tf.set_lms_limit(CAPACITY)
+    assert tf.reduce_sum(x).shape == ()
+    with pytest.raises(ValueError, match="at most"):
+        spillway_tf.set_lms_limit(CAPACITY + (1 << 20))
+
+
+def test_switched_off_nothing_leaves_and_the_error_is_tensorflows():
+    spillway_tf.set_lms_limit(32 << 20)
+    spillway_tf.set_lms_enabled(False)
+    assert not spillway_tf.get_lms_enabled()
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when allocating tensor"):
+        _ = [random(1024, 1024, seed=i) for i in range(12)]
+    assert "out of device memory" in spillway_tf.why_out_of_memory()
+
+
+def test_small_tensors_are_left_alone(lms):
+    assert not lms.is_ours(random(100))
+    assert lms.is_ours(random(2000))
+
+
+def test_what_python_made_is_left_alone(lms):
+    assert not lms.is_ours(tf.constant([[1.0] * 1024] * 1024))
+
+
+def test_there_is_nothing_to_defragment():
+    spillway_tf.set_lms_defrag_enabled(False)
+    assert not spillway_tf.get_lms_defrag_enabled()
+    spillway_tf.set_lms_defrag_enabled(True)
+    assert spillway_tf.get_lms_defrag_enabled()
+
+
+def test_settings_of_the_installation_cannot_change_later():
+    with pytest.raises(RuntimeError, match="before install"):
+        spillway_tf.set_lms_host_limit(1 << 30)
+    with pytest.raises(RuntimeError, match="installed already"):
+        spillway_tf.install()
+
+
+def test_a_tensorflow_that_it_was_not_built_for_is_refused_with_a_message():
+    running = ".".join(tf.__version__.split(".")[:2])
+    assert running in _load.built_for()
+    with pytest.raises(ImportError, match=rf"not built for TensorFlow 2\.99, .* built for: .*{running}"):
+        _load.load("2.99.1")
+
+
+def test_installing_too_late_is_refused(script):
+    done = script("import tensorflow as tf, spillway_tf\n"
+                  "tf.constant(1.0)\n"
+                  "spillway_tf.set_lms_enabled(True)\n")
+    assert done.returncode == 1
+    assert "before the first operation" in done.stderr
+
+
+def test_a_use_that_is_not_known_of_ends_loudly(script):
+    done = script("import ctypes, tensorflow as tf, spillway_tf\n"
+                  "from spillway_tf import _shims\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "x = tf.random.normal((512, 1024))\n"
+                  "p = _shims.address_of(x)\n"
+                  "print(len(ctypes.string_at(p, 8)))\n"
+                  "spillway_tf.reclaim_inactive()\n"
+                  "print('away', flush=True)\n"
+                  "ctypes.string_at(p, 8)\n"
+                  "print('not reached')\n", PYTHONFAULTHANDLER="")
+    assert done.stdout.split() == ["8", "away"]
+    assert done.returncode == -signal.SIGSEGV
+    assert "spillway_tf: the memory of a tensor was used outside of any operation" in done.stderr
+
+
+def test_what_swapped_out_goes_to_a_file_where_memory_is_limited(script, tmp_path):
+    done = script("import tensorflow as tf, spillway_tf, sys\n"
+                  f"spillway_tf.install(limit=32 << 20, host_limit=8 << 20, file_tier={str(tmp_path)!r},\n"
+                  "                    file_limit=128 << 20)\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "xs = [tf.fill((1024, 1024), float(i)) for i in range(20)]\n"
+                  "print(spillway_tf.get_lms_stats()['file_bytes'] > 0)\n"
+                  "print(all(float(tf.reduce_mean(x)) == i for i, x in enumerate(xs)))\n")
+    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
