@@ -37,11 +37,21 @@ step() {
 }
 
 prefix=()
+dependencies=
 if [ $# -ge 2 ]; then
   dependencies=$(cd "$2" && pwd)
   prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr")
   export LD_LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu:${LD_LIBRARY_PATH-}
 fi
+# The PyTorch module is compiled while everything else is: it takes one core and a minute or two.
+has_torch() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
+export PYTHONPATH=$results/torch:$dependencies/python:${PYTHONPATH-} PYTHONDONTWRITEBYTECODE=1
+torch_build=
+if has_torch; then
+  (step torch_build 300 scripts/build-pytorch.sh "$results/torch") &
+  torch_build=$!
+fi
+
 step configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
   "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-native}" -DSPILLWAY_INSTALL=OFF "${prefix[@]}" || exit 1
 step build 240 cmake --build "$build" --target spillway_gpu_tests train_beyond_memory spillway-replay \
@@ -68,8 +78,18 @@ json bandwidth_file 60 "$bin/spillway-bandwidth" --device cuda --json --tier fil
 json device_moves 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
 json allocate_latency 60 "$bin/bench_allocate_latency" --benchmark_filter=^cuda --benchmark_format=json
 json virtual_memory 60 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
-if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+if [ -n "$torch_build" ]; then
   json torch_allocate_latency 60 python3 scripts/torch-allocate-latency.py
+  if wait "$torch_build"; then
+    step torch_tests 150 python3 -m pytest -q -p no:cacheprovider examples/pytorch/tests_cuda
+    json torch_training 120 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 --size 224 \
+      --caps 0.5 0.3 --rounds 1 --steps 8 --json
+  else
+    failed=1
+  fi
+else
+  echo "torch 77 0" >>"$results/steps.txt"
+  echo "PyTorch is NOT tested: python3 has none that finds a GPU"
 fi
 
 python3 bench/gpu_table.py "$results" || failed=1

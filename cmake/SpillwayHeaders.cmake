@@ -84,6 +84,10 @@ set(SPILLWAY_HEADERS
     spillway/interop/buffer_desk/room.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
+    spillway/interop/torch/context_book.hpp
+    spillway/interop/torch/private_pools.hpp
+    spillway/interop/torch/tensor_stats.hpp
+    spillway/interop/torch/tensor_watch.hpp
     spillway/lease.hpp
     spillway/observe/chrome_trace.hpp
     spillway/observe/json_stream.hpp
@@ -155,16 +159,24 @@ set(SPILLWAY_CCCL_HEADERS
 # nlohmann_json.
 set(SPILLWAY_JSON_HEADERS)
 
-# PyTorch. Compiled and tested by scripts/test-pytorch.sh alone.
+# PyTorch. Compiled and tested by scripts/test-pytorch.sh alone; those named cuda_ need its CUDA libraries.
 set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch.hpp
+    spillway/interop/torch/cuda_allocator.hpp
+    spillway/interop/torch/cuda_history.hpp
+    spillway/interop/torch/cuda_snapshot.hpp
+    spillway/interop/torch/desk/desk_state.hpp
+    spillway/interop/torch/desk/frame_leases.hpp
+    spillway/interop/torch/desk/room_queue.hpp
+    spillway/interop/torch/desk/storage_roll.hpp
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/holding.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operation_kind.hpp
     spillway/interop/torch/storage_desk.hpp
-    spillway/interop/torch/torch_version.hpp)
+    spillway/interop/torch/torch_version.hpp
+    spillway/interop/torch/typed_operations.hpp)
 
 # TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
 set(SPILLWAY_TENSORFLOW_HEADERS

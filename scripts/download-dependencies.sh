@@ -14,3 +14,5 @@ for package in *.deb; do
   dpkg -x "$package" .
 done
 rm -- *.deb
+# For the PyTorch module's tests: plain Python, for whichever version is there.
+python3 -m pip install -q --target python --no-compile pytest setuptools

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the PyTorch module against a PyTorch of its own and runs its tests on the CPU device.
+# Builds the PyTorch module against a PyTorch of its own and runs its tests on the CPU device and, if that PyTorch
+# has its CUDA libraries, for CUDA on a stand-in for the CUDA runtime. On a GPU: bench/gpu_check.sh.
 #
 #   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
 #
@@ -64,3 +65,21 @@ cp -r examples/pytorch/spillway_torch "$home/module"
 
 export PYTHONDONTWRITEBYTECODE=1 TORCHINDUCTOR_CACHE_DIR=$home/inductor
 "$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests "$@"
+
+headers=$("$python" - <<'END'
+import glob, os, sysconfig
+found = [*glob.glob(os.path.join(sysconfig.get_path("purelib"), "nvidia", "cu*", "include")), "/usr/local/cuda/include"]
+print(next((f for f in found if os.path.exists(os.path.join(f, "cuda_runtime_api.h"))), ""))
+END
+)
+if ! "$python" -c 'import torch, spillway_torch._spillway_torch_cuda' 2>/dev/null || [ -z "$headers" ]; then
+  printf '\n** CUDA tensors were NOT tested: this PyTorch has no CUDA libraries, or there are no CUDA headers\n' >&2
+  exit 0
+fi
+mkdir -p "$home/stand-in"
+${CXX:-g++} -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers" -o "$home/stand-in/libcuda.so.1" \
+  tests/support/fake_cuda_device.cpp tests/support/fake_cuda_missing.cpp tests/support/fake_cudart.cpp \
+  tests/support/fake_cuda_driver.cpp -pthread
+LD_PRELOAD=$home/stand-in/libcuda.so.1 LD_LIBRARY_PATH=$home/stand-in:${LD_LIBRARY_PATH-} \
+  SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) \
+  "$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests_cuda "$@"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What large-model support costs: time per step under caps, beside PyTorch's own ways to save memory.
 
-    python bench_lms.py [--net conv|mlp] [--caps 0.6 0.4 0.3 0.2 0.15] [--steps 8] [--rounds 3] [--batch N] [--json]
+    python bench_lms.py [--net conv|mlp|resnet50] [--device cpu|cuda] [--caps 0.6 0.4 0.3 0.2 0.15] [--steps 8]
+                        [--rounds 3] [--batch N] [--size PIXELS] [--json]
 
-Every line is a process of its own, one thread, on the CPU device. Lines are run in turn, `rounds` times; a time is
-the least of all steps after the second. `P` is the peak of bytes in tensors without a cap.
+Every line is a process of its own, on the CPU device one thread. Lines are run in turn, `rounds` times; a time is
+the least of all steps after the second. `P` is the peak of bytes in tensors without a cap. On CUDA PyTorch's
+algorithms are the deterministic ones, where it has them, so that losses and weights can be compared.
 """
 import argparse
 import contextlib
@@ -16,38 +18,19 @@ import sys
 import time
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+
+import nets
 
 HOST = 1 << 62  # allocations below this size are left to PyTorch: all of them
 
 
-class Block(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x):
-        return F.relu(self.norm(self.conv(x))) + x
-
-
-def make(net, batch=None):
-    batch = batch or (16 if net == "conv" else 4096)
-    if net == "conv":
-        model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *[Block(32) for _ in range(14)],
-                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-        return model, torch.randn(batch, 3, 64, 64), torch.randint(0, 10, (batch,))
-    layers = [nn.Linear(64, 192), nn.GELU()]
-    for _ in range(14):
-        layers += [nn.Linear(192, 192), nn.LayerNorm(192), nn.GELU(), nn.Dropout(0.1)]
-    return nn.Sequential(*layers, nn.Linear(192, 10)), torch.randn(batch, 64), torch.randint(0, 10, (batch,))
-
-
-def saving(kind, lms):
+def saving(kind, lms, device):
     """What `save_on_cpu` does on a GPU: what is saved is copied to the host, and back when it is used."""
     if kind != "cpu":
         return contextlib.nullcontext()
+    if device == "cuda":
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
 
     def pack(tensor):
         usual = None if lms is None else lms.least_bytes()
@@ -66,27 +49,30 @@ def forward(model, x, kind):
         return model(x)
     from torch.utils.checkpoint import checkpoint
     for layer in model:
-        x = checkpoint(layer, x, use_reentrant=False) if isinstance(layer, (Block, nn.LayerNorm)) else layer(x)
+        x = checkpoint(layer, x, use_reentrant=False) if isinstance(layer, nets.CHECKPOINTED) else layer(x)
     return x
 
 
 def work(options):
     torch.set_num_threads(1)
+    if options.device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
     lms = None
     if options.limit:
         import spillway_torch
-        spillway_torch.install(limit=options.limit)
+        spillway_torch.install(device=options.device, limit=options.limit)
         spillway_torch.set_enabled_lms(options.kind == "none" and not options.off)
         lms = spillway_torch._spillway_torch
     torch.manual_seed(0)
     result = {"ok": True, "losses": [], "seconds": []}
     try:
-        model, x, y = make(options.net, options.batch)
+        model, x, y = nets.make(options.net, options.batch, options.size)
+        model, x, y = model.to(options.device), x.to(options.device), y.to(options.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
         for _ in range(options.steps):
             start = time.perf_counter()
             optimizer.zero_grad()
-            with saving(options.kind, lms):
+            with saving(options.kind, lms, options.device):
                 loss = F.cross_entropy(forward(model, x, options.kind), y)
             loss.backward()
             optimizer.step()
@@ -94,10 +80,12 @@ def work(options):
             result["seconds"].append(time.perf_counter() - start)
         digest = hashlib.sha256()
         for value in model.state_dict().values():
-            digest.update(str(value.double().flatten().tolist()).encode())
+            digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         result["digest"] = digest.hexdigest()
     except RuntimeError as error:
         result |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
+    if options.device == "cuda":
+        result["peak"] = torch.cuda.max_memory_allocated()
     if lms is not None:
         stats = spillway_torch.memory_stats()
         result["peak"] = stats["allocated_bytes.all.peak"]
@@ -109,7 +97,8 @@ def run(**options):
     command = [sys.executable, os.path.abspath(__file__), "--worker"]
     for name, value in options.items():
         command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False,
+                          env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
     if done.returncode != 0:
         return {"ok": False, "error": done.stderr[-300:], "losses": [], "seconds": []}
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -117,11 +106,13 @@ def run(**options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", default="conv", choices=["conv", "mlp"])
+    parser.add_argument("--net", default="conv", choices=["conv", "mlp", "resnet50"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--caps", type=float, nargs="*", default=[0.6, 0.4, 0.3, 0.2, 0.15])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=0, help="instead of 16 pictures or 4096 rows")
+    parser.add_argument("--batch", type=int, default=0, help="instead of 16 pictures, 4096 rows, or 4 pictures")
+    parser.add_argument("--size", type=int, default=0, help="of pictures, instead of 64 pixels, or 128 for resnet50")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
@@ -131,8 +122,11 @@ def main():
     if options.worker:
         work(options)
         return
-    shared = {"net": options.net, "steps": options.steps, "batch": options.batch}
+    shared = {"net": options.net, "device": options.device, "steps": options.steps, "batch": options.batch,
+              "size": options.size}
     plenty = 4 << 30
+    if options.device == "cuda":
+        plenty = torch.cuda.mem_get_info()[0] * 8 // 10
     peak = run(**shared, limit=plenty)["peak"]
     lines = {"PyTorch as it is": {}, "support on, no cap": {"limit": plenty}}
     for cap in options.caps:
@@ -173,9 +167,9 @@ def report(options, peak, results):
             "wasted": stats.get("prefetch.wasted", 0), "waits_ms": stats.get("host_wait_ns", 0) / 1e6 / options.steps,
         })
     if options.json:
-        print(json.dumps({"net": options.net, "torch": torch.__version__, "peak_bytes": peak, "rows": rows}))
+        print(json.dumps({"net": options.net, "device": options.device, "torch": torch.__version__, "peak_bytes": peak, "rows": rows}))
         return
-    print(f"{options.net}: P = {peak / mib:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
+    print(f"{options.net} on {options.device}: P = {peak / mib:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
           f"{options.steps} steps\n")
     print("| | ms/step | over PyTorch | over no cap | bitwise | device MiB | out MiB/step | in | moved | prefetched in time / late / wasted |")
     print("|---|---:|---:|---:|---|---:|---:|---:|---:|---:|")

@@ -20,7 +20,7 @@ parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
 
 torch.set_num_threads(1)
-spillway_torch.install(limit=1 << 30, least_bytes=1)
+spillway_torch.install(device="cpu", limit=1 << 30, least_bytes=1)
 torch.manual_seed(0)
 a, b, m = torch.randn(8), torch.randn(8), torch.randn(4, 4)
 w = torch.randn(8, requires_grad=True)

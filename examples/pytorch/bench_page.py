@@ -30,7 +30,7 @@ torch.manual_seed(0)
 on_host = [torch.randn(options.width, options.width) / options.width ** 0.5 for _ in range(options.layers)]
 x = torch.randn(options.batch, options.width)
 warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # they are the host's
-spillway_torch.install(limit=limit + (8 << 20), least_bytes=1)
+spillway_torch.install(device="cpu", limit=limit + (8 << 20), least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 
 

@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--text", type=pathlib.Path, default=pathlib.Path(__file__))
     options = parser.parse_args()
 
-    spillway_torch.install(limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(True)
 
     torch.manual_seed(0)

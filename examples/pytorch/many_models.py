@@ -44,7 +44,7 @@ def work(options):
     import spillway_torch
     mib = 1 << 20
     torch.set_num_threads(1)
-    spillway_torch.install(limit=int(options.limit_mib * mib))
+    spillway_torch.install(device="cpu", limit=int(options.limit_mib * mib))
     spillway_torch.set_enabled_lms(options.support)
     torch.manual_seed(0)
     try:

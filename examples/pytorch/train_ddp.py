@@ -32,7 +32,7 @@ def main():
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    spillway_torch.install(limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(True)
 
     dist.init_process_group("gloo")

@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--without-support", action="store_true")
     options = parser.parse_args()
 
-    spillway_torch.install(limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(not options.without_support)
 
     torch.manual_seed(1)

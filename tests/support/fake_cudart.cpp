@@ -25,7 +25,11 @@ void enqueue(cudaStream_t handle, Enqueue work) {
 spillway::CopyKind checked_kind(void* to, void const* from, std::size_t n, cudaMemcpyKind kind) {
   bool const to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   bool const from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  require(n == 0 || (fake->contains(to, n, to_device) && fake->contains(from, n, from_device)));
+  auto const is_there = [n](void const* p, bool on_device) {
+    return fake->contains(p, n, on_device) ||
+           (!on_device && fake->options.serves_programs && !fake->contains(p, 1, true));
+  };
+  require(n == 0 || (is_there(to, to_device) && is_there(from, from_device)));
   require(to_device || from_device, cudaErrorInvalidMemcpyDirection);
   return !to_device ? spillway::CopyKind::to_host
                     : (from_device ? spillway::CopyKind::on_device : spillway::CopyKind::to_device);
@@ -203,8 +207,9 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   return call("cudaDeviceGetAttribute", [&] {
-    require(attribute == cudaDevAttrHostNumaId);
-    *value = fake->options.numa_node;
+    bool const is_numa = attribute == cudaDevAttrHostNumaId;
+    require(is_numa || fake->options.serves_programs);
+    *value = is_numa ? fake->options.numa_node : 0;
   });
 }
 
@@ -231,7 +236,7 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
   return call("cudaHostAlloc", [&] {
     require_safe();
-    require(flags == cudaHostAllocPortable);
+    require(flags == cudaHostAllocPortable || fake->options.serves_programs);
     Fake::Device& device = fake->current();
     void* const p = device.sim->try_allocate_pinned(bytes, -1);
     require(p != nullptr, cudaErrorMemoryAllocation);

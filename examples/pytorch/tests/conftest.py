@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import spillway_torch
-from spillway_torch import _spillway_torch as _C
+from spillway_torch import _chosen as _C
 
 torch.set_num_threads(1)
-spillway_torch.install(limit=256 << 20, least_bytes=1)
+spillway_torch.install(device="cpu", limit=256 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 
 

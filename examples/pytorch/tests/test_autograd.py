@@ -181,7 +181,7 @@ def test_frames_that_end_early_corrupt_what_a_kernel_still_uses(script):
 import torch, spillway_torch
 from spillway_torch import _spillway_torch as C
 torch.set_num_threads(1)
-spillway_torch.install(limit=9 << 20, least_bytes=1)
+spillway_torch.install(device="cpu", limit=9 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 
 def run(early):

@@ -73,7 +73,7 @@ def test_a_forked_child_works_on_its_own_copy(script):
     out = script("""
 import os, torch, spillway_torch
 torch.set_num_threads(1)
-spillway_torch.install(limit=64 << 20, least_bytes=1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
 pid = os.fork()
@@ -100,7 +100,7 @@ def child(q, back, done):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    spillway_torch.install(limit=64 << 20, least_bytes=1)
+    spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
     spillway_torch.set_enabled_lms(True)
     context = mp.get_context("fork")
     q, back, done = context.Queue(), context.Queue(), context.Event()
@@ -123,7 +123,7 @@ def test_a_program_may_end_with_tensors_away(script):
     out = script("""
 import atexit, torch, threading, spillway_torch
 torch.set_num_threads(2)
-spillway_torch.install(limit=64 << 20, least_bytes=1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
 late = torch.arange(100000.)
@@ -150,13 +150,13 @@ assert not spillway_torch.get_enabled_lms() and spillway_torch.memory_stats() ==
 spillway_torch.set_enabled_lms(False)
 assert spillway_torch.reclaim_inactive() == 0 and spillway_torch.empty_cache() == 0
 x = torch.arange(1000.)
-spillway_torch.install(limit=64 << 20)
+spillway_torch.install(device="cpu", limit=64 << 20)
 spillway_torch.set_enabled_lms(True)
 y = x + 1  # x is from before and is left alone
 spillway_torch.reclaim_inactive()
 print(int(y.sum() - x.sum()))
 try:
-    spillway_torch.install()
+    spillway_torch.install(device="cpu")
 except RuntimeError as error:
     print(error)
 """)

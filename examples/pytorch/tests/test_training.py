@@ -9,7 +9,7 @@ import gc, hashlib, json, sys, threading
 import torch, torch.nn as nn, torch.nn.functional as F
 torch.set_num_threads(1)
 sys.path.insert(0, {folder!r})
-import bench_lms
+import nets
 
 def digest(values):
     h = hashlib.sha256()
@@ -19,7 +19,7 @@ def digest(values):
 
 def train(steps=5):
     torch.manual_seed(0)
-    model, x, y = bench_lms.make({net!r}, batch={batch})
+    model, x, y = nets.make({net!r}, batch={batch})
     optimizer = {optimizer}
     losses = []
     for _ in range(steps):
@@ -33,7 +33,7 @@ def train(steps=5):
 
 stock = train()
 import spillway_torch
-spillway_torch.install(limit=1 << 30)
+spillway_torch.install(device="cpu", limit=1 << 30)
 spillway_torch.set_enabled_lms(True)
 out = {{"uncapped": train() == stock}}
 peak = spillway_torch.memory_stats()["allocated_bytes.all.peak"]

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/default_policies.hpp>
-#include <spillway/device/host_api.hpp>
-#include <spillway/device_allocator.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/interop/torch.hpp>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include <c10/core/Device.h>
-#include <c10/core/StorageImpl.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 
 namespace spillway_torch {
@@ -34,55 +38,117 @@ class WithoutInterpreter {
   PyThreadState* state_;
 };
 
-/// CPU tensors: an arena of host memory stands in for a device's.
-struct HostSite {
-  struct Policies : spillway::SimPolicies {
-    using device = spillway::HostApi;
-  };
-  using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::pytorch::StorageDesk<HostSite>;
-  using TensorAllocator = spillway::pytorch::HostTensorAllocator<HostSite>;
+constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-  /// All that exists once in a process. Made by `install` and never destroyed: tensors outlive
-  /// everything else.
-  struct State {
-    spillway::HostApi device;
-    allocator_type memory;
-    Desk desk;
-    TensorAllocator tensors;
-    std::shared_ptr<void> hook;
-    std::mutex ballast_mutex;
-    std::vector<std::pair<spillway::BlockId, allocator_type::lease_type>> ballast;
-    std::size_t ballast_bytes = 0;
-    std::atomic<std::size_t> foreach_bytes{0};
+/// What `install` is told.
+struct InstallOptions {
+  int ordinal = -1;       // of the device; -1: the current one
+  std::size_t limit = 0;  // 0: nine tenths of what is free
+  std::size_t host_limit = 0;
+  std::string file_tier;
+  std::size_t file_bytes = 0;
+  std::size_t least_bytes = 0;
+};
 
-    State(allocator_type::Options options, c10::Allocator& small, std::size_t least_bytes)
-        : memory{device, std::move(options)}, desk{memory}, tensors{small, least_bytes} {}
-  };
-  static State*& state() {
-    static State* the_state = nullptr;
-    return the_state;
+/// All that exists once in a process. Made by `install` and never destroyed: tensors outlive
+/// everything else.
+template <class Site>
+struct SiteState {
+  using Allocator = typename Site::allocator_type;
+  using Device = typename Allocator::device_type;
+  using Lease = typename Allocator::lease_type;
+  using Hook = spillway::pytorch::FrameHook<Site, hook_key>;
+
+  Device device;
+  Allocator memory;
+  spillway::pytorch::StorageDesk<Site> desk;
+  std::unique_ptr<typename Hook::Registration> hook;
+  std::mutex ballast_mutex;
+  std::vector<std::pair<spillway::BlockId, Lease>> ballast;  // room that nothing else may have
+  std::size_t ballast_bytes = 0;
+  std::atomic<std::size_t> foreach_bytes{0};
+  std::atomic<std::size_t> least_bytes{0};
+
+  template <class... Args>
+  explicit SiteState(typename Allocator::Options memory_options,
+                     std::size_t least,
+                     Args... device_args)
+      : device{device_args...},
+        memory{device, std::move(memory_options)},
+        desk{memory},
+        foreach_bytes{memory.stats().capacity_bytes / 8},
+        least_bytes{least} {}
+
+  [[nodiscard]] static typename Allocator::Options options(InstallOptions const& wanted,
+                                                           std::size_t host_bytes) {
+    typename Allocator::Options options;
+    options.capacity_bytes = wanted.limit;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    options.host.pinned_bytes = wanted.host_limit;
+    if (!wanted.file_tier.empty()) {
+      options.host.file = wanted.file_tier;
+      options.host.file_bytes = wanted.file_bytes;
+      if (wanted.host_limit == 0) {
+        options.host.pinned_bytes = host_bytes / 2;
+      }
+    }
+    return options;
   }
 
-  static Desk& desk() { return state()->desk; }
-  static Desk::Frames& frames() {
-    thread_local Desk::Frames mine;
-    return mine;
+  [[nodiscard]] std::size_t limit() {
+    std::scoped_lock const lock{ballast_mutex};
+    return memory.stats().capacity_bytes - ballast_bytes;
   }
-  static spillway::pytorch::HookState& hook() {
-    thread_local spillway::pytorch::HookState mine;
-    return mine;
+
+  /// Lowers the limit below what was reserved, or raises it again.
+  void set_limit(std::size_t limit) {
+    std::size_t const capacity = memory.stats().capacity_bytes;
+    TORCH_CHECK(limit <= capacity,
+                "the limit can be raised to ",
+                capacity,
+                " bytes at most, with which spillway_torch was installed");
+    std::scoped_lock const lock{ballast_mutex};
+    std::size_t const wanted = (capacity - limit) / piece * piece;
+    while (ballast_bytes > wanted) {
+      auto [block, lease] = std::move(ballast.back());
+      ballast.pop_back();
+      std::size_t const bytes = lease.size_bytes();
+      lease.release();
+      memory.abandon(block);
+      ballast_bytes -= bytes;
+    }
+    std::size_t bytes = wanted - ballast_bytes;
+    while (ballast_bytes < wanted) {
+      bytes = std::min(bytes, wanted - ballast_bytes);
+      try {
+        add_ballast(bytes);
+      } catch (spillway::OutOfDeviceMemory const& error) {
+        if (!desk.is_under_pressure()) {
+          (void)desk.relieve();
+        } else if (bytes > piece) {
+          bytes = std::max(piece, bytes / 2 / piece * piece);
+        } else {
+          TORCH_CHECK_WITH(
+              OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
+        }
+      }
+    }
   }
-  static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
-  static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
-  static bool allocates_for(c10::StorageImpl const& storage) {
-    // Storages that cannot be resized, such as those that `torch.load` makes, may name no allocator.
-    return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
+
+ private:
+  static constexpr std::size_t piece = std::size_t{1} << 20U;
+
+  void add_ballast(std::size_t bytes) {
+    spillway::BlockId const block = memory.allocate(bytes);
+    try {
+      ballast.emplace_back(block,
+                           memory.acquire(block, spillway::Access::write, Site::current_stream()));
+    } catch (...) {
+      memory.abandon(block);
+      throw;
+    }
+    ballast_bytes += bytes;
   }
-  static void drop_foreign(void* p) { state()->tensors.drop_small(p); }
-  static WithoutInterpreter let_others_run() { return {}; }
-  static void on_out_of_memory() {}
-  static std::size_t foreach_bytes() { return state()->foreach_bytes; }
 };
 
 }  // namespace spillway_torch

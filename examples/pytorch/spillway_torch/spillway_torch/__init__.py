@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-from . import _shims, _spillway_torch as _C
+from . import _chosen as _C, _shims
 from ._paging import chunk, page, unpage
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
@@ -33,31 +33,46 @@ _lock = threading.RLock()
 _limit_before_install = None
 
 
-def install(device="cpu", limit=None, host_limit=None, file_tier=None, *, file_limit=None,
+def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_limit=None,
             least_bytes=LEAST_BYTES):
-    """Puts the library's allocator in the place of PyTorch's. To be called before the first large tensor.
+    """Puts the library's allocator in the place of PyTorch's, for one device of a process. To be called before the
+    first large tensor, on CUDA before the first tensor there is.
 
+    device      "cpu", "cuda" (the current one) or "cuda:N"; by default CUDA where it can be used
     limit       bytes that tensors may take up; by default nine tenths of what is free
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
-    least_bytes tensors smaller than this are left to PyTorch
+    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave
     """
-    if torch.device(device).type != "cpu":
-        raise NotImplementedError("this build of spillway_torch has the CPU device only")
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
     with _lock:
-        _C.install(limit or _limit_before_install or 0, host_limit or 0, str(file_tier or ""),
+        if device.type == "cuda":
+            _check_cuda(device)
+        module = _C.module_for(device.type)
+        if _C.is_installed():
+            raise RuntimeError("spillway_torch is installed already")
+        _C.choose(module)
+        _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit or 0, str(file_tier or ""),
                    file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
         _C.enable(False)
         _shims.install()
         watch_optimizers()
-        _warn_of_earlier_tensors(least_bytes)
+        _warn_of_earlier_tensors(device.type, least_bytes)
 
 
-def _warn_of_earlier_tensors(least_bytes):
+def _check_cuda(device):
+    if torch.version.cuda is None:
+        raise RuntimeError(f"spillway_torch.install(device={str(device)!r}): this PyTorch was built without CUDA")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"spillway_torch.install(device={str(device)!r}): torch.cuda.is_available() is False here; "
+                           "device=\"cpu\" works without a GPU")
+
+
+def _warn_of_earlier_tensors(device_type, least_bytes):
     """Tensors that PyTorch's own allocator made can never leave: a common mistake, worth one look."""
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout is torch.strided:
+        if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
             try:
                 storage = thing.untyped_storage()
             except (RuntimeError, NotImplementedError):  # without storage

@@ -2,7 +2,7 @@
 """Inference with models whose weights are larger than the device. The names are those of PyTorch Optimem."""
 import torch
 
-from . import _spillway_torch as _C
+from . import _chosen as _C
 from ._steps import begin_step
 
 _HOOK = "_spillway_begin_step"

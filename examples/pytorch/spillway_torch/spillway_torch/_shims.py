@@ -11,13 +11,13 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _spillway_torch as _C
+from . import _chosen as _C
 
 _KEEPING = ("numpy", "data_ptr", "__dlpack__", "__array__", "share_memory_", "_share_memory_")
 _HOLDING = ("tolist",)
 _STORAGE_KEEPING = ("data_ptr",)
 _STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
-                    "_share_filename_cpu_", "_share_fd_cpu_", "byteswap", "_set_from_file", "cpu", "hex")
+                    "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex")
 
 _is_installed = False
 _hook_is_on = False

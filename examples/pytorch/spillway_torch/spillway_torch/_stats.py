@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from . import _spillway_torch as _C
+from . import _chosen as _C
 
 
 def memory_stats(device=None):

@@ -4,7 +4,7 @@ import weakref
 
 from torch.optim import optimizer as _optimizer
 
-from . import _spillway_torch as _C
+from . import _chosen as _C
 
 _leader = None      # the optimizer whose steps mark the boundary
 _others = 0         # steps of others since the leader's last

@@ -5,11 +5,14 @@
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operation_kind.hpp>
 #include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/typed_operations.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -46,14 +49,17 @@ class FrameHook {
 
   static constexpr c10::DispatchKey key = Key;
 
-  /// What PyTorch knows of the hook; both go when it goes.
+  /// What PyTorch knows of the hook; all of it goes when it goes.
   struct Registration {
+    torch::Library fallback;
     torch::Library operations;
-    torch::Library views;
   };
 
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
-  /// fallback may exist for a key. Views need no hook: their arguments are not even boxed for it.
+  /// fallback may exist for a key.
+  ///
+  /// Views and what makes tensors without contents need no hook; what models call most has one with its
+  /// own types. All others are boxed.
   ///
   /// @throws c10::Error if somebody else has a fallback on the key
   [[nodiscard]] static std::unique_ptr<Registration> install() {
@@ -61,21 +67,43 @@ class FrameHook {
     auto library = std::make_unique<Registration>(
         Registration{{torch::Library::IMPL, "_", Key, __FILE__, here},
                      {torch::Library::IMPL, "aten", Key, __FILE__, here}});
-    library->operations.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+    library->fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+    std::unordered_set<std::string> typed;
+#define SPILLWAY_TORCH_INSTALL_KERNEL(op, name)                                                    \
+  library->operations.impl(name, TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run)));          \
+  typed.insert("aten::" name);
+#define SPILLWAY_TORCH_INSTALL_COMPOSITE(op, name)                                                 \
+  library->operations.impl(name,                                                                   \
+                           TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)));      \
+  typed.insert("aten::" name);
+    SPILLWAY_TORCH_KERNELS(SPILLWAY_TORCH_INSTALL_KERNEL)
+    SPILLWAY_TORCH_COMPOSITES(SPILLWAY_TORCH_INSTALL_COMPOSITE)
+#undef SPILLWAY_TORCH_INSTALL_KERNEL
+#undef SPILLWAY_TORCH_INSTALL_COMPOSITE
     auto& dispatcher = c10::Dispatcher::singleton();
     for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
       auto const op = dispatcher.findSchema(name);
-      if (op && kind_of(*op) == OperationKind::view) {
-        library->views.impl(toString(name).c_str(), torch::CppFunction::makeFallthrough());
+      if (!op || typed.count(toString(name)) != 0) {
+        continue;
+      }
+      OperationKind const kind = kind_of(*op);
+      if (kind == OperationKind::view || kind == OperationKind::factory) {
+        library->operations.impl(toString(name).c_str(), torch::CppFunction::makeFallthrough());
       }
     }
     return library;
   }
 
+  /// The keys of what comes after the hook.
+  [[nodiscard]] static c10::DispatchKeySet after(c10::DispatchKeySet keys) noexcept {
+    return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, Key);
+  }
+
   static void run(c10::OperatorHandle const& op, c10::DispatchKeySet keys, Stack* stack) {
-    auto const next = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, Key);
+    auto const next = after(keys);
     switch (Site::hook().kinds.of(op)) {
     case OperationKind::view:
+    case OperationKind::factory:
       op.redispatchBoxed(next, stack);
       return;
     case OperationKind::composite:
@@ -84,9 +112,6 @@ class FrameHook {
     case OperationKind::per_tensor:
       run_per_tensor(op, next, stack);
       return;
-    case OperationKind::factory:
-      run_kernel(op, next, stack, false, false);
-      return;
     case OperationKind::lazy_clone: {
       // Sharing would wrap the context that is ours; a copy is what it promises to look like.
       at::Tensor const copy = torch::jit::pop(*stack).toTensor().clone();
@@ -94,10 +119,10 @@ class FrameHook {
       return;
     }
     case OperationKind::exposing:
-      run_kernel(op, next, stack, true, true);
+      run_kernel(op, next, stack, true);
       return;
     default:
-      run_kernel(op, next, stack, false, true);
+      run_kernel(op, next, stack, false);
       return;
     }
   }
@@ -140,6 +165,36 @@ class FrameHook {
     typename Desk::Frames& frames_;
   };
 
+  /// Holds some operands without being a frame to the operations inside.
+  class Beside {
+   public:
+    Beside() {
+      ++outer_.beside;
+      if (counts_) {
+        Site::desk().count_frame();
+      }
+    }
+    Beside(Beside const&) = delete;
+    Beside& operator=(Beside const&) = delete;
+    ~Beside() {
+      Site::desk().leave(frames_);
+      --outer_.beside;
+      if (counts_) {
+        Site::desk().uncount_frame();
+      }
+    }
+
+    void enter(Operands const& operands) {
+      rethrow_as_torch([&] { Site::desk().enter(frames_, operands, outer_.depth == 0); });
+    }
+
+   private:
+    typename Desk::Frames& outer_ = Site::frames();
+    typename Desk::Frames frames_{
+        .depth = 1, .beside = 0, .held = 0, .keeps_new = false, .pins = {}};
+    bool const counts_ = outer_.depth == 0 && outer_.beside == 0;
+  };
+
   /// Passes the library's errors on as PyTorch's.
   template <class Act>
   static void rethrow_as_torch(Act act) {
@@ -157,11 +212,8 @@ class FrameHook {
     return std::span{stack}.last(count);
   }
 
-  static void run_kernel(c10::OperatorHandle const& op,
-                         c10::DispatchKeySet next,
-                         Stack* stack,
-                         bool keeps,
-                         bool enrols_results) {
+  static void
+  run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack, bool keeps) {
     Operands operands;
     auto const& arguments = op.schema().arguments();
     auto const values = last(*stack, arguments.size());
@@ -172,7 +224,7 @@ class FrameHook {
     Frame frame;
     frame.enter(operands);
     op.redispatchBoxed(next, stack);
-    if (enrols_results && frame.is_outermost()) {
+    if (frame.is_outermost()) {
       operands.clear();
       collect<Desk>(last(*stack, op.schema().returns().size()), operands, {});
       frame.enrol(operands);
@@ -199,44 +251,14 @@ class FrameHook {
       });
     }
     if (!is_dense) {
-      run_kernel(op, next, stack, false, true);
+      run_kernel(op, next, stack, false);
     } else if (operands.empty()) {
       op.redispatchBoxed(next, stack);
     } else {
-      run_beside(op, next, stack, operands);
+      Beside beside;
+      beside.enter(operands);
+      op.redispatchBoxed(next, stack);
     }
-  }
-
-  /// Holds some operands without being a frame to the operations inside.
-  static void run_beside(c10::OperatorHandle const& op,
-                         c10::DispatchKeySet next,
-                         Stack* stack,
-                         Operands const& operands) {
-    struct Beside {
-      typename Desk::Frames& outer = Site::frames();
-      typename Desk::Frames frames{
-          .depth = 1, .beside = 0, .held = 0, .keeps_new = false, .pins = {}};
-      bool const counts = outer.depth == 0 && outer.beside == 0;
-
-      Beside() {
-        ++outer.beside;
-        if (counts) {
-          Site::desk().count_frame();
-        }
-      }
-      Beside(Beside const&) = delete;
-      Beside& operator=(Beside const&) = delete;
-      ~Beside() {
-        Site::desk().leave(frames);
-        --outer.beside;
-        if (counts) {
-          Site::desk().uncount_frame();
-        }
-      }
-    } beside;
-    rethrow_as_torch(
-        [&] { Site::desk().enter(beside.frames, operands, Site::frames().depth == 0); });
-    op.redispatchBoxed(next, stack);
   }
 
   template <class Visit>
@@ -279,7 +301,7 @@ class FrameHook {
         results == 0 ||
         (results == 1 && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType);
     if (cuts.size() <= 2 || !is_list_of_tensors) {
-      run_kernel(op, next, stack, false, true);
+      run_kernel(op, next, stack, false);
       return;
     }
     c10::List<at::Tensor> all;
@@ -288,7 +310,7 @@ class FrameHook {
       for (std::size_t i = base; i < base + arguments; ++i) {
         piece.push_back(slice((*stack)[i], cuts.back(), cuts[c], cuts[c + 1]));
       }
-      run_kernel(op, next, &piece, false, true);
+      run_kernel(op, next, &piece, false);
       if (results == 1) {
         for (c10::IValue const& tensor : piece.back().toListRef()) {
           all.push_back(tensor.toTensor());

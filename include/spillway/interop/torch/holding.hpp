@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
@@ -47,16 +48,60 @@ struct Likeness {
   }
 };
 
+/// What keeps one block in its place: a lease on the stream it came to be used on, and one on each other
+/// stream that has used it since. They end together, so that whoever takes the block's range comes
+/// after all of them.
+///
+/// Threads  thread-compatible.
+template <class Lease, class Stream>
+class StreamLeases {
+ public:
+  StreamLeases() = default;
+  StreamLeases(Lease lease, Stream stream) : home_{std::move(lease)}, stream_{stream} {}
+
+  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(home_); }
+  [[nodiscard]] void* data() const noexcept { return home_.data(); }
+  [[nodiscard]] bool covers(Stream stream) const noexcept {
+    return stream_ == stream || std::any_of(others_.begin(), others_.end(), [&](auto const& one) {
+             return one.second == stream;
+           });
+  }
+
+  void add(Lease lease, Stream stream) { others_.emplace_back(std::move(lease), stream); }
+  /// Another lease on the same block and stream in the place of the first. @returns the first
+  [[nodiscard]] Lease exchange_home(Lease lease) noexcept {
+    return std::exchange(home_, std::move(lease));
+  }
+  /// Hands all of them over; ends none.
+  void move_to(std::vector<Lease>& leases) {
+    leases.reserve(leases.size() + 1 + others_.size());
+    leases.push_back(std::move(home_));
+    for (auto& one : others_) {
+      leases.push_back(std::move(one.first));
+    }
+    others_.clear();
+  }
+  void release() noexcept {
+    home_.release();
+    others_.clear();
+  }
+
+ private:
+  Lease home_{};
+  Stream stream_{};
+  std::vector<std::pair<Lease, Stream>> others_;
+};
+
 /// One storage that the library looks after: the context of its `DataPtr`, for as long as it lives.
 ///
-/// While `lease` holds, the storage's pointer is the lease's address; otherwise it is null and the
+/// While `leases` hold, the storage's pointer is their address; otherwise it is null and the
 /// bytes may be anywhere. All members but `storage`, which never changes, are guarded by the desk's
 /// lock.
-template <class Lease>
+template <class Lease, class Stream>
 struct Holding {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // never keeps the storage alive
   BlockId block{};
-  Lease lease{};
+  StreamLeases<Lease, Stream> leases{};
   std::size_t bytes = 0;
   c10::Device device{c10::DeviceType::CPU};
   Likeness likeness{};

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/interop/torch.hpp>
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "held.hpp"
+#include "site.hpp"
+#include "statistics.hpp"
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace spillway_torch {
+
+/// What Python calls, for one kind of device.
+template <class Site>
+class Bindings {
+ public:
+  using State = typename Site::State;
+  using Frame = typename State::Hook::Frame;
+  using Desk = typename Site::Desk;
+
+  static void define(pybind11::module_& m);
+
+ private:
+  [[nodiscard]] static State& installed() {
+    TORCH_CHECK(Site::state() != nullptr, "spillway_torch.install() has not been called");
+    return *Site::state();
+  }
+  [[nodiscard]] static bool is_installed() { return Site::state() != nullptr; }
+
+  static void install(int ordinal,
+                      std::size_t limit,
+                      std::size_t host_limit,
+                      std::string const& file_tier,
+                      std::size_t file_bytes,
+                      std::size_t least_bytes) {
+    TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
+    Site::install({ordinal, limit, host_limit, file_tier, file_bytes, least_bytes});
+  }
+
+  [[nodiscard]] static c10::StorageImpl* storage_of(at::Tensor const& tensor) {
+    return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl()
+                                                    : nullptr;
+  }
+  [[nodiscard]] static bool is_ours(c10::StorageImpl* storage) {
+    return storage != nullptr && is_installed() && Desk::is_ours(*storage);
+  }
+
+  /// Brings a tensor in; keeps it there for good if asked to.
+  static void bring_in(at::Tensor const& tensor, bool keeps) {
+    spillway::pytorch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
+      c10::StorageImpl* const storage = storage_of(part);
+      if (is_ours(storage)) {
+        Frame frame;
+        frame.enter(
+            {spillway::pytorch::Operand{storage, part.unsafeGetTensorImpl(), {keeps, false}}});
+      }
+    });
+  }
+  static void bring_in_storage(pybind11::handle object, bool keeps) {
+    if (!is_installed() || !torch::isStorage(object.ptr())) {
+      return;
+    }
+    at::Storage const storage = torch::createStorage(object.ptr());
+    if (is_ours(storage.unsafeGetStorageImpl())) {
+      Frame frame;
+      frame.enter(
+          {spillway::pytorch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
+    }
+  }
+  /// Whether a storage's memory may come and go.
+  [[nodiscard]] static bool is_storage_ours(pybind11::handle object) {
+    return is_installed() && torch::isStorage(object.ptr()) &&
+           is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
+  }
+  static void freeze(at::Tensor const& tensor, bool frozen) {
+    if (auto* const storage = storage_of(tensor)) {
+      installed().desk.freeze(*storage, frozen);
+    }
+  }
+
+  [[nodiscard]] static pybind11::dict view(at::Tensor const& tensor) {
+    pybind11::dict out;
+    c10::StorageImpl* const storage = storage_of(tensor);
+    out["ours"] = is_ours(storage);
+    if (is_ours(storage)) {
+      auto const seen = Site::desk().view(*storage);
+      out["enrolled"] = seen.is_enrolled;
+      out["leased"] = seen.is_leased;
+      out["in_use"] = seen.is_in_use;
+      out["kept"] = seen.is_kept;
+      out["bytes"] = seen.bytes;
+      out["resident"] = seen.is_leased || is_resident(seen.block);
+      out["has_address"] = storage->_mutable_data_ptr_no_checks().get() != nullptr;
+    }
+    return out;
+  }
+  [[nodiscard]] static bool is_resident(spillway::BlockId block) {
+    if (block == spillway::BlockId{}) {
+      return true;  // a private pool's
+    }
+    auto const residency = installed().memory.residency(block);
+    return residency == spillway::Residency::device || residency == spillway::Residency::moving_in;
+  }
+
+  [[nodiscard]] static pybind11::list holders() {
+    pybind11::list out;
+    for (auto const& one : installed().desk.views()) {
+      pybind11::dict row;
+      row["bytes"] = one.bytes;
+      row["tensor"] = one.is_enrolled ? one.likeness.text() : std::string{"?"};
+      row["enrolled"] = one.is_enrolled;
+      row["leased"] = one.is_leased;
+      row["in_use"] = one.is_in_use;
+      row["kept"] = one.is_kept;
+      row["frozen"] = one.is_frozen;
+      out.append(row);
+    }
+    return out;
+  }
+
+  static void before_fork() {
+    if (is_installed()) {
+      installed().desk.before_fork();
+      if constexpr (forks) {
+        installed().device.before_fork();
+      }
+    }
+  }
+  static void after_fork(bool is_child) {
+    if (is_installed()) {
+      if constexpr (forks) {
+        is_child ? installed().device.after_fork_in_child()
+                 : installed().device.after_fork_in_parent();
+      }
+      installed().desk.after_fork();
+    }
+  }
+  /// What has threads of its own. CUDA cannot be used in a child process either way.
+  static constexpr bool forks = requires(typename State::Device device) { device.before_fork(); };
+};
+
+template <class Site>
+void Bindings<Site>::define(pybind11::module_& m) {
+  namespace py = pybind11;
+  using WithoutLock = py::call_guard<py::gil_scoped_release>;
+  m.def("install", &install);
+  m.def("is_installed", &is_installed);
+  m.def("set_hook", [](bool on) { c10::impl::tls_set_dispatch_key_included(hook_key, on); });
+  m.def("has_hook", [] { return c10::impl::tls_is_dispatch_key_included(hook_key); });
+  m.def("hook_key", [] { return std::string{c10::toString(hook_key)}; });
+  m.def("enable", [](bool on) { installed().desk.enable(on); });
+  m.def("is_enabled", [] { return is_installed() && installed().desk.is_enabled(); });
+  m.def(
+      "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
+  m.def("limit", [] { return installed().limit(); });
+  m.def("set_least_bytes", [](std::size_t bytes) { installed().least_bytes = bytes; });
+  m.def("least_bytes", [] { return installed().least_bytes.load(); });
+  m.def("set_foreach_bytes", [](std::size_t bytes) { installed().foreach_bytes = bytes; });
+  m.def(
+      "reclaim", [] { return installed().desk.reclaim(); }, WithoutLock());
+  m.def(
+      "begin_step", [] { installed().desk.begin_step(); }, WithoutLock());
+  m.def("raw_stats", [] { return statistics(installed()); });
+  m.def("reset_peaks", [] { installed().memory.reset_peak_stats(); });
+  m.def(
+      "trim", [] { return installed().memory.trim_sync(); }, WithoutLock());
+  m.def("view", &view);
+  m.def("holders", &holders);
+  m.def("bring_in", &bring_in, WithoutLock());
+  m.def("bring_in_storage", &bring_in_storage);
+  m.def("is_ours", &is_storage_ours);
+  m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
+  m.def("freeze", &freeze, WithoutLock());
+  m.def("end_frames_early", [](bool early) { installed().desk.end_frames_early(early); });
+  m.def("before_fork", &before_fork);
+  m.def("after_fork_in_parent", [] { after_fork(false); });
+  m.def("after_fork_in_child", [] { after_fork(true); });
+  py::class_<Held<Site>>(m, "Held")
+      .def(py::init<py::iterable const&>())
+      .def("__enter__", &Held<Site>::enter, WithoutLock())
+      .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
+  py::class_<Barrier<Site>>(m, "Barrier").def(py::init<>()).def("exit", &Barrier<Site>::exit);
+}
+
+}  // namespace spillway_torch

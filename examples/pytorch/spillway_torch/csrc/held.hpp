@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/torch.hpp>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "site.hpp"
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace spillway_torch {
+
+/// Holds tensors and storages between `__enter__` and `__exit__`, for code that works on addresses.
+/// What is done in between counts as one operation, whose inner tensors have addresses, too.
+template <class Site>
+class Held {
+ public:
+  using Frame = typename Site::State::Hook::Frame;
+
+  explicit Held(pybind11::iterable const& objects) {
+    auto const add = [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); };
+    for (pybind11::handle const object : objects) {
+      if (THPVariable_Check(object.ptr())) {
+        spillway::pytorch::for_each_part(THPVariable_Unpack(object.ptr()), add);
+      } else if (torch::isStorage(object.ptr())) {
+        storages_.push_back(torch::createStorage(object.ptr()));
+      }
+    }
+  }
+  Held(Held const&) = delete;
+  Held& operator=(Held const&) = delete;
+  ~Held() { exit(); }
+
+  void enter() {
+    if (Site::state() == nullptr || frame_) {
+      return;
+    }
+    frame_.emplace();
+    ++Site::frames().held;
+    spillway::pytorch::Operands operands;
+    for (c10::Storage const& storage : storages_) {
+      if (Site::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
+        operands.push_back({storage.unsafeGetStorageImpl()});
+      }
+    }
+    try {
+      frame_->enter(operands);
+    } catch (...) {
+      exit();
+      throw;
+    }
+  }
+  void exit() {
+    if (frame_) {
+      --Site::frames().held;
+      frame_.reset();
+    }
+  }
+
+ private:
+  std::vector<c10::Storage> storages_;
+  std::optional<Frame> frame_;
+};
+
+/// Entered around Python code that PyTorch calls in the middle of an operation. That code knows no
+/// addresses, so its operations are outermost; and PyTorch has switched the hook off for it.
+template <class Site>
+class Barrier {
+ public:
+  Barrier() : is_excluded_{c10::impl::tls_is_dispatch_key_excluded(hook_key)} {
+    bool const is_on = c10::impl::tls_is_dispatch_key_included(hook_key);
+    if (is_excluded_ && is_on) {
+      c10::impl::tls_set_dispatch_key_excluded(hook_key, false);
+    }
+    if (suspends_) {
+      suspended_ = std::exchange(Site::frames(), {});
+      if (suspended_.depth != 0 || suspended_.beside != 0) {
+        Site::desk().uncount_frame();
+      }
+    }
+  }
+  void exit() {
+    if (is_done_) {
+      return;
+    }
+    is_done_ = true;
+    c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
+    if (suspends_) {
+      Site::frames() = std::move(suspended_);
+      if (Site::frames().depth != 0 || Site::frames().beside != 0) {
+        Site::desk().count_frame();
+      }
+    }
+  }
+
+ private:
+  bool is_excluded_;
+  bool suspends_ = Site::state() != nullptr && Site::frames().held == 0;
+  bool is_done_ = false;
+  typename Site::Desk::Frames suspended_;
+};
+
+}  // namespace spillway_torch

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled part for the device that `install` was given; until then the CPU's."""
+import importlib
+import importlib.util
+
+from . import _spillway_torch as _host
+
+_module = _host
+
+
+def module_for(kind):
+    """The compiled part for a kind of device, "cpu" or "cuda"."""
+    if kind == "cuda":
+        try:
+            return importlib.import_module("._spillway_torch_cuda", __package__)
+        except ModuleNotFoundError:
+            raise NotImplementedError(
+                "spillway_torch was built without its CUDA part: PyTorch's CUDA libraries or the CUDA headers "
+                "(cuda_runtime_api.h) were not found then") from None
+    if kind != "cpu":
+        raise NotImplementedError(f"spillway_torch knows the devices cpu and cuda, not {kind}")
+    return _host
+
+
+def choose(module):
+    """From now on this module stands for that one."""
+    global _module
+    _module = module
+
+
+def has_cuda():
+    """Whether the part for CUDA was built."""
+    return importlib.util.find_spec("._spillway_torch_cuda", __package__) is not None
+
+
+def __getattr__(name):
+    return getattr(_module, name)

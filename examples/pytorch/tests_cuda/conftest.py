@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of CUDA tensors: on a GPU, or on a stand-in for the CUDA runtime that has no cores (see kernels.py)."""
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kernels
+
+LIMIT = 32 << 20
+IS_STAND_IN = kernels.is_stand_in()
+IS_THERE = torch.cuda.is_available()
+IS_GPU = IS_THERE and not IS_STAND_IN
+
+if os.environ.get("SPILLWAY_REQUIRE_GPU") == "1" and not IS_GPU:
+    raise pytest.UsageError("SPILLWAY_REQUIRE_GPU=1, and PyTorch finds no GPU")
+
+if IS_THERE:
+    import spillway_torch
+    from spillway_torch import _chosen as _C
+    spillway_torch.install(device="cuda", limit=LIMIT, host_limit=256 << 20)
+    kernels.install()
+    spillway_torch.set_enabled_lms(True)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not IS_THERE:
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+        elif not IS_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="the stand-in for the CUDA runtime has no cores: needs a GPU"))
+        elif not IS_STAND_IN and item.get_closest_marker("stand_in"):
+            item.add_marker(pytest.mark.skip(reason="asks the stand-in for the CUDA runtime"))
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a GPU, the stand-in will not do")
+    config.addinivalue_line("markers", "stand_in: asks the stand-in how it was used")
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.write_sep("*", f"{len(skipped)} CUDA TESTS WERE SKIPPED")
+        for reason in sorted({report.longrepr[2] for report in skipped}):
+            terminalreporter.write_line(reason)
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Every test begins with support on and nothing allocated, and ends without a frame left over."""
+    if IS_THERE:
+        gc.collect()
+        spillway_torch.set_enabled_lms(True)
+        torch.cuda.synchronize()
+        torch.manual_seed(7)
+    yield
+    if IS_THERE:
+        gc.collect()
+        torch.cuda.synchronize()
+        assert spillway_torch.memory_stats()["active_frames"] == 0
+
+
+class Lms:
+    evict = staticmethod(lambda: spillway_torch.reclaim_inactive())
+    stats = staticmethod(lambda: spillway_torch.memory_stats())
+    view = staticmethod(lambda tensor: _C.view(tensor))
+
+    @staticmethod
+    def is_away(tensor):
+        seen = _C.view(tensor)
+        return seen["ours"] and not seen["resident"] and not seen["has_address"]
+
+
+@pytest.fixture
+def lms():
+    return Lms
+
+
+@pytest.fixture
+def make():
+    """CUDA tensors of so many MiB with different bytes, and the same on the host."""
+    def one(mib=1, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        host = torch.randint(0, 1 << 30, (int(mib * (1 << 18)),), dtype=torch.int32, generator=generator)
+        return torch.empty_like(host, device="cuda").copy_(host), host
+    return one
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs Python code in a process of its own and returns what it printed."""
+    def run(code, **environment):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+    return run
+
+
+@pytest.fixture
+def stand_in():
+    """Its own calls, for tests that ask it."""
+    library = ctypes.CDLL(None)
+    library.spillway_fake_calls.restype = ctypes.c_size_t
+    library.spillway_fake_begin_capture.argtypes = [ctypes.c_void_p]
+    library.spillway_fake_end_capture.argtypes = [ctypes.c_void_p]
+    library.spillway_fake_stall.argtypes = [ctypes.c_void_p]
+    yield library
+    library.spillway_fake_resume()

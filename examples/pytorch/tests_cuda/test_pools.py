@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Private pools, and captures into CUDA graphs."""
+import gc
+
+import pytest
+import torch
+
+MIB = 1 << 20
+
+
+def test_a_pools_tensors_never_leave_and_its_memory_stays_with_it(lms):
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    address = x.untyped_storage().data_ptr()
+    assert not lms.view(x)["enrolled"]
+
+    lms.evict()
+    assert lms.view(x)["has_address"]
+
+    reserved = torch.cuda.memory_allocated()
+    del x
+    assert torch.cuda.memory_allocated() == reserved
+    with torch.cuda.use_mem_pool(pool):
+        again = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    assert again.untyped_storage().data_ptr() == address
+    del again, pool
+    gc.collect()
+    assert torch.cuda.memory_allocated() == reserved - 2 * MIB
+
+
+def test_a_pool_counts_its_users():
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.use_count() == 2
+
+    assert pool.use_count() == 1
+
+
+def test_a_pools_snapshot_shows_its_pieces():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+        y = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    del y
+
+    segments = pool.snapshot()
+
+    assert sorted((s["total_size"], s["allocated_size"]) for s in segments) == [(2 * MIB, 0), (3 * MIB, 3 * MIB)]
+    assert {tuple(s["segment_pool_id"]) for s in segments} == {tuple(pool.id)}
+    del x
+
+
+def test_memory_freed_outside_of_a_pool_goes_elsewhere():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    address = x.data_ptr()
+    del x
+
+    y = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+
+    assert y.data_ptr() != address
+
+
+def test_live_allocations_of_a_pool_can_be_checked():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+
+    assert torch._C._cuda_checkPoolLiveAllocations(0, pool.id, {x.data_ptr()})
+    assert not torch._C._cuda_checkPoolLiveAllocations(0, pool.id, set())
+
+
+def test_a_pool_that_is_released_too_often_is_an_error():
+    with pytest.raises(RuntimeError, match="pool is released that nobody uses"):
+        torch._C._cuda_releasePool(0, (0, 12345))
+
+
+class Capture:
+    """What `torch.cuda.graph` does, but that nothing is launched: the stand-in makes no graphs."""
+
+    def __init__(self, stand_in, stream, pool):
+        self.stand_in, self.stream, self.pool = stand_in, stream, pool
+
+    def __enter__(self):
+        torch.cuda.synchronize()
+        self.inside = torch.cuda.stream(self.stream)
+        self.inside.__enter__()
+        torch._C._cuda_beginAllocateCurrentStreamToPool(0, self.pool)
+        self.stand_in.spillway_fake_begin_capture(self.stream.cuda_stream)
+
+    def __exit__(self, *error):
+        self.stand_in.spillway_fake_end_capture(self.stream.cuda_stream)
+        torch._C._cuda_endAllocateToPool(0, self.pool)
+        self.inside.__exit__(*error)
+
+
+def begins_captures():
+    return hasattr(torch._C, "_cuda_beginAllocateCurrentStreamToPool")
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_what_a_capture_uses_stays_where_it_is(stand_in, lms, make):
+    x, host = make(2)
+    pool = torch.cuda.graph_pool_handle()
+    with Capture(stand_in, torch.cuda.Stream(), pool):
+        y = torch.empty_like(x)
+        y.copy_(x)
+
+    made = [make(4, seed)[0] for seed in range(10)]  # more than fits
+    lms.evict()
+
+    assert lms.view(x)["resident"] and lms.view(x)["kept"] and lms.view(y)["has_address"]
+    assert torch.equal(x.cpu(), host)
+    del y, made
+    torch._C._cuda_releasePool(0, pool)
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_an_operand_that_is_away_comes_in_beside_a_capture(stand_in, lms, make):
+    x, host = make(2)
+    lms.evict()
+    pool = torch.cuda.graph_pool_handle()
+
+    with Capture(stand_in, torch.cuda.Stream(), pool):
+        torch.empty(x.shape, dtype=x.dtype, device="cuda").copy_(x)
+        assert lms.view(x)["has_address"]
+
+    lms.evict()
+    assert lms.view(x)["kept"] and lms.view(x)["resident"]
+    assert torch.equal(x.cpu(), host)
+    torch._C._cuda_releasePool(0, pool)
+
+
+@pytest.mark.gpu
+def test_a_graph_is_launched_after_everything_else_has_left(lms):
+    x = torch.randn(1 << 20, device="cuda")
+    warm = (x * 2 + 1).sum()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2 + 1
+    del warm
+    fill = [torch.randn(1 << 20, device="cuda") for _ in range(16)]
+    lms.evict()
+
+    x.copy_(torch.ones(1 << 20))
+    graph.replay()
+
+    assert torch.equal(y.cpu(), torch.full((1 << 20,), 3.0))
+    del fill

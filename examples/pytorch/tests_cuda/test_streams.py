@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that several streams use, while tensors leave and come back."""
+import pytest
+import torch
+
+
+def test_what_one_stream_wrote_another_reads(lms, make):
+    side = torch.cuda.Stream()
+    x, host = make(2)
+    lms.evict()
+
+    with torch.cuda.stream(side):  # ordered by nothing but the library
+        y = torch.empty_like(x).copy_(x)
+    side.synchronize()
+
+    assert torch.equal(y.cpu(), host)
+
+
+def test_memory_used_by_another_stream_is_not_reused_before_it_is_done(make):
+    side = torch.cuda.Stream()
+    for seed in range(20):
+        x, host = make(4, seed)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = torch.empty_like(x)
+            for _ in range(4):
+                y.copy_(x)
+        x.record_stream(side)
+        del x
+        z, _ = make(4, seed + 100)  # may take x's place at once
+        side.synchronize()
+        assert torch.equal(y.cpu(), host)
+        del y, z
+
+
+def takes_the_place_early(stand_in, side):
+    """Whether 20 MiB can be written while a stream stands still that has not read what lay there."""
+    host = torch.zeros(20 << 18, dtype=torch.int32).pin_memory()
+    z = torch.empty_like(host, device="cuda")
+    z.copy_(host, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+    is_early = any(done.query() for _ in range(200_000))
+    stand_in.spillway_fake_resume()
+    side.synchronize()
+    return is_early
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("how", ["freed after record_stream", "made to leave"])
+def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, lms, make):
+    x, host = make(20)
+    y = torch.empty(1 << 18, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        y.copy_(x[-(1 << 18):])
+    if how == "freed after record_stream":
+        x.record_stream(side)
+        del x
+
+    assert not takes_the_place_early(stand_in, side)
+
+    assert torch.equal(y.cpu(), host[-(1 << 18):])
+
+
+def test_two_streams_take_turns_beyond_the_limit(make):
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    made = [make(4, seed) for seed in range(16)]
+    copies = []
+    for i, (x, host) in enumerate(made):
+        stream = streams[i % 2]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            copies.append(torch.empty_like(x).copy_(x))
+    torch.cuda.synchronize()
+
+    assert all(torch.equal(y.cpu(), host) for y, (_, host) in zip(copies, made))
+    assert all(torch.equal(x.cpu(), host) for x, host in made)
+
+
+def test_recording_a_stream_twice_or_for_what_is_away_does_no_harm(lms, make):
+    side = torch.cuda.Stream()
+    x, host = make(2)
+    x.record_stream(side)
+    x.record_stream(side)
+    lms.evict()
+
+    x.record_stream(side)
+
+    assert torch.equal(x.cpu(), host)
+
+
+def test_non_blocking_copies_are_ordered(lms):
+    host = torch.randint(0, 1 << 30, (1 << 19,), dtype=torch.int32).pin_memory()
+    back = torch.empty_like(host).pin_memory()
+    x = host.to("cuda", non_blocking=True)
+    lms.evict()
+    back.copy_(x, non_blocking=True)
+    torch.cuda.synchronize()
+
+    assert torch.equal(back, host)
+
+
+@pytest.mark.gpu
+def test_kernels_on_two_streams_agree_with_the_host():
+    side = torch.cuda.Stream()
+    x = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+    for _ in range(50):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            y = x + 1
+        torch.cuda.current_stream().wait_stream(side)
+        y.record_stream(torch.cuda.current_stream())
+        x = y * 1
+        fill = [torch.randn(1 << 20, device="cuda") for _ in range(8)]
+        del fill
+    assert torch.equal(x.cpu(), torch.arange(1 << 20, dtype=torch.float32) + 50)

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace spillway::pytorch {
+
+/// Who asked for which block: what was gathered when it was allocated, for as long as it lives and, as
+/// long as history is kept, for a while after.
+///
+/// Threads  thread-safe.
+template <class Context>
+class ContextBook {
+ public:
+  using Pointer = std::shared_ptr<Context>;
+
+  /// How many freed blocks to remember.
+  void set_limit(std::size_t most_freed) {
+    std::scoped_lock const lock{mutex_};
+    limit_ = most_freed;
+    trim();
+  }
+  void note(BlockId block, Pointer context) {
+    if (context) {
+      std::scoped_lock const lock{mutex_};
+      contexts_[block] = std::move(context);
+    }
+  }
+  void on_freed(BlockId block) {
+    std::scoped_lock const lock{mutex_};
+    if (contexts_.count(block) != 0) {
+      freed_.push_back(block);
+      trim();
+    }
+  }
+  /// Null if nothing was gathered.
+  [[nodiscard]] Pointer of(BlockId block) const {
+    std::scoped_lock const lock{mutex_};
+    auto const found = contexts_.find(block);
+    return found == contexts_.end() ? nullptr : found->second;
+  }
+  void clear() {
+    std::scoped_lock const lock{mutex_};
+    contexts_.clear();
+    freed_.clear();
+  }
+  [[nodiscard]] std::size_t size() const {
+    std::scoped_lock const lock{mutex_};
+    return contexts_.size();
+  }
+
+ private:
+  void trim() {
+    while (freed_.size() > limit_) {
+      contexts_.erase(freed_.front());
+      freed_.pop_front();
+    }
+  }
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::unordered_map<BlockId, Pointer> contexts_;
+  std::deque<BlockId> freed_;
+  std::size_t limit_ = 0;
+};
+
+}  // namespace spillway::pytorch

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/interop/torch/cuda_history.hpp>
+#include <spillway/interop/torch/cuda_snapshot.hpp>
+#include <spillway/interop/torch/private_pools.hpp>
+#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/tensor_watch.hpp>
+#include <spillway/observe/snapshot.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+namespace spillway::pytorch {
+
+/// PyTorch's CUDA allocator on a `StorageDesk`, for one device.
+///
+/// Does all that PyTorch asks of its own one, but for what contradicts memory that comes and goes, which is
+/// refused by name: sharing with other processes by CUDA IPC, and the checkpoints of pools that
+/// CUDA graph trees make. Memory of private pools (`torch.cuda.MemPool`, CUDA graphs) never leaves.
+///
+/// `Site` is as for `StorageDesk`, and has
+///
+/// | expression               | must                                                            |
+/// |--------------------------|-----------------------------------------------------------------|
+/// | `Site::tensors()`        | this object; lives until the process ends                       |
+/// | `Site::limit()`, `Site::set_limit(bytes)`, `Site::total_bytes()` | bytes that tensors may take up, now, from now on; of the device |
+///
+/// and its allocator's observer is a `TensorWatch`.
+///
+/// Threads  thread-safe.
+/// Streams  as PyTorch's: memory belongs to the stream that was current, and is reused by others after
+///          what was enqueued on it and on those that `recordStream` named.
+template <class Site>
+class CudaTensorAllocator final
+    : public torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
+ public:
+  using Base = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+  using Desk = StorageDesk<Site>;
+  using Pools = PrivatePools<cudaStream_t>;
+  using DeviceIndex = c10::DeviceIndex;
+
+  CudaTensorAllocator()
+      : Base{[](std::size_t bytes, int, cudaStream_t stream) {
+               return Site::tensors().raw_alloc_with_stream(bytes, stream);
+             },
+             [](void* p, std::size_t, int, cudaStream_t) { Site::tensors().raw_delete(p); }} {}
+
+  // Memory
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    check(c10::cuda::current_device());
+    void* const p = bytes == 0 ? nullptr : take(bytes, Site::current_stream());
+    return {p, p, Desk::deleter(), Site::device()};
+  }
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Desk::deleter(); }
+  [[nodiscard]] void* raw_alloc(std::size_t bytes) override {
+    return raw_alloc_with_stream(bytes, Site::current_stream());
+  }
+  [[nodiscard]] void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override {
+    check(c10::cuda::current_device());
+    return bytes == 0 ? nullptr : take(bytes, stream);
+  }
+  void raw_delete(void* p) override { Desk::deleter()(p); }
+  /// What the desk does not know is a pool's. Anything else is a pointer that was freed before.
+  void drop_pooled(void* p) {
+    if (!pools_.free(p, Site::is_capturing())) {
+      TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
+    }
+  }
+
+  void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
+    if (data.get_context() == nullptr || pools_.note_stream(data.get_context(), stream.stream()) ||
+        Site::is_capturing()) {
+      return;  // what a capture uses never leaves
+    }
+    Site::desk().note_stream(data, stream.stream());
+  }
+
+  void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
+    bool const is_all = pool == c10::MempoolId_t{0, 0};
+    pools_.trim(is_all ? std::nullopt : std::optional<PoolId>{pool});
+    if (is_all) {
+      (void)Site::desk().memory().trim_sync();
+    }
+  }
+  /// The largest piece that can be had without making anything leave.
+  void cacheInfo(DeviceIndex device, std::size_t* largest) override {
+    check(device);
+    Stats const now = Site::desk().memory().stats();
+    std::size_t const growth =
+        std::min<std::size_t>(now.capacity_bytes - now.reserved_bytes,
+                              Site::desk().memory().device().memory_info().free_bytes);
+    *largest = std::max({*largest, std::size_t{now.largest_free_bytes}, growth});
+  }
+  /// The reservation that an address lies in.
+  [[nodiscard]] void* getBaseAllocation(void* p, std::size_t* size) override;
+
+  // The device
+
+  void init(int /*device_count*/) override { initialized_ = true; }
+  [[nodiscard]] bool initialized() override { return initialized_; }
+  [[nodiscard]] double getMemoryFraction(DeviceIndex device) override {
+    check(device);
+    return static_cast<double>(Site::limit()) / static_cast<double>(Site::total_bytes());
+  }
+  /// Of the device; what is more than `install` was given counts as that.
+  void setMemoryFraction(double fraction, DeviceIndex device) override {
+    check(device);
+    TORCH_CHECK_VALUE(
+        fraction > 0 && fraction <= 1, "a fraction of memory is in (0, 1], not ", fraction);
+    auto const wanted =
+        static_cast<std::size_t>(fraction * static_cast<double>(Site::total_bytes()));
+    Site::set_limit(std::min<std::size_t>(wanted, Site::desk().memory().stats().capacity_bytes));
+  }
+  [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
+  getExpandableSegmentSizes(DeviceIndex /*device*/) override {
+    return {};  // none is
+  }
+  [[nodiscard]] std::string name() override { return "spillway"; }
+
+  // Statistics and history
+
+  [[nodiscard]] c10::CachingDeviceAllocator::DeviceStats
+  getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override {
+    check(device);
+    watch().reset_accumulated();
+  }
+  void resetPeakStats(DeviceIndex device) override {
+    check(device);
+    watch().reset_peak();
+    Site::desk().memory().reset_peak_stats();
+  }
+  [[nodiscard]] c10::cuda::CUDACachingAllocator::SnapshotInfo
+  snapshot(c10::MempoolId_t pool = {0, 0}, bool include_traces = true) override;
+  void recordHistory(bool enabled,
+                     c10::cuda::CUDACachingAllocator::CreateContextFn gather,
+                     std::size_t most_entries,
+                     c10::cuda::CUDACachingAllocator::RecordContext when,
+                     bool clears,
+                     std::vector<std::string> const& /*skip_actions*/) override {
+    history_.record(watch(), enabled, gather, most_entries, when, clears);
+  }
+  [[nodiscard]] bool isHistoryEnabled() override { return watch().is_recording(); }
+  void attachOutOfMemoryObserver(
+      c10::cuda::CUDACachingAllocator::OutOfMemoryObserver observer) override {
+    history_.attach(std::move(observer));
+  }
+  void attachAllocatorTraceTracker(
+      c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override {
+    history_.attach(watch(), std::move(tracker), Site::device().index());
+  }
+  /// Called by the site.
+  void on_allocated(std::size_t bytes, BlockId block) noexcept {
+    watch().on_requested(bytes);
+    history_.on_allocated(block);
+  }
+  void on_freed(std::size_t bytes, BlockId block) noexcept {
+    watch().on_request_freed(bytes);
+    history_.on_freed(block);
+  }
+  void on_out_of_memory(std::size_t bytes) {
+    watch().on_refused();
+    Stats const now = Site::desk().memory().stats();
+    c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes),
+                                     now.allocated.bytes.current,
+                                     now.reserved_bytes,
+                                     Site::device());
+    history_.on_out_of_memory(Site::device().index(),
+                              bytes,
+                              Site::total_bytes(),
+                              Site::desk().memory().device().memory_info().free_bytes);
+  }
+
+  // Private pools
+
+  void createOrIncrefPool(
+      DeviceIndex device,
+      c10::MempoolId_t pool,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> own = nullptr) override;
+  void releasePool(DeviceIndex device, c10::MempoolId_t pool) override {
+    check(device);
+    rethrow_as_torch([&] { pools_.release(pool); });
+  }
+  [[nodiscard]] int getPoolUseCount(DeviceIndex device, c10::MempoolId_t pool) override {
+    check(device);
+    return pools_.use_count(pool);
+  }
+  /// Before a capture begins; or for allocations that a program wants in a pool of their own.
+  void beginAllocateToPool(DeviceIndex device,
+                           c10::MempoolId_t pool,
+                           std::function<bool(cudaStream_t)> filter) override {
+    check(device);
+    // On these two, most of what is free now was used last.
+    for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
+      Site::desk().memory().prepare_capture(stream);
+    }
+    pools_.begin(pool, std::move(filter));
+  }
+  /// @stream waits on the host for what was taken and brought in during a capture
+  void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
+    check(device);
+    rethrow_as_torch([&] { pools_.end(pool); });
+    Site::desk().memory().device().synchronize(Site::quiet_stream());
+  }
+  void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
+    check(device);
+    pools_.set_lends(pool, lends);
+  }
+  void setNoSplit(DeviceIndex device, c10::MempoolId_t /*pool*/) override { check(device); }
+  [[nodiscard]] bool checkPoolLiveAllocations(DeviceIndex device,
+                                              c10::MempoolId_t pool,
+                                              std::unordered_set<void*> const& expected) override {
+    check(device);
+    return pools_.has_exactly(pool, expected);
+  }
+  /// Whether any allocation may belong to a pool, and so a capture be under way.
+  [[nodiscard]] bool is_routing() const noexcept { return pools_.is_routing(); }
+
+  // Refused
+
+  [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle
+  shareIpcHandle(void* /*p*/) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "spillway: tensors whose memory comes and goes cannot be shared "
+                                "with other processes by CUDA "
+                                "IPC. Send a copy in host memory: tensor.cpu().");
+  }
+  [[nodiscard]] std::shared_ptr<void> getIpcDevPtr(std::string /*handle*/) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "spillway: memory of other processes cannot be opened by CUDA IPC while spillway_torch is "
+        "installed for CUDA. Receive a copy in host memory.");
+  }
+  [[nodiscard]] std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState>
+  getCheckpointState(DeviceIndex /*device*/, c10::MempoolId_t /*pool*/) override {
+    refuse_checkpoints();
+  }
+  [[nodiscard]] c10::cuda::CUDACachingAllocator::CheckpointDelta setCheckpointPoolState(
+      DeviceIndex /*device*/,
+      std::shared_ptr<c10::cuda::CUDACachingAllocator::AllocatorState> /*state*/) override {
+    refuse_checkpoints();
+  }
+
+ private:
+  [[noreturn]] static void refuse_checkpoints() {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "spillway: CUDA graph trees check their memory pools in and out, "
+                                "which this allocator does not "
+                                "do. Compile without them: torch.compile(mode='default'), or "
+                                "torch._inductor.config.triton.cudagraph_trees = False.");
+  }
+  static void check(DeviceIndex device) {
+    TORCH_CHECK(device == Site::device().index(),
+                "spillway_torch is installed for ",
+                Site::device(),
+                " in this process, not for cuda:",
+                static_cast<int>(device),
+                ": use one process for each device, or torch.cuda.set_device first");
+  }
+  template <class Act>
+  static void rethrow_as_torch(Act act) {
+    try {
+      act();
+    } catch (ContractViolation const& error) {
+      TORCH_CHECK(false, "spillway: ", error.what());
+    }
+  }
+  [[nodiscard]] static TensorWatch& watch() { return Site::desk().memory().observer(); }
+
+  [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
+    if (pools_.is_routing()) {
+      if (auto const pool = pools_.route(stream)) {
+        return pools_.allocate(
+            *pool, bytes, stream, Site::is_capturing() ? Site::quiet_stream() : stream);
+      }
+    }
+    try {
+      return Site::desk().allocate_raw(bytes, stream);
+    } catch (c10::OutOfMemoryError const&) {
+      if (pools_.lend() == 0) {
+        throw;
+      }
+    }
+    return Site::desk().allocate_raw(bytes, stream);
+  }
+
+  Pools pools_{
+      {[](std::size_t bytes, cudaStream_t stream) { return Site::desk().lend(bytes, stream); },
+       [](void* p) { Site::desk().take_back(p); }}};
+  CudaHistory history_;
+};
+
+template <class Site>
+void* CudaTensorAllocator<Site>::getBaseAllocation(void* p, std::size_t* size) {
+  auto const wanted = reinterpret_cast<std::uintptr_t>(p);
+  for (auto const& segment : spillway::snapshot(Site::desk().memory()).segments) {
+    if (wanted - segment.address < segment.size_bytes) {
+      if (size != nullptr) {
+        *size = segment.size_bytes;
+      }
+      return reinterpret_cast<void*>(segment.address);
+    }
+  }
+  TORCH_CHECK_VALUE(false, "spillway: ", p, " is not memory of this allocator");
+}
+
+template <class Site>
+c10::CachingDeviceAllocator::DeviceStats
+CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
+  check(device);
+  std::size_t free_ranges = 0;
+  Site::desk().memory().pager().for_each_range(
+      [&](RangeView const& range) { free_ranges += range.state == RangeState::free ? 1U : 0U; });
+  auto stats = as_torch::device_stats(watch().stats(free_ranges));
+  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
+    for (PoolId const& id : pools_.ids()) {
+      TensorStatArray bytes;
+      bytes.set_large(static_cast<std::int64_t>(pools_.reserved_bytes(id)));
+      stats.reserved_bytes_by_private_pools[id] = as_torch::stat_array(bytes);
+    }
+  }
+  return stats;
+}
+
+template <class Site>
+c10::cuda::CUDACachingAllocator::SnapshotInfo
+CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) {
+  c10::cuda::CUDACachingAllocator::SnapshotInfo info{};
+  DeviceIndex const device = Site::device().index();
+  info.device_traces.resize(static_cast<std::size_t>(device) + 1);
+  if (pool != c10::MempoolId_t{0, 0}) {
+    for (auto const& piece : pools_.pieces(pool)) {
+      info.segments.push_back(as_torch::segment<cudaStream_t>(piece, device));
+    }
+    return info;
+  }
+  auto& memory = Site::desk().memory();
+  std::vector<Event> const events = include_traces ? watch().history() : std::vector<Event>{};
+  MemorySnapshot const now = spillway::snapshot(memory, events);
+  for (MemorySnapshot::Segment const& segment : now.segments) {
+    info.segments.push_back(as_torch::segment(segment, device, history_.contexts()));
+  }
+  if (include_traces) {
+    info.device_traces.back() =
+        as_torch::trace(now, CudaHistory::epoch_ns(now.time_ns), history_.contexts());
+  }
+  return info;
+}
+
+/// @param own  where the pool's memory comes from instead, as `torch.cuda.MemPool(allocator)` says
+template <class Site>
+void CudaTensorAllocator<Site>::createOrIncrefPool(
+    DeviceIndex device,
+    c10::MempoolId_t pool,
+    std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> own) {
+  check(device);
+  if (own == nullptr) {
+    pools_.retain(pool);
+    return;
+  }
+  pools_.retain(pool,
+                typename Pools::Source{[own](std::size_t bytes, cudaStream_t stream) {
+                                         return own->raw_alloc_with_stream(bytes, stream);
+                                       },
+                                       [own](void* p) { own->raw_delete(p); }});
+}
+
+}  // namespace spillway::pytorch

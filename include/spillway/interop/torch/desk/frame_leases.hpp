@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/pager.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/interop/torch/desk/desk_state.hpp>
+#include <spillway/interop/torch/desk/storage_roll.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+
+namespace spillway::pytorch {
+
+/// Leases of what frames use: taken when an operation begins, given up when the outermost one ends and
+/// memory is short.
+///
+/// Threads  thread-safe. References to storages are taken and dropped without the lock, since their
+///          counts may need the interpreter's.
+/// Streams  leases belong to the stream that is current when an operation begins. An operation on
+///          another stream than the holding's adds a lease there: its stream then runs after what has been
+///          enqueued on the others so far, and its work comes before whatever takes the range. While a
+///          stream is captured, what is away comes in on `Site::quiet_stream()` and stays for good.
+template <class Site>
+class FrameLeases {
+ public:
+  using State = DeskState<Site>;
+  using Guard = typename State::Guard;
+  using Holding = typename State::Holding;
+  using Frames = typename State::Frames;
+  using Lease = typename State::Lease;
+  using stream_type = typename State::stream_type;
+
+  struct Missing {
+    Holding* holding = nullptr;
+    c10::StorageImpl* storage = nullptr;
+  };
+  using MissingList = c10::SmallVector<Missing, 8>;
+
+  FrameLeases(State& state, StorageRoll<Site>& roll) : state_{state}, roll_{roll} {}
+
+  /// Pins the operands, and enrols those that have not been seen if asked to. @returns those that are
+  /// away, to be given to `acquire`
+  [[nodiscard]] MissingList enter(Frames& frames, Operands const& operands, bool enrols);
+  /// Enrols results and pins them.
+  void enrol(Frames& frames, Operands const& results);
+  /// Unpins everything. Under pressure what nobody pins any more may leave.
+  void leave(Frames& frames) noexcept;
+
+  /// Acquires blocks that this thread marked as arriving. @returns false, with the reason, if there is no
+  /// room now
+  [[nodiscard]] bool acquire(std::vector<Missing> const& mine, std::string& failure);
+
+  /// Another stream uses a storage whose pointer is known; as `Tensor.record_stream`.
+  void note_stream(Holding& holding, stream_type stream);
+  void note_stream(void* raw, stream_type stream);
+
+  /// Begins pressure, and lets all that is idle leave. @returns bytes that may leave now
+  std::size_t relieve();
+
+ private:
+  using Strong = typename State::Strong;
+
+  [[nodiscard]] static bool is_captured() {
+    if constexpr (requires { Site::is_capturing(); }) {
+      return Site::is_capturing();
+    } else {
+      return false;
+    }
+  }
+  /// What a capture brings in is no part of the graph.
+  [[nodiscard]] static stream_type arrival_stream() {
+    if constexpr (requires { Site::quiet_stream(); }) {
+      return is_captured() ? Site::quiet_stream() : Site::current_stream();
+    } else {
+      return Site::current_stream();
+    }
+  }
+  void pin(Frames& frames, Holding& holding) {
+    if (holding.pins != 0 && holding.pinner == &frames) {
+      return;
+    }
+    frames.pins.push_back(&holding);
+    ++holding.pins;
+    holding.pinner = &frames;
+  }
+  void thaw(Holding& holding, stream_type stream);
+  void visit(Holding& holding, stream_type stream);
+  /// Takes the leases and the address away. @returns false if the storage is not where it was
+  [[nodiscard]] bool detach(Holding& holding, Strong const& storage, std::vector<Lease>& leases);
+
+  State& state_;
+  StorageRoll<Site>& roll_;
+};
+
+template <class Site>
+auto FrameLeases<Site>::enter(Frames& frames, Operands const& operands, bool enrols)
+    -> MissingList {
+  MissingList missing;
+  c10::SmallVector<Holding*, 2> thawing;
+  c10::SmallVector<Holding*, 2> visited;
+  stream_type const stream = Site::current_stream();
+  bool const captured = is_captured();
+  {
+    Guard const guard{state_.mutex};
+    for (Operand const& operand : operands) {
+      Holding* holding = State::holding_of(*operand.storage);
+      if (holding == nullptr && enrols) {
+        holding = roll_.try_enrol(operand);
+      }
+      if (holding == nullptr) {
+        continue;
+      }
+      pin(frames, *holding);
+      // A graph that is being captured will use the address whenever it is launched.
+      holding->is_kept = holding->is_kept || operand.use.keeps || captured;
+      if (operand.use.writes && holding->is_frozen) {
+        thawing.push_back(holding);
+      }
+      if (!holding->leases) {
+        missing.push_back({holding, operand.storage});
+      } else if (!captured && !holding->leases.covers(stream)) {
+        visited.push_back(holding);
+      }
+    }
+  }
+  for (Holding* const holding : thawing) {
+    thaw(*holding, stream);
+  }
+  for (Holding* const holding : visited) {
+    visit(*holding, stream);
+  }
+  return missing;
+}
+
+template <class Site>
+void FrameLeases<Site>::enrol(Frames& frames, Operands const& results) {
+  Guard const guard{state_.mutex};
+  for (Operand const& operand : results) {
+    Holding* holding = State::holding_of(*operand.storage);
+    if (holding == nullptr) {
+      holding = roll_.try_enrol(operand);
+      if (holding != nullptr) {
+        pin(frames, *holding);
+      }
+    }
+    if (holding != nullptr && operand.use.keeps) {
+      holding->is_kept = true;
+    }
+  }
+}
+
+/// A frozen storage is leased for reading. Before it is written its lease becomes one for writing, at
+/// the same address, since the first ends after the second began.
+template <class Site>
+void FrameLeases<Site>::thaw(Holding& holding, stream_type stream) {
+  {
+    Guard const guard{state_.mutex};
+    holding.is_frozen = false;
+    if (!holding.leases) {
+      return;
+    }
+  }
+  Lease lease = state_.memory->acquire(holding.block, Access::read_write, stream);
+  Guard const guard{state_.mutex};
+  lease = holding.leases.exchange_home(std::move(lease));
+}
+
+/// The holding is pinned, so that its address stays.
+template <class Site>
+void FrameLeases<Site>::visit(Holding& holding, stream_type stream) {
+  Access const access = holding.is_frozen ? Access::read : Access::read_write;
+  Lease lease = state_.memory->acquire(holding.block, access, stream);
+  Guard const guard{state_.mutex};
+  if (!holding.leases.covers(stream)) {
+    holding.leases.add(std::move(lease), stream);
+  }
+}
+
+template <class Site>
+void FrameLeases<Site>::note_stream(Holding& holding, stream_type stream) {
+  {
+    Guard const guard{state_.mutex};
+    if (!holding.leases || holding.leases.covers(stream)) {
+      return;  // what has left since was leased on every stream that used it
+    }
+    ++holding.pins;
+  }
+  auto const unpin = [&] {
+    Guard const guard{state_.mutex};
+    --holding.pins;
+  };
+  try {
+    visit(holding, stream);
+  } catch (...) {
+    unpin();
+    throw;
+  }
+  unpin();
+}
+
+template <class Site>
+void FrameLeases<Site>::note_stream(void* raw, stream_type stream) {
+  BlockId block{};
+  {
+    Guard const guard{state_.mutex};
+    auto const found = state_.raw.find(raw);
+    if (found == state_.raw.end() || found->second.leases.covers(stream)) {
+      return;
+    }
+    block = found->second.block;
+  }
+  Lease lease = state_.memory->acquire(block, Access::read_write, stream);
+  Guard const guard{state_.mutex};
+  if (auto const found = state_.raw.find(raw); found != state_.raw.end()) {
+    found->second.leases.add(std::move(lease), stream);
+  }
+}
+
+template <class Site>
+bool FrameLeases<Site>::acquire(std::vector<Missing> const& mine, std::string& failure) {
+  std::vector<LeaseRequest> requests;
+  std::vector<Lease> leases;
+  std::exception_ptr error;
+  stream_type const stream = arrival_stream();
+  try {
+    requests.reserve(mine.size());
+    for (Missing const& one : mine) {
+      requests.push_back(
+          {one.holding->block, one.holding->is_frozen ? Access::read : Access::read_write});
+    }
+    leases = state_.memory->acquire_all(requests, stream);
+  } catch (OutOfDeviceMemory const& out) {
+    failure = out.what();
+  } catch (OutOfHostMemory const& out) {
+    failure = out.what();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    Guard const guard{state_.mutex};
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      Holding& holding = *mine[i].holding;
+      holding.is_arriving = false;
+      if (!leases.empty()) {
+        holding.leases = {std::move(leases[i]), stream};
+        State::point(*mine[i].storage, holding, holding.leases.data());
+      }
+    }
+  }
+  state_.tell_waiters();
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return !leases.empty();
+}
+
+template <class Site>
+bool FrameLeases<Site>::detach(Holding& holding,
+                               Strong const& storage,
+                               std::vector<Lease>& leases) {
+  if (State::holding_of(*storage) != &holding) {
+    holding.is_kept = true;  // its pointer was moved to a storage that is not known
+    state_.strays.fetch_add(1);
+    return false;
+  }
+  holding.leases.move_to(leases);
+  State::point(*storage, holding, nullptr);
+  return true;
+}
+
+template <class Site>
+void FrameLeases<Site>::leave(Frames& frames) noexcept {
+  std::vector<Lease> leases;
+  std::vector<Holding*> graves;
+  std::vector<Strong> storages;
+  // Under pressure the addresses go, for which the storages have to be alive.
+  bool const lets_go = state_.is_under_pressure;
+  if (lets_go) {
+    storages.reserve(frames.pins.size());
+    leases.reserve(frames.pins.size());
+    for (Holding* const holding : frames.pins) {
+      storages.push_back(holding->storage.lock());
+    }
+  }
+  {
+    Guard const guard{state_.mutex};
+    state_.frames_ended += frames.pins.empty() ? 0U : 1U;
+    for (std::size_t i = 0; i < frames.pins.size(); ++i) {
+      Holding& holding = *frames.pins[i];
+      if (holding.pinner == &frames) {
+        holding.pinner = nullptr;
+      }
+      if (--holding.pins != 0) {
+        continue;
+      }
+      if (holding.is_dead) {
+        graves.push_back(&holding);
+      } else if (lets_go && !holding.is_kept && holding.leases && storages[i]) {
+        (void)detach(holding, storages[i], leases);
+      }
+    }
+    frames.pins.clear();
+  }
+  leases.clear();
+  storages.clear();
+  for (Holding* const holding : graves) {
+    delete holding;
+  }
+  if (!lets_go && state_.is_under_pressure) {
+    (void)relieve();  // pressure began meanwhile
+  }
+}
+
+template <class Site>
+std::size_t FrameLeases<Site>::relieve() {
+  std::vector<Lease> leases;
+  std::vector<Holding*> idle;
+  std::vector<Holding*> graves;
+  std::vector<Strong> storages;
+  std::size_t bytes = 0;
+  {
+    Guard const guard{state_.mutex};
+    if (!state_.is_under_pressure.exchange(true)) {
+      state_.pressures.fetch_add(1);
+    }
+    for (Holding* one = state_.all.next; one != &state_.all; one = one->next) {
+      if (one->pins == 0 && !one->is_kept && one->leases) {
+        idle.push_back(one);
+      }
+    }
+    for (Holding* const one : idle) {
+      ++one->pins;  // keeps the holding, not its lease
+    }
+  }
+  storages.reserve(idle.size());
+  for (Holding* const one : idle) {
+    storages.push_back(one->storage.lock());
+  }
+  {
+    Guard const guard{state_.mutex};
+    for (std::size_t i = 0; i < idle.size(); ++i) {
+      Holding& holding = *idle[i];
+      if (--holding.pins != 0) {
+        continue;
+      }
+      if (holding.is_dead) {
+        graves.push_back(&holding);
+      } else if (!holding.is_kept && holding.leases && storages[i] &&
+                 detach(holding, storages[i], leases)) {
+        bytes += holding.bytes;
+      }
+    }
+  }
+  leases.clear();
+  storages.clear();
+  for (Holding* const holding : graves) {
+    delete holding;
+  }
+  state_.tell_waiters();
+  return bytes;
+}
+
+}  // namespace spillway::pytorch

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/torch/desk/desk_state.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace spillway::pytorch {
+
+/// Knows every storage whose memory is the desk's: those that no operation has been seen to use, by
+/// address, and those that are enrolled.
+///
+/// Threads  thread-safe, but for `try_enrol`, which is called with the lock.
+template <class Site>
+class StorageRoll {
+ public:
+  using State = DeskState<Site>;
+  using Guard = typename State::Guard;
+  using Holding = typename State::Holding;
+  using Raw = typename State::Raw;
+
+  /// What is known of one storage or allocation.
+  struct View {
+    BlockId block{};
+    std::size_t bytes = 0;
+    bool is_enrolled = false;
+    bool is_leased = false;
+    bool is_in_use = false;
+    bool is_kept = false;
+    bool is_frozen = false;
+    Likeness likeness{};
+  };
+
+  explicit StorageRoll(State& state) : state_{state} {}
+
+  void add_raw(void* p, Raw raw) {
+    Guard const guard{state_.mutex};
+    state_.raw.emplace(p, std::move(raw));
+  }
+
+  /// @param is_lent  whether the memory is given back by whom it was lent to
+  /// @returns false if there is nothing of that kind at that address
+  [[nodiscard]] bool free_raw(void* p, bool is_lent) noexcept {
+    Raw raw;
+    {
+      Guard const guard{state_.mutex};
+      auto const found = state_.raw.find(p);
+      if (found == state_.raw.end() || found->second.is_lent != is_lent) {
+        return false;
+      }
+      raw = std::move(found->second);
+      state_.raw.erase(found);
+    }
+    raw.leases.release();
+    state_.memory->abandon(raw.block);
+    Site::on_freed(raw.bytes, raw.block);
+    state_.tell_waiters();
+    return true;
+  }
+
+  /// Size of an allocation that is not enrolled; 0 if there is none at that address.
+  [[nodiscard]] std::size_t raw_bytes(void* p) const {
+    Guard const guard{state_.mutex};
+    auto const found = state_.raw.find(p);
+    return found == state_.raw.end() ? 0 : found->second.bytes;
+  }
+
+  void on_storage_gone(Holding& holding) noexcept {
+    typename State::Leases leases;
+    bool is_last = false;
+    BlockId const block = holding.block;
+    std::size_t const bytes = holding.bytes;
+    {
+      Guard const guard{state_.mutex};
+      state_.unlink(holding);
+      holding.is_dead = true;
+      leases = std::move(holding.leases);
+      is_last = holding.pins == 0;
+    }
+    leases.release();
+    state_.memory->abandon(block);
+    Site::on_freed(bytes, block);
+    if (is_last) {
+      delete &holding;
+    }
+    state_.tell_waiters();
+  }
+
+  /// Wraps a storage that has its memory from here and nothing else to do with it. Under the lock.
+  [[nodiscard]] Holding* try_enrol(Operand const& operand) {
+    c10::StorageImpl& storage = *operand.storage;
+    c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+    if (data.get_deleter() != &State::drop_raw || data.get() == nullptr ||
+        data.get() != data.get_context() || !Site::allocates_for(storage)) {
+      return nullptr;
+    }
+    auto const found = state_.raw.find(data.get());
+    if (found == state_.raw.end() || found->second.is_lent || !Site::enrols(found->second.bytes)) {
+      return nullptr;
+    }
+    auto holding = std::make_unique<Holding>(State::weak_reference(storage));
+    holding->block = found->second.block;
+    holding->leases = std::move(found->second.leases);
+    holding->bytes = found->second.bytes;
+    holding->is_kept = found->second.is_kept;
+    holding->device = data.device();
+    if (operand.tensor != nullptr) {
+      holding->likeness = Likeness::of(*operand.tensor);
+    }
+    state_.raw.erase(found);
+    (void)data.release_context();
+    data =
+        c10::DataPtr{holding->leases.data(), holding.get(), &State::drop_holding, holding->device};
+    state_.link(*holding);
+    return holding.release();
+  }
+
+  [[nodiscard]] View view(c10::StorageImpl& storage) const {
+    Guard const guard{state_.mutex};
+    if (Holding const* const holding = State::holding_of(storage)) {
+      return view_of(*holding);
+    }
+    auto const found = state_.raw.find(storage._mutable_data_ptr_no_checks().get_context());
+    return found == state_.raw.end() ? View{} : view_of(found->second);
+  }
+
+  /// All of them, largest first.
+  [[nodiscard]] std::vector<View> views() const {
+    std::vector<View> all;
+    {
+      Guard const guard{state_.mutex};
+      all.reserve(state_.holdings + state_.raw.size());
+      for (Holding const* one = state_.all.next; one != &state_.all; one = one->next) {
+        all.push_back(view_of(*one));
+      }
+      for (auto const& [p, raw] : state_.raw) {
+        all.push_back(view_of(raw));
+      }
+    }
+    std::stable_sort(
+        all.begin(), all.end(), [](View const& a, View const& b) { return a.bytes > b.bytes; });
+    return all;
+  }
+
+  /// What would have to be released, largest first.
+  [[nodiscard]] std::string holders() const {
+    std::string text =
+        state_.is_enabled ? "" : " Support for large models is off: set_enabled_lms(True).";
+    std::size_t shown = 0;
+    std::size_t bytes = 0;
+    for (View const& one : views()) {
+      if (!one.is_leased && !one.is_in_use) {
+        continue;
+      }
+      bytes += one.bytes;
+      if (++shown <= 5) {
+        text +=
+            (shown == 1 ? " In use together or held, largest first: " : "; ") +
+            std::to_string(one.bytes) + " bytes " +
+            (one.is_enrolled ? one.likeness.text() : std::string{"not yet seen by an operation"}) +
+            (one.is_kept     ? " (kept: its address is known outside of operations)"
+             : one.is_in_use ? " (an operation needs it)"
+                             : "");
+      }
+    }
+    return text + (shown == 0 ? "" : "; " + std::to_string(bytes) + " bytes in all.");
+  }
+
+ private:
+  [[nodiscard]] static View view_of(Holding const& holding) {
+    return {.block = holding.block,
+            .bytes = holding.bytes,
+            .is_enrolled = true,
+            .is_leased = static_cast<bool>(holding.leases),
+            .is_in_use = holding.pins != 0,
+            .is_kept = holding.is_kept,
+            .is_frozen = holding.is_frozen,
+            .likeness = holding.likeness};
+  }
+  [[nodiscard]] static View view_of(Raw const& raw) {
+    return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
+  }
+
+  State& state_;
+};
+
+}  // namespace spillway::pytorch

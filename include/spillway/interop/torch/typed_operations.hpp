@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/storage_desk.hpp>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/IListRef.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
+#include <ATen/ops/_adaptive_avg_pool2d_ops.h>
+#include <ATen/ops/_batch_norm_impl_index_ops.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/adaptive_avg_pool1d_ops.h>
+#include <ATen/ops/adaptive_avg_pool2d_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/avg_pool2d_backward_ops.h>
+#include <ATen/ops/avg_pool2d_ops.h>
+#include <ATen/ops/baddbmm_ops.h>
+#include <ATen/ops/batch_norm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/contiguous_ops.h>
+#include <ATen/ops/conv1d_ops.h>
+#include <ATen/ops/conv2d_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/cross_entropy_loss_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/dropout_ops.h>
+#include <ATen/ops/embedding_dense_backward_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/fill_ops.h>
+#include <ATen/ops/flatten_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/group_norm_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/log_ops.h>
+#include <ATen/ops/log_softmax_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/max_pool2d_ops.h>
+#include <ATen/ops/max_pool2d_with_indices_backward_ops.h>
+#include <ATen/ops/max_pool2d_with_indices_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mse_loss_backward_ops.h>
+#include <ATen/ops/mse_loss_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_batch_norm_backward_ops.h>
+#include <ATen/ops/native_batch_norm_ops.h>
+#include <ATen/ops/native_dropout_backward_ops.h>
+#include <ATen/ops/native_dropout_ops.h>
+#include <ATen/ops/native_group_norm_backward_ops.h>
+#include <ATen/ops/native_group_norm_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/nll_loss_backward_ops.h>
+#include <ATen/ops/nll_loss_forward_ops.h>
+#include <ATen/ops/nll_loss_nd_ops.h>
+#include <ATen/ops/nll_loss_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/reshape_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_backward_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/softmax_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+#include <ATen/ops/to_ops.h>
+#include <ATen/ops/type_as_ops.h>
+#include <ATen/ops/zero_ops.h>
+#include <c10/core/Layout.h>
+#include <c10/core/ScalarType.h>
+
+// The operations that models call most, by the name of their type and of their schema. For them the hook
+// has kernels with the types that they have, so that no argument is boxed.
+// clang-format off
+#define SPILLWAY_TORCH_KERNELS(DO) \
+  DO(add_Tensor, "add.Tensor") \
+  DO(add__Tensor, "add_.Tensor") \
+  DO(add_out, "add.out") \
+  DO(sub_Tensor, "sub.Tensor") \
+  DO(sub__Tensor, "sub_.Tensor") \
+  DO(mul_Tensor, "mul.Tensor") \
+  DO(mul__Tensor, "mul_.Tensor") \
+  DO(mul_out, "mul.out") \
+  DO(div_Tensor, "div.Tensor") \
+  DO(div__Tensor, "div_.Tensor") \
+  DO(neg, "neg") \
+  DO(sum, "sum") \
+  DO(sum_dim_IntList, "sum.dim_IntList") \
+  DO(mean, "mean") \
+  DO(mean_dim, "mean.dim") \
+  DO(sqrt, "sqrt") \
+  DO(sqrt_, "sqrt_") \
+  DO(rsqrt, "rsqrt") \
+  DO(pow_Tensor_Scalar, "pow.Tensor_Scalar") \
+  DO(exp, "exp") \
+  DO(log, "log") \
+  DO(addcmul_, "addcmul_") \
+  DO(addcdiv_, "addcdiv_") \
+  DO(lerp__Scalar, "lerp_.Scalar") \
+  DO(fill__Scalar, "fill_.Scalar") \
+  DO(zero_, "zero_") \
+  DO(copy_, "copy_") \
+  DO(clone, "clone") \
+  DO(cat, "cat") \
+  DO(relu, "relu") \
+  DO(relu_, "relu_") \
+  DO(threshold_backward, "threshold_backward") \
+  DO(gelu, "gelu") \
+  DO(gelu_backward, "gelu_backward") \
+  DO(silu, "silu") \
+  DO(silu_backward, "silu_backward") \
+  DO(tanh, "tanh") \
+  DO(tanh_backward, "tanh_backward") \
+  DO(sigmoid, "sigmoid") \
+  DO(sigmoid_backward, "sigmoid_backward") \
+  DO(mm, "mm") \
+  DO(addmm, "addmm") \
+  DO(bmm, "bmm") \
+  DO(baddbmm, "baddbmm") \
+  DO(convolution, "convolution") \
+  DO(convolution_backward, "convolution_backward") \
+  DO(native_batch_norm, "native_batch_norm") \
+  DO(native_batch_norm_backward, "native_batch_norm_backward") \
+  DO(native_layer_norm, "native_layer_norm") \
+  DO(native_layer_norm_backward, "native_layer_norm_backward") \
+  DO(native_group_norm, "native_group_norm") \
+  DO(native_group_norm_backward, "native_group_norm_backward") \
+  DO(native_dropout, "native_dropout") \
+  DO(native_dropout_backward, "native_dropout_backward") \
+  DO(_softmax, "_softmax") \
+  DO(_softmax_backward_data, "_softmax_backward_data") \
+  DO(_log_softmax, "_log_softmax") \
+  DO(_log_softmax_backward_data, "_log_softmax_backward_data") \
+  DO(nll_loss_forward, "nll_loss_forward") \
+  DO(nll_loss_backward, "nll_loss_backward") \
+  DO(mse_loss, "mse_loss") \
+  DO(mse_loss_backward, "mse_loss_backward") \
+  DO(embedding, "embedding") \
+  DO(embedding_dense_backward, "embedding_dense_backward") \
+  DO(max_pool2d_with_indices, "max_pool2d_with_indices") \
+  DO(max_pool2d_with_indices_backward, "max_pool2d_with_indices_backward") \
+  DO(avg_pool2d, "avg_pool2d") \
+  DO(avg_pool2d_backward, "avg_pool2d_backward") \
+  DO(_adaptive_avg_pool2d, "_adaptive_avg_pool2d") \
+  DO(_adaptive_avg_pool2d_backward, "_adaptive_avg_pool2d_backward")
+
+// Those that call other operations and do not read bytes themselves.
+#define SPILLWAY_TORCH_COMPOSITES(DO) \
+  DO(linear, "linear") \
+  DO(layer_norm, "layer_norm") \
+  DO(batch_norm, "batch_norm") \
+  DO(_batch_norm_impl_index, "_batch_norm_impl_index") \
+  DO(group_norm, "group_norm") \
+  DO(conv1d, "conv1d") \
+  DO(conv2d, "conv2d") \
+  DO(matmul, "matmul") \
+  DO(reshape, "reshape") \
+  DO(flatten_using_ints, "flatten.using_ints") \
+  DO(contiguous, "contiguous") \
+  DO(dropout, "dropout") \
+  DO(softmax_int, "softmax.int") \
+  DO(log_softmax_int, "log_softmax.int") \
+  DO(cross_entropy_loss, "cross_entropy_loss") \
+  DO(nll_loss, "nll_loss") \
+  DO(nll_loss_nd, "nll_loss_nd") \
+  DO(max_pool2d, "max_pool2d") \
+  DO(adaptive_avg_pool2d, "adaptive_avg_pool2d") \
+  DO(adaptive_avg_pool1d, "adaptive_avg_pool1d") \
+  DO(to_dtype, "to.dtype") \
+  DO(type_as, "type_as")
+// clang-format on
+
+namespace spillway::pytorch {
+
+/// Calls `visit(tensor, is_written)` for each tensor in an argument or a result, as C++ has it.
+template <class Value, class Visit>
+void for_each_typed(Value& value, Visit const& visit) {
+  using Plain = std::remove_const_t<Value>;
+  if constexpr (std::is_same_v<Plain, at::Tensor>) {
+    visit(value, !std::is_const_v<Value>);
+  } else if constexpr (std::is_same_v<Plain, std::optional<at::Tensor>>) {
+    if (value.has_value()) {
+      visit(*value, !std::is_const_v<Value>);
+    }
+  } else if constexpr (std::is_same_v<Plain, at::ITensorListRef> ||
+                       std::is_same_v<Plain, at::TensorList>) {
+    for (at::Tensor const& tensor : value) {
+      visit(tensor, false);
+    }
+  }
+}
+
+template <class... Values, class Visit>
+void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
+  std::apply([&](auto const&... one) { (for_each_typed(one, visit), ...); }, values);
+}
+
+/// Collects what among typed arguments or results may be the desk's.
+template <class Desk>
+struct TypedCollector {
+  Operands& operands;
+
+  void operator()(at::Tensor const& tensor, bool is_written) const {
+    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) {
+      c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
+      if (storage != nullptr && Desk::is_ours(*storage)) {
+        operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, is_written}});
+      }
+    });
+  }
+};
+
+/// Collects results that have never been an operand or a result before. Few arguments that are returned
+/// have not, and those that have cost no lock.
+template <class Desk>
+struct NewcomerCollector {
+  Operands& operands;
+
+  void operator()(at::Tensor const& tensor, bool /*is_written*/) const {
+    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) {
+      c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
+      if (storage != nullptr && Desk::is_ours(*storage) && Desk::holding_of(*storage) == nullptr) {
+        operands.push_back(
+            {storage, part.unsafeGetTensorImpl(), {.keeps = keeps, .writes = false}});
+      }
+    });
+  }
+};
+
+/// Collects what a composite may read or write itself: indices, lengths and masks, and what it is said to
+/// write. Tensors that are not dense have kernels of their own.
+template <class Desk>
+struct CompositeCollector {
+  Operands& operands;
+  bool& is_dense;
+
+  void operator()(at::Tensor const& tensor, bool is_written) const {
+    if (!tensor.defined()) {
+      return;
+    }
+    c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+    if (impl->layout() != c10::kStrided || impl->is_nested()) {
+      is_dense = false;
+    } else if (impl->has_storage() &&
+               (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true))) {
+      c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+      if (storage != nullptr && Desk::is_ours(*storage)) {
+        operands.push_back({storage, impl, {.keeps = false, .writes = is_written}});
+      }
+    }
+  }
+};
+
+/// The kernels of one operation.
+///
+/// `Hook` is a `FrameHook`; see there what a frame is.
+template <class Hook, class Op, class Schema = typename Op::schema>
+struct TypedKernel;
+
+template <class Hook, class Op, class Result, class... Arguments>
+struct TypedKernel<Hook, Op, Result(Arguments...)> {
+  using Desk = typename Hook::Desk;
+
+  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+    Operands operands;
+    (for_each_typed(arguments, TypedCollector<Desk>{operands}), ...);
+    typename Hook::Frame frame;
+    frame.enter(operands);
+    Result result = Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+    if (frame.is_outermost()) {
+      // Also of arguments that are returned: they may have got their memory meanwhile.
+      operands.clear();
+      for_each_typed(std::as_const(result), NewcomerCollector<Desk>{operands});
+      frame.enrol(operands);
+    }
+    return result;
+  }
+
+  static Result run_composite(c10::DispatchKeySet keys, Arguments... arguments) {
+    Operands operands;
+    bool is_dense = true;
+    (for_each_typed(arguments, CompositeCollector<Desk>{operands, is_dense}), ...);
+    if (!is_dense) {
+      return run(keys, std::forward<Arguments>(arguments)...);
+    }
+    if (operands.empty()) {
+      return Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+    }
+    typename Hook::Beside beside;
+    beside.enter(operands);
+    return Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+  }
+};
+
+}  // namespace spillway::pytorch

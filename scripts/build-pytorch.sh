@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds the PyTorch module, with its CUDA part, against the PyTorch that python3 has, without a network and
+# without installing it: put FOLDER into PYTHONPATH.
+#
+#   scripts/build-pytorch.sh FOLDER
+#
+# Needs setuptools, a C++ compiler, Python's C headers and CUDA's. PYTHON names another python3.
+set -euo pipefail
+[ $# -eq 1 ] || { sed -n '3,8s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1"
+folder=$(cd "$1" && pwd)
+cd "$(dirname "$0")/.."
+export SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_CUDA=${SPILLWAY_TORCH_CUDA-1}
+# From a copy: setuptools writes beside the sources.
+rm -rf "$folder/source"
+cp -r examples/pytorch/spillway_torch "$folder/source"
+cd "$folder/source"
+"${PYTHON:-python3}" setup.py -q build_ext --build-lib "$folder" --build-temp "$folder/objects"
+cp spillway_torch/*.py "$folder/spillway_torch/"

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Makes the stand-in for the CUDA runtime one that a whole program can be run on, PyTorch for one: preloaded,
+// it is there from the start, and what the library itself does not call is answered, too.
+//
+// The device has memory, streams, events and copies, but no cores: launching a kernel is an error.
+// SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices.
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <support/fake_cuda_call.hpp>
+
+using namespace fake_cuda;
+
+namespace {
+
+std::size_t number_from(char const* variable, std::size_t otherwise) {
+  char const* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::stoull(text);
+}
+
+/// Never destroyed: programs go on calling CUDA while they end.
+[[maybe_unused]] Fake* const preloaded =
+    new Fake{{.devices = static_cast<int>(number_from("SPILLWAY_FAKE_CUDA_DEVICES", 1)),
+              .capacity_bytes = number_from("SPILLWAY_FAKE_CUDA_BYTES", std::size_t{64} << 20U),
+              .has_virtual_memory = false,
+              .serves_programs = true}};
+
+std::atomic<bool> is_stalled{false};
+
+int ordinal_of(Fake::Device const& device) {
+  return static_cast<int>(&device - fake->devices.data());
+}
+
+}  // namespace
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  return call("cudaGetDeviceCount", [&] { *count = fake->options.devices; });
+}
+cudaError_t cudaGetDevice(int* device) {
+  return call("cudaGetDevice", [&] { *device = ordinal_of(fake->current()); });
+}
+cudaError_t cudaSetDevice(int device) {
+  return call("cudaSetDevice", [&] {
+    require(device >= 0 && device < fake->options.devices, cudaErrorInvalidDevice);
+    Fake::Device& chosen = fake->devices[static_cast<std::size_t>(device)];
+    chosen.is_set_up = true;
+    if (contexts.empty()) {
+      contexts.push_back(nullptr);
+    }
+    contexts.back() = context_of(chosen);
+  });
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+  return call("cudaGetDeviceProperties", [&] {
+    require(device >= 0 && device < fake->options.devices, cudaErrorInvalidDevice);
+    *properties = {};
+    std::strncpy(properties->name, "a stand-in without cores", sizeof properties->name - 1);
+    properties->totalGlobalMem = fake->options.capacity_bytes;
+    properties->major = 9;
+    properties->multiProcessorCount = 1;
+    properties->maxThreadsPerBlock = 1024;
+    properties->maxThreadsPerMultiProcessor = 2048;
+    properties->warpSize = 32;
+  });
+}
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  return call("cudaRuntimeGetVersion", [&] { *version = CUDART_VERSION; });
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  return call("cudaDriverGetVersion", [&] { *version = CUDART_VERSION; });
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return call("cudaDeviceGetStreamPriorityRange", [&] {
+    *least = 0;
+    *greatest = -1;
+  });
+}
+cudaError_t cudaDeviceCanAccessPeer(int* can, int /*device*/, int /*peer*/) {
+  return call("cudaDeviceCanAccessPeer", [&] { *can = 0; });
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int /*priority*/) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
+                                     cudaStreamCaptureStatus* status,
+                                     unsigned long long* id,
+                                     cudaGraph_t* /*graph*/,
+                                     cudaGraphNode_t const** /*dependencies*/,
+                                     cudaGraphEdgeData const** /*edges*/,
+                                     std::size_t* /*count*/) {
+  if (id != nullptr) {
+    *id = 1;
+  }
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned /*flags*/) {
+  return cudaEventRecord(event, stream);
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return cudaStreamSynchronize(stream);  // done by the time it is asked
+}
+cudaError_t cudaDeviceSynchronize() {
+  std::vector<cudaStream_t> all{nullptr};
+  {
+    Lock const lock{fake->mutex};
+    for (Fake::Stream* const stream : fake->streams) {
+      if (stream->device == &fake->current()) {
+        all.push_back(reinterpret_cast<cudaStream_t>(stream));
+      }
+    }
+  }
+  for (cudaStream_t const stream : all) {
+    if (cudaError_t const status = cudaStreamSynchronize(stream); status != cudaSuccess) {
+      return status;
+    }
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind) {
+  cudaError_t const status = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  return status == cudaSuccess ? cudaStreamSynchronize(nullptr) : status;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void const* p) {
+  return call("cudaPointerGetAttributes", [&] {
+    *attributes = {};
+    attributes->type = fake->contains(p, 1, true)    ? cudaMemoryTypeDevice
+                       : fake->contains(p, 1, false) ? cudaMemoryTypeHost
+                                                     : cudaMemoryTypeUnregistered;
+    attributes->devicePointer = const_cast<void*>(p);
+  });
+}
+cudaError_t cudaLaunchKernel(void const* /*kernel*/,
+                             dim3 /*grid*/,
+                             dim3 /*block*/,
+                             void** /*arguments*/,
+                             std::size_t,
+                             cudaStream_t) {
+  return last_error = cudaErrorNoKernelImageForDevice;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t /*kernel*/,
+                               dim3 /*grid*/,
+                               dim3 /*block*/,
+                               void** /*arguments*/,
+                               std::size_t,
+                               cudaStream_t) {
+  return last_error = cudaErrorNoKernelImageForDevice;
+}
+cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* /*config*/,
+                                void const* /*kernel*/,
+                                void** /*arguments*/) {
+  return last_error = cudaErrorNoKernelImageForDevice;
+}
+
+// The driver's library under its own name, as PyTorch looks for it.
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  return driver_call("cuDevicePrimaryCtxGetState", [&] {
+    *flags = 0;
+    *active = fake->devices.at(static_cast<std::size_t>(device)).is_set_up ? 1 : 0;
+  });
+}
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = contexts.empty() ? nullptr : contexts.back();
+  return CUDA_SUCCESS;
+}
+CUresult cuGetErrorString(CUresult /*error*/, char const** text) {
+  *text = "as the fake was told";
+  return CUDA_SUCCESS;
+}
+// For tests: a stream is captured without a graph coming of it.
+void spillway_fake_begin_capture(cudaStream_t stream) {
+  fake->begin_capture(stream);
+}
+void spillway_fake_end_capture(cudaStream_t stream) {
+  fake->end_capture(stream);
+}
+/// What is enqueued on the stream from now on runs after `spillway_fake_resume`.
+void spillway_fake_stall(cudaStream_t stream) {
+  is_stalled.store(true);
+  (void)cudaLaunchHostFunc(
+      stream, [](void*) { is_stalled.wait(true); }, nullptr);
+}
+void spillway_fake_resume() {
+  is_stalled.store(false);
+  is_stalled.notify_all();
+}
+std::size_t spillway_fake_calls(char const* name) {
+  return fake->calls(name);
+}
+
+}  // extern "C"
