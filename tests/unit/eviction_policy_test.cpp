@@ -83,9 +83,13 @@ static_assert(!EvictionPolicy<NeedsArgument>);
 struct NoWord : ScheduleEviction {
   bool is_leaving(BlockId) const;  // not noexcept
 };
+struct NoReturn : ScheduleEviction {
+  bool may_return(AccessSchedule const&, BlockId) const;  // not noexcept
+};
 static_assert(SpeculativeEvictionPolicy<ScheduleEviction>);
 static_assert(!SpeculativeEvictionPolicy<LruEviction>);
 static_assert(!SpeculativeEvictionPolicy<NoWord>);
+static_assert(!SpeculativeEvictionPolicy<NoReturn>);
 
 }  // namespace
 

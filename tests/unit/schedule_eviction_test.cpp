@@ -167,6 +167,53 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.victim(64, anyone) != away);
   }
 
+  TEST_CASE("ScheduleEviction: a block may return when what is used before it has been used") {
+    // While blocks 1 and 2 take turns there is no room for block 0, however far ahead one looks.
+    Rig rig{{64, 64, 64}};
+    std::vector<std::uint32_t> step{0};
+    for (int i = 0; i < 20; ++i) {
+      step.insert(step.end(), {1, 2});
+    }
+    step.push_back(0);
+    rig.record(step);
+    CHECK(rig.policy.may_return(rig.schedule, block(0)));  // nothing is predicted yet
+    rig.policy.on_erase(block(2));
+    rig.begin(2 * 64);
+    rig.use(0);
+    REQUIRE(rig.policy.victim(64, anyone) == block(0));
+    rig.policy.on_erase(block(0));
+    std::size_t since = step.size();
+    for (std::size_t i = 1; i + 1 < step.size(); ++i) {
+      if (rig.policy.may_return(rig.schedule, block(0))) {
+        since = std::min(since, i);
+      } else {
+        CHECK(since == step.size());  // once it may, it may
+      }
+      rig.use(step[i]);
+    }
+    CHECK(since <= step.size() - 2);
+    CHECK(since >= step.size() - 1 - StepPlan::next_ops - 2);
+  }
+
+  TEST_CASE("ScheduleEviction: a block may return at once if everything fits until it is used") {
+    Rig rig{{64, 64, 64, 64}};
+    std::vector<std::uint32_t> step{1, 2, 3};
+    for (int i = 0; i < 20; ++i) {
+      step.insert(step.end(), {1, 2});
+    }
+    step.push_back(0);
+    rig.record(step);
+    rig.policy.on_erase(block(0));
+    SUBCASE("in the whole step") {
+      rig.begin(4 * 64);
+      CHECK(rig.policy.may_return(rig.schedule, block(0)));
+    }
+    SUBCASE("but not while others take the room") {
+      rig.begin(2 * 64);
+      CHECK(!rig.policy.may_return(rig.schedule, block(0)));
+    }
+  }
+
   TEST_CASE("ScheduleEviction: blocks that leave are offered for an early copy once each") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);

@@ -56,6 +56,7 @@ concept EvictionPolicy =
 /// |---------------------------|-------------------------------------------------------------------|
 /// | `p.early_victim(inspect)` | name a tracked block that `inspect` admits and that is sent out before its next use anyway, or nothing |
 /// | `cp.is_leaving(id)`       | say whether a block need not stay until its next use: it is sent out anyway, or has none |
+/// | `cp.may_return(schedule, id)` | say whether a block that is away may come back now without taking the room of what is made or used before its next use |
 ///
 /// A block that `early_victim` names can be copied out while the link is idle. One that is leaving can
 /// make room for a prefetch; if others do, prefetching makes the program swap in more.
@@ -63,9 +64,11 @@ template <class P>
 concept SpeculativeEvictionPolicy =
     EvictionPolicy<P> &&
     requires(P p, P const cp, BlockId id,
+             AccessSchedule const& schedule,
              std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
       { p.early_victim(inspect) } noexcept -> std::same_as<std::optional<BlockId>>;
       { cp.is_leaving(id)       } noexcept -> std::same_as<bool>;
+      { cp.may_return(schedule, id) } noexcept -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -91,6 +91,11 @@ class LookAhead {
       if (block == nullptr || block->is_resident() || block->is_busy || !block->has_contents) {
         return true;
       }
+      if constexpr (SpeculativeEvictionPolicy<typename Policies::eviction>) {
+        if (!state_.eviction.may_return(state_.prefetcher.schedule(), id)) {
+          return true;  // its turn comes when what is made in between has been made
+        }
+      }
       inflight_bytes += block->bytes;
       if (inflight_bytes > most_bytes) {
         return false;

@@ -124,6 +124,11 @@ class ScheduleEviction {
            (plan_.must_leave(block.entry) && !block.is_back);
   }
 
+  [[nodiscard]] bool may_return(AccessSchedule const& schedule, BlockId id) const noexcept {
+    return !is_predicting_ ||
+           plan_.returns_at(schedule.use_of(id).entry) <= schedule.cursor() + StepPlan::next_ops;
+  }
+
   /// Names each block that the plan sends out once.
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> early_victim(Inspect inspect) noexcept {

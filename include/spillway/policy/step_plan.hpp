@@ -32,7 +32,7 @@ struct PlanOptions {
 /// the boundary; only the first step's decisions are used, the next boundary plans again. A gap is
 /// named by the entry of the use that ends it.
 ///
-/// Cost    O(n log n) time for a step of n uses, about 200 bytes a use, kept for the next plan.
+/// Cost    O(n log n) time for a step of n uses, about 210 bytes a use, kept for the next plan.
 /// Threads thread-unsafe.
 class StepPlan {
  public:
@@ -58,6 +58,7 @@ class StepPlan {
   void clear() noexcept {
     leaves_.clear();
     is_free_.clear();
+    returns_.clear();
   }
 
   /// The block must be away for a while before the use at `entry`.
@@ -68,10 +69,17 @@ class StepPlan {
   [[nodiscard]] bool leaves_for_nothing(std::uint32_t entry) const noexcept {
     return entry == never_entry || (entry < is_free_.size() && is_free_[entry]);
   }
+  /// The moment from which on the plan has room for the block to be back for the use at `entry`. Sooner,
+  /// it would take the room of what is born in between, or send others out. 0 if nothing is planned.
+  [[nodiscard]] std::uint32_t returns_at(std::uint32_t entry) const noexcept {
+    return entry < returns_.size() ? returns_[entry] : 0;
+  }
+
+  /// Uses ahead of which a block may come back whatever the plan says: without them nothing overlaps.
+  static constexpr std::uint32_t next_ops = 2;
 
  private:
   static constexpr std::uint32_t none = StepRecord::none;
-  static constexpr std::uint32_t next_ops = 2;
 
   /// How a part of the record stands at the start of the plan.
   struct Standing {
@@ -248,7 +256,11 @@ class StepPlan {
     exact_.swap(leaves_);
     auto const costs_little = [&](std::uint32_t ahead, double extra) {
       std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
-      return bytes && *bytes <= *least * (1.0 + extra);
+      bool const is_taken = bytes && *bytes <= *least * (1.0 + extra);
+      if (is_taken) {
+        note_returns(record, ahead);
+      }
+      return is_taken;
     };
     std::uint32_t const far = options_.ahead_ops;
     if (costs_little(far, options_.most_extra) || costs_little(far / 4, options_.most_extra) ||
@@ -256,6 +268,28 @@ class StepPlan {
       return;
     }
     exact_.swap(leaves_);
+    note_returns(record, 0);
+  }
+
+  /// Notes from when on there is room for what is away now, and for what the plan sends away: as early as
+  /// was planned for, or after the last moment at which more would be alive than fits.
+  void note_returns(StepRecord const& record, std::uint32_t ahead) {
+    returns_.assign(horizon(), 0);
+    auto const room_for = [&](std::uint32_t from, std::uint32_t to) {
+      auto const calm = std::lower_bound(rank_.begin(), rank_.begin() + to, rank_[to]);
+      return std::min(back(from, to, ahead), static_cast<std::uint32_t>(calm - rank_.begin()));
+    };
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      Standing const& standing = standing_[i];
+      if (standing.is_alive && !standing.is_resident && standing.next < horizon()) {
+        returns_[standing.next] = room_for(start_, standing.next);
+      }
+    }
+    each_gap(record, [&](std::uint32_t, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+      if (entry < horizon() && leaves_[entry]) {
+        returns_[entry] = room_for(from, to);
+      }
+    });
   }
 
   /// @returns the bytes that come back, or nothing if the excess cannot be taken away
@@ -290,6 +324,7 @@ class StepPlan {
   std::vector<bool> leaves_;   // by entry, of this step and then of the one after
   std::vector<bool> is_free_;  // likewise
   std::vector<bool> exact_;
+  std::vector<std::uint32_t> returns_;  // likewise
   std::uint32_t length_ = 0;
   std::uint32_t start_ = 0;
   std::vector<Standing> standing_;    // by part

@@ -7,7 +7,6 @@
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
-#include <limits>
 #include <utility>
 
 #include "site.hpp"
@@ -39,12 +38,6 @@ struct HostSite {
 
   static void install(InstallOptions const& wanted) {
     auto options = State::options(wanted, spillway::HostApi{}.memory_info().total_bytes);
-    // A few operations ahead is early enough: copies take no longer than kernels here. What came in
-    // sooner would take the room of tensors that are made in between.
-    options.prefetch = spillway::ScheduleLookahead{spillway::PrefetchOptions{
-        .lookahead_ops = 16,
-        .max_inflight_bytes =
-            wanted.limit == 0 ? std::numeric_limits<std::size_t>::max() : wanted.limit / 6}};
     // What plans are priced with: copying memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch.hpp>
+#include <spillway/policy/schedule_lookahead.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -84,6 +85,10 @@ struct SiteState {
     typename Allocator::Options options;
     options.capacity_bytes = wanted.limit;
     options.paging.lease_wait = std::chrono::milliseconds{0};
+    if (wanted.limit != 0) {
+      options.prefetch = spillway::ScheduleLookahead{
+          spillway::PrefetchOptions{.max_inflight_bytes = wanted.limit / 6}};
+    }
     options.host.pinned_bytes = wanted.host_limit;
     if (!wanted.file_tier.empty()) {
       options.host.file = wanted.file_tier;

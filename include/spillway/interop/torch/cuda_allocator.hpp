@@ -330,12 +330,8 @@ CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
   Site::desk().memory().pager().for_each_range(
       [&](RangeView const& range) { free_ranges += range.state == RangeState::free ? 1U : 0U; });
   auto stats = as_torch::device_stats(watch().stats(free_ranges));
-  if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
-    for (PoolId const& id : pools_.ids()) {
-      TensorStatArray bytes;
-      bytes.set_large(static_cast<std::int64_t>(pools_.reserved_bytes(id)));
-      stats.reserved_bytes_by_private_pools[id] = as_torch::stat_array(bytes);
-    }
+  for (PoolId const& id : pools_.ids()) {
+    as_torch::add_private_pool(stats, id, pools_.reserved_bytes(id));
   }
   return stats;
 }

@@ -54,6 +54,16 @@ inline c10::CachingDeviceAllocator::DeviceStats device_stats(TensorStats const& 
   return to;
 }
 
+/// For versions of PyTorch that count private pools one by one.
+template <class DeviceStats>
+void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
+  if constexpr (requires { to.reserved_bytes_by_private_pools; }) {
+    TensorStatArray counted;
+    counted.set_large(static_cast<std::int64_t>(bytes));
+    to.reserved_bytes_by_private_pools[id] = stat_array(counted);
+  }
+}
+
 /// A resident block counts as allocated whether an operation uses it or not; one that has left is not
 /// shown. A range whose block was freed while its copy is under way awaits its being freed.
 inline c10::CachingDeviceAllocator::SegmentInfo
