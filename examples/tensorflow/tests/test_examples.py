@@ -10,7 +10,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent.parent
 
 def test_a_larger_image_trains_with_support(tmp_path):
     table = tmp_path / "steps.csv"
-    done = subprocess.run([sys.executable, FOLDER / "many_models.py", "residual", "--limit-mib", "24", "--least", "96",
+    done = subprocess.run([sys.executable, FOLDER / "many_models.py", "residual", "--limit-mib", "24", "--least", "128",
                            "--most", "160", "--csv", table],
                           capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

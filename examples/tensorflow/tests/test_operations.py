@@ -110,6 +110,25 @@ def test_what_was_only_read_leaves_without_being_copied(lms, evicted):
     assert after["dropped_bytes"] - before["dropped_bytes"] >= 1 << 20
 
 
+def test_what_is_changed_in_place_leaves_with_what_was_changed(lms):
+    @tf.function
+    def f(seed):
+        xs = [tf.random.stateless_normal((512, 512), (seed, i)) for i in range(6)]
+        for function in (tf.sin, tf.cos, tf.tanh, tf.abs, tf.sqrt):  # in place: nobody else has the operand
+            with tf.control_dependencies(xs):
+                xs = [function(x) for x in xs]
+        return [tf.reduce_sum(x, axis=0) for x in xs]
+    seed = tf.constant(1)
+    expected = [x.numpy() for x in f(seed)]
+    spillway_tf.set_lms_limit(4 << 20)
+    before = lms.stats()
+    for _ in range(3):
+        for a, b in zip(f(seed), expected):
+            assert np.array_equal(a.numpy(), b)
+    after = lms.stats()
+    assert after["swap_in_bytes"] > before["swap_in_bytes"]
+
+
 def test_sparse_updates_and_lookups(lms, evicted):
     v = tf.Variable(random(4096, 64))
     a, = evicted(v)
@@ -213,6 +232,7 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     table = random(64, 8192)
     a, = evicted(table)
     whole = tf.data.Dataset.from_tensor_slices(table).batch(16)
+    assert not lms.view(table)["may_leave"]
     lms.evict()  # the data set has its address now
     assert np.array_equal(np.concatenate([b.numpy() for b in whole]), a)
 

@@ -2,6 +2,7 @@
 """A callback for `model.fit`."""
 import csv
 import time
+import warnings
 
 import tensorflow as tf
 
@@ -29,6 +30,9 @@ class LMSStatsLogger(tf.keras.callbacks.Callback):
         self._began = 0.0
 
     def on_train_begin(self, logs=None):
+        if getattr(self.model, "jit_compile", False) and not self.model.run_eagerly and C.is_installed():
+            warnings.warn("spillway_tf: Keras compiles the training step into one operation, all of whose tensors have to "
+                          "fit together: compile the model with jit_compile=False", stacklevel=2)
         self._file = open(self._path, "w", newline="")
         self._rows = csv.writer(self._file)
         self._rows.writerow(("step", "epoch", "seconds", "loss") + COLUMNS)
