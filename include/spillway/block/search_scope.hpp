@@ -23,18 +23,18 @@ struct Stretch {
 /// Which ranges of an arena are looked at to find room: all of them, or those around some free ranges.
 ///
 /// Where there are many ranges, to look at all takes the host far longer than it takes the device to
-/// move a little more than the least. A search therefore begins with at most a few thousand, where the
-/// largest free ones are, and widens eightfold until it finds something or has seen everything.
+/// move a little more than the least. A search therefore begins with a few of them, where the largest
+/// free ones are, and widens eightfold until it finds something or has seen everything.
 ///
 /// Threads  thread-compatible. Keeps its memory.
 class SearchScope {
  public:
   static constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 
-  /// The number of ranges to look at first, if up to `few` of `ranges` are looked at as a whole.
+  /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without need.
   [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
-    std::size_t const most = std::min(ranges / (4 * growth), most_at_first);
-    return ranges <= few ? all : up_to(std::max({few / growth, most, least_at_first}), ranges);
+    std::size_t const most = std::min(ranges / (4 * growth), few);
+    return ranges <= few ? all : up_to(std::max(most, least_at_first), ranges);
   }
   /// The next more than `most`, after which `all` comes at last.
   [[nodiscard]] static std::size_t wider(std::size_t most, std::size_t ranges) noexcept {
@@ -64,7 +64,6 @@ class SearchScope {
  private:
   static constexpr std::size_t growth = 8;
   static constexpr std::size_t least_at_first = 8;
-  static constexpr std::size_t most_at_first = 2048;
 
   // Not a large part, which costs as much as all and may find nothing.
   static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {

@@ -221,7 +221,10 @@ class RoomMaker {
   std::optional<RangeSource>
   make_contiguous(Guard& guard, std::size_t bytes, std::size_t most_ranges) {
     auto plan = compaction_plan(bytes, most_ranges);
-    auto window = cheapest_window(bytes, most_ranges);
+    std::optional<EvictionWindow> window;
+    if (!plan || most_ranges == SearchScope::all) {  // else another search saves nothing
+      window = cheapest_window(bytes, most_ranges);
+    }
     if (plan && window) {
       double const move_seconds =
           2.0 * static_cast<double>(plan->cost_bytes) / state_.options.device_bytes_per_second;
