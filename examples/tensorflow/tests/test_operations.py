@@ -254,7 +254,9 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     for batch in captured:
         lms.evict()
         assert np.array_equal(batch.numpy()[1], b)
-    spillway_tf.set_lms_limit(64 << 20)
+    allocs = lms.stats()["num_allocs"]
+    assert len(list(made.map(lambda t: tf.sin(t + 1)).batch(4))) == 2
+    assert lms.stats()["num_allocs"] == allocs  # what a pipeline computes is the host's
 
 
 def test_arrays_that_python_functions_keep(lms, evicted):
@@ -263,6 +265,7 @@ def test_arrays_that_python_functions_keep(lms, evicted):
     a, = evicted(x)
     y = tf.numpy_function(lambda array: (seen.append(array), array * 2)[1], [x], tf.float32)
     lms.evict()
+    assert lms.is_away(x)
     assert np.array_equal(seen[0], a)
     assert np.array_equal(y.numpy(), a * 2)
     z = random(512, 512, seed=4)

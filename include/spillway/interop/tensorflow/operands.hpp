@@ -199,7 +199,7 @@ class Operands {
   }
 
   OperationKind kind_;
-  bool captures_ = kind_ == OperationKind::captures;
+  bool captures_ = false;
   bool holds_tensors_ = false;  // variants that are made of tensors are among the operands
   std::vector<BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;

@@ -14,10 +14,9 @@ namespace spillway::tensor_flow {
 
 /// What an operation does with the bytes of its operands.
 enum class OperationKind : std::uint8_t {
-  touches,   ///< reads or writes them while it runs
-  passes,    ///< hands tensors on and never looks at their bytes
-  reads,     ///< touches, and what it gets as a variable it only reads
-  captures,  ///< gives their addresses to code that uses them whenever it likes
+  touches,  ///< reads or writes them while it runs
+  passes,   ///< hands tensors on and never looks at their bytes
+  reads,    ///< touches, and what it gets as a variable it only reads
 };
 
 /// By the name of the operation. What is not known touches.
@@ -99,10 +98,6 @@ enum class OperationKind : std::uint8_t {
   static_assert(std::is_sorted(passing.begin(), passing.end()));
   if (std::binary_search(passing.begin(), passing.end(), name)) {
     return OperationKind::passes;
-  }
-  // NumPy arrays of the operands may outlive the call.
-  if (name == "PyFunc" || name == "PyFuncStateless") {
-    return OperationKind::captures;
   }
   if (name == "ReadVariableOp" || name == "ResourceGather" || name == "ResourceGatherNd") {
     return OperationKind::reads;
