@@ -26,16 +26,17 @@ std::atomic<bool> is_memory_refused{false};
 
 }  // namespace
 
-void* operator new[](std::size_t bytes, std::nothrow_t const& /*tag*/) noexcept {
+// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and warn.
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::nothrow_t const& /*tag*/) noexcept {
   return is_memory_refused ? nullptr : std::malloc(bytes);
 }
-void operator delete[](void* p) noexcept {
+[[gnu::noinline]] void operator delete[](void* p) noexcept {
   std::free(p);
 }
-void operator delete[](void* p, std::size_t /*bytes*/) noexcept {
+[[gnu::noinline]] void operator delete[](void* p, std::size_t /*bytes*/) noexcept {
   std::free(p);
 }
-void* operator new[](std::size_t bytes) {
+[[gnu::noinline]] void* operator new[](std::size_t bytes) {
   if (void* const p = std::malloc(bytes); p != nullptr) {
     return p;
   }
