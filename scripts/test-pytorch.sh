@@ -16,28 +16,17 @@ if [ "${1-}" = --torch ]; then
   shift 2
 fi
 
-skip() {
-  printf '\n**************************************************************\n' >&2
-  printf '** The PyTorch module was NOT tested: %s\n' "$*" >&2
-  printf '**************************************************************\n' >&2
-  exit 77
-}
-
+framework=PyTorch
 home=$PWD/build/pytorch-$version
-python=$home/bin/python
+. scripts/framework-module.sh
 is_there() { [ -x "$python" ] && "$python" -c 'import numpy, pytest, torch' 2>/dev/null; }
 
 if ! is_there; then
-  python3 -c 'import ensurepip, os, sysconfig
-assert os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h"))' 2>/dev/null ||
-    skip "python3 lacks the module venv or its C headers (packages python3-venv and python3-dev)"
-  rm -rf "$home"
-  python3 -m venv "$home"
-  pip() { "$python" -m pip install -q --no-compile --retries 2 "$@" 2>"$home/pip.log"; }
+  make_environment
   # Its CPU variant if there is one. Otherwise its CUDA libraries are linked to and have to be there, but
   # not Triton, which only compiled models use.
   pip --no-deps "torch==$version+cpu" || pip --no-deps "torch==$version" ||
-    skip "pip could not install torch==$version: $(tail -n 1 "$home/pip.log")"
+    skip "pip could not install torch==$version: $(pip_failure)"
   "$python" - > "$home/requirements.txt" <<'END'
 from importlib.metadata import requires
 for one in requires("torch"):
@@ -45,25 +34,12 @@ for one in requires("torch"):
         print(one)
 END
   pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest wheel ||
-    skip "pip could not install what torch needs: $(tail -n 1 "$home/pip.log")"
+    skip "pip could not install what torch needs: $(pip_failure)"
   is_there || skip "torch $version was installed but cannot be imported"
 fi
 
-export MAX_JOBS=${MAX_JOBS:-1} SPILLWAY_INCLUDE=$PWD/include
-python_headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
-export SPILLWAY_TORCH_FLAGS="-Wpedantic -Wconversion -Wsign-conversion -Werror -isystem $python_headers"
-export PATH=$home/bin:$PATH
-if command -v ccache >/dev/null; then
-  mkdir -p "$home/compiler"
-  ln -sf "$(command -v ccache)" "$home/compiler/g++"
-  export CXX=$home/compiler/g++
-fi
-# Built from a copy: setuptools writes beside the sources.
-rm -rf "$home/module"
-cp -r examples/pytorch/spillway_torch "$home/module"
-"$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
-
-export PYTHONDONTWRITEBYTECODE=1 TORCHINDUCTOR_CACHE_DIR=$home/inductor
+export MAX_JOBS=${MAX_JOBS:-1} TORCHINDUCTOR_CACHE_DIR=$home/inductor
+install_module examples/pytorch/spillway_torch
 "$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests "$@"
 
 headers=$("$python" - <<'END'

@@ -21,7 +21,7 @@ if not (include / "spillway" / "interop" / "torch.hpp").exists():
 flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 for folder in include_paths():
     flags += ["-isystem", folder]  # no warnings about PyTorch's own headers
-flags += os.environ.get("SPILLWAY_TORCH_FLAGS", "").split()
+flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
 extensions = [
     CppExtension("spillway_torch._spillway_torch", ["csrc/module.cpp"], include_dirs=[str(include)],
                  extra_compile_args=flags)

@@ -27,7 +27,7 @@ for folder in (tf_include, pybind11.parents[1]):
     flags += ["-isystem", str(folder)]  # no warnings about TensorFlow's own headers
 flags += ["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 flags += [f"-DSPILLWAY_TF_MODULE={name}"]
-flags += os.environ.get("SPILLWAY_TF_FLAGS", "").split()
+flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
 setup(
     ext_modules=[
         Extension(
