@@ -7,6 +7,7 @@
 #include <spillway/interop/torch/cuda_allocator.hpp>
 #include <spillway/interop/torch/tensor_watch.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -17,6 +18,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
+#include <unistd.h>
 
 namespace spillway_torch {
 

@@ -3,19 +3,16 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/core/types.hpp>
+#include <spillway/interop/ballast.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/policy/schedule_lookahead.hpp>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <c10/core/DispatchKey.h>
 #include <c10/util/Exception.h>
@@ -57,16 +54,13 @@ template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
   using Device = typename Allocator::device_type;
-  using Lease = typename Allocator::lease_type;
   using Hook = spillway::pytorch::FrameHook<Site, hook_key>;
 
   Device device;
   Allocator memory;
   spillway::pytorch::StorageDesk<Site> desk;
   std::unique_ptr<typename Hook::Registration> hook;
-  std::mutex ballast_mutex;
-  std::vector<std::pair<spillway::BlockId, Lease>> ballast;  // room that nothing else may have
-  std::size_t ballast_bytes = 0;
+  spillway::Ballast<Allocator> ballast{memory};
   std::atomic<std::size_t> foreach_bytes{0};
   std::atomic<std::size_t> least_bytes{0};
 
@@ -100,10 +94,7 @@ struct SiteState {
     return options;
   }
 
-  [[nodiscard]] std::size_t limit() {
-    std::scoped_lock const lock{ballast_mutex};
-    return memory.stats().capacity_bytes - ballast_bytes;
-  }
+  [[nodiscard]] std::size_t limit() const { return ballast.limit_bytes(); }
 
   /// Lowers the limit below what was reserved, or raises it again.
   void set_limit(std::size_t limit) {
@@ -112,47 +103,14 @@ struct SiteState {
                 "the limit can be raised to ",
                 capacity,
                 " bytes at most, with which spillway_torch was installed");
-    std::scoped_lock const lock{ballast_mutex};
-    std::size_t const wanted = (capacity - limit) / piece * piece;
-    while (ballast_bytes > wanted) {
-      auto [block, lease] = std::move(ballast.back());
-      ballast.pop_back();
-      std::size_t const bytes = lease.size_bytes();
-      lease.release();
-      memory.abandon(block);
-      ballast_bytes -= bytes;
-    }
-    std::size_t bytes = wanted - ballast_bytes;
-    while (ballast_bytes < wanted) {
-      bytes = std::min(bytes, wanted - ballast_bytes);
-      try {
-        add_ballast(bytes);
-      } catch (spillway::OutOfDeviceMemory const& error) {
-        if (!desk.is_under_pressure()) {
-          (void)desk.relieve();
-        } else if (bytes > piece) {
-          bytes = std::max(piece, bytes / 2 / piece * piece);
-        } else {
-          TORCH_CHECK_WITH(
-              OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
-        }
-      }
-    }
-  }
-
- private:
-  static constexpr std::size_t piece = std::size_t{1} << 20U;
-
-  void add_ballast(std::size_t bytes) {
-    spillway::BlockId const block = memory.allocate(bytes);
     try {
-      ballast.emplace_back(block,
-                           memory.acquire(block, spillway::Access::write, Site::current_stream()));
-    } catch (...) {
-      memory.abandon(block);
-      throw;
+      ballast.set_limit(limit, Site::current_stream(), [this] {
+        return !desk.is_under_pressure() && (desk.relieve(), true);
+      });
+    } catch (spillway::OutOfDeviceMemory const& error) {
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
     }
-    ballast_bytes += bytes;
   }
 };
 
