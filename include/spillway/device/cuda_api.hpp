@@ -234,10 +234,10 @@ inline void* CudaApi::try_allocate_pinned(std::size_t size_bytes, int node) {
   return pinned_.try_allocate(size_bytes, options_.numa_placement ? node : -1);
 }
 
-inline void CudaApi::free_pinned(void* memory, std::size_t size_bytes) noexcept {
+inline void CudaApi::free_pinned(void* memory, std::size_t /*size_bytes*/) noexcept {
   Scope const scope{context_, std::nothrow};
   CaptureBystander const bystander;
-  pinned_.free(memory, size_bytes);
+  pinned_.free(memory);
 }
 
 inline void CudaApi::copy(

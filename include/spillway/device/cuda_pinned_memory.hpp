@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/block/host_mapping.hpp>
 #include <spillway/device/cuda_check.hpp>
 
 #include <cuda_runtime_api.h>
 
-#include <array>
-#include <climits>
 #include <cstddef>
 #include <mutex>
-#include <unordered_set>
+#include <unordered_map>
+#include <utility>
 
-#if defined(__linux__)
-#  include <linux/mempolicy.h>
-#  include <sys/mman.h>
-#  include <sys/syscall.h>
-#  include <unistd.h>
-#endif
+#include <sys/mman.h>
 
 namespace spillway::detail {
 
@@ -54,81 +49,48 @@ class CudaPinnedMemory {
     return memory;
   }
 
-  void free(void* memory, [[maybe_unused]] std::size_t size_bytes) noexcept {
-#if defined(__linux__)
-    if (forget(memory)) {
+  void free(void* memory) noexcept {
+    if (HostMapping const mapping = forget(memory); mapping.data() != nullptr) {
       cuda_forgive(cudaHostUnregister(memory));
-      (void)munmap(memory, size_bytes);
       return;
     }
-#endif
     cuda_forgive(cudaFreeHost(memory));
   }
 
  private:
-#if defined(__linux__)
   /// Null if the memory could not be mapped or registered: then the runtime's allocator is asked.
   [[nodiscard]] void* try_map_near(std::size_t size_bytes, int node) {
-    void* const memory =
-        mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) {
+    // In large pages: registering locks page by page, and direct I/O cuts its requests by them.
+    HostMapping mapping = HostMapping::try_map(size_bytes, node);
+    void* const memory = mapping.data();
+    if (memory == nullptr) {
       return nullptr;
     }
-    prefer_node(memory, size_bytes, node);
-    // Registering locks page by page, and direct I/O cuts its requests by them: fewer are faster.
-    (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
     // After a fork, the first write would give one of the two processes other pages than the device
     // has. The child cannot use the device anyway.
     (void)madvise(memory, size_bytes, MADV_DONTFORK);
-    try {
+    {
       std::scoped_lock const lock{mutex_};
-      mapped_.insert(memory);
-    } catch (...) {
-      (void)munmap(memory, size_bytes);
-      throw;
+      mapped_.emplace(memory, std::move(mapping));
     }
     cudaError_t const status = cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable);
     if (status != cudaSuccess) {
       cuda_forgive(status);
       (void)forget(memory);
-      (void)munmap(memory, size_bytes);
       return nullptr;
     }
     return memory;
   }
 
-  /// Names the node before the pages exist: registering is what makes them.
-  static void prefer_node(void* memory, std::size_t size_bytes, int node) noexcept {
-    constexpr std::size_t word_bits = sizeof(unsigned long) * CHAR_BIT;
-    std::array<unsigned long, 1024 / word_bits> nodes{};  // as many as Linux can be built for
-    auto const wanted = static_cast<std::size_t>(node);
-    if (wanted >= nodes.size() * word_bits) {
-      return;
-    }
-    nodes[wanted / word_bits] = 1UL << (wanted % word_bits);
-    // The kernel reads one bit less than it is told.
-    (void)syscall(SYS_mbind,
-                  memory,
-                  size_bytes,
-                  MPOL_PREFERRED,
-                  nodes.data(),
-                  nodes.size() * word_bits + 1,
-                  0);
-  }
-
-  /// True if `memory` was mapped here; it is not any more.
-  [[nodiscard]] bool forget(void* memory) noexcept {
+  /// What was mapped here at `memory`, which is nobody's any more; empty for other memory.
+  [[nodiscard]] HostMapping forget(void* memory) noexcept {
     std::scoped_lock const lock{mutex_};
-    return mapped_.erase(memory) == 1;
+    auto entry = mapped_.extract(memory);
+    return entry.empty() ? HostMapping{} : std::move(entry.mapped());
   }
 
-  std::mutex mutex_;  // never held across a call of CUDA or of the kernel
-  std::unordered_set<void*> mapped_;
-#else
-  [[nodiscard]] static void* try_map_near(std::size_t /*size_bytes*/, int /*node*/) noexcept {
-    return nullptr;
-  }
-#endif
+  std::mutex mutex_;  // never held across a call of CUDA
+  std::unordered_map<void*, HostMapping> mapped_;
 };
 
 }  // namespace spillway::detail
