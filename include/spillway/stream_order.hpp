@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/block/event_pool.hpp>
+#include <spillway/block/recorded_events.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
@@ -13,7 +14,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -86,26 +86,44 @@ class StreamOrder {
   void retire(stream_type stream);
 
  private:
-  static constexpr std::size_t max_recorded = 32;
-
   using Slot = typename EventPool<Device>::slot_type;
 
   struct Stream {
+    explicit Stream(EventPool<Device>& pool) : events{pool} {}
+
     stream_type handle{};
     StreamIndex index = StreamIndex::none;
     StreamEpoch epoch;
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
-    std::deque<Slot*> recorded;               // oldest first, `covers` increasing
+    RecordedEvents<Device> events;
     std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
     bool is_retired = false;
   };
 
-  /// One event somebody is about to wait for; keeps it from being recycled meanwhile.
-  struct Claim {
-    StreamIndex stream = StreamIndex::none;
-    Slot* slot = nullptr;
+  /// One event somebody is about to wait for, kept from being recycled meanwhile; empty if the point is
+  /// known to have completed.
+  class Claim {
+   public:
+    Claim() = default;
+    Claim(StreamOrder& order, Stream& stream, Slot* slot) noexcept
+        : order_{&order}, stream_{&stream}, slot_{slot} {}
+    Claim(Claim const&) = delete;
+    Claim& operator=(Claim const&) = delete;
+    ~Claim() {
+      if (slot_ != nullptr) {
+        std::scoped_lock const lock{order_->mutex_};
+        stream_->events.release(slot_);
+      }
+    }
+    [[nodiscard]] explicit operator bool() const noexcept { return slot_ != nullptr; }
+    [[nodiscard]] Slot const* operator->() const noexcept { return slot_; }
+
+   private:
+    StreamOrder* order_ = nullptr;
+    Stream* stream_ = nullptr;
+    Slot* slot_ = nullptr;
   };
 
   /// Says that a thread is done recording on a stream.
@@ -135,8 +153,6 @@ class StreamOrder {
   [[nodiscard]] std::size_t vacant_slot();
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
-  void release(Claim claim) noexcept;
-  void drop_oldest(Stream& stream) noexcept;
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
 
   Device* device_;
@@ -171,7 +187,7 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
           "too many streams in use at once; retire_stream() those that are not used any more");
   auto const index = static_cast<StreamIndex>(slot);
   if (!is_reused) {
-    streams_[slot] = std::make_unique<Stream>();
+    streams_[slot] = std::make_unique<Stream>(events_);
   }
   index_.emplace(stream, index);
   stream_count_ = std::max(stream_count_, slot + 1);
@@ -274,18 +290,10 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
         return;
       }
       Claim const claim = claim_event(other, sequence);
-      if (claim.slot == nullptr) {
-        return;  // it completed meanwhile
+      if (claim) {  // else it completed meanwhile
+        device_->wait(waiter.handle, claim->event);
+        raise(waiter.waited_for[static_cast<std::size_t>(other.index)], claim->covers);
       }
-      std::uint64_t const covered = claim.slot->covers;
-      try {
-        device_->wait(waiter.handle, claim.slot->event);
-      } catch (...) {
-        release(claim);
-        throw;
-      }
-      release(claim);
-      raise(waiter.waited_for[static_cast<std::size_t>(other.index)], covered);
     });
   }
 }
@@ -295,13 +303,11 @@ void StreamOrder<Device>::record(StreamIndex stream) {
   Stream& recorded = at(stream);
   {
     std::scoped_lock const lock{mutex_};
-    if (!recorded.recorded.empty() && recorded.recorded.back()->covers >= recorded.epoch.last()) {
+    if (recorded.events.covers(recorded.epoch.last())) {
       return;
     }
   }
-  if (Claim const claim = record_event(recorded); claim.slot != nullptr) {
-    release(claim);
-  }
+  (void)record_event(recorded);
 }
 
 template <DeviceApi Device>
@@ -324,17 +330,10 @@ void StreamOrder<Device>::synchronize(Fence const& fence) {
         return;
       }
       Claim const claim = claim_event(other, sequence);
-      if (claim.slot == nullptr) {
-        return;
+      if (claim) {
+        device_->synchronize(claim->event);
+        raise(other.completed, claim->covers);
       }
-      try {
-        device_->synchronize(claim.slot->event);
-      } catch (...) {
-        release(claim);
-        throw;
-      }
-      raise(other.completed, claim.slot->covers);
-      release(claim);
     });
   }
 }
@@ -362,8 +361,7 @@ void StreamOrder<Device>::retire(stream_type stream) {
   }
 }
 
-/// Finds the earliest recorded event that covers `sequence`, or records one. An empty claim means
-/// that the point is known to have completed.
+/// Finds the earliest recorded event that covers `sequence`, or records one.
 template <DeviceApi Device>
 auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) -> Claim {
   {
@@ -371,14 +369,8 @@ auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) ->
     if (stream.completed.load(std::memory_order_acquire) >= sequence) {
       return {};
     }
-    auto const found = std::lower_bound(
-        stream.recorded.begin(),
-        stream.recorded.end(),
-        sequence,
-        [](Slot const* slot, std::uint64_t wanted) { return slot->covers < wanted; });
-    if (found != stream.recorded.end()) {
-      ++(*found)->users;
-      return {stream.index, *found};
+    if (Slot* const slot = stream.events.try_claim(sequence)) {
+      return {*this, stream, slot};
     }
   }
   return record_event(stream);
@@ -391,11 +383,7 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     std::scoped_lock const lock{mutex_};
     if (stream.is_retired) {
       // Its last event was recorded when it was retired, and is gone only if it has completed.
-      if (stream.recorded.empty()) {
-        return {};
-      }
-      ++stream.recorded.back()->users;
-      return {stream.index, stream.recorded.back()};
+      return {*this, stream, stream.events.try_claim_newest()};
     }
     slot = events_.try_take();
     ++stream.recorders;
@@ -422,62 +410,23 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     throw;
   }
   std::scoped_lock const lock{mutex_};
-  slot->covers = covers;
-  slot->users = 1;
-  slot->is_listed = false;
-  // Two threads may record at once; the list stays sorted, and the lesser event is simply not listed.
-  if (stream.recorded.empty() || stream.recorded.back()->covers < covers) {
-    if (stream.recorded.size() == max_recorded) {
-      drop_oldest(stream);
-    }
-    stream.recorded.push_back(slot);
-    slot->is_listed = true;
-  }
-  return {stream.index, slot};
-}
-
-template <DeviceApi Device>
-void StreamOrder<Device>::release(Claim claim) noexcept {
-  std::scoped_lock const lock{mutex_};
-  if (--claim.slot->users == 0 && !claim.slot->is_listed) {
-    events_.give_back(claim.slot);
-  }
-}
-
-/// Forgets the oldest event of a full list. Points it covered are then covered by the next one.
-template <DeviceApi Device>
-void StreamOrder<Device>::drop_oldest(Stream& stream) noexcept {
-  Slot* const slot = stream.recorded.front();
-  stream.recorded.pop_front();
-  slot->is_listed = false;
-  if (slot->users == 0) {
-    events_.give_back(slot);
-  }
+  stream.events.add(slot, covers);
+  return {*this, stream, slot};
 }
 
 template <DeviceApi Device>
 bool StreamOrder<Device>::ask_whether_complete(Stream& stream, std::uint64_t sequence) {
   Claim const claim = claim_event(stream, sequence);
-  if (claim.slot == nullptr) {
+  if (!claim) {
     return true;
   }
-  bool complete = false;
-  try {
-    complete = device_->is_complete(claim.slot->event);
-  } catch (...) {
-    release(claim);
-    throw;
+  if (!device_->is_complete(claim->event)) {
+    return false;
   }
-  std::uint64_t const covers = claim.slot->covers;
-  if (complete) {
-    raise(stream.completed, covers);
-    std::scoped_lock const lock{mutex_};
-    while (!stream.recorded.empty() && stream.recorded.front()->covers <= covers) {
-      drop_oldest(stream);
-    }
-  }
-  release(claim);
-  return complete;
+  raise(stream.completed, claim->covers);
+  std::scoped_lock const lock{mutex_};
+  stream.events.drop(claim->covers);
+  return true;
 }
 
 }  // namespace spillway
