@@ -23,6 +23,7 @@ set(SPILLWAY_HEADERS
     spillway/block/range_list.hpp
     spillway/block/range_map.hpp
     spillway/block/recorded_events.hpp
+    spillway/block/room_search.hpp
     spillway/block/search_scope.hpp
     spillway/block/size_classes.hpp
     spillway/block/slab_map.hpp

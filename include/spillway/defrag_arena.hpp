@@ -4,8 +4,8 @@
 #include <spillway/block/compaction_plan.hpp>
 #include <spillway/block/enqueue_move.hpp>
 #include <spillway/block/eviction_window.hpp>
-#include <spillway/block/layout_snapshot.hpp>
 #include <spillway/block/range_map.hpp>
+#include <spillway/block/room_search.hpp>
 #include <spillway/block/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
@@ -18,7 +18,6 @@
 #include <spillway/policy/sliding_compaction.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -229,23 +228,12 @@ class DefragArena {
   struct Nothing {};
   DefragArena(Device& device, ArenaOptions options, Nothing);
 
-  // What the device moves while the host looks at one range, some 20 ns: 16 KiB.
-  static constexpr std::size_t granules_per_look = 64;
-
-  [[nodiscard]] std::size_t ranges() const noexcept {
-    return map_.table().taken_ranges + map_.table().free_ranges;
-  }
-  void look_at(std::size_t most_ranges) {
-    most_ranges == SearchScope::all
-        ? scope_.read_all(map_.list())
-        : scope_.read_around_large(map_.list(), map_.fit(), most_ranges);
-  }
+  [[nodiscard]] std::size_t ranges() const noexcept { return map_.table().ranges(); }
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
   // Of what is at most the capacity, so that the sum cannot wrap around.
   static std::uint64_t granules(std::size_t bytes) noexcept {
     return (bytes + granule_bytes - 1) / granule_bytes;
   }
-  [[nodiscard]] std::optional<CompactionPlan> to_plan(std::optional<LayoutPlan> const& answer);
 
   Device* device_;
   ArenaOptions options_;
@@ -254,9 +242,7 @@ class DefragArena {
   Fence bounce_fence_;
   bool is_bounce_lent_ = false;
   RangeMap<Fit> map_;
-  SearchScope scope_;
-  LayoutSnapshot snapshot_;
-  [[no_unique_address]] Compaction compaction_;
+  RoomSearch<Compaction> search_;
 };
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
@@ -375,15 +361,11 @@ std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compact
   if (!Compaction::moves_blocks || bytes > free_bytes()) {
     return std::nullopt;
   }
-  std::uint64_t budget = budget_bytes / granule_bytes;
-  if (most_ranges != SearchScope::all) {
-    std::size_t const next = std::min(wider_search(most_ranges), ranges());
-    budget = std::min<std::uint64_t>(budget, next * granules_per_look);
-  }
-  look_at(most_ranges);
-  snapshot_.read(map_.list(), scope_, can_move);
-  return to_plan(
-      compaction_.plan(snapshot_.layout(), static_cast<std::uint32_t>(granules(bytes)), budget));
+  return search_.plan(map_,
+                      static_cast<std::uint32_t>(granules(bytes)),
+                      budget_bytes / granule_bytes,
+                      std::move(can_move),
+                      most_ranges);
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
@@ -393,39 +375,7 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
   if (!Compaction::moves_blocks) {
     return std::nullopt;
   }
-  look_at(SearchScope::all);
-  snapshot_.read(map_.list(), scope_, can_move);
-  std::uint64_t const budget = budget_bytes / granule_bytes;
-  std::uint64_t reached = map_.largest();
-  std::uint64_t missed = map_.table().free_granules() + 1;
-  std::optional<LayoutPlan> best;
-  // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
-  for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {
-    if (auto plan =
-            compaction_.plan(snapshot_.layout(), static_cast<std::uint32_t>(wanted), budget)) {
-      reached = std::max<std::uint64_t>(wanted, plan->count);
-      best = std::move(plan);
-    } else {
-      missed = wanted;
-    }
-    if (missed - reached <= reached / 16) {
-      break;
-    }
-    wanted = static_cast<std::uint64_t>(std::sqrt(
-        static_cast<double>(std::max<std::uint64_t>(reached, 1)) * static_cast<double>(missed)));
-  }
-  return to_plan(best);
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-std::optional<CompactionPlan>
-DefragArena<Device, Fit, Compaction>::to_plan(std::optional<LayoutPlan> const& answer) {
-  if (!answer) {
-    return std::nullopt;
-  }
-  std::optional<CompactionPlan> plan = snapshot_.to_plan(map_.list(), *answer);
-  plan->claims.version = map_.version();
-  return plan;
+  return search_.plan_largest(map_, budget_bytes / granule_bytes, std::move(can_move));
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
@@ -458,9 +408,8 @@ std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_win
   if (bytes > options_.capacity_bytes) {
     return std::nullopt;
   }
-  look_at(most_ranges);
-  return cheapest_eviction_window(
-      map_.list(), scope_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost));
+  return search_.cheapest_window(
+      map_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost), most_ranges);
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>

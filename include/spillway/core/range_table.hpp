@@ -81,6 +81,7 @@ class RangeTable {
   [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 
+  [[nodiscard]] std::size_t ranges() const noexcept { return taken_ranges + free_ranges; }
   [[nodiscard]] std::uint64_t free_granules() const noexcept { return granules - taken_granules; }
 
   std::uint64_t granules = 0;  ///< of all segments
