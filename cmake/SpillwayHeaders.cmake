@@ -13,7 +13,6 @@ set(SPILLWAY_HEADERS
     spillway/block/host_batch.hpp
     spillway/block/host_jobs.hpp
     spillway/block/host_ledger.hpp
-    spillway/block/host_mapping.hpp
     spillway/block/host_memory.hpp
     spillway/block/host_slot.hpp
     spillway/block/host_store.hpp
@@ -45,6 +44,7 @@ set(SPILLWAY_HEADERS
     spillway/core/event.hpp
     spillway/core/fence.hpp
     spillway/core/growing_array.hpp
+    spillway/core/host_mapping.hpp
     spillway/core/host_tier.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp

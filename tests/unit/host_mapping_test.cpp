@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/block/host_mapping.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/types.hpp>
 
 #include <doctest/doctest.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/host_mapping.hpp>
 #include <spillway/block/host_slot.hpp>
 #include <spillway/block/pinned_memory.hpp>
 #include <spillway/block/swap_file.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/core/host_tier.hpp>
 
 #include <cstddef>

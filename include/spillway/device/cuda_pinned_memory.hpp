@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/host_mapping.hpp>
+#include <spillway/core/host_mapping.hpp>
 #include <spillway/device/cuda_check.hpp>
 
 #include <cuda_runtime_api.h>
