@@ -86,6 +86,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/buffer_desk/room.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/leased_memory.hpp
+    spillway/interop/limited_lookahead.hpp
     spillway/interop/torch/context_book.hpp
     spillway/interop/torch/private_pools.hpp
     spillway/interop/torch/tensor_stats.hpp

@@ -13,6 +13,7 @@
 #include <spillway/interop/buffer_desk.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
+#include <spillway/interop/limited_lookahead.hpp>
 #include <spillway/interop/torch/context_book.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/interop/torch/tensor_watch.hpp>

@@ -87,6 +87,21 @@ TEST_SUITE("buffer_desk") {
     CHECK(bench.desk.last_failure().find("131072 bytes can never leave") != std::string::npos);
   }
 
+  TEST_CASE(
+      "BufferDesk: a buffer that was made outside of any operation may leave once it is shown") {
+    DeskBench bench{256_KiB};
+    (void)bench.make(256_KiB, 1);
+    void* const copied = bench.desk.try_allocate(128_KiB, nullptr);  // under pressure from here on
+    REQUIRE(copied != nullptr);
+    std::array<void*, 1> const shown{copied};
+    CHECK(bench.make(256_KiB, 2) == nullptr);
+    bench.desk.show(shown, false);
+    CHECK(bench.desk.view(copied).is_resident);
+    CHECK(bench.make(256_KiB, 3) != nullptr);
+    CHECK_FALSE(bench.desk.view(copied).is_resident);
+    CHECK(bench.desk.counts().fixed_bytes == 0);
+  }
+
   TEST_CASE("BufferDesk: operands and results of one operation have to fit together") {
     DeskBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);

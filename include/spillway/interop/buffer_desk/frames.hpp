@@ -247,7 +247,8 @@ std::string BufferDesk<Allocator>::attach(Frame const& frame,
 
 template <class Allocator>
 void BufferDesk<Allocator>::show(std::span<void* const> addresses, bool is_kept) {
-  Guard const guard{mutex_};
+  std::vector<Lease> leases;  // of what nobody has in use: it may leave from now on
+  Guard guard{mutex_};
   for (void* const address : addresses) {
     if (Buffer* const one = find(address)) {
       bool const was_fixed = !one->may_leave || one->is_kept;
@@ -258,7 +259,15 @@ void BufferDesk<Allocator>::show(std::span<void* const> addresses, bool is_kept)
       } else if (!was_fixed && one->is_kept) {
         counts_.fixed_bytes += one->bytes;
       }
+      if (is_under_pressure_ && can_go(*one)) {
+        leases.push_back(std::move(one->lease));
+      }
     }
+  }
+  guard.unlock();
+  if (!leases.empty()) {
+    leases.clear();
+    tell_waiters();
   }
 }
 
