@@ -184,7 +184,11 @@ set(SPILLWAY_TORCH_HEADERS
 # TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
 set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
+    spillway/interop/tensorflow/cpu_device.hpp
+    spillway/interop/tensorflow/gpu_device.hpp
+    spillway/interop/tensorflow/leased_copy.hpp
     spillway/interop/tensorflow/operands.hpp
+    spillway/interop/tensorflow/operation.hpp
     spillway/interop/tensorflow/operation_kind.hpp
     spillway/interop/tensorflow/step_watch.hpp
     spillway/interop/tensorflow/swapping_device.hpp

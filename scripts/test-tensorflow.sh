@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the TensorFlow module against a TensorFlow of its own and runs its tests on the CPU device.
+# Builds the TensorFlow module against a TensorFlow of its own and runs its tests: on the CPU device, what of the part for
+# GPUs can be tested without one, and on the GPU if there is one.
 #
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] [PYTEST OPTIONS]
 #
 # TensorFlow goes into build/tensorflow-VERSION, from wherever pip gets its packages, and stays there: the first
-# run fetches 400 MB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
+# run fetches 800 MB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
+# SPILLWAY_REQUIRE_GPU=1 makes it a failure if there is no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,11 +25,27 @@ is_there() { [ -x "$python" ] && "$python" -c 'import keras, pytest, tensorflow'
 
 if ! is_there; then
   make_environment
-  pip "tensorflow-cpu==$version" || pip "tensorflow==$version" ||
+  # The one that was built with CUDA, which works without a GPU, too. With one its CUDA libraries are needed.
+  cuda=
+  if nvidia-smi >/dev/null 2>&1; then cuda='[and-cuda]'; fi
+  pip "tensorflow$cuda==$version" || pip "tensorflow-cpu==$version" ||
     skip "pip could not install tensorflow==$version: $(pip_failure)"
   pip 'setuptools>=77' pytest wheel || skip "pip could not install pytest: $(pip_failure)"
   is_there || skip "tensorflow $version was installed but cannot be imported"
 fi
 
 install_module examples/tensorflow/spillway_tf
+
+read -r has_cuda library headers < <("$python" -c 'import tensorflow as tf
+print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include())')
+if [ "$has_cuda" = 0 ]; then
+  printf '\n** The part for GPUs was NOT tested: this TensorFlow was built without CUDA\n' >&2
+fi
+${CXX:-g++} -std=c++20 -O1 -DNDEBUG -DGOOGLE_CUDA="$has_cuda" -DEIGEN_MAX_ALIGN_BYTES=64 -Wall -Wextra -Wshadow -Wpedantic \
+  -Wconversion -Wsign-conversion -Werror -I include -isystem "$headers" -isystem "$headers/external/cuda_cudart/include" \
+  -isystem "$headers/external/cuda_nvcc/include" examples/tensorflow/tests_native/leased_copy_test.cpp \
+  -o "$home/leased_copy_test" -L"$library" -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,-rpath,"$library"
+"$home/leased_copy_test" --no-intro
+
 "$python" -m pytest -q -p no:cacheprovider examples/tensorflow/tests "$@"
+"$python" -m pytest -q -p no:cacheprovider examples/tensorflow/tests_gpu "$@"

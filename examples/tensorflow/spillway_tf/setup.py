@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the extension against the TensorFlow that is installed: pip install . --no-build-isolation"""
+"""Builds the extension against the TensorFlow that is installed: pip install . --no-build-isolation
+
+The part for GPUs is built where that TensorFlow was built with CUDA. SPILLWAY_TF_GPU=1 makes it an error if not, 0 leaves
+it out.
+"""
 import os
 import pathlib
 
@@ -21,22 +25,41 @@ if pybind11 is None:
     raise SystemExit("this TensorFlow has no headers of pybind11")
 
 # One module for each minor version of TensorFlow, which the name tells: what it calls has no stable interface.
-name = "_spillway_tf_{}_{}".format(*tf.__version__.split(".")[:2])
+version = "{}_{}".format(*tf.__version__.split(".")[:2])
 flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std", "-std"))]
 for folder in (tf_include, pybind11.parents[1]):
     flags += ["-isystem", str(folder)]  # no warnings about TensorFlow's own headers
 flags += ["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
-flags += [f"-DSPILLWAY_TF_MODULE={name}"]
 flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
-setup(
-    ext_modules=[
-        Extension(
-            f"spillway_tf.{name}",
-            ["csrc/module.cpp"],
-            include_dirs=[str(include)],
-            language="c++",
-            extra_compile_args=flags,
-            extra_link_args=tf.sysconfig.get_link_flags(),
-        )
-    ],
-)
+
+
+def extension(kind, source, *more_flags):
+    name = f"_spillway_tf{kind}_{version}"
+    return Extension(f"spillway_tf.{name}", [source], include_dirs=[str(include)], language="c++",
+                     extra_compile_args=[*flags, f"-DSPILLWAY_TF_MODULE={name}", *more_flags],
+                     extra_link_args=tf.sysconfig.get_link_flags())
+
+
+def gpu_extension():
+    """The part for GPUs, or why it cannot be built. The CUDA runtime is the one that TensorFlow has and loads."""
+    if not tf.sysconfig.get_build_info().get("is_cuda_build"):
+        return "this TensorFlow was built without CUDA"
+    folders = [tf_include / "external" / part / "include" for part in ("cuda_cudart", "cuda_nvcc")]
+    if not (folders[0] / "cuda_runtime_api.h").exists():
+        return "this TensorFlow comes without the CUDA headers that it was built with"
+    return extension("_gpu", "csrc/gpu_module.cpp", "-DGOOGLE_CUDA=1",
+                     *(flag for folder in folders for flag in ("-isystem", str(folder))))
+
+
+extensions = [extension("", "csrc/module.cpp")]
+wanted = os.environ.get("SPILLWAY_TF_GPU", "")
+if wanted != "0":
+    gpu = gpu_extension()
+    if not isinstance(gpu, str):
+        extensions.append(gpu)
+    elif wanted == "1":
+        raise SystemExit(f"spillway_tf cannot be built for GPUs: {gpu}")
+    else:
+        print(f"spillway_tf is built without its part for GPUs: {gpu}")
+
+setup(ext_modules=extensions)

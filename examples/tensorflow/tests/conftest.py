@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # tensors on a GPU are tested in ../tests_gpu
 
 import numpy as np
 import pytest

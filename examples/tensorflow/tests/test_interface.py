@@ -39,7 +39,8 @@ def test_statistics_follow_a_tensor_out_and_in(lms):
 def test_every_statistic_of_the_interface_has_a_function():
     for name in ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_active", "bytes_inactive",
                  "bytes_reclaimed", "current_bytes_reclaimed", "peak_bytes_reclaimed", "num_single_reclaims",
-                 "num_full_reclaims", "num_allocs", "largest_alloc_size", "bytes_limit", "bytes_reserved"):
+                 "num_full_reclaims", "num_defragmentations", "bytes_defragged", "num_allocs",
+                 "largest_alloc_size", "bytes_limit", "bytes_reserved"):
         assert getattr(spillway_tf, f"get_{name}")(0) == spillway_tf.get_lms_stats()[name] >= 0
 
 
@@ -74,6 +75,12 @@ def test_the_limit_can_be_lowered_and_raised_again(lms):
     assert tf.reduce_sum(x).shape == ()
     with pytest.raises(ValueError, match="at most"):
         spillway_tf.set_lms_limit(CAPACITY + (1 << 20))
+
+
+def test_what_comes_in_early_is_bounded_by_the_limit_as_it_is():
+    assert spillway_tf.get_lms_stats()["prefetch_bound"] == CAPACITY // 6
+    spillway_tf.set_lms_limit(60 << 20)
+    assert spillway_tf.get_lms_stats()["prefetch_bound"] == 10 << 20
 
 
 def test_switched_off_nothing_leaves_and_the_error_is_tensorflows():

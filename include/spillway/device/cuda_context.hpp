@@ -36,7 +36,7 @@ static_assert(static_cast<int>(CUDA_ERROR_NOT_SUPPORTED) ==
 template <class Function>
 [[nodiscard]] Function try_cuda_entry_point(char const* name, unsigned version) {
   void* found = nullptr;
-#if CUDART_VERSION >= 12050
+#if CUDART_VERSION >= 13000  // known since 12.5, but not to every program's wrapper of the runtime
   cuda_check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault));
 #else
   static_cast<void>(version);

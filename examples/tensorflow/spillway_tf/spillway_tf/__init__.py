@@ -8,13 +8,17 @@ before the first operation, and a model whose tensors need more memory than ther
 results. The names are those of IBM's TensorFlow Large Model Support.
 """
 import os
+import re
 import threading
 
+import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
 from . import _shims
 from ._keras import LMSStatsLogger
 from ._load import C as _C
+from ._load import built_for as _built_for
+from ._load import load as _load_part
 from ._stats import *  # noqa: F401,F403
 from ._stats import NAMES as _STATS
 from ._stats import get_lms_stats, memory_summary, reset_peak_stats
@@ -31,13 +35,18 @@ _host_limit = 0
 _defragments = True
 
 
-def install(limit=None, host_limit=None, file_tier=None, *, file_limit=None, least_bytes=0):
-    """Puts the library's device in the place of TensorFlow's CPU device. To be called before the first operation.
+def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_limit=None, least_bytes=0):
+    """Puts the library's device in the place of one of TensorFlow's. To be called before the first operation.
 
-    limit       bytes that tensors may take up; by default nine tenths of the machine's memory
+    limit       bytes that tensors may take up; by default nine tenths of the machine's memory, or seven eighths of what
+                TensorFlow may use on the GPU
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
+    device      "CPU:0" or "GPU:0"; by default the GPU if TensorFlow has one
     least_bytes tensors smaller than this are left to TensorFlow: they do not count and never leave
+
+    Settings that TensorFlow takes before its devices are made, such as visible devices and threads, have to be made
+    before this is called for a GPU.
     """
     global _host_limit
     with _lock:
@@ -45,11 +54,34 @@ def install(limit=None, host_limit=None, file_tier=None, *, file_limit=None, lea
             raise RuntimeError(
                 "TensorFlow has made its devices already: call spillway_tf.install() or set_lms_enabled(True) before "
                 "the first operation")
+        if not _C.is_installed():
+            _C.choose(_kind_of(device))
         _host_limit = host_limit or _host_limit
         _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
                    file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
+        if _C.kind == "gpu":
+            tf.config.list_logical_devices()  # makes them, or says why it cannot
         _C.enable(False)
         _shims.install()
+
+
+def _kind_of(device):
+    """"cpu" or "gpu", for a name of a device."""
+    if device is None:
+        has_part = bool(set(_built_for("gpu")) & {".".join(tf.__version__.split(".")[:2])})
+        return "gpu" if has_part and tf.config.list_physical_devices("GPU") else "cpu"
+    match = re.fullmatch(r"(?:/DEVICE:)?(CPU|GPU)(?::0)?", str(device).upper())
+    if not match:
+        raise ValueError(f"spillway_tf.install(device={device!r}): the devices are CPU:0 and GPU:0")
+    if match[1] == "GPU":
+        if not tf.test.is_built_with_cuda():
+            raise RuntimeError(f"spillway_tf.install(device={device!r}): this TensorFlow was built without CUDA; "
+                               "device=\"CPU:0\" works with it")
+        _load_part(kind="gpu")
+        if not tf.config.list_physical_devices("GPU"):
+            raise RuntimeError(f"spillway_tf.install(device={device!r}): TensorFlow finds no GPU here; device=\"CPU:0\" "
+                               "works without one")
+    return match[1].lower()
 
 
 def _free_bytes(folder):

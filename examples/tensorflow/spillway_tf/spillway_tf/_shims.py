@@ -15,6 +15,7 @@ from ._load import C
 _is_installed = False
 _base = ops._EagerTensorBase  # what every eager tensor is
 _numpy_of = _base._numpy
+_to_dlpack = tf.experimental.dlpack.to_dlpack
 
 
 def _array(tensor):
@@ -27,9 +28,18 @@ def address_of(tensor):
     """Where a tensor's memory begins; 0 for tensors that are not the library's."""
     if not isinstance(tensor, _base):
         return 0
-    array = _array(tensor) if tensor.dtype.is_numpy_compatible else None
-    address = 0 if array is None else array.__array_interface__["data"][0]
+    if C.kind == "gpu":
+        address = _gpu_address_of(tensor)
+    else:
+        array = _array(tensor) if tensor.dtype.is_numpy_compatible else None
+        address = 0 if array is None else array.__array_interface__["data"][0]
     return address if C.owns(address) else 0
+
+
+def _gpu_address_of(tensor):
+    if tensor.dtype in (tf.string, tf.resource, tf.variant) or not tensor.device.endswith("GPU:0"):
+        return 0
+    return C.address_in(_to_dlpack(tensor))
 
 
 def _copy_of(tensor):
@@ -79,8 +89,9 @@ def install():
     if _is_installed:
         return
     _is_installed = True
-    _base.numpy = _copying_once(_base.numpy)
-    _base._numpy = _numpy
-    C.wrap_buffer(ops.EagerTensor, _copy_of)
+    if C.kind == "cpu":  # what a GPU gives out is a copy
+        _base.numpy = _copying_once(_base.numpy)
+        _base._numpy = _numpy
+        C.wrap_buffer(ops.EagerTensor, _copy_of)
     _base.__dlpack__ = _keeping(_base.__dlpack__)
     tf.experimental.dlpack.to_dlpack = _keeping(tf.experimental.dlpack.to_dlpack)

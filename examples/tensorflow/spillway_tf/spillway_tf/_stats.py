@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics, under the names of IBM's TensorFlow Large Model Support. Bytes are of what counts: tensors of
-`least_bytes` and more that operations made. The argument is there for programs written for several devices; there is
-one here."""
+`least_bytes` and more that operations made, and on a GPU what was copied there, too. The argument is there for programs
+written for several devices; there is one here."""
 from ._load import C
 
 
@@ -23,7 +23,11 @@ get_bytes_reclaimed = _reader("bytes_reclaimed", "Bytes that left the device so 
 get_current_bytes_reclaimed = _reader("current_bytes_reclaimed", "Bytes that are away now.")
 get_peak_bytes_reclaimed = _reader("peak_bytes_reclaimed", "The most bytes that were away at once.")
 get_num_single_reclaims = _reader("num_single_reclaims", "Tensors that left because room was needed.")
-get_num_full_reclaims = _reader("num_full_reclaims", "Times that everything inactive was made to leave.")
+get_num_full_reclaims = _reader(
+    "num_full_reclaims", "Times that everything inactive was made to leave: by `reclaim_inactive` alone. The original "
+    "does so, too, when leaving one by one has made room, but not in one piece; any room will do here.")
+get_num_defragmentations = _reader("num_defragmentations", "0: memory is mapped where it is needed.")
+get_bytes_defragged = _reader("bytes_defragged", "0: no byte moves.")
 get_num_allocs = _reader("num_allocs", "Allocations so far.")
 get_largest_alloc_size = _reader("largest_alloc_size", "The largest allocation so far.")
 get_bytes_limit = _reader("bytes_limit", "The limit.")

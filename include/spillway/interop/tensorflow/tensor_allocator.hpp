@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 
@@ -18,10 +19,12 @@ namespace spillway::tensor_flow {
 ///
 /// What an operation allocates while it runs comes from the desk. Everything else comes from the
 /// allocator that was there before, does not count and never leaves: tensors smaller than
-/// `least_bytes`, which are many, and what is allocated outside of operations of the program.
+/// `least_bytes`, which are many, and what is allocated outside of operations of the program. Where
+/// the whole device is the desk's, the latter comes from the desk, too, and stays until it is shown.
 ///
 /// When the desk has no room, the operation gets memory of that allocator, too, and its device makes it fail
-/// when it returns: some kernels, oneDNN's among them, go on without looking at what they got.
+/// when it returns: some kernels, oneDNN's among them, go on without looking at what they got. Where the
+/// whole device is the desk's it gets nothing, which kernels for GPUs expect.
 ///
 /// Threads  thread-safe.
 template <class Site>
@@ -38,11 +41,16 @@ class TensorAllocator final : public ::tensorflow::Allocator {
 
   void* AllocateRaw(std::size_t alignment, std::size_t bytes) override {
     auto* const frame = Site::frame();
-    if (frame == nullptr || bytes < least_bytes_.load(std::memory_order_relaxed)) {
+    if ((frame == nullptr && !Site::is_whole_device) || !Site::is_ready() ||
+        bytes < least_bytes_.load(std::memory_order_relaxed)) {
       return others_->AllocateRaw(alignment, bytes);
     }
-    void* const p = Site::desk().try_allocate(bytes, frame);
-    return p != nullptr ? p : others_->AllocateRaw(alignment, bytes);
+    void* p = nullptr;
+    try {
+      p = Site::desk().try_allocate(bytes, frame);
+    } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): TensorFlow knows none
+    }
+    return p != nullptr || Site::is_whole_device ? p : others_->AllocateRaw(alignment, bytes);
   }
   void DeallocateRaw(void* p) override {
     if (!Site::may_own(p) || !Site::desk().free(p)) {
@@ -52,6 +60,11 @@ class TensorAllocator final : public ::tensorflow::Allocator {
 
   /// Of what counts: bytes in use are those on the device.
   std::optional<::tensorflow::AllocatorStats> GetStats() override {
+    if (!Site::is_ready()) {  // the device is being made, and asks how much there will be
+      auto early = others_->GetStats().value_or(::tensorflow::AllocatorStats{});
+      early.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
+      return early;
+    }
     Stats const now = Site::desk().memory().stats();
     auto const counts = Site::desk().counts();
     ::tensorflow::AllocatorStats stats;
@@ -67,7 +80,9 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     return stats;
   }
   bool ClearStats() override {
-    Site::desk().reset_peaks();
+    if (Site::is_ready()) {
+      Site::desk().reset_peaks();
+    }
     return true;
   }
   ::tensorflow::AllocatorMemoryType GetMemoryType() const override {

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of tensors on a GPU. Without one they are skipped loudly; SPILLWAY_REQUIRE_GPU=1 makes that an error."""
+import gc
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+import spillway_tf
+
+CAPACITY = 256 << 20
+IS_THERE = tf.test.is_built_with_cuda() and bool(tf.config.list_physical_devices("GPU"))
+
+if os.environ.get("SPILLWAY_REQUIRE_GPU") == "1" and not IS_THERE:
+    raise pytest.UsageError("SPILLWAY_REQUIRE_GPU=1, and TensorFlow finds no GPU")
+
+if IS_THERE:
+    tf.config.experimental.enable_op_determinism()
+    spillway_tf.install(device="GPU:0", limit=CAPACITY, host_limit=2 << 30)
+    spillway_tf.set_lms_enabled(True)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if not IS_THERE:
+            item.add_marker(pytest.mark.skip(reason="TensorFlow finds no GPU"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", [])
+    if skipped:
+        terminalreporter.write_sep("*", f"{len(skipped)} TESTS OF TENSORS ON A GPU WERE SKIPPED")
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """Every test begins with support on and all of the capacity, and ends with nothing in use."""
+    spillway_tf.set_lms_limit(CAPACITY)
+    spillway_tf.set_lms_enabled(True)
+    tf.keras.utils.set_random_seed(7)
+    yield
+    gc.collect()
+    assert spillway_tf.get_bytes_active() == 0

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors leave the GPU, come back in their places, and training under half of the memory gives the same bits."""
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import spillway_tf
+from conftest import CAPACITY
+from spillway_tf import _shims
+from spillway_tf._load import C
+
+MIB = 1 << 20
+
+
+def random(seed, mib=4):
+    """A tensor that an operation on the GPU made."""
+    x = tf.random.stateless_normal((mib, 512, 512), (seed, 2))
+    assert x.device.endswith("GPU:0")
+    return x
+
+
+def is_away(tensor):
+    seen = C.view(_shims.address_of(_shims.values_of(tensor)[0]))
+    return seen["ours"] and not seen["resident"]
+
+
+def test_a_tensor_leaves_and_comes_back_in_its_place():
+    x = random(1)
+    address, values = _shims.address_of(x), x.numpy()
+    assert spillway_tf.reclaim_inactive() >= 4 * MIB
+    assert is_away(x)
+    assert np.array_equal((x * 2).numpy(), values * 2)
+    assert np.array_equal(x.numpy(), values)
+    assert _shims.address_of(x) == address
+
+
+def test_what_is_copied_from_the_device_is_brought_in_first():
+    x = random(2)
+    values = x.numpy()
+    spillway_tf.reclaim_inactive()
+    assert is_away(x)
+    assert np.array_equal(x.numpy(), values)
+    spillway_tf.reclaim_inactive()
+    with tf.device("CPU:0"):
+        assert np.array_equal(tf.identity(x).numpy(), values)
+
+
+def test_what_is_copied_to_the_device_may_leave():
+    values = np.random.default_rng(0).standard_normal((4, 512, 512), dtype=np.float32)
+    with tf.device("GPU:0"):
+        x = tf.identity(tf.constant(values))
+    spillway_tf.reclaim_inactive()
+    assert is_away(x)
+    assert np.array_equal((x + 1).numpy(), values + 1)
+
+
+def test_kernels_that_are_still_to_run_are_finished_before_their_operands_leave():
+    spillway_tf.set_lms_limit(64 * MIB)
+    square = tf.random.stateless_normal((2048, 2048), (3, 4)) / 45.0  # 16 MiB
+    chains = []
+    for i in range(6):
+        x = square + float(i) / 1000
+        for _ in range(8):
+            x = tf.linalg.matmul(x, square)  # enqueued, and not waited for
+        chains.append(x)
+    sums = [x.numpy() for x in chains]
+    spillway_tf.set_lms_limit(CAPACITY)
+    for i, expected in enumerate(sums):
+        x = square + float(i) / 1000
+        for _ in range(8):
+            x = tf.linalg.matmul(x, square)
+        assert np.array_equal(x.numpy(), expected)
+    assert spillway_tf.get_lms_stats()["swap_out_bytes"] > 0
+
+
+def test_variables_leave_and_are_changed_in_place():
+    v = tf.Variable(random(5))
+    values = v.numpy()
+    spillway_tf.reclaim_inactive()
+    assert is_away(v)
+    v.assign_add(v * 2)
+    spillway_tf.reclaim_inactive()
+    assert np.array_equal(v.numpy(), values + values * 2)
+
+
+def test_tensorflow_reads_the_statistics():
+    x = random(6)
+    info = tf.config.experimental.get_memory_info("GPU:0")
+    assert info["current"] == spillway_tf.get_bytes_in_use() >= 4 * MIB
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    assert tf.config.experimental.get_memory_info("GPU:0")["peak"] == spillway_tf.get_bytes_in_use()
+    assert spillway_tf.get_bytes_limit() == CAPACITY
+    assert is_away(x) is False
+
+
+def test_switched_off_the_error_is_tensorflows():
+    spillway_tf.set_lms_limit(64 * MIB)
+    spillway_tf.set_lms_enabled(False)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="OOM when allocating tensor"):
+        _ = [random(i, 16) for i in range(8)]
+
+
+def test_dlpack_keeps_the_tensor():
+    x = random(7)
+    y = tf.experimental.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(x))
+    spillway_tf.reclaim_inactive()
+    assert not is_away(x)
+    assert np.array_equal(x.numpy(), y.numpy())
+
+
+def make_model():
+    tf.keras.utils.set_random_seed(7)
+    layers = tf.keras.layers
+    x = inputs = tf.keras.Input((64, 64, 3))
+    for _ in range(6):
+        y = layers.Conv2D(32, 3, padding="same")(x)
+        y = layers.BatchNormalization()(y)
+        x = layers.Concatenate()([x, layers.Activation("relu")(y)])
+    return tf.keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def train(way):
+    draw = np.random.default_rng(0)
+    images, labels = draw.standard_normal((64, 64, 64, 3)).astype(np.float32), draw.integers(0, 10, 64)
+    model, loss_of = make_model(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = tf.keras.optimizers.Adam()
+    if way == "fit":
+        model.compile(optimizer=optimizer, loss=loss_of, jit_compile=False)
+        history = model.fit(images, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return history.history["loss"], [w.numpy() for w in model.weights]
+
+    def step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+    if way == "graph":
+        step = tf.function(step)
+    losses = [float(step(tf.constant(images[i:i + 16]), tf.constant(labels[i:i + 16]))) for i in (0, 16, 32, 48, 0)]
+    return losses, [w.numpy() for w in model.weights]
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "fit"])
+def test_half_of_the_memory_gives_the_same_bits(way):
+    spillway_tf.set_lms_enabled(False)
+    spillway_tf.reset_peak_stats()
+    losses, weights = train(way)
+    gc.collect()
+    limit = spillway_tf.get_peak_bytes_in_use() // 2
+
+    spillway_tf.set_lms_limit(limit)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        train(way)
+    gc.collect()
+
+    spillway_tf.set_lms_limit(CAPACITY)
+    spillway_tf.set_lms_enabled(True)
+    spillway_tf.set_lms_limit(limit)
+    before = spillway_tf.get_lms_stats()
+    losses_under_limit, weights_under_limit = train(way)
+    after = spillway_tf.get_lms_stats()
+    assert losses_under_limit == losses
+    assert all(np.array_equal(a, b) for a, b in zip(weights, weights_under_limit))
+    assert after["swap_out_bytes"] > before["swap_out_bytes"]
+    assert after["swap_in_bytes"] > before["swap_in_bytes"]
