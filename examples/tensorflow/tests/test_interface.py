@@ -155,3 +155,21 @@ def test_what_swapped_out_goes_to_a_file_where_memory_is_limited(script, tmp_pat
                   "print(spillway_tf.get_lms_stats()['file_bytes'] > 0)\n"
                   "print(all(float(tf.reduce_mean(x)) == i for i, x in enumerate(xs)))\n")
     assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
+
+
+def test_a_host_limit_that_does_not_suffice_is_an_error_and_not_exceeded(script):
+    done = script("import tensorflow as tf, spillway_tf\n"
+                  "spillway_tf.set_lms_host_limit(8 << 20)\n"
+                  "spillway_tf.set_lms_limit(32 << 20)\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "xs = []\n"
+                  "try:\n"
+                  "    for i in range(20):\n"
+                  "        xs.append(tf.fill((1024, 1024), float(i)))\n"
+                  "except tf.errors.ResourceExhaustedError:\n"
+                  "    print(len(xs), 'host' in spillway_tf.why_out_of_memory())\n"
+                  "print(spillway_tf.get_lms_stats()['peak_host_bytes'] <= 8 << 20)\n"
+                  "xs.pop()  # with both full nothing could change places\n"
+                  "print(all(float(tf.reduce_mean(x)) == i for i, x in enumerate(xs)))\n")
+    assert done.stdout.split()[1:] == ["True", "True", "True"], done.stdout + done.stderr[-2000:]
+    assert 8 <= int(done.stdout.split()[0]) <= 10
