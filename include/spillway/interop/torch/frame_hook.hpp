@@ -58,8 +58,9 @@ class FrameHook {
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
   /// fallback may exist for a key.
   ///
-  /// Views and what makes tensors without contents need no hook; what models call most has one with its
-  /// own types. All others are boxed.
+  /// Views, what makes tensors without contents, and composites that are known to leave all reading and
+  /// writing to the operations that they call need no hook; what models call most has one with its own
+  /// types. All others are boxed.
   ///
   /// @throws c10::Error if somebody else has a fallback on the key
   [[nodiscard]] static std::unique_ptr<Registration> install() {
@@ -69,18 +70,22 @@ class FrameHook {
                      {torch::Library::IMPL, "aten", Key, __FILE__, here}});
     library->fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
     std::unordered_set<std::string> typed;
+    auto& dispatcher = c10::Dispatcher::singleton();
 #define SPILLWAY_TORCH_INSTALL_KERNEL(op, name)                                                    \
   library->operations.impl(name, TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run)));          \
   typed.insert("aten::" name);
-#define SPILLWAY_TORCH_INSTALL_COMPOSITE(op, name)                                                 \
-  library->operations.impl(name,                                                                   \
-                           TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)));      \
-  typed.insert("aten::" name);
+#define SPILLWAY_TORCH_INSTALL_COMPOSITE(op, full_name)                                            \
+  library->operations.impl(                                                                        \
+      full_name,                                                                                   \
+      detail::is_composite_for_all(                                                                \
+          dispatcher.findSchemaOrThrow(at::_ops::op::name, at::_ops::op::overload_name))           \
+          ? torch::CppFunction::makeFallthrough()                                                  \
+          : torch::CppFunction(TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)))); \
+  typed.insert("aten::" full_name);
     SPILLWAY_TORCH_KERNELS(SPILLWAY_TORCH_INSTALL_KERNEL)
     SPILLWAY_TORCH_COMPOSITES(SPILLWAY_TORCH_INSTALL_COMPOSITE)
 #undef SPILLWAY_TORCH_INSTALL_KERNEL
 #undef SPILLWAY_TORCH_INSTALL_COMPOSITE
-    auto& dispatcher = c10::Dispatcher::singleton();
     for (c10::OperatorName const& name : dispatcher.getAllOpNames()) {
       auto const op = dispatcher.findSchema(name);
       if (!op || typed.count(toString(name)) != 0) {

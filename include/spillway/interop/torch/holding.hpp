@@ -95,8 +95,8 @@ class StreamLeases {
 /// One storage that the library looks after: the context of its `DataPtr`, for as long as it lives.
 ///
 /// While `leases` hold, the storage's pointer is their address; otherwise it is null and the
-/// bytes may be anywhere. All members but `storage`, which never changes, are guarded by the desk's
-/// lock.
+/// bytes may be anywhere. All members are guarded by the desk's lock; `storage` does not change while
+/// the holding is pinned.
 template <class Lease, class Stream>
 struct Holding {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // never keeps the storage alive

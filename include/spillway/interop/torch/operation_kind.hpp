@@ -76,6 +76,29 @@ inline bool is_composite(c10::OperatorHandle const& op) {
   return true;
 }
 
+/// True if the composite kernel also runs for tensors that are not dense.
+inline bool is_composite_for_all(c10::OperatorHandle const& op) {
+  using c10::DispatchKey;
+  if (!is_composite(op)) {
+    return false;
+  }
+  for (DispatchKey const key : {DispatchKey::CompositeImplicitAutogradNestedTensor,
+                                DispatchKey::NestedTensorCPU,
+                                DispatchKey::NestedTensorCUDA,
+                                DispatchKey::SparseCPU,
+                                DispatchKey::SparseCUDA,
+                                DispatchKey::SparseCsrCPU,
+                                DispatchKey::SparseCsrCUDA,
+                                DispatchKey::QuantizedCPU,
+                                DispatchKey::QuantizedCUDA,
+                                DispatchKey::MkldnnCPU}) {
+    if (op.hasKernelForDispatchKey(key)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace detail
 
 /// What an operation does, judged by its schema. Only PyTorch's own schemas are trusted to tell.

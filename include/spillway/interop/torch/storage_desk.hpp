@@ -106,7 +106,7 @@ class StorageDesk {
       attach(frames, missing);
     }
   }
-  /// Enrols results and pins them until the frame ends. Never makes room.
+  /// Enrols results, which may leave when the frame ends. Never makes room.
   void enrol(Frames& frames, Operands const& results) { leases_.enrol(frames, results); }
   /// Ends the outermost frame: what it had in use may leave.
   void leave(Frames& frames) noexcept { leases_.leave(frames); }

@@ -14,10 +14,14 @@
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/_batch_norm_impl_index_ops.h>
+#include <ATen/ops/_convolution_ops.h>
+#include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_to_copy_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/adaptive_avg_pool1d_ops.h>
 #include <ATen/ops/adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/add_ops.h>
@@ -30,6 +34,7 @@
 #include <ATen/ops/batch_norm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/cat_ops.h>
+#include <ATen/ops/clamp_min_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/contiguous_ops.h>
 #include <ATen/ops/conv1d_ops.h>
@@ -48,6 +53,7 @@
 #include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/group_norm_ops.h>
+#include <ATen/ops/item_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/lerp_ops.h>
 #include <ATen/ops/linear_ops.h>
@@ -58,6 +64,7 @@
 #include <ATen/ops/max_pool2d_with_indices_backward_ops.h>
 #include <ATen/ops/max_pool2d_with_indices_ops.h>
 #include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mkldnn_convolution_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mse_loss_backward_ops.h>
 #include <ATen/ops/mse_loss_ops.h>
@@ -78,6 +85,8 @@
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/reshape_ops.h>
+#include <ATen/ops/resolve_conj_ops.h>
+#include <ATen/ops/resolve_neg_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
 #include <ATen/ops/sigmoid_backward_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
@@ -93,6 +102,7 @@
 #include <ATen/ops/to_ops.h>
 #include <ATen/ops/type_as_ops.h>
 #include <ATen/ops/zero_ops.h>
+#include <ATen/ops/zeros_like_ops.h>
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 
@@ -169,7 +179,14 @@
   DO(avg_pool2d, "avg_pool2d") \
   DO(avg_pool2d_backward, "avg_pool2d_backward") \
   DO(_adaptive_avg_pool2d, "_adaptive_avg_pool2d") \
-  DO(_adaptive_avg_pool2d_backward, "_adaptive_avg_pool2d_backward")
+  DO(_adaptive_avg_pool2d_backward, "_adaptive_avg_pool2d_backward") \
+  DO(_to_copy, "_to_copy") \
+  DO(_local_scalar_dense, "_local_scalar_dense") \
+  DO(_unsafe_view, "_unsafe_view") \
+  DO(zeros_like, "zeros_like") \
+  DO(clamp_min, "clamp_min") \
+  DO(_convolution, "_convolution") \
+  DO(mkldnn_convolution, "mkldnn_convolution")
 
 // Those that call other operations and do not read bytes themselves.
 #define SPILLWAY_TORCH_COMPOSITES(DO) \
@@ -194,6 +211,10 @@
   DO(adaptive_avg_pool2d, "adaptive_avg_pool2d") \
   DO(adaptive_avg_pool1d, "adaptive_avg_pool1d") \
   DO(to_dtype, "to.dtype") \
+  DO(to_device, "to.device") \
+  DO(item, "item") \
+  DO(resolve_conj, "resolve_conj") \
+  DO(resolve_neg, "resolve_neg") \
   DO(type_as, "type_as")
 // clang-format on
 
@@ -222,15 +243,17 @@ void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
   std::apply([&](auto const&... one) { (for_each_typed(one, visit), ...); }, values);
 }
 
-/// Collects what among typed arguments or results may be the desk's.
+/// Collects what among typed arguments the desk has to hold: inside of an operation, only what is enrolled.
 template <class Desk>
 struct TypedCollector {
   Operands& operands;
+  bool is_outermost;
 
   void operator()(at::Tensor const& tensor, bool is_written) const {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) {
       c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Desk::is_ours(*storage)) {
+      if (storage != nullptr &&
+          (is_outermost ? Desk::is_ours(*storage) : Desk::holding_of(*storage) != nullptr)) {
         operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, is_written}});
       }
     });
@@ -289,9 +312,9 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   using Desk = typename Hook::Desk;
 
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    Operands operands;
-    (for_each_typed(arguments, TypedCollector<Desk>{operands}), ...);
     typename Hook::Frame frame;
+    Operands operands;
+    (for_each_typed(arguments, TypedCollector<Desk>{operands, frame.is_outermost()}), ...);
     frame.enter(operands);
     Result result = Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
@@ -103,6 +104,31 @@ struct DeskState {
     }
   }
 
+  /// A holding as new, often one that was of use before: results come and go with every operation. Under
+  /// the lock.
+  [[nodiscard]] std::unique_ptr<Holding> make_holding(c10::StorageImpl& storage) {
+    if (spares.empty()) {
+      spares.reserve(most_spares);
+      return std::make_unique<Holding>(weak_reference(storage));
+    }
+    std::unique_ptr<Holding> holding = std::move(spares.back());
+    spares.pop_back();
+    holding->storage = weak_reference(storage);
+    return holding;
+  }
+  /// Takes back one that nobody points to, without its leases and storage. Under the lock. @returns false
+  /// if there are enough
+  [[nodiscard]] bool put_aside(Holding& holding) noexcept {
+    if (spares.size() == spares.capacity()) {
+      return false;
+    }
+    holding.likeness = {};
+    holding.pinner = nullptr;
+    holding.is_arriving = holding.is_dead = holding.is_kept = holding.is_frozen = false;
+    spares.emplace_back(&holding);
+    return true;
+  }
+
   void link(Holding& holding) noexcept {
     holding.previous = all.previous;
     holding.next = &all;
@@ -125,16 +151,20 @@ struct DeskState {
     }
   }
 
+  static constexpr std::size_t most_spares = 64;
+
   Allocator* memory;
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::unordered_map<void*, Raw> raw;
   Holding all{Weak{Strong{}}};  // head of a ring
   std::size_t holdings = 0;
+  std::vector<std::unique_ptr<Holding>> spares;
   std::uint64_t frames_ended = 0;
   std::atomic<bool> is_enabled{true};
   std::atomic<bool> is_under_pressure{false};
   std::atomic<bool> ends_frames_early{false};
+  std::atomic<bool> has_warned{false};
   std::atomic<int> active{0};   // threads inside an outermost frame
   std::atomic<int> waiters{0};  // threads that sleep
   std::atomic<std::uint64_t> releases{0};

@@ -48,7 +48,7 @@ class FrameLeases {
   /// Pins the operands, and enrols those that have not been seen if asked to. @returns those that are
   /// away, to be given to `acquire`
   [[nodiscard]] MissingList enter(Frames& frames, Operands const& operands, bool enrols);
-  /// Enrols results and pins them.
+  /// Enrols results, which may leave when the frame ends.
   void enrol(Frames& frames, Operands const& results);
   /// Unpins everything. Under pressure what nobody pins any more may leave.
   void leave(Frames& frames) noexcept;
@@ -146,8 +146,9 @@ void FrameLeases<Site>::enrol(Frames& frames, Operands const& results) {
     Holding* holding = State::holding_of(*operand.storage);
     if (holding == nullptr) {
       holding = roll_.try_enrol(operand);
-      if (holding != nullptr) {
-        pin(frames, *holding);
+      if (holding != nullptr && state_.is_under_pressure) {
+        pin(frames,
+            *holding);  // so that it is let go with the frame; pressure that begins later finds it
       }
     }
     if (holding != nullptr && operand.use.keeps) {
@@ -277,6 +278,9 @@ bool FrameLeases<Site>::detach(Holding& holding,
 
 template <class Site>
 void FrameLeases<Site>::leave(Frames& frames) noexcept {
+  if (frames.pins.empty()) {
+    return;
+  }
   std::vector<Lease> leases;
   std::vector<Holding*> graves;
   std::vector<Strong> storages;
@@ -291,7 +295,7 @@ void FrameLeases<Site>::leave(Frames& frames) noexcept {
   }
   {
     Guard const guard{state_.mutex};
-    state_.frames_ended += frames.pins.empty() ? 0U : 1U;
+    ++state_.frames_ended;
     for (std::size_t i = 0; i < frames.pins.size(); ++i) {
       Holding& holding = *frames.pins[i];
       if (holding.pinner == &frames) {

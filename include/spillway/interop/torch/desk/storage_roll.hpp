@@ -72,6 +72,7 @@ class StorageRoll {
 
   void on_storage_gone(Holding& holding) noexcept {
     typename State::Leases leases;
+    typename State::Weak storage{typename State::Strong{}};
     bool is_last = false;
     BlockId const block = holding.block;
     std::size_t const bytes = holding.bytes;
@@ -80,7 +81,10 @@ class StorageRoll {
       state_.unlink(holding);
       holding.is_dead = true;
       leases = std::move(holding.leases);
-      is_last = holding.pins == 0;
+      if (holding.pins == 0) {
+        storage = std::exchange(holding.storage, storage);
+        is_last = !state_.put_aside(holding);
+      }
     }
     leases.release();
     state_.memory->abandon(block);
@@ -103,7 +107,7 @@ class StorageRoll {
     if (found == state_.raw.end() || found->second.is_lent || !Site::enrols(found->second.bytes)) {
       return nullptr;
     }
-    auto holding = std::make_unique<Holding>(State::weak_reference(storage));
+    auto holding = state_.make_holding(storage);
     holding->block = found->second.block;
     holding->leases = std::move(found->second.leases);
     holding->bytes = found->second.bytes;
