@@ -296,6 +296,19 @@ def test_foreach_in_pieces(lms):
         assert results[i][-1].item() == i * (i + 2 * (i + 1))
 
 
+def test_gradients_are_unscaled_in_pieces(lms):
+    def run(bad):
+        gradients = [torch.full((1 << 20,), 8.) for _ in range(70)]  # 280 MiB, where 256 fit
+        gradients[31][5] = bad
+        found = torch.zeros(1)
+        lms.evict()
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.full((1,), 0.25))
+        lms.evict()
+        return found.item(), gradients[0][7].item(), gradients[69][-1].item()
+    spillway_torch._C.set_foreach_bytes(32 << 20)
+    assert run(8.) == (0., 2., 2.) and run(float("inf")) == (1., 2., 2.)
+
+
 @pytest.mark.parametrize("kind", ["foreach", "fused"])
 def test_optimizers_over_lists(lms, kind):
     def train(evicts):
@@ -330,7 +343,9 @@ def test_foreign_storages_are_left_alone(lms, tmp_path):
     f.add_(1)
     lms.evict()
     assert not lms.is_ours(f) and array.sum() == 10_000
-    shared = torch.ones(5000).share_memory_()
+    shared = torch.ones(5000)
+    lms.evict()
+    shared.share_memory_()  # its bytes move to memory of somebody else's
     lms.evict()
     assert not lms.is_ours(shared) and shared.sum().item() == 5000
     path = tmp_path / "f"
@@ -359,49 +374,3 @@ def test_an_exception_in_a_kernel_leaves_nothing_held(lms):
     assert not lms.view(p)["in_use"]
     assert lms.stats()["active_frames"] == 0
     assert lms.evict() >= 4800
-
-
-def test_out_of_memory_is_pytorchs_own_and_the_program_goes_on(lms):
-    with pytest.raises(torch.OutOfMemoryError, match="requested 314572800 bytes"):
-        torch.empty(300 << 20, dtype=torch.uint8)
-    assert torch.ones(1000).sum().item() == 1000
-
-
-def test_out_of_memory_names_what_is_held(lms):
-    a = [torch.ones(30 << 20, dtype=torch.uint8) for _ in range(9)]
-    with pytest.raises(torch.OutOfMemoryError, match=r"largest first: 31457280 bytes Byte\[31457280\]"):
-        torch.stack(a)
-    assert all(t[5].item() == 1 for t in a)
-
-
-def test_ten_times_the_limit(lms):
-    big = [torch.full((16 << 20,), i, dtype=torch.uint8) for i in range(160)]
-    assert all(int(b[0]) == i and int(b[-1]) == i for i, b in enumerate(big))
-    assert lms.stats()["allocated_bytes.all.current"] > 10 * (255 << 20) - (120 << 20)
-
-
-def test_disable_and_enable_in_mid_program(lms):
-    a = torch.arange(1000.)
-    lms.evict()
-    spillway_torch.set_enabled_lms(False)
-    assert not spillway_torch.get_enabled_lms()
-    assert a.sum().item() == 499500  # what is away comes back
-    b = [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(3)]
-    with pytest.raises(torch.OutOfMemoryError, match="is off"):
-        b.append([torch.ones(60 << 20, dtype=torch.uint8) for _ in range(3)])
-    spillway_torch.set_enabled_lms(True)
-    b += [torch.ones(60 << 20, dtype=torch.uint8) for _ in range(3)]
-    assert [int(t[9]) for t in b] == [1] * 6
-
-
-def test_the_limit_can_be_lowered_and_raised(lms):
-    tensors = [torch.full((8 << 20,), i, dtype=torch.uint8) for i in range(20)]
-    spillway_torch.set_limit_lms(64 << 20)
-    assert spillway_torch.get_limit_lms() == 64 << 20
-    assert lms.stats()["resident_bytes.all.current"] <= 256 << 20
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(100 << 20, dtype=torch.uint8)
-    assert [int(t[5]) for t in tensors] == list(range(20))
-    spillway_torch.set_limit_lms(256 << 20)
-    assert torch.empty(100 << 20, dtype=torch.uint8).numel() == 100 << 20
-    assert [int(t[5]) for t in tensors] == list(range(20))

@@ -121,8 +121,11 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   if (begins_with_one_of({"aten::empty", "aten::new_empty", "aten::_empty"})) {
     return OperationKind::factory;
   }
-  if (begins_with_one_of(
-          {"aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad"})) {
+  if (begins_with_one_of({"aten::_foreach_",
+                          "aten::_amp_foreach_",
+                          "aten::_fused_adam",
+                          "aten::_fused_sgd",
+                          "aten::_fused_adagrad"})) {
     return OperationKind::per_tensor;
   }
   if (detail::is_composite(op)) {
