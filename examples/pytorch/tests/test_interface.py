@@ -69,9 +69,13 @@ def test_the_summary_names_the_largest_holders(lms):
     a, b = torch.ones(3, 1 << 20), torch.ones(1 << 20, dtype=torch.int8)
     a.add_(1)
     array = b.numpy()
+    away = torch.ones(5, 1 << 18)
+    lms.evict()
+    a.add_(1)
     text = spillway_torch.memory_summary()
+    assert re.search(r"5\.0 MiB +Float\[5, 262144\] +on the host", text) and lms.is_away(away)
+    assert re.search(r"12\.0 MiB +Float\[3, 1048576\] +on the device", text)
     assert re.search(r"limit +256\.0 MiB", text)
-    assert re.search(r"12\.0 MiB +Float\[3, 1048576\]", text)
     assert re.search(r"1\.0 MiB +Char\[1048576\] +kept", text) and array is not None
 
 
@@ -94,6 +98,43 @@ for one in seen:
     assert len(lines) == 2
     assert "1 tensors (400000 bytes) were made before install()" in lines[0]
     assert "4194304 bytes are kept because their addresses were given out" in lines[1]
+
+
+def test_running_out_of_memory_with_nothing_to_reclaim_is_explained_once(script):
+    out = script("""
+import warnings, torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20)
+spillway_torch.set_enabled_lms(True)
+kept = [torch.ones(8 << 20, dtype=torch.uint8) for _ in range(5)]
+arrays = [t.numpy() for t in kept]
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        try:
+            torch.ones(32 << 20, dtype=torch.uint8)
+        except torch.OutOfMemoryError as error:
+            print("(kept: its address is known outside of operations)" in str(error), "41943040 bytes in all" in str(error))
+for one in seen:
+    print(one.message)
+""")
+    lines = out.splitlines()
+    assert lines[:2] == ["True True"] * 2 and len(lines) == 3, lines
+    assert "no tensor can leave: 41943040 bytes are kept because their addresses were given out" in lines[2]
+
+
+def test_a_fallback_of_somebody_else_on_the_same_key_is_reported(script):
+    out = script("""
+import torch
+other = torch.library.Library("_", "IMPL")
+import spillway_torch
+other.fallback(lambda op, *args, **kwargs: op(*args, **kwargs), spillway_torch._C.hook_key())
+try:
+    spillway_torch.install(device="cpu", limit=64 << 20)
+except RuntimeError as error:
+    print("cannot be installed beside a module that has a fallback on" in str(error), spillway_torch.memory_stats())
+del other
+""")
+    assert out.split() == ["True", "{}"]
 
 
 def test_names_without_install_do_nothing(script):

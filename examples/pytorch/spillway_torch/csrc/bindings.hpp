@@ -106,8 +106,13 @@ class Bindings {
     if (block == spillway::BlockId{}) {
       return true;  // a private pool's
     }
-    auto const residency = installed().memory.residency(block);
-    return residency == spillway::Residency::device || residency == spillway::Residency::moving_in;
+    try {
+      auto const residency = installed().memory.residency(block);
+      return residency == spillway::Residency::device ||
+             residency == spillway::Residency::moving_in;
+    } catch (spillway::ContractViolation const&) {
+      return false;  // another thread has freed it meanwhile
+    }
   }
 
   [[nodiscard]] static pybind11::list holders() {
@@ -121,6 +126,7 @@ class Bindings {
       row["in_use"] = one.is_in_use;
       row["kept"] = one.is_kept;
       row["frozen"] = one.is_frozen;
+      row["resident"] = one.is_leased || is_resident(one.block);
       out.append(row);
     }
     return out;
@@ -168,6 +174,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
       "reclaim", [] { return installed().desk.reclaim(); }, WithoutLock());
   m.def(
       "begin_step", [] { installed().desk.begin_step(); }, WithoutLock());
+  m.def("take_warning", [] { return installed().desk.take_warning(); });
   m.def("raw_stats", [] { return statistics(installed()); });
   m.def("reset_peaks", [] { installed().memory.reset_peak_stats(); });
   m.def(
@@ -177,6 +184,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("bring_in", &bring_in, WithoutLock());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_storage_ours);
+  m.def("is_holding", [] { return Site::frames().depth > 0; });
   m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
   m.def("freeze", &freeze, WithoutLock());
   m.def("end_frames_early", [](bool early) { installed().desk.end_frames_early(early); });

@@ -63,9 +63,12 @@ struct CudaSite {
     if (wanted.ordinal >= 0) {
       c10::cuda::set_device(static_cast<c10::DeviceIndex>(wanted.ordinal));
     }
-    state() = new State(
-        State::options(wanted, host_bytes()), wanted.least_bytes, c10::cuda::current_device());
-    state()->hook = State::Hook::install();
+    auto const ordinal = c10::cuda::current_device();
+    auto const free_bytes = spillway::CudaApi{int{ordinal}}.memory_info().free_bytes;
+    auto hook = State::install_hook();
+    state() =
+        new State(State::options(wanted, host_bytes(), free_bytes), wanted.least_bytes, ordinal);
+    state()->hook = std::move(hook);
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
   }

@@ -37,13 +37,15 @@ struct HostSite {
   }
 
   static void install(InstallOptions const& wanted) {
-    auto options = State::options(wanted, spillway::HostApi{}.memory_info().total_bytes);
+    auto const machine = spillway::HostApi{}.memory_info();
+    auto options = State::options(wanted, machine.total_bytes, machine.free_bytes);
     // What plans are priced with: copying memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;
+    auto hook = State::install_hook();
     state() =
         new State(std::move(options), *c10::GetAllocator(c10::DeviceType::CPU), wanted.least_bytes);
-    state()->hook = State::Hook::install();
+    state()->hook = std::move(hook);
     c10::SetAllocator(c10::DeviceType::CPU, &state()->tensors, 200);
   }
 

@@ -74,15 +74,29 @@ struct SiteState {
         foreach_bytes{memory.stats().capacity_bytes / 8},
         least_bytes{least} {}
 
-  [[nodiscard]] static typename Allocator::Options options(InstallOptions const& wanted,
-                                                           std::size_t host_bytes) {
+  /// @throws c10::Error if another module has put a fallback on the hook's key
+  [[nodiscard]] static std::unique_ptr<typename Hook::Registration> install_hook() {
+    try {
+      return Hook::install();
+    } catch (c10::Error const& error) {
+      TORCH_CHECK(false,
+                  "spillway_torch cannot be installed beside a module that has a fallback on "
+                  "PyTorch's dispatch key ",
+                  c10::toString(hook_key),
+                  ", which it needs for itself: ",
+                  error.what_without_backtrace());
+    }
+  }
+
+  /// @param free_bytes  of the device, of which tensors may take up nine tenths if no limit is given
+  [[nodiscard]] static typename Allocator::Options
+  options(InstallOptions const& wanted, std::size_t host_bytes, std::size_t free_bytes) {
     typename Allocator::Options options;
     options.capacity_bytes = wanted.limit;
     options.paging.lease_wait = std::chrono::milliseconds{0};
-    if (wanted.limit != 0) {
-      options.prefetch = spillway::ScheduleLookahead{
-          spillway::PrefetchOptions{.max_inflight_bytes = wanted.limit / 6}};
-    }
+    std::size_t const most = wanted.limit != 0 ? wanted.limit : free_bytes / 10 * 9;
+    options.prefetch =
+        spillway::ScheduleLookahead{spillway::PrefetchOptions{.max_inflight_bytes = most / 6}};
     options.host.pinned_bytes = wanted.host_limit;
     if (!wanted.file_tier.empty()) {
       options.host.file = wanted.file_tier;

@@ -131,27 +131,10 @@ def reclaim_inactive():
     if not _C.is_installed():
         return 0
     freed = _C.reclaim()
-    if freed == 0:
-        _warn_if_nothing_can_leave()
+    warning = _C.take_warning() if freed == 0 else ""
+    if warning:
+        warnings.warn(warning, stacklevel=2)
     return freed
-
-
-_has_warned = False
-
-
-def _warn_if_nothing_can_leave():
-    global _has_warned
-    holders = _C.holders()
-    leased = [h for h in holders if h["leased"]]
-    if _has_warned or not leased or len(leased) < len(holders):
-        return
-    _has_warned = True
-    kept = sum(h["bytes"] for h in leased if h["kept"])
-    raw = sum(h["bytes"] for h in leased if not h["enrolled"])
-    warnings.warn(
-        "spillway_torch: no tensor can leave: "
-        f"{kept} bytes are kept because their addresses were given out (numpy, DLPack, data_ptr), "
-        f"{raw} bytes have not been seen by an operation since support was switched on.", stacklevel=3)
 
 
 def empty_cache():
@@ -167,5 +150,5 @@ def keep(tensor):
 
 def hold(*tensors):
     """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
-    made inside until it ends."""
+    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing."""
     return _C.Held(tensors)

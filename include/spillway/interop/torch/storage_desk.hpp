@@ -178,10 +178,19 @@ class StorageDesk {
   void before_fork() { state_.mutex.lock(); }
   void after_fork() noexcept { state_.mutex.unlock(); }
 
+  /// Why nothing at all can leave, the first time that this is asked for and so; else empty.
+  [[nodiscard]] std::string take_warning() {
+    std::string const why = state_.has_warned ? std::string{} : roll_.why_nothing_leaves();
+    return why.empty() || state_.has_warned.exchange(true) ? std::string{} : why;
+  }
+
   /// Throws PyTorch's error, with what would have to be released. @throws c10::OutOfMemoryError
   [[noreturn]] void refuse(std::size_t bytes, std::string const& why) {
     state_.out_of_memory.fetch_add(1);
     std::string const held = roll_.holders();
+    if (std::string const warning = state_.is_enabled ? take_warning() : ""; !warning.empty()) {
+      TORCH_WARN(warning);
+    }
     Site::on_out_of_memory(bytes);
     TORCH_CHECK_WITH(OutOfMemoryError, false, why, held);
   }

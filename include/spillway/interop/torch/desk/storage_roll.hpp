@@ -151,6 +151,26 @@ class StorageRoll {
     return all;
   }
 
+  /// Why nothing that is here can leave: empty if something can, or if all is in use just now.
+  [[nodiscard]] std::string why_nothing_leaves() const {
+    std::size_t kept = 0;
+    std::size_t unseen = 0;
+    for (View const& one : views()) {
+      if (!one.is_leased) {
+        return {};
+      }
+      kept += one.is_kept ? one.bytes : 0;
+      unseen += one.is_enrolled ? 0 : one.bytes;
+    }
+    return kept + unseen == 0 ? std::string{}
+                              : "spillway_torch: no tensor can leave: " + std::to_string(kept) +
+                                    " bytes are kept because their addresses were given out "
+                                    "(numpy, DLPack, data_ptr, collectives, captures), " +
+                                    std::to_string(unseen) +
+                                    " bytes have not been seen by an operation since support was "
+                                    "switched on in their thread.";
+  }
+
   /// What would have to be released, largest first.
   [[nodiscard]] std::string holders() const {
     std::string text =
