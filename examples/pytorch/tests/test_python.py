@@ -124,6 +124,17 @@ def test_hold_gives_an_address_for_as_long_as_it_lasts(lms):
     assert lms.is_away(a) and lms.is_away(b)
 
 
+def test_an_address_asked_for_inside_hold_is_good_until_its_end(lms):
+    a = torch.arange(100, dtype=torch.int32)
+    lms.evict()
+    with spillway_torch.hold():
+        p, q = a.data_ptr(), a.untyped_storage().data_ptr()
+        lms.evict()
+        assert p == q and list((ctypes.c_int32 * 100).from_address(p)) == list(range(100))
+    lms.evict()
+    assert lms.is_away(a)
+
+
 def test_keep_is_for_good(lms):
     a = spillway_torch.keep(torch.arange(100.))
     lms.evict()
@@ -277,6 +288,20 @@ def test_operations_defined_in_python(lms):
     assert sum_of_numpy(x).item() == 4950
 
 
+def test_an_address_asked_for_inside_an_operation_is_good_until_its_end(lms):
+    @torch.library.custom_op("spillway_tests::negate", mutates_args={"x"})
+    def negate(x: torch.Tensor) -> None:
+        p = x.data_ptr()
+        lms.evict()
+        values = (ctypes.c_float * x.numel()).from_address(p)
+        values[:] = [-v for v in values]
+    x = torch.arange(100.)
+    lms.evict()
+    negate(x)
+    lms.evict()
+    assert lms.is_away(x) and x.tolist() == [-float(i) for i in range(100)]
+
+
 def test_operations_that_mutate_without_saying_so(lms):
     @torch.library.custom_op("spillway_tests::bump", mutates_args={"x"})
     def bump(x: torch.Tensor) -> None:
@@ -346,6 +371,29 @@ def test_compiled_graphs(lms):
             torch.testing.assert_close(p.grad, g)
     lms.evict()
     assert all(lms.is_away(p) for p in net.parameters())
+
+
+def test_graphs_that_were_compiled_before_install(script):
+    out = script("""
+import warnings
+warnings.simplefilter("ignore")
+import torch
+torch.set_num_threads(1)
+
+@torch.compile
+def f(x, y):
+    return (x * y + 1).relu()
+import spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+x, y = torch.arange(100.), torch.ones(100)
+for _ in range(2):
+    spillway_torch.reclaim_inactive()
+    z = f(x, y)
+spillway_torch.reclaim_inactive()
+print(z.tolist() == [i + 1. for i in range(100)], spillway_torch._C.view(x)["resident"])
+""")
+    assert out.split() == ["True", "False"]
 
 
 def test_hold_counts_as_one_operation_for_modes_inside(lms):

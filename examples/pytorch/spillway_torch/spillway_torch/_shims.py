@@ -5,6 +5,7 @@ A tensor whose address is given out is brought in and kept as long as its storag
 bytes only while it is called gets them for that long.
 """
 import os
+import sys
 import threading
 import weakref
 
@@ -13,9 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _chosen as _C
 
-_KEEPING = ("numpy", "data_ptr", "__dlpack__", "__array__", "share_memory_", "_share_memory_")
+_KEEPING = ("numpy", "__dlpack__", "__array__", "share_memory_", "_share_memory_")
+_ADDRESSING = ("data_ptr",)
 _HOLDING = ("tolist",)
-_STORAGE_KEEPING = ("data_ptr",)
+_STORAGE_ADDRESSING = ("data_ptr",)
 _STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
                     "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex")
 
@@ -38,6 +40,14 @@ def _keeping(function):
     return _named_like(call, function)
 
 
+def _addressing(function):
+    """Inside of `hold` and of operations addresses are asked for to launch kernels, and are good until it ends."""
+    def call(self, *args, **kwargs):
+        _C.bring_in(self, not _C.is_holding())
+        return function(self, *args, **kwargs)
+    return _named_like(call, function)
+
+
 def _holding(function):
     def call(self, *args, **kwargs):
         with _C.Held((self,)):
@@ -45,11 +55,11 @@ def _holding(function):
     return _named_like(call, function)
 
 
-def _storage_keeping(function):
+def _storage_addressing(function):
     def call(self, *args, **kwargs):
         if getattr(_naming, "depth", 0) and _C.is_ours(self):
             return self._cdata  # a number that names the storage; the address may change meanwhile
-        _C.bring_in_storage(self, True)
+        _C.bring_in_storage(self, not _C.is_holding())
         return function(self, *args, **kwargs)
     return _named_like(call, function)
 
@@ -173,7 +183,7 @@ def _wrap_compiled_graphs():
     compile_ = torch.compile
     is_wrapped = False
 
-    def compile(*args, **kwargs):
+    def wrap():
         nonlocal is_wrapped
         if not is_wrapped:
             is_wrapped = True
@@ -182,8 +192,13 @@ def _wrap_compiled_graphs():
                 cls = getattr(output_code, name, None)
                 if cls is not None:
                     cls.__call__ = _holding_inputs(cls.__call__)
+
+    def compile(*args, **kwargs):
+        wrap()
         return compile_(*args, **kwargs)
     torch.compile = _named_like(compile, compile_)
+    if "torch._inductor" in sys.modules:  # something may have been given to torch.compile before
+        wrap()
 
 
 def _wrap_distributed():
@@ -231,7 +246,8 @@ def install():
     _is_installed = True
     _wrap_methods(torch.Tensor, _KEEPING, _keeping)
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
-    _wrap_methods(torch.UntypedStorage, _STORAGE_KEEPING, _storage_keeping)
+    _wrap_methods(torch.Tensor, _ADDRESSING, _addressing)
+    _wrap_methods(torch.UntypedStorage, _STORAGE_ADDRESSING, _storage_addressing)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):
         if hasattr(torch._C, name):
