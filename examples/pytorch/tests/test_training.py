@@ -73,3 +73,25 @@ def test_training_under_caps_is_bitwise_the_same(script, net, batch, optimizer):
     assert out["steps"] == 25
     # The step before told what would be needed: most of it was on its way before it was asked for.
     assert out["in_time"] > out["swap_ins"] / 3 and out["wasted"] < out["swap_ins"] / 4, out
+
+
+def test_what_is_not_needed_soon_is_copied_out_before_its_room_is_asked_for(script):
+    import pathlib
+    folder = str(pathlib.Path(__file__).resolve().parent.parent)
+    out = json.loads(script(f"""
+import json, sys
+sys.path.insert(0, {folder!r})
+import torch, torch.nn.functional as F, nets, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=40 << 20)
+spillway_torch.set_enabled_lms(True)
+model, x, y = nets.make("conv", 4)  # needs 91 MiB
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(5):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+print(json.dumps(spillway_torch.memory_stats()))
+"""))
+    assert out["speculative_bytes"] > out["swap_out_bytes"] / 4, out
+    assert out["dropped_bytes"] >= 0.9 * out["speculative_bytes"], out  # they had not to be copied once more

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communication goes on with a tensor's address after the call that began it has returned."""
+import pytest
+import torch
+import torch.distributed as dist
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
+
+PAIR = """
+import sys, torch, torch.distributed as dist, spillway_torch
+from spillway_torch import _chosen as _C
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+rank = int(sys.argv[1])
+store = dist.FileStore(sys.argv[2], 2)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+"""
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Runs code in two processes that talk to each other; returns what each has printed."""
+    import os
+    import subprocess
+    import sys
+
+    def run(code):
+        started = [subprocess.Popen([sys.executable, "-c", PAIR + code, str(rank), str(tmp_path / "meet")],
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                                    env={**os.environ, "OMP_NUM_THREADS": "1"}) for rank in range(2)]
+        ended = [one.communicate(timeout=300) for one in started]
+        assert [one.returncode for one in started] == [0, 0], [error[-2000:] for _, error in ended]
+        return [out for out, _ in ended]
+    return run
+
+
+def test_a_collective_that_runs_holds_its_tensors(pair):
+    out = pair("""
+x = torch.full((1 << 20,), float(rank + 1))
+spillway_torch.reclaim_inactive()
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)
+    assert not work.is_completed()  # the other one has not come yet
+    spillway_torch.reclaim_inactive()
+    pile = [torch.ones(8 << 20, dtype=torch.uint8) for _ in range(12)]  # under pressure
+    print(_C.view(x)["has_address"])
+    store.set("go", "")
+else:
+    store.wait(["go"])
+    work = dist.all_reduce(x, async_op=True)
+    print(True)
+work.wait()
+spillway_torch.reclaim_inactive()
+print(x.min().item(), x.max().item())
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["True\n3.0 3.0\n"] * 2
+
+
+def test_collectives_take_what_is_away(pair):
+    out = pair("""
+def away():
+    x = torch.arange(100_000.) + rank
+    spillway_torch.reclaim_inactive()
+    assert not _C.view(x)["has_address"]
+    return x
+
+x = away()
+dist.broadcast(x, 1)
+print("broadcast", x[0].item() == 1)
+parts = [torch.zeros(100_000), torch.zeros(100_000)]
+dist.all_gather(parts, away())
+spillway_torch.reclaim_inactive()
+print("all_gather", [part[-1].item() for part in parts] == [99_999, 100_000])
+part = torch.zeros(50_000)
+dist.reduce_scatter_tensor(part, away())
+print("reduce_scatter", part[0].item() == 1 + 2 * 50_000 * rank)
+mixed = torch.zeros(100_000)
+dist.all_to_all_single(mixed, away())
+print("all_to_all", [mixed[0].item(), mixed[50_000].item()] == [50_000 * rank, 50_000 * rank + 1])
+x = away()
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+print("send", x[0].item() == 0)
+dist.barrier()
+dist.destroy_process_group()
+""")
+    names = ["broadcast", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    assert out == ["".join(f"{name} True\n" for name in names)] * 2
