@@ -76,6 +76,13 @@ def torch_training(result):
         row(what[:44], f"{one['ms']:.0f} ms/step", f"{one['peak_mib']:.0f} MiB, {same}", one["ratio"], goal)
 
 
+def torch_page(result):
+    floor = result["copy in, use, drop"]["ms"]
+    for name, one in result.items():
+        read = f"{one['in_mib']:.0f} MiB in, {one['out_mib']:.0f} out"
+        row(f"PyTorch inference: {name}", f"{one['ms']:.1f} ms", read, one["ms"] / floor)
+
+
 def latency(result, torch):
     runs = {one["name"]: one["real_time"] for one in result["benchmarks"]}
     if torch:
@@ -107,7 +114,7 @@ def main():
     }
     steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
     if ["torch", "77", "0"] not in steps:
-        shown["torch_training"] = torch_training
+        shown |= {"torch_training": torch_training, "torch_page": torch_page}
     missing = False
     for name, show in shown.items():
         result = load(folder, name)

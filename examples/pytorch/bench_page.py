@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference with weights that are twice what fits: `page`, `chunk`, and a loop that copies each layer in and drops it.
+"""Inference with weights that are twice what fits: `page`, `chunk`, and loops that move one layer after the other.
 
-    python bench_page.py [--layers 24] [--width 1024] [--batch 64] [--rounds 12] [--json]
+    python bench_page.py [--layers 24] [--width 1024] [--batch 64] [--rounds 12] [--device cpu|cuda] [--json]
 
-On the CPU device, one thread. The loop is what `layer.to(device)`, `layer.to("cpu")` does on a GPU without copying
-back: each layer's weights are copied from host memory into new tensors, used, and dropped.
+One loop copies each layer's weights in, uses and drops them; the other is `layer.to(device)`, `layer.to("cpu")`, which copies
+them back, too. On the CPU device, one thread; the host's memory is then what PyTorch's own allocator gives.
 """
 import argparse
 import json
@@ -20,6 +20,7 @@ parser.add_argument("--layers", type=int, default=24)
 parser.add_argument("--width", type=int, default=1024)
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--rounds", type=int, default=12)
+parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
 
@@ -30,21 +31,43 @@ torch.manual_seed(0)
 on_host = [torch.randn(options.width, options.width) / options.width ** 0.5 for _ in range(options.layers)]
 x = torch.randn(options.batch, options.width)
 warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # they are the host's
-spillway_torch.install(device="cpu", limit=limit + (8 << 20), least_bytes=1)
+spillway_torch.install(device=options.device, limit=limit + (8 << 20), least_bytes=1)
 spillway_torch.set_enabled_lms(True)
+x = x.to(options.device)
 
 
 def make():
-    model = torch.nn.Sequential(*[torch.nn.Linear(options.width, options.width, bias=False) for _ in on_host])
-    for layer, weight in zip(model, on_host):
+    layers = [torch.nn.Linear(options.width, options.width, bias=False, device=options.device) for _ in on_host]
+    for layer, weight in zip(layers, on_host):
         layer.weight.data.copy_(weight)
-    return model
+    return torch.nn.Sequential(*layers)
+
+
+def to_device(weight):
+    return weight.to("cuda") if options.device == "cuda" else torch.empty(weight.shape).copy_(weight)
+
+
+def to_host(weight):
+    if options.device == "cuda":
+        return weight.to("cpu")
+    spillway_torch._C.set_least_bytes(1 << 62)  # all sizes are left to PyTorch
+    try:
+        return torch.empty(weight.shape).copy_(weight)
+    finally:
+        spillway_torch._C.set_least_bytes(1)
 
 
 def loop(x):
     for weight in on_host:
-        here = torch.empty(weight.shape).copy_(weight)  # one device tensor at a time
+        x = torch.nn.functional.linear(x, to_device(weight))  # one weight at a time
+    return x
+
+
+def loop_and_back(x):
+    for i, weight in enumerate(on_host):
+        here = to_device(weight)
         x = torch.nn.functional.linear(x, here)
+        on_host[i] = to_host(here)
     return x
 
 
@@ -62,6 +85,8 @@ def measure(function):
                 before = spillway_torch.memory_stats()
             start = time.perf_counter()
             result = function(x)
+            if options.device == "cuda":
+                torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
     now = spillway_torch.memory_stats()
     passes = max(1, options.rounds - 3)
@@ -70,13 +95,17 @@ def measure(function):
             "digest": hash(tuple(result.flatten().tolist()))}
 
 
-rows = {"all on the device (does not fit)": measure(resident), "copy in, use, drop": measure(loop)}
+rows = {"copy in, use, drop": measure(loop), "copy in, use, copy back": measure(loop_and_back)}
+if options.device == "cpu":
+    rows = {"all on the device (does not fit)": measure(resident), **rows}
 model = spillway_torch.page(make())
 rows["page"] = measure(model)
 del model
 model = spillway_torch.chunk(make(), max_capacity=limit - 4 * weight_bytes)
 rows["chunk"] = measure(model)
-rows["copy in, use, drop"]["in_mib"] = options.layers * weight_bytes / (1 << 20)
+all_mib = options.layers * weight_bytes / (1 << 20)
+rows["copy in, use, drop"]["in_mib"] = all_mib
+rows["copy in, use, copy back"] |= {"in_mib": all_mib, "out_mib": all_mib}
 assert len({row["digest"] for row in rows.values()}) == 1, "results differ"
 if options.json:
     print(json.dumps(rows))

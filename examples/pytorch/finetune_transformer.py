@@ -2,7 +2,7 @@
 """Fine-tunes a small transformer on text in a part of the memory it needs, then writes with it.
 
     python finetune_transformer.py [--limit-mib 96] [--steps 30] [--layers 6] [--width 256] [--context 128] [--batch 16]
-                                   [--accumulate 2] [--bf16] [--text FILE]
+                                   [--accumulate 2] [--bf16] [--device cpu|cuda] [--text FILE]
 
 Nothing is downloaded: the weights are random, and the text is this file unless another one is named. "Fine" tuning
 here means that the lower half of the layers is frozen; their weights are only read.
@@ -48,7 +48,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, letters)
 
     def forward(self, x):
-        x = self.letter(x) + self.place(torch.arange(x.shape[1]))
+        x = self.letter(x) + self.place(torch.arange(x.shape[1], device=x.device))
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
@@ -64,15 +64,16 @@ def main():
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--accumulate", type=int, default=2, help="backward passes for each step of the optimizer")
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--text", type=pathlib.Path, default=pathlib.Path(__file__))
     options = parser.parse_args()
 
-    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.install(device=options.device, limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(True)
 
     torch.manual_seed(0)
     text = torch.tensor(list(options.text.read_bytes()))
-    model = Transformer(options.layers, options.width, options.context)
+    model = Transformer(options.layers, options.width, options.context).to(options.device)
     for layer in model.layers[:options.layers // 2]:
         layer.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -82,8 +83,8 @@ def main():
         total = 0.
         for _ in range(options.accumulate):
             at = torch.randint(len(text) - options.context - 1, (options.batch,))
-            rows = torch.stack([text[i:i + options.context + 1] for i in at])
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
+            rows = torch.stack([text[i:i + options.context + 1] for i in at]).to(options.device)
+            with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.bf16):
                 scores = model(rows[:, :-1])
             loss = F.cross_entropy(scores.float().flatten(0, 1), rows[:, 1:].flatten()) / options.accumulate
             loss.backward()
@@ -97,7 +98,7 @@ def main():
                   flush=True)
 
     spillway_torch.page(model)
-    line = text[None, :options.context // 2]
+    line = text[None, :options.context // 2].to(options.device)
     with torch.no_grad():
         for _ in range(options.context // 2):
             line = torch.cat([line, model(line)[:, -1:].argmax(-1)], 1)

@@ -2,6 +2,7 @@
 """Finds the largest image and the largest batch that train under a memory limit, with and without support.
 
     python many_models.py [MODEL ...] [--limit-mib 512] [--steps 2] [--csv FILE] [--most-image 512] [--most-batch 64]
+                          [--device cpu|cuda]
 
 MODEL is a name that torchvision knows (resnet18, densenet121, ...), or `residual`, a small network that needs no
 torchvision. Each attempt is a process of its own. Statistics of each step go to the CSV file; a table ends the run.
@@ -44,14 +45,14 @@ def work(options):
     import spillway_torch
     mib = 1 << 20
     torch.set_num_threads(1)
-    spillway_torch.install(device="cpu", limit=int(options.limit_mib * mib))
+    spillway_torch.install(device=options.device, limit=int(options.limit_mib * mib))
     spillway_torch.set_enabled_lms(options.support)
     torch.manual_seed(0)
     try:
-        model = make(options.models[0]).train()
+        model = make(options.models[0]).train().to(options.device)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-        x = torch.randn(options.batch, 3, options.image, options.image)
-        y = torch.randint(0, 1000, (options.batch,))
+        x = torch.randn(options.batch, 3, options.image, options.image).to(options.device)
+        y = torch.randint(0, 1000, (options.batch,)).to(options.device)
         last = spillway_torch.memory_stats()
         for step in range(options.steps):
             start = time.perf_counter()
@@ -59,6 +60,8 @@ def work(options):
             out = model(x)
             F.cross_entropy(getattr(out, "logits", out), y).backward()
             optimizer.step()
+            if options.device == "cuda":
+                torch.cuda.synchronize()
             now = spillway_torch.memory_stats()
             print(json.dumps({
                 "step": step, "seconds": round(time.perf_counter() - start, 3),
@@ -84,7 +87,7 @@ class Sweep:
     def trains(self, model, support, image, batch):
         o = self.options
         command = [sys.executable, os.path.abspath(__file__), model, "--worker", "--limit-mib", str(o.limit_mib), "--steps",
-                   str(o.steps), "--image", str(image), "--batch", str(batch)] + ["--support"] * support
+                   str(o.steps), "--device", o.device, "--image", str(image), "--batch", str(batch)] + ["--support"] * support
         self.attempts += 1
         self.show(f"{model}, support {'on' if support else 'off'}: image {image}, batch {batch}")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -121,6 +124,7 @@ def main():
     parser.add_argument("--limit-mib", type=float, default=512)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--csv")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--most-image", type=int, default=512)
     parser.add_argument("--most-batch", type=int, default=64)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a network on several processes, each with a device memory of its own that is too small for it.
 
-    torchrun --nproc-per-node 2 train_ddp.py [--limit-mib 64] [--steps 10]
+    torchrun --nproc-per-node 2 train_ddp.py [--limit-mib 64] [--steps 10] [--device cpu|cuda]
 
-Each process installs its own allocator. Buffers that collectives work on keep their place for as long as they live,
-since communication goes on after the call that began it has returned; everything else may leave.
+Each process installs its own allocator: on the CPU with gloo, or with NCCL on as many GPUs as there are processes. Buffers
+that collectives work on keep their place for as long as they live, since communication goes on after the call that began
+it has returned; everything else may leave.
 """
 import argparse
 import hashlib
+import os
 
 import torch
 import torch.distributed as dist
@@ -29,19 +31,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit-mib", type=float, default=64)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
+    device = "cpu" if options.device == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}"
+    spillway_torch.install(device=device, limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(True)
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo" if options.device == "cpu" else "nccl")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(make())
+    model = DistributedDataParallel(make().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     torch.manual_seed(100 + rank)  # each process its own data
-    x, y = torch.randn(8, 3, 32, 32).repeat(2, 1, 2, 2), torch.randint(0, 10, (16,))
+    x, y = torch.randn(8, 3, 32, 32).repeat(2, 1, 2, 2).to(device), torch.randint(0, 10, (16,)).to(device)
     for step in range(options.steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a network on handwritten digits in a part of the memory it needs.
 
-    python train_digits.py [--limit-mib 24] [--epochs 8] [--batch 256] [--without-support]
+    python train_digits.py [--limit-mib 24] [--epochs 8] [--batch 256] [--device cpu|cuda] [--without-support]
 
-Only the three lines that say `spillway_torch` differ from a usual script.
+Only the lines that say `spillway_torch` differ from a usual script.
 """
 import argparse
 import pathlib
@@ -38,29 +38,31 @@ def main():
     parser.add_argument("--limit-mib", type=float, default=24)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--without-support", action="store_true")
     options = parser.parse_args()
 
-    spillway_torch.install(device="cpu", limit=int(options.limit_mib * (1 << 20)))
+    spillway_torch.install(device=options.device, limit=int(options.limit_mib * (1 << 20)))
     spillway_torch.set_enabled_lms(not options.without_support)
 
     torch.manual_seed(1)
-    (pictures, digits), (test_pictures, test_digits) = load(DIGITS)
-    model = make()
+    (pictures, digits), (test_pictures, test_digits) = (
+        [tensor.to(options.device) for tensor in part] for part in load(DIGITS))
+    model = make().to(options.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for epoch in range(options.epochs):
         start = time.perf_counter()
         model.train()
-        for batch in torch.randperm(len(digits)).split(options.batch):
+        for batch in torch.randperm(len(digits)).to(options.device).split(options.batch):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(pictures[batch]), digits[batch])
             loss.backward()
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            right = (model(test_pictures).argmax(1) == test_digits).float().mean()
+            right = (model(test_pictures).argmax(1) == test_digits).sum().item() / len(test_digits)
         now = spillway_torch.memory_stats()
-        print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {right.item():.3f}, "
+        print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {right:.3f}, "
               f"{time.perf_counter() - start:.1f} s, "
               f"tensors at most {now['allocated_bytes.all.peak'] / (1 << 20):.1f} MiB, "
               f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB so far", flush=True)

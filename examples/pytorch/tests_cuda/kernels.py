@@ -19,7 +19,10 @@ NAMES = """
     native_batch_norm native_batch_norm_backward native_layer_norm native_layer_norm_backward
     _log_softmax _log_softmax_backward_data nll_loss_forward nll_loss_backward mse_loss mse_loss_backward
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward max_pool2d_with_indices max_pool2d_with_indices_backward
-    eq.Tensor ne.Scalar all any masked_fill_.Scalar cat index_select arange.start_out uniform_ normal_
+    _foreach_add_.Scalar _foreach_add_.List _foreach_mul_.Scalar _foreach_lerp_.Scalar _foreach_addcmul_.Scalar
+    _foreach_addcdiv_.Scalar _foreach_addcdiv_.ScalarList _foreach_div_.ScalarList _foreach_sqrt
+    _amp_foreach_non_finite_check_and_unscale_ embedding embedding_dense_backward
+    eq.Tensor ne.Scalar all any masked_fill_.Scalar cat argmax index.Tensor index_select arange.start_out uniform_ normal_
 """.split()
 
 
@@ -67,9 +70,11 @@ def _kernel(op):
             result = op(*positional, **{n: copies[n] for n in kwargs})
             written = {}
             for name, is_written in zip(names, writes):
-                if is_written and _is_on_device(given.get(name)):
-                    _write_back(given[name], copies[name])
-                    written[id(copies[name])] = given[name]
+                several = given.get(name) if isinstance(given.get(name), (list, tuple)) else [given.get(name)]
+                if is_written and all(_is_on_device(one) for one in several):
+                    for one, copy in zip(several, copies[name] if several is given.get(name) else [copies[name]]):
+                        _write_back(one, copy)
+                        written[id(copy)] = one
                 elif not is_written and name in ("running_mean", "running_var") and _is_on_device(given.get(name)):
                     _write_back(given[name], copies[name])  # written without the schema's saying so
             return tree_map(lambda v: v if not isinstance(v, torch.Tensor) else

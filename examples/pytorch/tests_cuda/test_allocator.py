@@ -171,6 +171,20 @@ def test_empty_cache_leaves_tensors_alone(make):
     assert torch.equal(x.cpu(), host)
 
 
+def test_empty_cache_gives_back_what_no_tensor_is_in(script):
+    out = script("import torch, spillway_torch\n"
+                 "spillway_torch.install(device='cuda', limit=16 << 20)\n"
+                 "x = torch.empty(1 << 20, device='cuda')\n"
+                 "free = torch.cuda.mem_get_info()[0]\n"
+                 "del x\n"
+                 "torch.cuda.empty_cache()\n"
+                 "print(torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0] - free >= 16 << 20)\n"
+                 "x = torch.empty(1 << 20, device='cuda')\n"
+                 "print(torch.cuda.memory_reserved() >= 4 << 20)")
+
+    assert out == "0 True\nTrue\n"
+
+
 def test_a_memory_fraction_is_a_limit(make):
     total = torch.cuda.get_device_properties(0).total_memory
     try:
@@ -215,6 +229,52 @@ def test_a_second_install_is_refused():
         spillway_torch.install(device="cuda")
 
 
+def test_install_does_not_begin_to_use_cuda(script):
+    out = script("import torch, spillway_torch\n"
+                 "spillway_torch.install(device='cuda', limit=16 << 20)\n"
+                 "spillway_torch.set_enabled_lms(True)\n"
+                 "print(torch.cuda.is_initialized())\n"
+                 "torch.empty(10, device='cuda')\n"
+                 "print(torch.cuda.is_initialized())")
+
+    assert out == "False\nTrue\n"
+
+
+@pytest.mark.parametrize("option", ["backend:cudaMallocAsync", "expandable_segments:True"])
+def test_what_pytorchs_own_allocator_was_told_makes_no_difference(script, option):
+    out = script("import torch, spillway_torch\n"
+                 "spillway_torch.install(device='cuda', limit=16 << 20, host_limit=64 << 20)\n"
+                 "spillway_torch.set_enabled_lms(True)\n"
+                 "made = [torch.full((4 << 20,), i, dtype=torch.uint8).cuda() for i in range(8)]\n"
+                 "print(torch.cuda.memory.get_allocator_backend(), [t[-1:].cpu().item() for t in made],\n"
+                 "      torch.cuda.max_memory_allocated() >> 20, spillway_torch.memory_stats()['swap_outs'] > 0)",
+                 PYTORCH_CUDA_ALLOC_CONF=option)
+
+    assert out == "spillway [0, 1, 2, 3, 4, 5, 6, 7] 32 True\n"
+
+
+def test_a_program_may_end_with_tensors_away_and_in_use(script):
+    out = script("import atexit, torch, spillway_torch\n"
+                 "spillway_torch.install(device='cuda', limit=16 << 20, host_limit=64 << 20)\n"
+                 "spillway_torch.set_enabled_lms(True)\n"
+                 "side = torch.cuda.Stream()\n"
+                 "made = [torch.full((4 << 20,), i, dtype=torch.uint8).cuda() for i in range(8)]\n"
+                 "with torch.cuda.stream(side):\n"
+                 "    copies = [torch.empty_like(t).copy_(t) for t in made[:2]]\n"
+                 "made[0].record_stream(side)\n"
+                 "held = spillway_torch.hold(made[5])\n"
+                 "held.__enter__()\n"
+                 "pool = torch.cuda.MemPool()\n"
+                 "with torch.cuda.use_mem_pool(pool):\n"
+                 "    pooled = torch.empty(1 << 20, dtype=torch.uint8, device='cuda')\n"
+                 "class Cycle: pass\n"
+                 "cycle = Cycle(); cycle.itself, cycle.tensor = cycle, made[3]\n"
+                 "atexit.register(lambda: print(made[7][-1:].cpu().item()))\n"
+                 "print('end')")
+
+    assert out == "end\n7\n"
+
+
 def test_an_install_after_cuda_was_used_is_refused(script):
     out = script("import torch, spillway_torch\n"
                  "torch.empty(10, device='cuda')\n"
@@ -249,6 +309,34 @@ def test_asking_for_the_default_device_takes_cuda(script):
 
 def test_cpu_tensors_are_left_alone(lms):
     assert not lms.view(torch.ones(100000))["ours"]
+
+
+def test_the_cuda_array_interface_and_dlpack_give_addresses_that_stay(lms, make):
+    x, host = make(2)
+    y, other = make(2, seed=1)
+    lms.evict()
+
+    address = x.__cuda_array_interface__["data"][0]
+    shared = torch.from_dlpack(y)
+    lms.evict()
+
+    assert x.data_ptr() == address and lms.view(x)["kept"] and lms.view(y)["kept"]
+    assert shared.data_ptr() == y.data_ptr()
+    assert torch.equal(x.cpu(), host) and torch.equal(shared.cpu(), other)
+
+
+def test_an_address_for_a_launch_holds_for_the_launch(lms, make):
+    import spillway_torch
+    x, host = make(2)
+    lms.evict()
+
+    with spillway_torch.hold():  # as a compiled graph
+        address = x.data_ptr()
+        lms.evict()
+        assert lms.view(x)["resident"] and x.data_ptr() == address
+    lms.evict()
+
+    assert lms.is_away(x) and torch.equal(x.cpu(), host)
 
 
 def test_addresses_that_were_given_out_stay(lms, make):
