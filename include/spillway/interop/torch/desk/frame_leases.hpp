@@ -147,8 +147,7 @@ void FrameLeases<Site>::enrol(Frames& frames, Operands const& results) {
     if (holding == nullptr) {
       holding = roll_.try_enrol(operand);
       if (holding != nullptr && state_.is_under_pressure) {
-        pin(frames,
-            *holding);  // so that it is let go with the frame; pressure that begins later finds it
+        pin(frames, *holding);  // to be let go with the frame; pressure that begins later finds it
       }
     }
     if (holding != nullptr && operand.use.keeps) {
