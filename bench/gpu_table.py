@@ -4,7 +4,8 @@
 
 usage: gpu_table.py RESULTS
 
-Each figure is set against the peer or the floor that was measured in the same run. What is missing is said.
+Each figure is set against the peer or the floor that was measured in the same run. What is missing or failed is said, and
+ends it with 1.
 """
 
 import json
@@ -29,6 +30,7 @@ def training(result):
         if run["swapping"]:
             same = "same bits" if run["bitwise_equal"] else "OTHER BITS"
             row(f"training at {run['capacity_factor']:g}x", f"{run['step_ms']:.1f} ms/step", same)
+    return all(run["bitwise_equal"] for run in result["runs"] if run["swapping"])
 
 
 def bandwidth(rows):
@@ -74,6 +76,7 @@ def torch_training(result):
         same = "same bits" if one["bitwise"] else "other bits"
         goal = "<=1.02" if one["line"] == "support on, no cap" else ""
         row(what[:44], f"{one['ms']:.0f} ms/step", f"{one['peak_mib']:.0f} MiB, {same}", one["ratio"], goal)
+    return not any("error" in one for one in result["rows"])
 
 
 def torch_page(result):
@@ -115,18 +118,18 @@ def main():
     steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
     if ["torch", "77", "0"] not in steps:
         shown |= {"torch_training": torch_training, "torch_page": torch_page}
-    missing = False
+    is_good = True
     for name, show in shown.items():
         result = load(folder, name)
         if result is None:
             print(f"{name}: no results")
-            missing = True
-        else:
-            show(result)
+            is_good = False
+        elif show(result) is False:
+            is_good = False
     for name, status, seconds in steps:
         outcome = {"0": "ok", "77": "SKIPPED"}.get(status, "FAILED with " + status)
         print(f"step {name:<39} {seconds:>12} s {outcome:>24}")
-    sys.exit(1 if missing else 0)
+    sys.exit(0 if is_good else 1)
 
 
 if __name__ == "__main__":
