@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace spillway {
 
@@ -76,6 +77,10 @@ struct Tally {
     ++count;
     bytes += n;
   }
+  void add(Tally const& other) noexcept {
+    count += other.count;
+    bytes += other.bytes;
+  }
 
   friend bool operator==(Tally const&, Tally const&) noexcept = default;
 };
@@ -124,6 +129,22 @@ struct Stats {
   }
   [[nodiscard]] Tally const& evicted(EvictionReason reason) const noexcept {
     return evictions[static_cast<std::size_t>(reason)];
+  }
+  /// For any of these reasons.
+  [[nodiscard]] Tally evicted(std::initializer_list<EvictionReason> reasons) const noexcept {
+    Tally sum;
+    for (EvictionReason const reason : reasons) {
+      sum.add(evicted(reason));
+    }
+    return sum;
+  }
+  /// For whatever reason.
+  [[nodiscard]] Tally evicted() const noexcept {
+    Tally sum;
+    for (Tally const& one : evictions) {
+      sum.add(one);
+    }
+    return sum;
   }
   [[nodiscard]] std::uint64_t ranges_from(RangeSource source) const noexcept {
     return range_sources[static_cast<std::size_t>(source)];

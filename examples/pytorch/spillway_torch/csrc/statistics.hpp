@@ -50,17 +50,12 @@ pybind11::dict statistics(State& state) {
   put(out, "pinned_bytes", "current", pinned.used_bytes);
   put(out, "pinned_bytes", "peak", pinned.peak_used_bytes);
   auto const set = [&out](char const* key, auto value) { out[key] = value; };
-  std::uint64_t reclaimed = 0;
-  std::uint64_t reclaimed_bytes = 0;
-  for (EvictionReason const reason : {EvictionReason::pressure,
-                                      EvictionReason::watermark,
-                                      EvictionReason::prefetch,
-                                      EvictionReason::requested}) {
-    reclaimed += now.evicted(reason).count;
-    reclaimed_bytes += now.evicted(reason).bytes;
-  }
-  set("reclaimed", reclaimed);
-  set("reclaimed_bytes", reclaimed_bytes);
+  spillway::Tally const reclaimed = now.evicted({EvictionReason::pressure,
+                                                 EvictionReason::watermark,
+                                                 EvictionReason::prefetch,
+                                                 EvictionReason::requested});
+  set("reclaimed", reclaimed.count);
+  set("reclaimed_bytes", reclaimed.bytes);
   set("alloc_distribution.freelist", now.ranges_from(RangeSource::free_range));
   set("alloc_distribution.cudamalloc", now.ranges_from(RangeSource::growth));
   set("alloc_distribution.reclaim_one", now.ranges_from(RangeSource::after_drop));

@@ -71,17 +71,8 @@ struct Bindings {
     Site::desk().show(addresses, true);
   }
 
-  [[nodiscard]] static std::uint64_t evicted(spillway::Stats const& now, bool wants_bytes) {
-    std::uint64_t sum = 0;
-    for (spillway::EvictionReason const reason : {spillway::EvictionReason::pressure,
-                                                  spillway::EvictionReason::watermark,
-                                                  spillway::EvictionReason::prefetch}) {
-      sum += wants_bytes ? now.evicted(reason).bytes : now.evicted(reason).count;
-    }
-    return sum;
-  }
-
   static py::dict raw_stats() {
+    using spillway::EvictionReason;
     auto& state = installed();
     spillway::Stats const now = state.memory.stats();
     spillway::HostPoolStats const host = state.memory.host_stats();
@@ -91,6 +82,8 @@ struct Bindings {
     std::size_t const ballast = state.ballast.bytes();
     std::size_t const in_use = now.resident.bytes.current - ballast;
     std::size_t const active = counts.active_bytes;
+    spillway::Tally const for_room = now.evicted(
+        {EvictionReason::pressure, EvictionReason::watermark, EvictionReason::prefetch});
     set("bytes_in_use", in_use);
     set("peak_bytes_in_use", now.resident.bytes.peak - ballast);
     set("bytes_allocated", now.allocated.bytes.current - ballast);
@@ -99,11 +92,10 @@ struct Bindings {
     set("peak_bytes_active", counts.peak_active_bytes);
     set("bytes_inactive", in_use - std::min(active, in_use));
     set("bytes_fixed", counts.fixed_bytes);
-    set("bytes_reclaimed",
-        evicted(now, true) + now.evicted(spillway::EvictionReason::requested).bytes);
+    set("bytes_reclaimed", for_room.bytes + now.evicted(EvictionReason::requested).bytes);
     set("current_bytes_reclaimed", now.allocated.bytes.current - now.resident.bytes.current);
     set("peak_bytes_reclaimed", counts.peak_reclaimed_bytes);
-    set("num_single_reclaims", evicted(now, false));
+    set("num_single_reclaims", for_room.count);
     set("num_full_reclaims", counts.full_reclaims);
     set("num_defragmentations", 0);
     set("bytes_defragged", 0);
@@ -118,7 +110,7 @@ struct Bindings {
     set("swap_in_bytes", now.swap_ins.bytes);
     set("drops", now.drops.count);
     set("dropped_bytes", now.drops.bytes);
-    set("early_copies_bytes", now.evicted(spillway::EvictionReason::speculative).bytes);
+    set("early_copies_bytes", now.evicted(EvictionReason::speculative).bytes);
     set("prefetch_hits", now.prefetch_hits);
     set("prefetch_late", now.prefetch_late);
     set("prefetch_wasted", now.prefetch_wasted);

@@ -105,10 +105,7 @@ template <class Allocator>
 void BufferDesk<Allocator>::begin_step() {
   memory_->begin_step();
   Stats const now = memory_->stats();
-  std::uint64_t evictions = 0;
-  for (Tally const& tally : now.evictions) {
-    evictions += tally.count;
-  }
+  std::uint64_t const evictions = now.evicted().count;
   Guard const guard{mutex_};
   bool const is_calm = evictions == std::exchange(evictions_seen_, evictions);
   if (is_calm && now.resident.bytes.current == now.allocated.bytes.current) {

@@ -340,10 +340,7 @@ template <class Site>
 void StorageDesk<Site>::begin_step() {
   memory().begin_step();
   Stats const now = memory().stats();
-  std::uint64_t evictions = 0;
-  for (Tally const& tally : now.evictions) {
-    evictions += tally.count;
-  }
+  std::uint64_t const evictions = now.evicted().count;
   bool const is_calm = evictions == std::exchange(evictions_seen_, evictions);
   if (is_calm && now.resident.bytes.current == now.allocated.bytes.current) {
     state_.is_under_pressure = false;  // leases are kept again, from the next use on
