@@ -85,6 +85,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/buffer_desk/frames.hpp
     spillway/interop/buffer_desk/room.hpp
     spillway/interop/dlpack.hpp
+    spillway/interop/install_options.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/limited_lookahead.hpp
     spillway/interop/torch/context_book.hpp

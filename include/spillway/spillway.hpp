@@ -12,6 +12,7 @@
 #include <spillway/interop/ballast.hpp>
 #include <spillway/interop/buffer_desk.hpp>
 #include <spillway/interop/dlpack.hpp>
+#include <spillway/interop/install_options.hpp>
 #include <spillway/interop/leased_memory.hpp>
 #include <spillway/interop/limited_lookahead.hpp>
 #include <spillway/interop/torch/context_book.hpp>

@@ -42,7 +42,7 @@ class Bindings {
                       std::size_t file_bytes,
                       std::size_t least_bytes) {
     TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
-    Site::install({ordinal, limit, host_limit, file_tier, file_bytes, least_bytes});
+    Site::install({{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal});
   }
 
   [[nodiscard]] static c10::StorageImpl* storage_of(at::Tensor const& tensor) {

@@ -7,7 +7,6 @@
 #include <spillway/interop/torch/cuda_allocator.hpp>
 #include <spillway/interop/torch/tensor_watch.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <utility>
@@ -18,7 +17,6 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
-#include <unistd.h>
 
 namespace spillway_torch {
 
@@ -66,8 +64,7 @@ struct CudaSite {
     auto const ordinal = c10::cuda::current_device();
     auto const free_bytes = spillway::CudaApi{int{ordinal}}.memory_info().free_bytes;
     auto hook = State::install_hook();
-    state() =
-        new State(State::options(wanted, host_bytes(), free_bytes), wanted.least_bytes, ordinal);
+    state() = new State(State::options(wanted, free_bytes), wanted.least_bytes, ordinal);
     state()->hook = std::move(hook);
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
@@ -110,12 +107,6 @@ struct CudaSite {
   static std::size_t limit() { return state()->limit(); }
   static void set_limit(std::size_t bytes) { state()->set_limit(bytes); }
   static std::size_t total_bytes() { return state()->total_bytes; }
-
- private:
-  static std::size_t host_bytes() {
-    return static_cast<std::size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES))) *
-           static_cast<std::size_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
-  }
 };
 
 }  // namespace spillway_torch

@@ -37,8 +37,7 @@ struct HostSite {
   }
 
   static void install(InstallOptions const& wanted) {
-    auto const machine = spillway::HostApi{}.memory_info();
-    auto options = State::options(wanted, machine.total_bytes, machine.free_bytes);
+    auto options = State::options(wanted, spillway::HostApi{}.memory_info().free_bytes);
     // What plans are priced with: copying memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;

@@ -4,14 +4,13 @@
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/interop/ballast.hpp>
+#include <spillway/interop/install_options.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/policy/schedule_lookahead.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 
 #include <c10/core/DispatchKey.h>
@@ -39,13 +38,8 @@ class WithoutInterpreter {
 constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// What `install` is told.
-struct InstallOptions {
-  int ordinal = -1;       // of the device; -1: the current one
-  std::size_t limit = 0;  // 0: nine tenths of what is free
-  std::size_t host_limit = 0;
-  std::string file_tier;
-  std::size_t file_bytes = 0;
-  std::size_t least_bytes = 0;
+struct InstallOptions : spillway::InstallOptions {
+  int ordinal = -1;  // of the device; -1: the current one
 };
 
 /// All that exists once in a process. Made by `install` and never destroyed: tensors outlive
@@ -89,22 +83,12 @@ struct SiteState {
   }
 
   /// @param free_bytes  of the device, of which tensors may take up nine tenths if no limit is given
-  [[nodiscard]] static typename Allocator::Options
-  options(InstallOptions const& wanted, std::size_t host_bytes, std::size_t free_bytes) {
-    typename Allocator::Options options;
-    options.capacity_bytes = wanted.limit;
-    options.paging.lease_wait = std::chrono::milliseconds{0};
+  [[nodiscard]] static typename Allocator::Options options(InstallOptions const& wanted,
+                                                           std::size_t free_bytes) {
+    auto options = wanted.template for_allocator<Allocator>(wanted.limit);
     std::size_t const most = wanted.limit != 0 ? wanted.limit : free_bytes / 10 * 9;
     options.prefetch =
         spillway::ScheduleLookahead{spillway::PrefetchOptions{.max_inflight_bytes = most / 6}};
-    options.host.pinned_bytes = wanted.host_limit;
-    if (!wanted.file_tier.empty()) {
-      options.host.file = wanted.file_tier;
-      options.host.file_bytes = wanted.file_bytes;
-      if (wanted.host_limit == 0) {
-        options.host.pinned_bytes = host_bytes / 2;
-      }
-    }
     return options;
   }
 

@@ -114,7 +114,7 @@ struct Bindings {
     set("prefetch_hits", now.prefetch_hits);
     set("prefetch_late", now.prefetch_late);
     set("prefetch_wasted", now.prefetch_wasted);
-    set("prefetch_bound", *state.limit / 6);
+    set("prefetch_bound", state.prefetch.max_inflight_bytes());
     set("mispredictions", now.mispredictions);
     set("steps", now.steps);
     set("frames", counts.frames);

@@ -120,7 +120,7 @@ struct GpuSite {
       constexpr std::size_t lookahead_ops = 64;
       state() = new State{ordinal,
                           static_cast<cudaStream_t>(stream),
-                          State::options(plan()->wanted, plan()->capacity_bytes),
+                          plan()->wanted.for_allocator<allocator_type>(plan()->capacity_bytes),
                           lookahead_ops};
     } catch (std::exception const& error) {
       return absl::InternalError(absl::StrCat("spillway_tf.install: ", error.what()));

@@ -38,7 +38,7 @@ struct HostSite {
   static void install(InstallOptions const& wanted) {
     std::size_t const capacity =
         wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().total_bytes / 10 * 9;
-    auto options = State::options(wanted, capacity);
+    auto options = wanted.for_allocator<allocator_type>(capacity);
     // What plans are priced with: copying memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;

@@ -3,30 +3,21 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/device/host_api.hpp>
 #include <spillway/interop/ballast.hpp>
 #include <spillway/interop/buffer_desk.hpp>
+#include <spillway/interop/install_options.hpp>
 #include <spillway/interop/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 
 namespace spillway_tf {
 
-/// What `install` is told.
-struct InstallOptions {
-  std::size_t limit = 0;  // 0: most of what there is
-  std::size_t host_limit = 0;
-  std::string file_tier;
-  std::size_t file_bytes = 0;
-  std::size_t least_bytes = 0;
-};
+using spillway::InstallOptions;
 
 /// All that exists once in a process, but for the allocator that TensorFlow sees. Never destroyed:
 /// tensors outlive everything else.
@@ -38,6 +29,7 @@ struct SiteState {
   typename Allocator::device_type device;
   stream_type stream;
   spillway::SharedLimit limit;
+  spillway::LimitedLookahead prefetch;
   Allocator memory;
   spillway::BufferDesk<Allocator> desk;
   spillway::Ballast<Allocator> ballast{memory};
@@ -52,24 +44,11 @@ struct SiteState {
       : device{device_argument},
         stream{the_stream},
         limit{std::make_shared<std::atomic<std::size_t>>(options.capacity_bytes)},
-        memory{device, with_prefetch(std::move(options), lookahead_ops, limit)},
+        prefetch{{.lookahead_ops = lookahead_ops,
+                  .max_inflight_bytes = std::numeric_limits<std::size_t>::max()},
+                 limit},
+        memory{device, with(prefetch, std::move(options))},
         desk{memory, stream} {}
-
-  [[nodiscard]] static typename Allocator::Options options(InstallOptions const& wanted,
-                                                           std::size_t capacity_bytes) {
-    typename Allocator::Options options;
-    options.capacity_bytes = capacity_bytes;
-    options.paging.lease_wait = std::chrono::milliseconds{0};
-    options.host.pinned_bytes = wanted.host_limit;
-    if (!wanted.file_tier.empty()) {
-      options.host.file = wanted.file_tier;
-      options.host.file_bytes = wanted.file_bytes;
-      if (wanted.host_limit == 0) {
-        options.host.pinned_bytes = spillway::HostApi{}.memory_info().total_bytes / 2;
-      }
-    }
-    return options;
-  }
 
   /// Lowers the limit below the capacity that was reserved, or raises it again.
   ///
@@ -84,14 +63,9 @@ struct SiteState {
   }
 
  private:
-  [[nodiscard]] static typename Allocator::Options
-  with_prefetch(typename Allocator::Options options,
-                std::size_t lookahead_ops,
-                spillway::SharedLimit const& limit) {
-    options.prefetch = spillway::LimitedLookahead{
-        spillway::PrefetchOptions{.lookahead_ops = lookahead_ops,
-                                  .max_inflight_bytes = std::numeric_limits<std::size_t>::max()},
-        limit};
+  [[nodiscard]] static typename Allocator::Options with(spillway::LimitedLookahead const& prefetch,
+                                                        typename Allocator::Options options) {
+    options.prefetch = prefetch;
     return options;
   }
 };
