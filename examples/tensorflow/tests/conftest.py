@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import gc
 import os
 import subprocess
 import sys
@@ -15,6 +14,9 @@ import spillway_tf
 from spillway_tf import _shims
 from spillway_tf._load import C
 
+pytest.register_assert_rewrite("training")  # its failures show values
+import training
+
 CAPACITY = 512 << 20
 spillway_tf.install(limit=CAPACITY, least_bytes=4096)
 spillway_tf.set_lms_enabled(True)
@@ -23,13 +25,7 @@ tf.config.experimental.enable_op_determinism()
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test begins with support on and all of the capacity, and ends with nothing in use."""
-    spillway_tf.set_lms_limit(CAPACITY)
-    spillway_tf.set_lms_enabled(True)
-    tf.keras.utils.set_random_seed(7)
-    yield
-    gc.collect()
-    assert spillway_tf.get_bytes_active() == 0
+    yield from training.clean_slate(CAPACITY)
 
 
 class Lms:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of tensors on a GPU. Without one they are skipped loudly; SPILLWAY_REQUIRE_GPU=1 makes that an error."""
-import gc
 import os
+import pathlib
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -9,6 +10,10 @@ import pytest
 import tensorflow as tf
 
 import spillway_tf
+
+pytest.register_assert_rewrite("training")  # its failures show values
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+import training
 
 CAPACITY = 256 << 20
 IS_THERE = tf.test.is_built_with_cuda() and bool(tf.config.list_physical_devices("GPU"))
@@ -36,10 +41,4 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def clean():
-    """Every test begins with support on and all of the capacity, and ends with nothing in use."""
-    spillway_tf.set_lms_limit(CAPACITY)
-    spillway_tf.set_lms_enabled(True)
-    tf.keras.utils.set_random_seed(7)
-    yield
-    gc.collect()
-    assert spillway_tf.get_bytes_active() == 0
+    yield from training.clean_slate(CAPACITY)

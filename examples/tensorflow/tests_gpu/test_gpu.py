@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors leave the GPU, come back in their places, and training under half of the memory gives the same bits."""
-import gc
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +8,7 @@ import spillway_tf
 from conftest import CAPACITY
 from spillway_tf import _shims
 from spillway_tf._load import C
+from training import Training, check_half_of_the_memory
 
 MIB = 1 << 20
 
@@ -110,59 +109,7 @@ def test_dlpack_keeps_the_tensor():
     assert np.array_equal(x.numpy(), y.numpy())
 
 
-def make_model():
-    tf.keras.utils.set_random_seed(7)
-    layers = tf.keras.layers
-    x = inputs = tf.keras.Input((64, 64, 3))
-    for _ in range(6):
-        y = layers.Conv2D(32, 3, padding="same")(x)
-        y = layers.BatchNormalization()(y)
-        x = layers.Concatenate()([x, layers.Activation("relu")(y)])
-    return tf.keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
-
-
-def train(way):
-    draw = np.random.default_rng(0)
-    images, labels = draw.standard_normal((64, 64, 64, 3)).astype(np.float32), draw.integers(0, 10, 64)
-    model, loss_of = make_model(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = tf.keras.optimizers.Adam()
-    if way == "fit":
-        model.compile(optimizer=optimizer, loss=loss_of, jit_compile=False)
-        history = model.fit(images, labels, batch_size=16, epochs=2, shuffle=False, verbose=0)
-        return history.history["loss"], [w.numpy() for w in model.weights]
-
-    def step(images, labels):
-        with tf.GradientTape() as tape:
-            loss = loss_of(labels, model(images, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-        return loss
-    if way == "graph":
-        step = tf.function(step)
-    losses = [float(step(tf.constant(images[i:i + 16]), tf.constant(labels[i:i + 16]))) for i in (0, 16, 32, 48, 0)]
-    return losses, [w.numpy() for w in model.weights]
-
-
-@pytest.mark.parametrize("way", ["eager", "graph", "fit"])
+@pytest.mark.parametrize("way", Training.WAYS)
 def test_half_of_the_memory_gives_the_same_bits(way):
-    spillway_tf.set_lms_enabled(False)
-    spillway_tf.reset_peak_stats()
-    losses, weights = train(way)
-    gc.collect()
-    limit = spillway_tf.get_peak_bytes_in_use() // 2
-
-    spillway_tf.set_lms_limit(limit)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        train(way)
-    gc.collect()
-
-    spillway_tf.set_lms_limit(CAPACITY)
-    spillway_tf.set_lms_enabled(True)
-    spillway_tf.set_lms_limit(limit)
-    before = spillway_tf.get_lms_stats()
-    losses_under_limit, weights_under_limit = train(way)
-    after = spillway_tf.get_lms_stats()
-    assert losses_under_limit == losses
-    assert all(np.array_equal(a, b) for a, b in zip(weights, weights_under_limit))
-    assert after["swap_out_bytes"] > before["swap_out_bytes"]
-    assert after["swap_in_bytes"] > before["swap_in_bytes"]
+    program = Training(size=64, blocks=6, filters=32, batch=16)
+    check_half_of_the_memory(lambda: program.by(way), CAPACITY)
