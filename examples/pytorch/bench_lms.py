@@ -21,8 +21,7 @@ import torch
 import torch.nn.functional as F
 
 import nets
-
-HOST = 1 << 62  # allocations below this size are left to PyTorch: all of them
+from host_copies import host_copy
 
 
 def saving(kind, lms, device):
@@ -31,17 +30,7 @@ def saving(kind, lms, device):
         return contextlib.nullcontext()
     if device == "cuda":
         return torch.autograd.graph.save_on_cpu(pin_memory=True)
-
-    def pack(tensor):
-        usual = None if lms is None else lms.least_bytes()
-        if lms is not None:
-            lms.set_least_bytes(HOST)  # the host's memory is not the device's
-        try:
-            return torch.empty_like(tensor).copy_(tensor)
-        finally:
-            if lms is not None:
-                lms.set_least_bytes(usual)
-    return torch.autograd.graph.saved_tensors_hooks(pack, torch.clone)
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: host_copy(tensor, lms), torch.clone)
 
 
 def forward(model, x, kind):
