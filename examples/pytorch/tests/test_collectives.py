@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communication goes on with a tensor's address after the call that began it has returned."""
 import pytest
-import torch
 import torch.distributed as dist
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")

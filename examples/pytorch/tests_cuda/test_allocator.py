@@ -2,7 +2,6 @@
 """What PyTorch asks of its CUDA allocator, and what `torch.cuda` shows of it."""
 import gc
 import json
-import warnings
 
 import pytest
 import torch
