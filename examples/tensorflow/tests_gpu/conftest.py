@@ -15,7 +15,7 @@ pytest.register_assert_rewrite("training")  # its failures show values
 sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 import training
 
-CAPACITY = 256 << 20
+CAPACITY = 1 << 30
 IS_THERE = tf.test.is_built_with_cuda() and bool(tf.config.list_physical_devices("GPU"))
 
 if os.environ.get("SPILLWAY_REQUIRE_GPU") == "1" and not IS_THERE:
