@@ -79,9 +79,7 @@ class Barrier {
     }
     if (suspends_) {
       suspended_ = std::exchange(Site::frames(), {});
-      if (suspended_.depth != 0 || suspended_.beside != 0) {
-        Site::desk().uncount_frame();
-      }
+      was_counted_ = Site::desk().suspend(suspended_);
     }
   }
   void exit() {
@@ -92,8 +90,8 @@ class Barrier {
     c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
     if (suspends_) {
       Site::frames() = std::move(suspended_);
-      if (Site::frames().depth != 0 || Site::frames().beside != 0) {
-        Site::desk().count_frame();
+      if (was_counted_) {
+        Site::desk().resume(Site::frames());
       }
     }
   }
@@ -101,6 +99,7 @@ class Barrier {
  private:
   bool is_excluded_;
   bool suspends_ = Site::state() != nullptr && Site::frames().held == 0;
+  bool was_counted_ = false;
   bool is_done_ = false;
   typename Site::Desk::Frames suspended_;
 };

@@ -132,72 +132,62 @@ class FrameHook {
     }
   }
 
-  /// Holds storages for as long as it lives, as an operation would that has them as operands.
+  /// Holds storages until it ends, as an operation would that has them as operands.
   class Frame {
    public:
     Frame() : frames_{Site::frames()} {
-      if (frames_.depth++ == 0 && frames_.beside == 0) {
-        Site::desk().count_frame();
-      }
+      ++frames_.depth;
+      is_outermost_ = frames_.depth == 1 || Site::desk().ends_frames_early();
     }
     Frame(Frame const&) = delete;
     Frame& operator=(Frame const&) = delete;
     ~Frame() {
-      bool const ends = --frames_.depth == 0;
-      if (ends || Site::desk().ends_frames_early()) {
-        Site::desk().leave(frames_);
-      }
-      if (ends && frames_.beside == 0) {
-        Site::desk().uncount_frame();
+      if (!has_ended_) {
+        end({});
       }
     }
 
-    [[nodiscard]] bool is_outermost() const noexcept {
-      return frames_.depth == 1 || Site::desk().ends_frames_early();
-    }
+    [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
+    [[nodiscard]] typename Desk::Frames const& frames() const noexcept { return frames_; }
     void enter(Operands const& operands) {
       if (!operands.empty()) {
-        rethrow_as_torch([&] { Site::desk().enter(frames_, operands, is_outermost()); });
+        rethrow_as_torch(
+            [&] { Site::desk().enter(frames_, frames_.pins, operands, is_outermost_); });
       }
     }
-    void enrol(Operands const& results) {
-      if (!results.empty()) {
-        Site::desk().enrol(frames_, results);
+    /// To be called once, with the results if this is the outermost frame.
+    void end(std::span<Operand const> results) noexcept {
+      has_ended_ = true;
+      --frames_.depth;
+      if (is_outermost_) {
+        Site::desk().leave(frames_, frames_.pins, results);
       }
     }
 
    private:
     typename Desk::Frames& frames_;
+    bool is_outermost_ = false;
+    bool has_ended_ = false;
   };
 
   /// Holds some operands without being a frame to the operations inside.
   class Beside {
    public:
-    Beside() {
-      ++outer_.beside;
-      if (counts_) {
-        Site::desk().count_frame();
-      }
-    }
+    Beside() { ++frames_.beside; }
     Beside(Beside const&) = delete;
     Beside& operator=(Beside const&) = delete;
     ~Beside() {
-      Site::desk().leave(frames_);
-      --outer_.beside;
-      if (counts_) {
-        Site::desk().uncount_frame();
-      }
+      --frames_.beside;
+      Site::desk().leave(frames_, pins_, {});
     }
 
     void enter(Operands const& operands) {
-      rethrow_as_torch([&] { Site::desk().enter(frames_, operands, outer_.depth == 0); });
+      rethrow_as_torch([&] { Site::desk().enter(frames_, pins_, operands, frames_.depth == 0); });
     }
 
    private:
-    typename Desk::Frames& outer_ = Site::frames();
-    typename Desk::Frames frames_{
-        .depth = 1, .beside = 0, .held = 0, .keeps_new = false, .pins = {}};
-    bool const counts_ = outer_.depth == 0 && outer_.beside == 0;
+    typename Desk::Frames& frames_ = Site::frames();
+    typename Desk::Pins pins_;
   };
 
   /// Passes the library's errors on as PyTorch's.
@@ -223,8 +213,7 @@ class FrameHook {
     auto const& arguments = op.schema().arguments();
     auto const values = last(*stack, arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      collect<Desk>(
-          values.subspan(i, 1), operands, {.keeps = keeps, .writes = detail::writes(arguments[i])});
+      collect<Desk>(values.subspan(i, 1), operands, {keeps, detail::writes(arguments[i])});
     }
     Frame frame;
     frame.enter(operands);
@@ -232,7 +221,7 @@ class FrameHook {
     if (frame.is_outermost()) {
       operands.clear();
       collect<Desk>(last(*stack, op.schema().returns().size()), operands, {});
-      frame.enrol(operands);
+      frame.end(operands);
     }
   }
 
@@ -250,7 +239,7 @@ class FrameHook {
           c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
           if (storage != nullptr && Desk::is_ours(*storage)) {
             operands.push_back(
-                {storage, tensor.unsafeGetTensorImpl(), {.keeps = false, .writes = is_written}});
+                {storage, tensor.unsafeGetTensorImpl(), OperandUse{/*keeps=*/false, is_written}});
           }
         }
       });

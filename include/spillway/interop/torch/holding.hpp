@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -24,17 +25,18 @@ struct Likeness {
   std::uint8_t rank = 0;
   c10::ScalarType type = c10::ScalarType::Undefined;
 
-  [[nodiscard]] static Likeness of(c10::TensorImpl const& tensor) {
-    Likeness seen{.type = c10::typeMetaToScalarType(tensor.dtype())};
+  /// In its place, since copying what was just written in pieces stalls the processor.
+  void look_at(c10::TensorImpl const& tensor) {
+    type = c10::typeMetaToScalarType(tensor.dtype());
+    rank = 0;
     if (!tensor.has_symbolic_sizes_strides() && !tensor.is_nested()) {
       auto const sizes = tensor.sizes();
-      seen.rank = static_cast<std::uint8_t>(std::min<std::size_t>(sizes.size(), 255));
-      std::copy_n(sizes.begin(),
-                  std::min<std::size_t>(sizes.size(), seen.extents.size()),
-                  seen.extents.begin());
+      rank = static_cast<std::uint8_t>(std::min<std::size_t>(sizes.size(), 255));
+      std::copy_n(
+          sizes.begin(), std::min<std::size_t>(sizes.size(), extents.size()), extents.begin());
     }
-    return seen;
   }
+  void forget() noexcept { type = c10::ScalarType::Undefined; }
 
   [[nodiscard]] std::string text() const {
     if (type == c10::ScalarType::Undefined) {
@@ -57,12 +59,13 @@ template <class Lease, class Stream>
 class StreamLeases {
  public:
   StreamLeases() = default;
-  StreamLeases(Lease lease, Stream stream) : home_{std::move(lease)}, stream_{stream} {}
+  StreamLeases(Lease lease, Stream stream) : stream_{stream}, home_{std::move(lease)} {}
 
   [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(home_); }
   [[nodiscard]] void* data() const noexcept { return home_.data(); }
+  [[nodiscard]] bool is_home(Stream stream) const noexcept { return stream_ == stream; }
   [[nodiscard]] bool covers(Stream stream) const noexcept {
-    return stream_ == stream || std::any_of(others_.begin(), others_.end(), [&](auto const& one) {
+    return is_home(stream) || std::any_of(others_.begin(), others_.end(), [&](auto const& one) {
              return one.second == stream;
            });
   }
@@ -87,35 +90,36 @@ class StreamLeases {
   }
 
  private:
-  Lease home_{};
   Stream stream_{};
+  Lease home_{};
   std::vector<std::pair<Lease, Stream>> others_;
 };
 
-/// One storage that the library looks after: the context of its `DataPtr`, for as long as it lives.
+/// One allocation that the library looks after. Once an operation has been seen to use it, it is the
+/// context of its storage's `DataPtr`, for as long as that lives.
 ///
 /// While `leases` hold, the storage's pointer is their address; otherwise it is null and the
-/// bytes may be anywhere. All members are guarded by the desk's lock; `storage` does not change while
-/// the holding is pinned.
+/// bytes may be anywhere. All members are guarded by the desk's lock, but for `pinner`; `storage` does not
+/// change while the holding is pinned. What every operation looks at comes first, in one cache line.
 template <class Lease, class Stream>
-struct Holding {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // never keeps the storage alive
-  BlockId block{};
+struct alignas(64) Holding {
+  /// The list of pins of the thread that pinned last and still does. A thread that finds its own here has
+  /// it pinned, without the lock.
+  std::atomic<void const*> pinner{nullptr};
+  std::uint32_t pins = 0;    // frames in which it is in use; it is not let go before they end
+  bool is_kept = false;      // code outside of operations knows the address: never let go
+  bool is_frozen = false;    // its owner promised that operations only read it
+  bool is_arriving = false;  // one thread is acquiring the lease
+  bool is_dead = false;      // the storage is gone; the last pin deletes this
   StreamLeases<Lease, Stream> leases{};
+  BlockId block{};
   std::size_t bytes = 0;
-  c10::Device device{c10::DeviceType::CPU};
+  bool is_lent = false;  // to somebody who gives it back by name; never enrolled
   Likeness likeness{};
-  std::uint32_t pins = 0;        // frames in which it is in use; it is not let go before they end
-  void const* pinner = nullptr;  // the thread that pinned last and still does
-  bool is_arriving = false;      // one thread is acquiring the lease
-  bool is_dead = false;          // the storage is gone; the last pin deletes this
-  bool is_kept = false;          // code outside of operations knows the address: never let go
-  bool is_frozen = false;        // its owner promised that operations only read it
   Holding* previous = this;
   Holding* next = this;
-
-  explicit Holding(c10::weak_intrusive_ptr<c10::StorageImpl> the_storage)
-      : storage{std::move(the_storage)} {}
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<
+      c10::StorageImpl>{}};  // never keeps the storage alive; null before it is seen
 };
 
 }  // namespace spillway::pytorch

@@ -12,18 +12,43 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Layout.h>
+#include <c10/macros/Macros.h>
+#include <c10/util/FunctionRef.h>
 
 namespace spillway::pytorch {
+
+/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined; all others
+/// have a key that says what else they are.
+[[nodiscard]] inline bool is_plain(at::Tensor const& tensor) noexcept {
+  constexpr c10::DispatchKeySet plain =
+      c10::DispatchKeySet{c10::DispatchKeySet::RAW, c10::full_backend_mask} |
+      c10::DispatchKeySet{c10::DispatchKey::Dense,
+                          c10::DispatchKey::Conjugate,
+                          c10::DispatchKey::Negative,
+                          c10::DispatchKey::ADInplaceOrView,
+                          c10::DispatchKey::AutogradFunctionality} |
+      c10::autocast_dispatch_keyset;
+  return (tensor.unsafeGetTensorImpl()->key_set().raw_repr() & ~plain.raw_repr()) == 0;
+}
+
+inline void for_each_part_of_special(at::Tensor const& tensor,
+                                     c10::function_ref<void(at::Tensor const&, bool)> visit);
 
 /// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or what a
 /// sparse or nested one is made of. Python subclasses have none; their inner tensors show up in
 /// operations of their own. `keeps` is true for what PyTorch reads outside of operations: the sizes,
 /// strides and offsets of a nested tensor.
 template <class Visit>
-void for_each_part(at::Tensor const& tensor, Visit const& visit) {
-  if (!tensor.defined()) {
-    return;
+C10_ALWAYS_INLINE void for_each_part(at::Tensor const& tensor, Visit const& visit) {
+  if (!is_plain(tensor)) {
+    for_each_part_of_special(tensor, visit);
+  } else if (tensor.unsafeGetTensorImpl()->unsafe_storage()) {
+    visit(tensor, false);
   }
+}
+
+inline void for_each_part_of_special(at::Tensor const& tensor,
+                                     c10::function_ref<void(at::Tensor const&, bool)> visit) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (impl->is_nested() && !impl->is_python_dispatch()) {
     auto const* const nested = static_cast<at::native::NestedTensorImpl const*>(impl);
@@ -87,7 +112,7 @@ void collect(std::span<c10::IValue const> values, Operands& operands, OperandUse
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (storage != nullptr && Desk::is_ours(*storage)) {
       operands.push_back(
-          {storage, tensor.unsafeGetTensorImpl(), OperandUse{use.keeps || keeps, use.writes}});
+          {storage, tensor.unsafeGetTensorImpl(), OperandUse{use.keeps() || keeps, use.writes()}});
     }
   };
   for (c10::IValue const& value : values) {

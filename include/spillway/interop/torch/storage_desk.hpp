@@ -10,8 +10,10 @@
 #include <spillway/interop/torch/desk/storage_roll.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +65,7 @@ class StorageDesk {
   using Lease = typename State::Lease;
   using Holding = typename State::Holding;
   using Frames = typename State::Frames;
+  using Pins = typename State::Pins;
   using View = typename StorageRoll<Site>::View;
   using stream_type = typename State::stream_type;
 
@@ -96,30 +99,32 @@ class StorageDesk {
   [[nodiscard]] static c10::DeleterFnPtr deleter() noexcept { return &State::drop_raw; }
   [[nodiscard]] std::size_t raw_bytes(void* p) const { return roll_.raw_bytes(p); }
 
-  /// Pins the operands for the calling thread's frame and brings in those that are away.
+  /// Pins the operands for an operation of the calling thread and brings in those that are away.
   ///
   /// @param enrols  whether storages seen for the first time are enrolled
   /// @throws c10::OutOfMemoryError if they do not fit together; c10::Error if their bytes are lost
-  void enter(Frames& frames, Operands const& operands, bool enrols) {
-    auto const missing = leases_.enter(frames, operands, enrols);
+  void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols) {
+    auto const missing = leases_.enter(frames, pins, operands, enrols);
     if (!missing.empty()) {
       attach(frames, missing);
     }
   }
-  /// Enrols results, which may leave when the frame ends. Never makes room.
-  void enrol(Frames& frames, Operands const& results) { leases_.enrol(frames, results); }
-  /// Ends the outermost frame: what it had in use may leave.
-  void leave(Frames& frames) noexcept { leases_.leave(frames); }
-  void count_frame() noexcept { state_.active.fetch_add(1); }
-  void uncount_frame() noexcept {
-    state_.active.fetch_sub(1);
-    state_.tell_waiters();
+  /// Ends an operation: enrols its results, and lets what it had in use leave. Never makes room.
+  void leave(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept {
+    leases_.leave(frames, pins, results);
+  }
+  /// Between the two nobody waits for the thread to let go of something. @returns whether somebody did
+  [[nodiscard]] bool suspend(Frames& frames) noexcept {
+    Guard const guard{state_.mutex};
+    bool const was_counted = frames.is_counted;
+    state_.uncount(frames);
+    return was_counted;
+  }
+  void resume(Frames& frames) noexcept {
+    Guard const guard{state_.mutex};
+    state_.count(frames);
   }
 
-  /// Brings a storage in for good: code that knows its address is not told when it goes.
-  void keep(Frames& frames, c10::StorageImpl& storage) {
-    enter(frames, Operands{Operand{&storage, nullptr, {.keeps = true, .writes = false}}}, true);
-  }
   /// Says whether operations only read this storage, so that it leaves without being copied again. An
   /// operation that says it writes it ends that; one that writes without saying so must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
@@ -156,6 +161,20 @@ class StorageDesk {
   [[nodiscard]] static bool is_ours(c10::StorageImpl& storage) noexcept {
     auto const deleter = storage._mutable_data_ptr_no_checks().get_deleter();
     return deleter == &State::drop_holding || deleter == &State::drop_raw;
+  }
+
+  /// The same for what no operation has been seen to use.
+  [[nodiscard]] static bool is_newcomer(c10::StorageImpl& storage) noexcept {
+    return storage._mutable_data_ptr_no_checks().get_deleter() == &State::drop_raw;
+  }
+  /// The same inside of an operation: only what is enrolled matters there, and what it reads and has
+  /// pinned on the current stream is in its place.
+  [[nodiscard]] static bool
+  is_wanted(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
+    Holding const* const holding = holding_of(storage);
+    return holding != nullptr && (use.keeps() || use.writes() ||
+                                  holding->pinner.load(std::memory_order_relaxed) != &frames.pins ||
+                                  !holding->leases.is_home(Site::current_stream()));
   }
 
   [[nodiscard]] View view(c10::StorageImpl& storage) const { return roll_.view(storage); }
@@ -226,24 +245,19 @@ class StorageDesk {
 template <class Site>
 void* StorageDesk<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_lent) {
   for (;;) {
-    std::uint64_t const seen = state_.releases.load();
+    std::uint64_t const seen = state_.changes();
     std::string failure;
     try {
       BlockId const block = memory().allocate(bytes);
-      Lease lease;
+      typename State::Leases leases;
       try {
-        lease = memory().acquire(block, Access::write, stream);
-        void* const p = lease.data();
-        roll_.add_raw(p,
-                      {.block = block,
-                       .leases = {std::move(lease), stream},
-                       .bytes = bytes,
-                       .is_kept = Site::frames().keeps_new,
-                       .is_lent = is_lent});
+        leases = {memory().acquire(block, Access::write, stream), stream};
+        void* const p = leases.data();
+        roll_.add_raw(Site::frames(), block, bytes, leases, is_lent);
         Site::on_allocated(bytes, block);
         return p;
       } catch (...) {
-        lease.release();
+        leases.release();
         memory().abandon(block);
         throw;
       }
@@ -264,7 +278,7 @@ template <class Site>
 void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
   std::vector<Missing> mine;
   for (;;) {
-    std::uint64_t const seen = state_.releases.load();
+    std::uint64_t const seen = state_.changes();
     bool is_somebody_elses = false;
     mine.clear();
     {

@@ -11,6 +11,7 @@
 
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/_batch_norm_impl_index_ops.h>
@@ -105,6 +106,7 @@
 #include <ATen/ops/zeros_like_ops.h>
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
+#include <c10/macros/Macros.h>
 
 // The operations that models call most, by the name of their type and of their schema. For them the hook
 // has kernels with the types that they have, so that no argument is boxed.
@@ -243,18 +245,22 @@ void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
   std::apply([&](auto const&... one) { (for_each_typed(one, visit), ...); }, values);
 }
 
-/// Collects what among typed arguments the desk has to hold: inside of an operation, only what is enrolled.
+/// Collects what among typed arguments the desk has to hold. Not inlined, since operations are many and
+/// caches of instructions small.
 template <class Desk>
 struct TypedCollector {
   Operands& operands;
+  typename Desk::Frames const& frames;
   bool is_outermost;
 
-  void operator()(at::Tensor const& tensor, bool is_written) const {
-    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) {
-      c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
+  C10_NOINLINE void operator()(at::Tensor const& tensor, bool is_written) const {
+    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
+      c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
+      c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+      OperandUse const use{keeps, is_written};
       if (storage != nullptr &&
-          (is_outermost ? Desk::is_ours(*storage) : Desk::holding_of(*storage) != nullptr)) {
-        operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, is_written}});
+          (is_outermost ? Desk::is_ours(*storage) : Desk::is_wanted(frames, *storage, use))) {
+        operands.push_back({storage, impl, use});
       }
     });
   }
@@ -266,42 +272,21 @@ template <class Desk>
 struct NewcomerCollector {
   Operands& operands;
 
-  void operator()(at::Tensor const& tensor, bool /*is_written*/) const {
-    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) {
-      c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Desk::is_ours(*storage) && Desk::holding_of(*storage) == nullptr) {
-        operands.push_back(
-            {storage, part.unsafeGetTensorImpl(), {.keeps = keeps, .writes = false}});
+  C10_NOINLINE void operator()(at::Tensor const& tensor, bool /*is_written*/) const {
+    for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
+      c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
+      c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+      if (storage != nullptr && Desk::is_newcomer(*storage)) {
+        operands.push_back({storage, impl, OperandUse{keeps, /*writes=*/false}});
       }
     });
   }
 };
 
-/// Collects what a composite may read or write itself: indices, lengths and masks, and what it is said to
-/// write. Tensors that are not dense have kernels of their own.
-template <class Desk>
-struct CompositeCollector {
-  Operands& operands;
-  bool& is_dense;
-
-  void operator()(at::Tensor const& tensor, bool is_written) const {
-    if (!tensor.defined()) {
-      return;
-    }
-    c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-    if (impl->layout() != c10::kStrided || impl->is_nested()) {
-      is_dense = false;
-    } else if (impl->has_storage() &&
-               (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true))) {
-      c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Desk::is_ours(*storage)) {
-        operands.push_back({storage, impl, {.keeps = false, .writes = is_written}});
-      }
-    }
-  }
-};
-
 /// The kernels of one operation.
+///
+/// They are inlined into what PyTorch calls, and call the next kernel without a function in between: a
+/// processor remembers where few dozens of nested calls return to, and Python alone nests many.
 ///
 /// `Hook` is a `FrameHook`; see there what a frame is.
 template <class Hook, class Op, class Schema = typename Op::schema>
@@ -311,34 +296,45 @@ template <class Hook, class Op, class Result, class... Arguments>
 struct TypedKernel<Hook, Op, Result(Arguments...)> {
   using Desk = typename Hook::Desk;
 
-  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+  C10_ALWAYS_INLINE static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     typename Hook::Frame frame;
     Operands operands;
-    (for_each_typed(arguments, TypedCollector<Desk>{operands, frame.is_outermost()}), ...);
+    (for_each_typed(arguments,
+                    TypedCollector<Desk>{operands, frame.frames(), frame.is_outermost()}),
+     ...);
     frame.enter(operands);
-    Result result = Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+    Result result = go_on(keys, std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {
       // Also of arguments that are returned: they may have got their memory meanwhile.
       operands.clear();
       for_each_typed(std::as_const(result), NewcomerCollector<Desk>{operands});
-      frame.enrol(operands);
+      frame.end(operands);
     }
     return result;
   }
 
-  static Result run_composite(c10::DispatchKeySet keys, Arguments... arguments) {
-    Operands operands;
+  /// Tensors that are not dense have kernels of their own.
+  C10_ALWAYS_INLINE static Result run_composite(c10::DispatchKeySet keys, Arguments... arguments) {
     bool is_dense = true;
-    (for_each_typed(arguments, CompositeCollector<Desk>{operands, is_dense}), ...);
-    if (!is_dense) {
-      return run(keys, std::forward<Arguments>(arguments)...);
-    }
-    if (operands.empty()) {
-      return Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
-    }
-    typename Hook::Beside beside;
-    beside.enter(operands);
-    return Op::redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+    auto const look = [&is_dense](at::Tensor const& tensor, bool) {
+      is_dense = is_dense && is_plain(tensor);
+    };
+    (for_each_typed(arguments, look), ...);
+    return is_dense ? go_on(keys, std::forward<Arguments>(arguments)...)
+                    : run_special(keys, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  C10_NOINLINE static Result run_special(c10::DispatchKeySet keys, Arguments... arguments) {
+    return run(keys, std::forward<Arguments>(arguments)...);
+  }
+
+  /// Calls what comes after the hook.
+  C10_ALWAYS_INLINE static Result go_on(c10::DispatchKeySet keys, Arguments... arguments) {
+    static auto const op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow(Op::name, Op::overload_name)
+                               .template typed<Result(Arguments...)>();
+    return op.redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
   }
 };
 

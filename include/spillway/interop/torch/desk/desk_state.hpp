@@ -23,17 +23,33 @@ namespace spillway::pytorch {
 /// What one thread has in use: the holdings pinned by its outermost operation.
 template <class Holding>
 struct Frames {
+  using Pins = std::vector<Holding*>;
+
   int depth = 0;   ///< of operations that hold their operands
   int beside = 0;  ///< of operations that hold some of them beside the frames of those inside
   int held = 0;    ///< of pieces of a program that count as one operation whatever is called inside
-  bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
-  std::vector<Holding*> pins;
+  bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
+  bool is_counted = false;  ///< among the threads inside an operation that others may wait for
+  Pins pins{};
+
+  [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || beside > 0; }
 };
 
-/// What an operation does with an operand beside reading it.
-struct OperandUse {
-  bool keeps = false;   ///< its address is used outside of operations, too
-  bool writes = false;  ///< the operation says that it writes it
+/// What an operation does with an operand beside reading it: use its address outside of operations, too, and
+/// say that it writes it. One word, since reading a word that was written in pieces stalls the processor.
+class OperandUse {
+ public:
+  OperandUse() = default;
+  OperandUse(bool keeps, bool writes) noexcept
+      : bits_{(keeps ? keeps_bit : 0) | (writes ? writes_bit : 0)} {}
+
+  [[nodiscard]] bool keeps() const noexcept { return (bits_ & keeps_bit) != 0; }
+  [[nodiscard]] bool writes() const noexcept { return (bits_ & writes_bit) != 0; }
+
+ private:
+  static constexpr std::uintptr_t keeps_bit = 1;
+  static constexpr std::uintptr_t writes_bit = 2;
+  std::uintptr_t bits_ = 0;
 };
 
 /// A storage among the operands of an operation, and a tensor that uses it.
@@ -55,18 +71,10 @@ struct DeskState {
   using Leases = StreamLeases<Lease, stream_type>;
   using Holding = pytorch::Holding<Lease, stream_type>;
   using Frames = pytorch::Frames<Holding>;
+  using Pins = typename Frames::Pins;
   using Guard = std::unique_lock<std::mutex>;
   using Strong = c10::intrusive_ptr<c10::StorageImpl>;
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-  /// Memory of a storage that no operation has been seen to use.
-  struct Raw {
-    BlockId block{};
-    Leases leases{};
-    std::size_t bytes = 0;
-    bool is_kept = false;
-    bool is_lent = false;  // to somebody who gives it back by name; never enrolled
-  };
 
   explicit DeskState(Allocator& the_memory) : memory{&the_memory} {}
   DeskState(DeskState const&) = delete;
@@ -94,11 +102,15 @@ struct DeskState {
     return Weak::reclaim(&storage);
   }
 
+  /// Makes a holding the context of a pointer, whose context has another owner or is that holding already.
+  static void wrap(c10::DataPtr& data, Holding& holding, void* p) noexcept {
+    c10::Device const device = data.device();
+    (void)data.release_context();
+    data = c10::DataPtr{p, &holding, &drop_holding, device};
+  }
   /// Changes only the pointer; the context stays. The lock is held, and a reference to the storage.
   static void point(c10::StorageImpl& storage, Holding& holding, void* p) {
-    c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
-    (void)data.release_context();
-    data = c10::DataPtr{p, &holding, &drop_holding, holding.device};
+    wrap(storage._mutable_data_ptr_no_checks(), holding, p);
     if constexpr (has_named_access_error) {
       p == nullptr ? forbid_access(storage) : allow_access(storage);
     }
@@ -106,14 +118,13 @@ struct DeskState {
 
   /// A holding as new, often one that was of use before: results come and go with every operation. Under
   /// the lock.
-  [[nodiscard]] std::unique_ptr<Holding> make_holding(c10::StorageImpl& storage) {
+  [[nodiscard]] std::unique_ptr<Holding> make_holding() {
     if (spares.empty()) {
       spares.reserve(most_spares);
-      return std::make_unique<Holding>(weak_reference(storage));
+      return std::make_unique<Holding>();
     }
     std::unique_ptr<Holding> holding = std::move(spares.back());
     spares.pop_back();
-    holding->storage = weak_reference(storage);
     return holding;
   }
   /// Takes back one that nobody points to, without its leases and storage. Under the lock. @returns false
@@ -122,8 +133,8 @@ struct DeskState {
     if (spares.size() == spares.capacity()) {
       return false;
     }
-    holding.likeness = {};
-    holding.pinner = nullptr;
+    holding.likeness.forget();
+    holding.pinner.store(nullptr, std::memory_order_relaxed);
     holding.is_arriving = holding.is_dead = holding.is_kept = holding.is_frozen = false;
     spares.emplace_back(&holding);
     return true;
@@ -142,6 +153,24 @@ struct DeskState {
     --holdings;
   }
 
+  /// A thread that is inside an operation may let go of something when that ends. Under the lock.
+  void count(Frames& frames) noexcept {
+    if (!frames.is_counted) {
+      frames.is_counted = true;
+      ++active;
+    }
+  }
+  void uncount(Frames& frames) noexcept {
+    if (frames.is_counted) {
+      frames.is_counted = false;
+      --active;
+      ends.store(ends.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      if (waiters.load() != 0) {
+        changed.notify_all();
+      }
+    }
+  }
+
   /// Something was let go, or has arrived. Called without the lock.
   void tell_waiters() noexcept {
     releases.fetch_add(1);
@@ -151,23 +180,28 @@ struct DeskState {
     }
   }
 
+  /// Grows whenever something may have been let go, or has arrived.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return releases.load() + ends.load(); }
+
   static constexpr std::size_t most_spares = 64;
 
   Allocator* memory;
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::unordered_map<void*, Raw> raw;
-  Holding all{Weak{Strong{}}};  // head of a ring
+  std::unordered_map<void*, std::unique_ptr<Holding>>
+      raw;      // those that no operation has been seen to use
+  Holding all;  // head of a ring of the others
   std::size_t holdings = 0;
   std::vector<std::unique_ptr<Holding>> spares;
   std::uint64_t frames_ended = 0;
+  int active = 0;  // threads inside an operation that uses what is ours
   std::atomic<bool> is_enabled{true};
   std::atomic<bool> is_under_pressure{false};
   std::atomic<bool> ends_frames_early{false};
   std::atomic<bool> has_warned{false};
-  std::atomic<int> active{0};   // threads inside an outermost frame
   std::atomic<int> waiters{0};  // threads that sleep
   std::atomic<std::uint64_t> releases{0};
+  std::atomic<std::uint64_t> ends{0};  // of operations; written under the lock
   std::atomic<std::uint64_t> waits{0};
   std::atomic<std::uint64_t> out_of_memory{0};
   std::atomic<std::uint64_t> pressures{0};

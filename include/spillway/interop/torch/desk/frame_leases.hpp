@@ -7,9 +7,10 @@
 #include <spillway/interop/torch/desk/desk_state.hpp>
 #include <spillway/interop/torch/desk/storage_roll.hpp>
 
-#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <exception>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +35,7 @@ class FrameLeases {
   using Guard = typename State::Guard;
   using Holding = typename State::Holding;
   using Frames = typename State::Frames;
+  using Pins = typename State::Pins;
   using Lease = typename State::Lease;
   using stream_type = typename State::stream_type;
 
@@ -45,13 +47,13 @@ class FrameLeases {
 
   FrameLeases(State& state, StorageRoll<Site>& roll) : state_{state}, roll_{roll} {}
 
-  /// Pins the operands, and enrols those that have not been seen if asked to. @returns those that are
-  /// away, to be given to `acquire`
-  [[nodiscard]] MissingList enter(Frames& frames, Operands const& operands, bool enrols);
-  /// Enrols results, which may leave when the frame ends.
-  void enrol(Frames& frames, Operands const& results);
-  /// Unpins everything. Under pressure what nobody pins any more may leave.
-  void leave(Frames& frames) noexcept;
+  /// Pins the operands for one operation of the thread, and enrols those that have not been seen if asked
+  /// to. @returns those that are away, to be given to `acquire`
+  [[nodiscard]] MissingList
+  enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
+  /// Unpins everything that an operation has pinned, and enrols its results. Under pressure what nobody
+  /// pins any more may leave.
+  void leave(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
 
   /// Acquires blocks that this thread marked as arriving. @returns false, with the reason, if there is no
   /// room now
@@ -82,45 +84,100 @@ class FrameLeases {
       return Site::current_stream();
     }
   }
-  void pin(Frames& frames, Holding& holding) {
-    if (holding.pins != 0 && holding.pinner == &frames) {
+  static void pin(Pins& pins, Holding& holding) {
+    if (holding.pinner.load(std::memory_order_relaxed) == &pins) {
       return;
     }
-    frames.pins.push_back(&holding);
+    pins.push_back(&holding);
     ++holding.pins;
-    holding.pinner = &frames;
+    holding.pinner.store(&pins, std::memory_order_relaxed);
   }
+  /// @returns whether nobody pins it any more
+  [[nodiscard]] static bool unpin(Pins const& pins, Holding& holding) noexcept {
+    if (holding.pinner.load(std::memory_order_relaxed) == &pins) {
+      holding.pinner.store(nullptr, std::memory_order_relaxed);
+    }
+    return --holding.pins == 0;
+  }
+  /// Enrols a result. @returns its holding if it has not been seen before
+  Holding* enrol(Operand const& result) noexcept {
+    Holding* holding = State::holding_of(*result.storage);
+    Holding* const seen = holding;
+    if (holding == nullptr) {
+      holding = roll_.try_enrol(result);
+    }
+    if (holding != nullptr && result.use.keeps()) {
+      holding->is_kept = true;
+    }
+    return seen == nullptr ? holding : nullptr;
+  }
+  /// What is left to be counted, and told to others, when all that it let go of is there for them. Under the
+  /// lock.
+  void end(Frames& frames, bool had_operands) noexcept {
+    state_.frames_ended += had_operands ? 1 : 0;
+    if (!frames.is_inside()) {
+      state_.uncount(frames);
+    }
+  }
+  void leave_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  static void bury(std::span<Holding* const> graves) noexcept {
+    for (Holding* const holding : graves) {
+      delete holding;
+    }
+  }
+
+  [[nodiscard]] MissingList prepare(Operands const& operands, stream_type stream, bool captured);
   void thaw(Holding& holding, stream_type stream);
   void visit(Holding& holding, stream_type stream);
   /// Takes the leases and the address away. @returns false if the storage is not where it was
-  [[nodiscard]] bool detach(Holding& holding, Strong const& storage, std::vector<Lease>& leases);
+  [[nodiscard]] bool
+  detach(Holding& holding, c10::StorageImpl& storage, std::vector<Lease>& leases);
 
   State& state_;
   StorageRoll<Site>& roll_;
 };
 
 template <class Site>
-auto FrameLeases<Site>::enter(Frames& frames, Operands const& operands, bool enrols)
+auto FrameLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols)
     -> MissingList {
-  MissingList missing;
-  c10::SmallVector<Holding*, 2> thawing;
-  c10::SmallVector<Holding*, 2> visited;
   stream_type const stream = Site::current_stream();
   bool const captured = is_captured();
+  bool is_usual = !captured;
   {
     Guard const guard{state_.mutex};
+    state_.count(frames);
     for (Operand const& operand : operands) {
       Holding* holding = State::holding_of(*operand.storage);
       if (holding == nullptr && enrols) {
         holding = roll_.try_enrol(operand);
       }
+      if (holding != nullptr) {
+        pin(pins, *holding);
+        is_usual = is_usual && holding->leases.is_home(stream) && holding->leases &&
+                   !holding->is_frozen && !operand.use.keeps();
+      }
+    }
+  }
+  return is_usual ? MissingList{} : prepare(operands, stream, captured);
+}
+
+/// What few operations need for operands that are pinned now. @returns those that are away
+template <class Site>
+auto FrameLeases<Site>::prepare(Operands const& operands, stream_type stream, bool captured)
+    -> MissingList {
+  MissingList missing;
+  c10::SmallVector<Holding*, 2> thawing;
+  c10::SmallVector<Holding*, 2> visited;
+  {
+    Guard const guard{state_.mutex};
+    for (Operand const& operand : operands) {
+      Holding* const holding = State::holding_of(*operand.storage);
       if (holding == nullptr) {
         continue;
       }
-      pin(frames, *holding);
       // A graph that is being captured will use the address whenever it is launched.
-      holding->is_kept = holding->is_kept || operand.use.keeps || captured;
-      if (operand.use.writes && holding->is_frozen) {
+      holding->is_kept = holding->is_kept || operand.use.keeps() || captured;
+      if (operand.use.writes() && holding->is_frozen) {
         thawing.push_back(holding);
       }
       if (!holding->leases) {
@@ -137,23 +194,6 @@ auto FrameLeases<Site>::enter(Frames& frames, Operands const& operands, bool enr
     visit(*holding, stream);
   }
   return missing;
-}
-
-template <class Site>
-void FrameLeases<Site>::enrol(Frames& frames, Operands const& results) {
-  Guard const guard{state_.mutex};
-  for (Operand const& operand : results) {
-    Holding* holding = State::holding_of(*operand.storage);
-    if (holding == nullptr) {
-      holding = roll_.try_enrol(operand);
-      if (holding != nullptr && state_.is_under_pressure) {
-        pin(frames, *holding);  // to be let go with the frame; pressure that begins later finds it
-      }
-    }
-    if (holding != nullptr && operand.use.keeps) {
-      holding->is_kept = true;
-    }
-  }
 }
 
 /// A frozen storage is leased for reading. Before it is written its lease becomes one for writing, at
@@ -211,15 +251,15 @@ void FrameLeases<Site>::note_stream(void* raw, stream_type stream) {
   {
     Guard const guard{state_.mutex};
     auto const found = state_.raw.find(raw);
-    if (found == state_.raw.end() || found->second.leases.covers(stream)) {
+    if (found == state_.raw.end() || found->second->leases.covers(stream)) {
       return;
     }
-    block = found->second.block;
+    block = found->second->block;
   }
   Lease lease = state_.memory->acquire(block, Access::read_write, stream);
   Guard const guard{state_.mutex};
   if (auto const found = state_.raw.find(raw); found != state_.raw.end()) {
-    found->second.leases.add(std::move(lease), stream);
+    found->second->leases.add(std::move(lease), stream);
   }
 }
 
@@ -263,62 +303,98 @@ bool FrameLeases<Site>::acquire(std::vector<Missing> const& mine, std::string& f
 
 template <class Site>
 bool FrameLeases<Site>::detach(Holding& holding,
-                               Strong const& storage,
+                               c10::StorageImpl& storage,
                                std::vector<Lease>& leases) {
-  if (State::holding_of(*storage) != &holding) {
+  if (State::holding_of(storage) != &holding) {
     holding.is_kept = true;  // its pointer was moved to a storage that is not known
     state_.strays.fetch_add(1);
     return false;
   }
   holding.leases.move_to(leases);
-  State::point(*storage, holding, nullptr);
+  State::point(storage, holding, nullptr);
   return true;
 }
 
 template <class Site>
-void FrameLeases<Site>::leave(Frames& frames) noexcept {
-  if (frames.pins.empty()) {
+void FrameLeases<Site>::leave(Frames& frames,
+                              Pins& pins,
+                              std::span<Operand const> results) noexcept {
+  bool const is_last = frames.is_counted && !frames.is_inside();
+  if (pins.empty() && results.empty() && !is_last) {
     return;
   }
+  if (state_.is_under_pressure) {
+    leave_under_pressure(frames, pins, results);
+    return;
+  }
+  bool const had_operands = !pins.empty();
+  bool has_pressure_begun = false;
+  std::size_t graves = 0;
+  {
+    Guard const guard{state_.mutex};
+    for (Operand const& result : results) {
+      enrol(result);
+    }
+    for (Holding* const holding : pins) {
+      if (unpin(pins, *holding) && holding->is_dead) {
+        pins[graves++] = holding;
+      }
+    }
+    has_pressure_begun = state_.is_under_pressure;
+    if (!has_pressure_begun) {
+      end(frames, had_operands);
+    }
+  }
+  if (graves != 0) {
+    bury(std::span{pins}.first(graves));
+  }
+  pins.clear();
+  if (has_pressure_begun) {
+    (void)relieve();
+    Guard const guard{state_.mutex};
+    end(frames, had_operands);
+  }
+}
+
+/// Addresses go, for which the storages have to be alive.
+template <class Site>
+void FrameLeases<Site>::leave_under_pressure(Frames& frames,
+                                             Pins& pins,
+                                             std::span<Operand const> results) noexcept {
   std::vector<Lease> leases;
   std::vector<Holding*> graves;
   std::vector<Strong> storages;
-  // Under pressure the addresses go, for which the storages have to be alive.
-  bool const lets_go = state_.is_under_pressure;
-  if (lets_go) {
-    storages.reserve(frames.pins.size());
-    leases.reserve(frames.pins.size());
-    for (Holding* const holding : frames.pins) {
-      storages.push_back(holding->storage.lock());
-    }
+  storages.reserve(pins.size());
+  leases.reserve(pins.size() + results.size());
+  for (Holding* const holding : pins) {
+    storages.push_back(holding->storage.lock());
   }
   {
     Guard const guard{state_.mutex};
-    ++state_.frames_ended;
-    for (std::size_t i = 0; i < frames.pins.size(); ++i) {
-      Holding& holding = *frames.pins[i];
-      if (holding.pinner == &frames) {
-        holding.pinner = nullptr;
+    for (Operand const& result : results) {
+      Holding* const holding = enrol(result);
+      if (holding != nullptr && !holding->is_kept) {
+        (void)detach(*holding, *result.storage, leases);
       }
-      if (--holding.pins != 0) {
+    }
+    for (std::size_t i = 0; i < pins.size(); ++i) {
+      Holding& holding = *pins[i];
+      if (!unpin(pins, holding)) {
         continue;
       }
       if (holding.is_dead) {
         graves.push_back(&holding);
-      } else if (lets_go && !holding.is_kept && holding.leases && storages[i]) {
-        (void)detach(holding, storages[i], leases);
+      } else if (!holding.is_kept && holding.leases && storages[i]) {
+        (void)detach(holding, *storages[i], leases);
       }
     }
-    frames.pins.clear();
   }
   leases.clear();
   storages.clear();
-  for (Holding* const holding : graves) {
-    delete holding;
-  }
-  if (!lets_go && state_.is_under_pressure) {
-    (void)relieve();  // pressure began meanwhile
-  }
+  bury(graves);
+  Guard const guard{state_.mutex};
+  end(frames, !pins.empty());
+  pins.clear();
 }
 
 template <class Site>
@@ -356,16 +432,14 @@ std::size_t FrameLeases<Site>::relieve() {
       if (holding.is_dead) {
         graves.push_back(&holding);
       } else if (!holding.is_kept && holding.leases && storages[i] &&
-                 detach(holding, storages[i], leases)) {
+                 detach(holding, *storages[i], leases)) {
         bytes += holding.bytes;
       }
     }
   }
   leases.clear();
   storages.clear();
-  for (Holding* const holding : graves) {
-    delete holding;
-  }
+  bury(graves);
   state_.tell_waiters();
   return bytes;
 }

@@ -3,7 +3,6 @@
 
 #include <spillway/interop/torch/desk/desk_state.hpp>
 
-#include <atomic>
 #include <cstdint>
 
 namespace spillway::pytorch {
@@ -27,33 +26,33 @@ class RoomQueue {
     [[maybe_unused]] auto const polite = Site::let_others_run();
     typename State::Guard guard{state_.mutex};
     state_.waiters.fetch_add(1);
-    state_.changed.wait(guard, [&] { return state_.releases.load() != seen; });
+    state_.changed.wait(guard, [&] { return state_.changes() != seen; });
     state_.waiters.fetch_sub(1);
   }
 
-  /// Sleeps until something is let go. @returns false if every thread inside a frame waits
+  /// Sleeps until something is let go. @returns false if every thread that is inside an operation waits
   [[nodiscard]] bool await_others(typename State::Frames const& frames, std::uint64_t seen) {
     [[maybe_unused]] auto const polite = Site::let_others_run();
     typename State::Guard guard{state_.mutex};
-    int const self = frames.depth > 0 || frames.beside > 0 ? 1 : 0;
+    int const self = frames.is_counted ? 1 : 0;
     state_.waiters.fetch_add(1);
-    starving_.fetch_add(self);
-    auto const is_hopeless = [&] { return state_.active.load() - starving_.load() <= 0; };
-    bool const must_wait = state_.releases.load() == seen;
+    starving_ += self;
+    auto const is_hopeless = [&] { return state_.active - starving_ <= 0; };
+    bool const must_wait = state_.changes() == seen;
     if (must_wait && !is_hopeless()) {
       state_.waits.fetch_add(1);
-      state_.changed.wait(guard, [&] { return state_.releases.load() != seen || is_hopeless(); });
+      state_.changed.wait(guard, [&] { return state_.changes() != seen || is_hopeless(); });
     }
-    starving_.fetch_sub(self);
+    starving_ -= self;
     state_.waiters.fetch_sub(1);
-    bool const has_changed = state_.releases.load() != seen;
+    bool const has_changed = state_.changes() != seen;
     state_.changed.notify_all();
     return has_changed;
   }
 
  private:
   State& state_;
-  std::atomic<int> starving_{0};  // threads that sleep here inside a frame
+  int starving_ = 0;  // threads that sleep here inside an operation; under the lock
 };
 
 }  // namespace spillway::pytorch

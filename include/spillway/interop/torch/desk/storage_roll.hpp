@@ -22,7 +22,8 @@ class StorageRoll {
   using State = DeskState<Site>;
   using Guard = typename State::Guard;
   using Holding = typename State::Holding;
-  using Raw = typename State::Raw;
+  using Frames = typename State::Frames;
+  using Leases = typename State::Leases;
 
   /// What is known of one storage or allocation.
   struct View {
@@ -38,27 +39,53 @@ class StorageRoll {
 
   explicit StorageRoll(State& state) : state_{state} {}
 
-  void add_raw(void* p, Raw raw) {
+  /// What a thread has allocated. @throws std::bad_alloc; then `leases` are as they were
+  void add_raw(Frames& frames, BlockId block, std::size_t bytes, Leases& leases, bool is_lent) {
+    void* const p = leases.data();
     Guard const guard{state_.mutex};
-    state_.raw.emplace(p, std::move(raw));
+    auto const added = state_.raw.try_emplace(p);
+    try {
+      added.first->second = state_.make_holding();
+    } catch (...) {
+      state_.raw.erase(added.first);
+      throw;
+    }
+    Holding& holding = *added.first->second;
+    holding.block = block;
+    holding.bytes = bytes;
+    holding.leases = std::move(leases);
+    holding.is_kept = frames.keeps_new;
+    holding.is_lent = is_lent;
+    if (frames.is_inside()) {
+      state_.count(frames);
+    }
   }
 
   /// @param is_lent  whether the memory is given back by whom it was lent to
   /// @returns false if there is nothing of that kind at that address
   [[nodiscard]] bool free_raw(void* p, bool is_lent) noexcept {
-    Raw raw;
+    Leases leases;
+    BlockId block{};
+    std::size_t bytes = 0;
+    std::unique_ptr<Holding> surplus;
     {
       Guard const guard{state_.mutex};
       auto const found = state_.raw.find(p);
-      if (found == state_.raw.end() || found->second.is_lent != is_lent) {
+      if (found == state_.raw.end() || found->second->is_lent != is_lent) {
         return false;
       }
-      raw = std::move(found->second);
+      surplus = std::move(found->second);
       state_.raw.erase(found);
+      block = surplus->block;
+      bytes = surplus->bytes;
+      leases = std::move(surplus->leases);
+      if (state_.put_aside(*surplus)) {
+        (void)surplus.release();
+      }
     }
-    raw.leases.release();
-    state_.memory->abandon(raw.block);
-    Site::on_freed(raw.bytes, raw.block);
+    leases.release();
+    state_.memory->abandon(block);
+    Site::on_freed(bytes, block);
     state_.tell_waiters();
     return true;
   }
@@ -67,7 +94,7 @@ class StorageRoll {
   [[nodiscard]] std::size_t raw_bytes(void* p) const {
     Guard const guard{state_.mutex};
     auto const found = state_.raw.find(p);
-    return found == state_.raw.end() ? 0 : found->second.bytes;
+    return found == state_.raw.end() ? 0 : found->second->bytes;
   }
 
   void on_storage_gone(Holding& holding) noexcept {
@@ -96,32 +123,29 @@ class StorageRoll {
   }
 
   /// Wraps a storage that has its memory from here and nothing else to do with it. Under the lock.
-  [[nodiscard]] Holding* try_enrol(Operand const& operand) {
+  /// @returns null if it is not one
+  [[nodiscard]] Holding* try_enrol(Operand const& operand) noexcept {
     c10::StorageImpl& storage = *operand.storage;
     c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
-    if (data.get_deleter() != &State::drop_raw || data.get() == nullptr ||
-        data.get() != data.get_context() || !Site::allocates_for(storage)) {
+    void* const p = data.get();
+    if (data.get_deleter() != &State::drop_raw || p == nullptr || p != data.get_context() ||
+        !Site::allocates_for(storage)) {
       return nullptr;
     }
-    auto const found = state_.raw.find(data.get());
-    if (found == state_.raw.end() || found->second.is_lent || !Site::enrols(found->second.bytes)) {
+    auto const found = state_.raw.find(p);
+    if (found == state_.raw.end() || found->second->is_lent ||
+        !Site::enrols(found->second->bytes)) {
       return nullptr;
     }
-    auto holding = state_.make_holding(storage);
-    holding->block = found->second.block;
-    holding->leases = std::move(found->second.leases);
-    holding->bytes = found->second.bytes;
-    holding->is_kept = found->second.is_kept;
-    holding->device = data.device();
-    if (operand.tensor != nullptr) {
-      holding->likeness = Likeness::of(*operand.tensor);
-    }
+    Holding& holding = *found->second.release();
     state_.raw.erase(found);
-    (void)data.release_context();
-    data =
-        c10::DataPtr{holding->leases.data(), holding.get(), &State::drop_holding, holding->device};
-    state_.link(*holding);
-    return holding.release();
+    holding.storage = State::weak_reference(storage);
+    if (operand.tensor != nullptr) {
+      holding.likeness.look_at(*operand.tensor);
+    }
+    State::wrap(data, holding, p);
+    state_.link(holding);
+    return &holding;
   }
 
   [[nodiscard]] View view(c10::StorageImpl& storage) const {
@@ -130,7 +154,7 @@ class StorageRoll {
       return view_of(*holding);
     }
     auto const found = state_.raw.find(storage._mutable_data_ptr_no_checks().get_context());
-    return found == state_.raw.end() ? View{} : view_of(found->second);
+    return found == state_.raw.end() ? View{} : view_of_raw(*found->second);
   }
 
   /// All of them, largest first.
@@ -143,7 +167,7 @@ class StorageRoll {
         all.push_back(view_of(*one));
       }
       for (auto const& [p, raw] : state_.raw) {
-        all.push_back(view_of(raw));
+        all.push_back(view_of_raw(*raw));
       }
     }
     std::stable_sort(
@@ -206,7 +230,7 @@ class StorageRoll {
             .is_frozen = holding.is_frozen,
             .likeness = holding.likeness};
   }
-  [[nodiscard]] static View view_of(Raw const& raw) {
+  [[nodiscard]] static View view_of_raw(Holding const& raw) {
     return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
   }
 
