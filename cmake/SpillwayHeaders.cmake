@@ -178,6 +178,7 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/host_tensor_allocator.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operation_kind.hpp
+    spillway/interop/torch/running_work.hpp
     spillway/interop/torch/storage_desk.hpp
     spillway/interop/torch/torch_version.hpp
     spillway/interop/torch/typed_operations.hpp)

@@ -3,9 +3,9 @@
 
     torchrun --nproc-per-node 2 train_ddp.py [--limit-mib 64] [--steps 10] [--device cpu|cuda]
 
-Each process installs its own allocator: on the CPU with gloo, or with NCCL on as many GPUs as there are processes. Buffers
-that collectives work on keep their place for as long as they live, since communication goes on after the call that began
-it has returned; everything else may leave.
+Each process installs its own allocator: on the CPU with gloo, or with NCCL on as many GPUs as there are processes. What
+a collective works on keeps its place until that ends, which is after the call that began it has returned; then it may
+leave like everything else.
 """
 import argparse
 import hashlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Communication goes on with a tensor's address after the call that began it has returned."""
+"""Communication goes on with a tensor's address after the call that began it has returned, but not for ever."""
 import pytest
 import torch.distributed as dist
 
@@ -37,25 +37,68 @@ def pair(tmp_path):
 def test_a_collective_that_runs_holds_its_tensors(pair):
     out = pair("""
 x = torch.full((1 << 20,), float(rank + 1))
+y, parts = torch.full((1 << 18,), float(rank)), [torch.zeros(1 << 18) for _ in range(2)]
 spillway_torch.reclaim_inactive()
+
+def begin():
+    return dist.all_reduce(x, async_op=True), dist.all_gather(parts, y, async_op=True)
+
+def are_held():
+    return {_C.view(tensor)["has_address"] for tensor in (x, y, *parts)}
+
 if rank == 0:
-    work = dist.all_reduce(x, async_op=True)
-    assert not work.is_completed()  # the other one has not come yet
+    works = begin()
+    assert not any(work.is_completed() for work in works)  # the other one has not come yet
     spillway_torch.reclaim_inactive()
     pile = [torch.ones(8 << 20, dtype=torch.uint8) for _ in range(12)]  # under pressure
-    print(_C.view(x)["has_address"])
+    print(are_held())
     store.set("go", "")
 else:
     store.wait(["go"])
-    work = dist.all_reduce(x, async_op=True)
-    print(True)
-work.wait()
-spillway_torch.reclaim_inactive()
-print(x.min().item(), x.max().item())
+    works = begin()
+    print({True})
+for work in works:
+    work.wait()
+while are_held() != {False}:  # until the threads that communicate have said that it is done
+    spillway_torch.reclaim_inactive()
+print(x.min().item(), x.max().item(), [part[-1].item() for part in parts])
 dist.barrier()
 dist.destroy_process_group()
 """)
-    assert out == ["True\n3.0 3.0\n"] * 2
+    assert out == ["{True}\n3.0 3.0 [0.0, 1.0]\n"] * 2
+
+
+def test_a_collective_that_fails_lets_go(pair):
+    out = pair("""
+x = torch.ones(1 << 20)
+if rank == 0:
+    work = dist.all_reduce(x, async_op=True)  # of which the other one never hears
+    spillway_torch.reclaim_inactive()
+    print(_C.view(x)["has_address"])
+    store.set("go", "")
+    try:
+        work.wait()
+    except RuntimeError:
+        print("failed")
+    while _C.view(x)["has_address"]:
+        spillway_torch.reclaim_inactive()
+    print(x.sum().item() == 1 << 20)
+else:
+    store.wait(["go"])
+""")
+    assert out == ["True\nfailed\nTrue\n", ""]
+
+
+def test_what_goes_to_another_process_by_itself_keeps_its_place(pair):
+    out = pair("""
+x = torch.ones(1 << 20)
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0)  # their ends are not told
+spillway_torch.reclaim_inactive()
+print(_C.view(x)["has_address"])
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["True\n"] * 2
 
 
 def test_collectives_take_what_is_away(pair):

@@ -4,6 +4,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operation_kind.hpp>
+#include <spillway/interop/torch/running_work.hpp>
 #include <spillway/interop/torch/storage_desk.hpp>
 #include <spillway/interop/torch/typed_operations.hpp>
 
@@ -124,10 +125,10 @@ class FrameHook {
       return;
     }
     case OperationKind::exposing:
-      run_kernel(op, next, stack, true);
+      run_exposing(op, next, stack);
       return;
     default:
-      run_kernel(op, next, stack, false);
+      run_kernel(op, next, stack);
       return;
     }
   }
@@ -207,14 +208,19 @@ class FrameHook {
     return std::span{stack}.last(count);
   }
 
-  static void
-  run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack, bool keeps) {
+  [[nodiscard]] static Operands operands_of(c10::OperatorHandle const& op, Stack const& stack) {
     Operands operands;
     auto const& arguments = op.schema().arguments();
-    auto const values = last(*stack, arguments.size());
+    auto const values = last(stack, arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      collect<Desk>(values.subspan(i, 1), operands, {keeps, detail::writes(arguments[i])});
+      collect<Desk>(
+          values.subspan(i, 1), operands, {/*keeps=*/false, detail::writes(arguments[i])});
     }
+    return operands;
+  }
+
+  static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
     op.redispatchBoxed(next, stack);
@@ -222,6 +228,23 @@ class FrameHook {
       operands.clear();
       collect<Desk>(last(*stack, op.schema().returns().size()), operands, {});
       frame.end(operands);
+    }
+  }
+
+  /// What goes on after the operation is held until it says that it has ended, or else for good.
+  static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    Operands operands = operands_of(op, *stack);
+    Frame frame;
+    frame.enter(operands);
+    op.redispatchBoxed(next, stack);
+    auto const results = last(*stack, op.schema().returns().size());
+    if (auto const end = running_work(results)) {
+      LastingUse<Site>::until(*end, operands);
+    } else {
+      for (Operand& operand : operands) {
+        operand.use = OperandUse{/*keeps=*/true, operand.use.writes()};
+      }
+      frame.enter(operands);
     }
   }
 
@@ -245,7 +268,7 @@ class FrameHook {
       });
     }
     if (!is_dense) {
-      run_kernel(op, next, stack, false);
+      run_kernel(op, next, stack);
     } else if (operands.empty()) {
       op.redispatchBoxed(next, stack);
     } else {
@@ -295,7 +318,7 @@ class FrameHook {
         results == 0 ||
         (results == 1 && op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType);
     if (cuts.size() <= 2 || !is_list_of_tensors) {
-      run_kernel(op, next, stack, false);
+      run_kernel(op, next, stack);
       return;
     }
     c10::List<at::Tensor> all;
@@ -304,7 +327,7 @@ class FrameHook {
       for (std::size_t i = base; i < base + arguments; ++i) {
         piece.push_back(slice((*stack)[i], cuts.back(), cuts[c], cuts[c + 1]));
       }
-      run_kernel(op, next, &piece, false);
+      run_kernel(op, next, &piece);
       if (results == 1) {
         for (c10::IValue const& tensor : piece.back().toListRef()) {
           all.push_back(tensor.toTensor());

@@ -88,19 +88,17 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
   }
 }
 
+/// The same for a value that is a tensor, or a list of tensors, of optional ones, or of such lists.
 template <class Visit>
 void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   if (value.isTensor()) {
     for_each_part(value.toTensor(), visit);
   } else if (value.isTensorList() || value.isList()) {
     for (c10::IValue const& element : value.toListRef()) {
-      if (!element.isTensor()) {
-        if (element.isNone()) {
-          continue;  // a list of optional tensors
-        }
+      if (!element.isTensor() && !element.isList() && !element.isNone()) {
         return;  // numbers: so are all others
       }
-      for_each_part(element.toTensor(), visit);
+      for_each_tensor(element, visit);
     }
   }
 }

@@ -23,7 +23,7 @@ enum class OperationKind : std::uint8_t {
   per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
   factory,     ///< returns memory without contents, whose address the caller may use to fill it
   lazy_clone,  ///< would share the operand's memory until one of the two is written
-  exposing     ///< goes on with its operands' addresses after it has returned
+  exposing     ///< may go on with its operands' addresses after it has returned
 };
 
 namespace detail {

@@ -113,6 +113,9 @@ class StorageDesk {
   void leave(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept {
     leases_.leave(frames, pins, results);
   }
+  /// Pins operands once more, for what goes on with them after the operation that has them pinned. To be
+  /// ended by `leave`, by any thread.
+  void pin_also(Pins& pins, Operands const& operands) { leases_.pin_also(pins, operands); }
   /// Between the two nobody waits for the thread to let go of something. @returns whether somebody did
   [[nodiscard]] bool suspend(Frames& frames) noexcept {
     Guard const guard{state_.mutex};
@@ -132,6 +135,11 @@ class StorageDesk {
   /// leaves, is done. Addresses of others are left alone.
   /// @stream `stream` runs after what has been enqueued for this memory so far
   void note_stream(c10::DataPtr const& data, stream_type stream);
+  void note_stream(Pins const& pins, stream_type stream) {
+    for (Holding* const holding : pins) {
+      leases_.note_stream(*holding, stream);
+    }
+  }
 
   /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
   std::size_t relieve() { return leases_.relieve(); }

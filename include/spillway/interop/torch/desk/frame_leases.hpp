@@ -55,6 +55,9 @@ class FrameLeases {
   /// pins any more may leave.
   void leave(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
 
+  /// Pins once more what the thread has pinned, for what goes on with it after the operation.
+  void pin_also(Pins& pins, Operands const& operands);
+
   /// Acquires blocks that this thread marked as arriving. @returns false, with the reason, if there is no
   /// room now
   [[nodiscard]] bool acquire(std::vector<Missing> const& mine, std::string& failure);
@@ -194,6 +197,18 @@ auto FrameLeases<Site>::prepare(Operands const& operands, stream_type stream, bo
     visit(*holding, stream);
   }
   return missing;
+}
+
+template <class Site>
+void FrameLeases<Site>::pin_also(Pins& pins, Operands const& operands) {
+  pins.reserve(pins.size() + operands.size());
+  Guard const guard{state_.mutex};
+  for (Operand const& operand : operands) {
+    if (Holding* const holding = State::holding_of(*operand.storage)) {
+      pins.push_back(holding);
+      ++holding->pins;
+    }
+  }
 }
 
 /// A frozen storage is leased for reading. Before it is written its lease becomes one for writing, at
