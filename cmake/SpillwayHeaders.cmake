@@ -176,6 +176,7 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/holding.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
+    spillway/interop/torch/nested_operations.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operation_kind.hpp
     spillway/interop/torch/running_work.hpp

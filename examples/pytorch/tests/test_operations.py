@@ -278,6 +278,55 @@ def test_nested(lms, layout):
     assert [p.shape[0] for p in F.linear(m, torch.eye(4)).unbind()] == [3, 5]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_views_of_nested_tensors(lms):
+    """Sizes and strides are tensors, which views read and make anew."""
+    parts = [torch.randn(3, 4), torch.randn(5, 4)]
+    n = torch.nested.nested_tensor(parts)
+    lms.evict()
+    t = n.transpose(1, 2)
+    lms.evict()
+    t = t.transpose(1, 2)
+    lms.evict()
+    assert all(torch.equal(a, b) for a, b in zip(t.unbind(), parts))
+    r = n.reshape(2, -1, 2, 2)
+    lms.evict()
+    r = r.reshape(2, -1, 4)
+    lms.evict()
+    assert all(torch.equal(a, b) for a, b in zip(r.unbind(), parts))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_linear_layers_of_nested_tensors(lms):
+    parts, w = [torch.randn(3, 4), torch.randn(5, 4)], torch.randn(4, 4)
+    wanted = [F.linear(F.linear(p, w), w) for p in parts]
+    n = torch.nested.nested_tensor(parts)
+    for _ in range(2):
+        lms.evict()
+        n = F.linear(n, w)
+    lms.evict()
+    assert all(torch.equal(a, b) for a, b in zip(n.unbind(), wanted))
+    a = torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(2, 5, 4)])
+    b = torch.nested.nested_tensor([torch.randn(2, 4, 6), torch.randn(2, 4, 6)])
+    wanted = [torch.matmul(x, y) for x, y in zip(a.unbind(), b.unbind())]
+    lms.evict()
+    c = torch.matmul(a, b)
+    lms.evict()
+    assert all(torch.allclose(x, y) for x, y in zip(c.unbind(), wanted))
+    e = torch.empty_like(n)
+    lms.evict()
+    assert [p.shape for p in e.unbind()] == [p.shape for p in n.unbind()]
+
+
+def test_without_the_hook_nested_tensors_are_left_to_pytorch():
+    spillway_torch._C.set_hook(False)
+    n = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(5, 4)])
+    before = spillway_torch.memory_stats()["frames"]
+    assert [tuple(p.shape) for p in n.transpose(1, 2).unbind()] == [(4, 3), (4, 5)]
+    assert F.linear(n, torch.eye(4)).unbind()[1].sum().item() == 20
+    assert spillway_torch.memory_stats()["frames"] == before
+
+
 def test_quantized(lms):
     q = torch.quantize_per_tensor(torch.arange(10.), 0.5, 0, torch.qint8)
     lms.evict()

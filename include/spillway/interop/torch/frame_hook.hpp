@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/interop/torch/nested_operations.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operation_kind.hpp>
 #include <spillway/interop/torch/running_work.hpp>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_set>
@@ -21,6 +23,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 namespace spillway::pytorch {
@@ -54,21 +57,23 @@ class FrameHook {
   struct Registration {
     torch::Library fallback;
     torch::Library operations;
+    torch::Library nested;
   };
 
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
   /// fallback may exist for a key.
   ///
   /// Views, what makes tensors without contents, and composites that are known to leave all reading and
-  /// writing to the operations that they call need no hook; what models call most has one with its own
-  /// types. All others are boxed.
+  /// writing to the operations that they call need no hook, but for nested tensors; what models call most
+  /// has one with its own types. All others are boxed.
   ///
   /// @throws c10::Error if somebody else has a fallback on the key
   [[nodiscard]] static std::unique_ptr<Registration> install() {
     auto const here = static_cast<std::uint32_t>(__LINE__);
     auto library = std::make_unique<Registration>(
         Registration{{torch::Library::IMPL, "_", Key, __FILE__, here},
-                     {torch::Library::IMPL, "aten", Key, __FILE__, here}});
+                     {torch::Library::IMPL, "aten", Key, __FILE__, here},
+                     {torch::Library::IMPL, "aten", std::nullopt, __FILE__, here}});
     library->fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
     std::unordered_set<std::string> typed;
     auto& dispatcher = c10::Dispatcher::singleton();
@@ -76,12 +81,14 @@ class FrameHook {
   library->operations.impl(name, TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run)));          \
   typed.insert("aten::" name);
 #define SPILLWAY_TORCH_INSTALL_COMPOSITE(op, full_name)                                            \
-  library->operations.impl(                                                                        \
-      full_name,                                                                                   \
-      detail::is_composite_for_all(                                                                \
-          dispatcher.findSchemaOrThrow(at::_ops::op::name, at::_ops::op::overload_name))           \
-          ? torch::CppFunction::makeFallthrough()                                                  \
-          : torch::CppFunction(TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)))); \
+  if (auto const handle =                                                                          \
+          dispatcher.findSchemaOrThrow(at::_ops::op::name, at::_ops::op::overload_name);           \
+      detail::is_composite_for_all(handle)) {                                                      \
+    pass_by(*library, handle);                                                                     \
+  } else {                                                                                         \
+    library->operations.impl(full_name,                                                            \
+                             TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)));    \
+  }                                                                                                \
   typed.insert("aten::" full_name);
     SPILLWAY_TORCH_KERNELS(SPILLWAY_TORCH_INSTALL_KERNEL)
     SPILLWAY_TORCH_COMPOSITES(SPILLWAY_TORCH_INSTALL_COMPOSITE)
@@ -94,10 +101,32 @@ class FrameHook {
       }
       OperationKind const kind = kind_of(*op);
       if (kind == OperationKind::view || kind == OperationKind::factory) {
-        library->operations.impl(toString(name).c_str(), torch::CppFunction::makeFallthrough());
+        pass_by(*library, *op);
       }
     }
     return library;
+  }
+
+  /// Whether the calling thread's operations are hooked.
+  [[nodiscard]] static bool is_on() {
+    return c10::impl::tls_is_dispatch_key_included(Key) &&
+           !c10::impl::tls_is_dispatch_key_excluded(Key);
+  }
+
+  /// Calls a kernel for nested tensors of an operation that passes by otherwise.
+  template <class Call>
+  static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
+    Operands operands = operands_of(op, *stack);
+    Frame frame;
+    frame.enter(operands);
+    call();
+    if (frame.is_outermost()) {
+      // Somebody may be filling what has no contents yet, but its sizes are there.
+      bool const is_empty = Site::hook().kinds.of(op) == OperationKind::factory;
+      operands.clear();
+      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {}, is_empty);
+      frame.end(operands);
+    }
   }
 
   /// The keys of what comes after the hook.
@@ -206,6 +235,12 @@ class FrameHook {
  private:
   [[nodiscard]] static std::span<c10::IValue const> last(Stack const& stack, std::size_t count) {
     return std::span{stack}.last(count);
+  }
+
+  static void pass_by(Registration& library, c10::OperatorHandle const& op) {
+    library.operations.impl(toString(op.operator_name()).c_str(),
+                            torch::CppFunction::makeFallthrough());
+    NestedKernel<FrameHook>::cover(library.nested, op);
   }
 
   [[nodiscard]] static Operands operands_of(c10::OperatorHandle const& op, Stack const& stack) {

@@ -57,46 +57,37 @@ inline bool is_view(c10::FunctionSchema const& schema) {
   return tensors == 1 && !schema.returns().empty();
 }
 
-/// True if nothing but the composite kernel runs for dense tensors.
-inline bool is_composite(c10::OperatorHandle const& op) {
-  using c10::DispatchKey;
-  if (!op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)) {
-    return false;
-  }
-  for (DispatchKey const key : {DispatchKey::CPU,
-                                DispatchKey::CUDA,
-                                DispatchKey::AutogradCPU,
-                                DispatchKey::AutogradCUDA,
-                                DispatchKey::Autograd,
-                                DispatchKey::CompositeExplicitAutograd}) {
-    if (op.hasKernelForDispatchKey(key)) {
-      return false;
-    }
-  }
-  return true;
+inline bool has_kernel(c10::OperatorHandle const& op,
+                       std::initializer_list<c10::DispatchKey> keys) {
+  return std::any_of(keys.begin(), keys.end(), [&op](c10::DispatchKey key) {
+    return op.hasKernelForDispatchKey(key);
+  });
 }
 
-/// True if the composite kernel also runs for tensors that are not dense.
+/// True if nothing but the composite kernel runs for dense tensors: one for all backends' gradients
+/// (`Autograd`) only runs where there is a kernel for the backend.
+inline bool is_composite(c10::OperatorHandle const& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !has_kernel(op,
+                     {DispatchKey::CPU,
+                      DispatchKey::CUDA,
+                      DispatchKey::AutogradCPU,
+                      DispatchKey::AutogradCUDA,
+                      DispatchKey::CompositeExplicitAutograd});
+}
+
+/// True if the composite kernel also runs for tensors that are not dense, apart from nested ones.
 inline bool is_composite_for_all(c10::OperatorHandle const& op) {
   using c10::DispatchKey;
-  if (!is_composite(op)) {
-    return false;
-  }
-  for (DispatchKey const key : {DispatchKey::CompositeImplicitAutogradNestedTensor,
-                                DispatchKey::NestedTensorCPU,
-                                DispatchKey::NestedTensorCUDA,
-                                DispatchKey::SparseCPU,
-                                DispatchKey::SparseCUDA,
-                                DispatchKey::SparseCsrCPU,
-                                DispatchKey::SparseCsrCUDA,
-                                DispatchKey::QuantizedCPU,
-                                DispatchKey::QuantizedCUDA,
-                                DispatchKey::MkldnnCPU}) {
-    if (op.hasKernelForDispatchKey(key)) {
-      return false;
-    }
-  }
-  return true;
+  return is_composite(op) && !has_kernel(op,
+                                         {DispatchKey::SparseCPU,
+                                          DispatchKey::SparseCUDA,
+                                          DispatchKey::SparseCsrCPU,
+                                          DispatchKey::SparseCsrCUDA,
+                                          DispatchKey::QuantizedCPU,
+                                          DispatchKey::QuantizedCUDA,
+                                          DispatchKey::MkldnnCPU});
 }
 
 }  // namespace detail

@@ -139,7 +139,6 @@
   DO(fill__Scalar, "fill_.Scalar") \
   DO(zero_, "zero_") \
   DO(copy_, "copy_") \
-  DO(clone, "clone") \
   DO(cat, "cat") \
   DO(relu, "relu") \
   DO(relu_, "relu_") \
@@ -182,15 +181,13 @@
   DO(avg_pool2d_backward, "avg_pool2d_backward") \
   DO(_adaptive_avg_pool2d, "_adaptive_avg_pool2d") \
   DO(_adaptive_avg_pool2d_backward, "_adaptive_avg_pool2d_backward") \
-  DO(_to_copy, "_to_copy") \
   DO(_local_scalar_dense, "_local_scalar_dense") \
   DO(_unsafe_view, "_unsafe_view") \
-  DO(zeros_like, "zeros_like") \
   DO(clamp_min, "clamp_min") \
   DO(_convolution, "_convolution") \
   DO(mkldnn_convolution, "mkldnn_convolution")
 
-// Those that call other operations and do not read bytes themselves.
+// Those that call other operations for dense tensors and do not read bytes themselves.
 #define SPILLWAY_TORCH_COMPOSITES(DO) \
   DO(linear, "linear") \
   DO(layer_norm, "layer_norm") \
@@ -215,6 +212,9 @@
   DO(to_dtype, "to.dtype") \
   DO(to_device, "to.device") \
   DO(item, "item") \
+  DO(clone, "clone") \
+  DO(_to_copy, "_to_copy") \
+  DO(zeros_like, "zeros_like") \
   DO(resolve_conj, "resolve_conj") \
   DO(resolve_neg, "resolve_neg") \
   DO(type_as, "type_as")
