@@ -368,7 +368,8 @@ void SwapPager<Policies>::begin_step() {
   Guard guard{state_.lock};
   ++state_.stats.steps;
   state_.prefetcher.begin_step();
-  state_.eviction.on_step(state_.prefetcher.schedule(), state_.arena.capacity_bytes());
+  state_.note_stuck_bytes();
+  state_.eviction.on_step(state_.prefetcher.schedule(), state_.plannable_bytes());
   state_.log(EventKind::step, {}, 0, nullptr);
   guard.unlock();
   state_.tell_observer();

@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <support/stepped_bench.hpp>
@@ -305,6 +306,36 @@ TEST_SUITE("pager") {
     // Least recently used would bring in all eight in each of the five steps.
     CHECK(stats.swap_ins.count < 40);
     CHECK(bench.kernels.checks() == 40);
+  }
+
+  TEST_CASE("SwapPager: what is leased for good takes no part in the plan of a step") {
+    auto const run = [](std::size_t capacity_bytes, std::size_t kept_bytes) {
+      Bench<Scheduled> bench{capacity_bytes};
+      std::optional<Bench<Scheduled>::Buffer> kept;
+      Bench<Scheduled>::Allocator::lease_type lease;
+      std::vector<Bench<Scheduled>::Buffer> buffers;
+      for (std::uint64_t i = 0; i < 12; ++i) {
+        buffers.emplace_back(bench.allocator, 64_KiB);
+      }
+      for (int step = 0; step < 8; ++step) {
+        bench.allocator.begin_step();
+        if (step == 3 && kept_bytes != 0) {
+          kept.emplace(bench.allocator, kept_bytes);
+          lease = kept->acquire(Access::write, bench.stream());
+        }
+        for (std::uint64_t i = 0; i < 12; ++i) {
+          bench.write(buffers[i], i);
+        }
+        for (std::uint64_t i = 12; i-- > 0;) {
+          bench.check(buffers[i], i);
+        }
+        bench.run();
+      }
+      return bench.allocator.stats().evicted(spillway::EvictionReason::speculative).count;
+    };
+    auto const without = run(512_KiB, 0);
+    CHECK(without > 0);
+    CHECK(run(1_MiB, 512_KiB) > without / 2);
   }
 
   TEST_CASE("SwapPager: above the high watermark blocks leave until the low one is reached") {

@@ -31,7 +31,7 @@ struct EvictionCandidate {
 /// | `p.on_erase(id)`                | forget a block; do nothing if it is not tracked              | O(log n)     |
 /// | `p.victim(short_bytes, inspect)`| name a tracked block that `inspect` admits, or nothing; `short_bytes` are still wanted | O((1 + refused) log n) |
 /// | `p.on_misprediction()`          | hold predictions made so far for worthless                   | O(n)         |
-/// | `p.on_step(schedule, capacity_bytes)` | a step begins or predictions have resumed; at most `capacity_bytes` are resident at once | the model's |
+/// | `p.on_step(schedule, capacity_bytes)` | a step begins or predictions have resumed; what leaves and comes back has room for `capacity_bytes` at once | the model's |
 ///
 /// `victim` does not forget the block it names: the caller takes it and says `on_erase`. A model
 /// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc, with

@@ -82,7 +82,7 @@ Use LeaseBook<Policies>::note_access(LeaseRequest request) noexcept {
     state_.eviction.on_misprediction();
     break;
   case AccessSchedule::Change::resumed:
-    state_.eviction.on_step(schedule, state_.arena.capacity_bytes());
+    state_.eviction.on_step(schedule, state_.plannable_bytes());
     break;
   }
   return use;

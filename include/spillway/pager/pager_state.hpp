@@ -393,6 +393,7 @@ struct PagerState {
   Eviction eviction;
   Stats stats;
   std::size_t prefetched_bytes = 0;            // brought in ahead of need and not used yet
+  std::size_t stuck_bytes = 0;                 // leased when the step began, and of no use in it
   std::size_t swapped_out_blocks = 0;          // blocks whose only valid copy is on the host
   std::uint64_t releases = 0;                  // leases ended; a waiting thread sees progress by it
   std::uint64_t last_eviction_step = 0;        // stats.steps + 1 at the last eviction; 0: never
@@ -400,6 +401,24 @@ struct PagerState {
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
   std::vector<Event> events;
   [[no_unique_address]] ObserverType observer;
+
+  /// Counts what a step that is predicted has no use for and cannot leave either, since it is leased: once
+  /// for each step, so that its plan is not made anew whenever a lease begins.
+  void note_stuck_bytes() noexcept {
+    stuck_bytes = 0;
+    AccessSchedule const& schedule = prefetcher.schedule();
+    if (schedule.is_predicting()) {
+      blocks.for_each([&](BlockId id, BlockRecord const& block) {
+        if (block.is_leased() && block.is_resident() && schedule.use_of(id).entry == never_entry) {
+          stuck_bytes += block.bytes;
+        }
+      });
+    }
+  }
+  /// What blocks with a use ahead may take up.
+  [[nodiscard]] std::size_t plannable_bytes() const noexcept {
+    return arena.capacity_bytes() - std::min(arena.capacity_bytes(), stuck_bytes);
+  }
 
   /// True while blocks have been leaving lately: then exact events are worth their cost.
   [[nodiscard]] bool is_under_pressure() const noexcept {
