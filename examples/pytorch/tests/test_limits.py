@@ -50,3 +50,17 @@ def test_the_limit_can_be_lowered_and_raised(lms):
     spillway_torch.set_limit_lms(256 << 20)
     assert torch.empty(100 << 20, dtype=torch.uint8).numel() == 100 << 20
     assert [int(t[5]) for t in tensors] == list(range(20))
+
+
+def test_steps_under_a_lowered_limit_are_planned(lms):
+    net = torch.nn.Sequential(*[layer for _ in range(10) for layer in (torch.nn.Linear(256, 256), torch.nn.ReLU())])
+    x, before = torch.randn(2048, 256), lms.stats()
+    spillway_torch.set_limit_lms(24 << 20)
+    for _ in range(6):
+        net.zero_grad()
+        net(x).square().mean().backward()
+        spillway_torch.begin_step()
+    now = lms.stats()
+    spillway_torch.set_limit_lms(256 << 20)
+    assert now["speculative"] > before["speculative"]  # copied out ahead of need
+    assert now["prefetch.hits"] > before["prefetch.hits"]

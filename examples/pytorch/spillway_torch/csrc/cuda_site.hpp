@@ -24,6 +24,7 @@ namespace spillway_torch {
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
     using observer = spillway::pytorch::TensorWatch;
+    using prefetch = spillway::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Desk = spillway::pytorch::StorageDesk<CudaSite>;
@@ -62,9 +63,9 @@ struct CudaSite {
       c10::cuda::set_device(static_cast<c10::DeviceIndex>(wanted.ordinal));
     }
     auto const ordinal = c10::cuda::current_device();
-    auto const free_bytes = spillway::CudaApi{int{ordinal}}.memory_info().free_bytes;
     auto hook = State::install_hook();
-    state() = new State(State::options(wanted, free_bytes), wanted.least_bytes, ordinal);
+    state() =
+        new State(wanted.for_allocator<allocator_type>(wanted.limit), wanted.least_bytes, ordinal);
     state()->hook = std::move(hook);
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);

@@ -20,6 +20,7 @@ namespace spillway_torch {
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostApi;
+    using prefetch = spillway::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Desk = spillway::pytorch::StorageDesk<HostSite>;
@@ -37,7 +38,7 @@ struct HostSite {
   }
 
   static void install(InstallOptions const& wanted) {
-    auto options = State::options(wanted, spillway::HostApi{}.memory_info().free_bytes);
+    auto options = wanted.for_allocator<allocator_type>(wanted.limit);
     // What plans are priced with: copying memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;

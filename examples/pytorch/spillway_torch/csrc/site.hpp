@@ -5,11 +5,12 @@
 #include <spillway/core/error.hpp>
 #include <spillway/interop/ballast.hpp>
 #include <spillway/interop/install_options.hpp>
+#include <spillway/interop/limited_lookahead.hpp>
 #include <spillway/interop/torch.hpp>
-#include <spillway/policy/schedule_lookahead.hpp>
 
 #include <atomic>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -51,6 +52,7 @@ struct SiteState {
   using Hook = spillway::pytorch::FrameHook<Site, hook_key>;
 
   Device device;
+  spillway::SharedLimit limit_bytes = std::make_shared<std::atomic<std::size_t>>(0);
   Allocator memory;
   spillway::pytorch::StorageDesk<Site> desk;
   std::unique_ptr<typename Hook::Registration> hook;
@@ -63,10 +65,11 @@ struct SiteState {
                      std::size_t least,
                      Args... device_args)
       : device{device_args...},
-        memory{device, std::move(memory_options)},
+        memory{device, with_limit(std::move(memory_options))},
         desk{memory},
-        foreach_bytes{memory.stats().capacity_bytes / 8},
-        least_bytes{least} {}
+        least_bytes{least} {
+    note_limit(memory.stats().capacity_bytes);
+  }
 
   /// @throws c10::Error if another module has put a fallback on the hook's key
   [[nodiscard]] static std::unique_ptr<typename Hook::Registration> install_hook() {
@@ -80,16 +83,6 @@ struct SiteState {
                   ", which it needs for itself: ",
                   error.what_without_backtrace());
     }
-  }
-
-  /// @param free_bytes  of the device, of which tensors may take up nine tenths if no limit is given
-  [[nodiscard]] static typename Allocator::Options options(InstallOptions const& wanted,
-                                                           std::size_t free_bytes) {
-    auto options = wanted.template for_allocator<Allocator>(wanted.limit);
-    std::size_t const most = wanted.limit != 0 ? wanted.limit : free_bytes / 10 * 9;
-    options.prefetch =
-        spillway::ScheduleLookahead{spillway::PrefetchOptions{.max_inflight_bytes = most / 6}};
-    return options;
   }
 
   [[nodiscard]] std::size_t limit() const { return ballast.limit_bytes(); }
@@ -106,9 +99,22 @@ struct SiteState {
         return !desk.is_under_pressure() && (desk.relieve(), true);
       });
     } catch (spillway::OutOfDeviceMemory const& error) {
+      note_limit(ballast.limit_bytes());
       TORCH_CHECK_WITH(
           OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
     }
+    note_limit(limit);
+  }
+
+ private:
+  [[nodiscard]] typename Allocator::Options with_limit(typename Allocator::Options options) const {
+    options.prefetch = spillway::LimitedLookahead{
+        {.max_inflight_bytes = std::numeric_limits<std::size_t>::max()}, limit_bytes};
+    return options;
+  }
+  void note_limit(std::size_t bytes) {
+    *limit_bytes = bytes;
+    foreach_bytes = bytes / 8;
   }
 };
 
