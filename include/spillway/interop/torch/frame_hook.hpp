@@ -268,18 +268,15 @@ class FrameHook {
 
   /// What goes on after the operation is held until it says that it has ended, or else for good.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
-    Operands operands = operands_of(op, *stack);
+    Operands const operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
+    auto use = std::make_shared<LastingUse<Site>>(operands);
     op.redispatchBoxed(next, stack);
-    auto const results = last(*stack, op.schema().returns().size());
-    if (auto const end = running_work(results)) {
-      LastingUse<Site>::until(*end, operands);
+    if (auto const end = running_work(last(*stack, op.schema().returns().size()))) {
+      LastingUse<Site>::end_with(*end, std::move(use));
     } else {
-      for (Operand& operand : operands) {
-        operand.use = OperandUse{/*keeps=*/true, operand.use.writes()};
-      }
-      frame.enter(operands);
+      use->keep();
     }
   }
 

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
@@ -34,30 +35,38 @@ running_work([[maybe_unused]] std::span<c10::IValue const> results) {
   return {};
 }
 
-/// Holds the operands of an operation that goes on with them after it has returned.
+/// Holds operands of an operation that may go on with them after it has returned, for as long as it lives.
 ///
-/// Threads  what `until` is called for may end on any thread. Nobody waits for it to let go: it may wait
-///          itself, for another process.
-/// Streams  what is behind the end comes after what is on the stream that is current then, which runs
-///          after the communication.
+/// Threads  may be destroyed on any thread. Nobody waits for it to let go: it may wait itself, for another
+///          process.
+/// Streams  what uses the memory afterwards comes after what is on the stream that is current when this is
+///          destroyed, which runs after the communication.
 template <class Site>
 class LastingUse {
  public:
   using Desk = StorageDesk<Site>;
 
-  /// Holds what the calling thread has pinned now until the future is complete. If that never comes, it stays.
-  static void until(c10::ivalue::Future& end, Operands const& operands) {
-    auto const use = std::make_shared<LastingUse>();
-    Site::desk().pin_also(use->pins_, operands);
-    end.addCallback([use](c10::ivalue::Future const&) { use->finish(); });
-  }
-
- private:
-  void finish() {
-    Site::desk().note_stream(pins_, Site::current_stream());
+  /// The calling thread has the operands pinned.
+  explicit LastingUse(Operands const& operands) { Site::desk().pin_also(pins_, operands); }
+  LastingUse(LastingUse const&) = delete;
+  LastingUse& operator=(LastingUse const&) = delete;
+  ~LastingUse() {
+    try {
+      Site::desk().note_stream(pins_, Site::current_stream());
+    } catch (...) {
+      keep();  // nobody would know when the memory may be used again
+    }
     Site::desk().leave(frames_, pins_, {});
   }
 
+  /// For good, since nothing tells when it ends.
+  void keep() noexcept { Site::desk().keep(pins_); }
+
+  static void end_with(c10::ivalue::Future& future, std::shared_ptr<LastingUse> use) {
+    future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
+  }
+
+ private:
   typename Desk::Frames frames_;
   typename Desk::Pins pins_;
 };

@@ -116,6 +116,13 @@ class StorageDesk {
   /// Pins operands once more, for what goes on with them after the operation that has them pinned. To be
   /// ended by `leave`, by any thread.
   void pin_also(Pins& pins, Operands const& operands) { leases_.pin_also(pins, operands); }
+  /// Makes what is pinned stay for good.
+  void keep(Pins const& pins) noexcept {
+    Guard const guard{state_.mutex};
+    for (Holding* const holding : pins) {
+      holding->is_kept = true;
+    }
+  }
   /// Between the two nobody waits for the thread to let go of something. @returns whether somebody did
   [[nodiscard]] bool suspend(Frames& frames) noexcept {
     Guard const guard{state_.mutex};
