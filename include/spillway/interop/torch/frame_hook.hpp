@@ -116,17 +116,8 @@ class FrameHook {
   /// Calls a kernel for nested tensors of an operation that passes by otherwise.
   template <class Call>
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
-    Operands operands = operands_of(op, *stack);
-    Frame frame;
-    frame.enter(operands);
-    call();
-    if (frame.is_outermost()) {
-      // Somebody may be filling what has no contents yet, but its sizes are there.
-      bool const is_empty = Site::hook().kinds.of(op) == OperationKind::factory;
-      operands.clear();
-      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {}, is_empty);
-      frame.end(operands);
-    }
+    // Somebody may be filling what has no contents yet, but its sizes are there.
+    run_framed(op, stack, call, Site::hook().kinds.of(op) == OperationKind::factory);
   }
 
   /// The keys of what comes after the hook.
@@ -255,13 +246,21 @@ class FrameHook {
   }
 
   static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    run_framed(
+        op, stack, [&] { op.redispatchBoxed(next, stack); }, false);
+  }
+
+  /// @param kept_only  of the results, only what PyTorch reads outside of operations is enrolled
+  template <class Call>
+  static void
+  run_framed(c10::OperatorHandle const& op, Stack* stack, Call const& call, bool kept_only) {
     Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
-    op.redispatchBoxed(next, stack);
+    call();
     if (frame.is_outermost()) {
       operands.clear();
-      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {});
+      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {}, kept_only);
       frame.end(operands);
     }
   }
