@@ -3,9 +3,9 @@
 
 #include <spillway/core/fence.hpp>
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim_api.hpp>
-#include <spillway/policy/best_fit.hpp>
-#include <spillway/policy/segregated_fit.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
+#include <spillway/policy/fit/segregated_fit.hpp>
 
 #include <cstddef>
 #include <cstdint>

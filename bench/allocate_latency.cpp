@@ -8,10 +8,10 @@
 // 256 blocks of 4 KiB to 8 MiB are alive; each iteration replaces one of them, drawn at random, by
 // another of a random size. No device work is enqueued.
 
-#include <spillway/default_policies.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
 #if defined(SPILLWAY_WITH_CUDA)
-#  include <spillway/cuda_policies.hpp>
+#  include <spillway/cuda.hpp>
 #endif
 
 #include <cmath>

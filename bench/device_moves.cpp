@@ -8,11 +8,11 @@
 // Every other block of a full device is freed. Where there is no GPU only the simulated device is
 // measured; the figures are then of memcpy on the host.
 
-#include <spillway/default_policies.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
 #include <spillway/swappable_buffer.hpp>
 #if defined(SPILLWAY_WITH_CUDA)
-#  include <spillway/cuda_policies.hpp>
+#  include <spillway/cuda.hpp>
 #endif
 
 #include <algorithm>

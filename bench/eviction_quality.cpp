@@ -3,13 +3,13 @@
 // How many bytes each eviction policy makes a program swap in, for several capacities, against the
 // fewest possible. The device is an ideal one: no fragmentation, no time. --help tells the options.
 
-#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/policy/cost_eviction.hpp>
-#include <spillway/policy/fifo_eviction.hpp>
-#include <spillway/policy/lru_eviction.hpp>
-#include <spillway/policy/schedule_eviction.hpp>
-#include <spillway/policy/size_eviction.hpp>
+#include <spillway/policy/eviction/cost_eviction.hpp>
+#include <spillway/policy/eviction/fifo_eviction.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/schedule_eviction.hpp>
+#include <spillway/policy/eviction/size_eviction.hpp>
+#include <spillway/schedule/access_schedule.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -81,7 +81,7 @@ json virtual_memory 60 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --be
 if [ -n "$torch_build" ]; then
   json torch_allocate_latency 60 python3 scripts/torch-allocate-latency.py
   if wait "$torch_build"; then
-    step torch_tests 240 python3 -m pytest -q -p no:cacheprovider examples/pytorch/tests_cuda
+    step torch_tests 240 python3 -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda
     json torch_training 120 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 --size 224 \
       --caps 0.5 0.3 --rounds 1 --steps 8 --json
     json torch_page 60 python3 examples/pytorch/bench_page.py --device cuda --width 4096 --json

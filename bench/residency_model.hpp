@@ -2,9 +2,9 @@
 #pragma once
 
 #include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/policy/schedule_lookahead.hpp>
+#include <spillway/policy/prefetch/schedule_lookahead.hpp>
+#include <spillway/schedule/access_schedule.hpp>
 
 #include <cstddef>
 #include <cstdint>

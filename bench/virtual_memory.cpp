@@ -5,14 +5,14 @@
 //
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 
-#include <spillway/default_policies.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/lru_eviction.hpp>
-#include <spillway/policy/no_prefetch.hpp>
-#include <spillway/policy/remap_compaction.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/swappable_buffer.hpp>
 #if defined(SPILLWAY_WITH_CUDA)
-#  include <spillway/cuda_policies.hpp>
+#  include <spillway/cuda.hpp>
 #endif
 
 #include <cstddef>

@@ -3,30 +3,15 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
-    spillway/block/block_record.hpp
-    spillway/block/block_table.hpp
-    spillway/block/compaction_plan.hpp
-    spillway/block/copy_batch.hpp
-    spillway/block/enqueue_move.hpp
-    spillway/block/event_pool.hpp
-    spillway/block/eviction_window.hpp
-    spillway/block/host_batch.hpp
-    spillway/block/host_jobs.hpp
-    spillway/block/host_ledger.hpp
-    spillway/block/host_memory.hpp
-    spillway/block/host_slot.hpp
-    spillway/block/host_store.hpp
-    spillway/block/layout_snapshot.hpp
-    spillway/block/pinned_memory.hpp
-    spillway/block/posix_file_io.hpp
-    spillway/block/range_list.hpp
-    spillway/block/range_map.hpp
-    spillway/block/recorded_events.hpp
-    spillway/block/room_search.hpp
-    spillway/block/search_scope.hpp
-    spillway/block/size_classes.hpp
-    spillway/block/slab_map.hpp
-    spillway/block/swap_file.hpp
+    spillway/arena/compaction_plan.hpp
+    spillway/arena/enqueue_move.hpp
+    spillway/arena/eviction_window.hpp
+    spillway/arena/layout_snapshot.hpp
+    spillway/arena/page_arena.hpp
+    spillway/arena/range_list.hpp
+    spillway/arena/range_map.hpp
+    spillway/arena/room_search.hpp
+    spillway/arena/search_scope.hpp
     spillway/concepts/batch_copy_api.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
@@ -38,56 +23,64 @@ set(SPILLWAY_HEADERS
     spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
     spillway/concepts/virtual_memory_api.hpp
-    spillway/core/access_schedule.hpp
+    spillway/core/block_table.hpp
     spillway/core/config.hpp
     spillway/core/error.hpp
     spillway/core/event.hpp
     spillway/core/fence.hpp
     spillway/core/growing_array.hpp
     spillway/core/host_mapping.hpp
-    spillway/core/host_tier.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp
     spillway/core/slot_heap.hpp
     spillway/core/slot_order.hpp
     spillway/core/stats.hpp
-    spillway/core/step_follower.hpp
-    spillway/core/step_record.hpp
-    spillway/core/stream_epoch.hpp
     spillway/core/tensor_view.hpp
     spillway/core/types.hpp
-    spillway/core/use.hpp
-    spillway/default_policies.hpp
     spillway/defrag_arena.hpp
-    spillway/device/basic_sim_api.hpp
-    spillway/device/host_api.hpp
-    spillway/device/host_paged_api.hpp
-    spillway/device/sim_api.hpp
-    spillway/device/sim_backing.hpp
-    spillway/device/sim_calls.hpp
-    spillway/device/sim_handles.hpp
-    spillway/device/sim_memory.hpp
-    spillway/device/sim_model.hpp
-    spillway/device/sim_op.hpp
-    spillway/device/sim_options.hpp
-    spillway/device/sim_order_check.hpp
-    spillway/device/sim_ranges.hpp
-    spillway/device/sim_signal.hpp
-    spillway/device/sim_stepped.hpp
-    spillway/device/sim_threaded.hpp
-    spillway/device/sim_worker.hpp
+    spillway/device/host/host_api.hpp
+    spillway/device/host/host_paged_api.hpp
+    spillway/device/sim/basic_sim_api.hpp
+    spillway/device/sim/sim_api.hpp
+    spillway/device/sim/sim_backing.hpp
+    spillway/device/sim/sim_calls.hpp
+    spillway/device/sim/sim_handles.hpp
+    spillway/device/sim/sim_memory.hpp
+    spillway/device/sim/sim_model.hpp
+    spillway/device/sim/sim_op.hpp
+    spillway/device/sim/sim_options.hpp
+    spillway/device/sim/sim_order_check.hpp
+    spillway/device/sim/sim_ranges.hpp
+    spillway/device/sim/sim_signal.hpp
+    spillway/device/sim/sim_stepped.hpp
+    spillway/device/sim/sim_threaded.hpp
+    spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
-    spillway/host_carrier.hpp
-    spillway/host_staging.hpp
+    spillway/host/copy_batch.hpp
+    spillway/host/host_batch.hpp
+    spillway/host/host_carrier.hpp
+    spillway/host/host_jobs.hpp
+    spillway/host/host_ledger.hpp
+    spillway/host/host_memory.hpp
+    spillway/host/host_slot.hpp
+    spillway/host/host_staging.hpp
+    spillway/host/host_store.hpp
+    spillway/host/host_tier.hpp
+    spillway/host/pinned_memory.hpp
+    spillway/host/posix_file_io.hpp
+    spillway/host/size_classes.hpp
+    spillway/host/slab_map.hpp
+    spillway/host/staging_lane.hpp
+    spillway/host/swap_file.hpp
     spillway/host_swap_pool.hpp
-    spillway/interop/ballast.hpp
-    spillway/interop/buffer_desk.hpp
-    spillway/interop/buffer_desk/frames.hpp
-    spillway/interop/buffer_desk/room.hpp
     spillway/interop/dlpack.hpp
-    spillway/interop/install_options.hpp
+    spillway/interop/framework/ballast.hpp
+    spillway/interop/framework/buffer_desk.hpp
+    spillway/interop/framework/buffer_desk/frames.hpp
+    spillway/interop/framework/buffer_desk/room.hpp
+    spillway/interop/framework/install_options.hpp
+    spillway/interop/framework/limited_lookahead.hpp
     spillway/interop/leased_memory.hpp
-    spillway/interop/limited_lookahead.hpp
     spillway/interop/torch/context_book.hpp
     spillway/interop/torch/private_pools.hpp
     spillway/interop/torch/tensor_stats.hpp
@@ -102,56 +95,63 @@ set(SPILLWAY_HEADERS
     spillway/observe/stats_json.hpp
     spillway/observe/summary.hpp
     spillway/observe/timeline.hpp
-    spillway/page_arena.hpp
-    spillway/pager.hpp
     spillway/pager/arrivals.hpp
+    spillway/pager/block_record.hpp
     spillway/pager/lease_book.hpp
     spillway/pager/lease_desk.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/pager_state.hpp
     spillway/pager/room_maker.hpp
+    spillway/pager/swap_pager.hpp
     spillway/pager/transfers.hpp
-    spillway/policy/best_fit.hpp
-    spillway/policy/cost_eviction.hpp
-    spillway/policy/exchange_search.hpp
-    spillway/policy/fifo_eviction.hpp
-    spillway/policy/gap_cover.hpp
-    spillway/policy/gap_index.hpp
-    spillway/policy/gap_search.hpp
-    spillway/policy/gap_set.hpp
-    spillway/policy/layout_line.hpp
-    spillway/policy/lru_eviction.hpp
-    spillway/policy/move_order.hpp
-    spillway/policy/no_compaction.hpp
-    spillway/policy/no_prefetch.hpp
+    spillway/policies.hpp
+    spillway/policy/compaction/exchange_search.hpp
+    spillway/policy/compaction/gap_index.hpp
+    spillway/policy/compaction/layout_line.hpp
+    spillway/policy/compaction/move_order.hpp
+    spillway/policy/compaction/no_compaction.hpp
+    spillway/policy/compaction/remap_compaction.hpp
+    spillway/policy/compaction/size_pool.hpp
+    spillway/policy/compaction/sliding_compaction.hpp
+    spillway/policy/compaction/window_search.hpp
+    spillway/policy/eviction/cost_eviction.hpp
+    spillway/policy/eviction/fifo_eviction.hpp
+    spillway/policy/eviction/gap_cover.hpp
+    spillway/policy/eviction/gap_search.hpp
+    spillway/policy/eviction/gap_set.hpp
+    spillway/policy/eviction/lru_eviction.hpp
+    spillway/policy/eviction/schedule_eviction.hpp
+    spillway/policy/eviction/size_eviction.hpp
+    spillway/policy/eviction/slack_tree.hpp
+    spillway/policy/eviction/step_plan.hpp
+    spillway/policy/fit/best_fit.hpp
+    spillway/policy/fit/segregated_fit.hpp
     spillway/policy/null_lock.hpp
     spillway/policy/null_observer.hpp
-    spillway/policy/remap_compaction.hpp
-    spillway/policy/reverse_order.hpp
-    spillway/policy/schedule_eviction.hpp
-    spillway/policy/schedule_lookahead.hpp
-    spillway/policy/segregated_fit.hpp
-    spillway/policy/size_eviction.hpp
-    spillway/policy/size_pool.hpp
-    spillway/policy/slack_tree.hpp
-    spillway/policy/sliding_compaction.hpp
-    spillway/policy/step_plan.hpp
-    spillway/policy/window_search.hpp
+    spillway/policy/prefetch/no_prefetch.hpp
+    spillway/policy/prefetch/reverse_order.hpp
+    spillway/policy/prefetch/schedule_lookahead.hpp
+    spillway/schedule/access_schedule.hpp
+    spillway/schedule/step_follower.hpp
+    spillway/schedule/step_record.hpp
+    spillway/schedule/use.hpp
     spillway/spillway.hpp
-    spillway/staging_lane.hpp
-    spillway/stream_order.hpp
+    spillway/stream/event_pool.hpp
+    spillway/stream/recorded_events.hpp
+    spillway/stream/stream_epoch.hpp
+    spillway/stream/stream_order.hpp
     spillway/stream_prefetcher.hpp
     spillway/swappable_buffer.hpp
     spillway/swappable_tensor.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
-    spillway/cuda_policies.hpp
-    spillway/device/cuda_api.hpp
-    spillway/device/cuda_check.hpp
-    spillway/device/cuda_context.hpp
-    spillway/device/cuda_pinned_memory.hpp
-    spillway/device/cuda_virtual_memory.hpp
+    spillway/cuda.hpp
+    spillway/device/cuda/cuda_api.hpp
+    spillway/device/cuda/cuda_check.hpp
+    spillway/device/cuda/cuda_context.hpp
+    spillway/device/cuda/cuda_pinned_memory.hpp
+    spillway/device/cuda/cuda_virtual_memory.hpp
     spillway/observe/nvtx.hpp)
 
 # Thrust or libcu++, from the CUDA toolkit or on their own.

@@ -39,8 +39,8 @@ END
 fi
 
 export MAX_JOBS=${MAX_JOBS:-1} TORCHINDUCTOR_CACHE_DIR=$home/inductor
-install_module examples/pytorch/spillway_torch
-"$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests "$@"
+install_module python/spillway_torch
+"$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests "$@"
 
 headers=$("$python" - <<'END'
 import glob, os, sysconfig
@@ -58,4 +58,4 @@ ${CXX:-g++} -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers"
   tests/support/fake_cuda_driver.cpp -pthread
 LD_PRELOAD=$home/stand-in/libcuda.so.1 LD_LIBRARY_PATH=$home/stand-in:${LD_LIBRARY_PATH-} \
   SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) \
-  "$python" -m pytest -q -p no:cacheprovider examples/pytorch/tests_cuda "$@"
+  "$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda "$@"

@@ -34,7 +34,7 @@ if ! is_there; then
   is_there || skip "tensorflow $version was installed but cannot be imported"
 fi
 
-install_module examples/tensorflow/spillway_tf
+install_module python/spillway_tf
 
 read -r has_cuda library headers < <("$python" -c 'import tensorflow as tf
 print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include())')
@@ -43,9 +43,9 @@ if [ "$has_cuda" = 0 ]; then
 fi
 ${CXX:-g++} -std=c++20 -O1 -DNDEBUG -DGOOGLE_CUDA="$has_cuda" -DEIGEN_MAX_ALIGN_BYTES=64 -Wall -Wextra -Wshadow -Wpedantic \
   -Wconversion -Wsign-conversion -Werror -I include -isystem "$headers" -isystem "$headers/external/cuda_cudart/include" \
-  -isystem "$headers/external/cuda_nvcc/include" examples/tensorflow/tests_native/leased_copy_test.cpp \
+  -isystem "$headers/external/cuda_nvcc/include" python/spillway_tf/tests_native/leased_copy_test.cpp \
   -o "$home/leased_copy_test" -L"$library" -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,-rpath,"$library"
 "$home/leased_copy_test" --no-intro
 
-"$python" -m pytest -q -p no:cacheprovider examples/tensorflow/tests "$@"
-"$python" -m pytest -q -p no:cacheprovider examples/tensorflow/tests_gpu "$@"
+"$python" -m pytest -q -p no:cacheprovider python/spillway_tf/tests "$@"
+"$python" -m pytest -q -p no:cacheprovider python/spillway_tf/tests_gpu "$@"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/default_policies.hpp>
+#include <spillway/policies.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/pinned_memory.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/pinned_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/posix_file_io.hpp>
-#include <spillway/block/swap_file.hpp>
 #include <spillway/core/host_mapping.hpp>
+#include <spillway/host/posix_file_io.hpp>
+#include <spillway/host/swap_file.hpp>
 
 #include <algorithm>
 #include <cstddef>

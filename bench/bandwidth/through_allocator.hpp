@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/host/host_tier.hpp>
 
 #include <array>
 #include <cstddef>

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
-#include <spillway/core/host_tier.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/policy/no_prefetch.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/stream/stream_order.hpp>
 #include <spillway/stream_prefetcher.hpp>
 
 #include <array>

@@ -3,7 +3,7 @@
 
 #if defined(SPILLWAY_WITH_CUDA)
 
-#  include <spillway/cuda_policies.hpp>
+#  include <spillway/cuda.hpp>
 
 #  include "replayer.hpp"
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/default_policies.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/cost_eviction.hpp>
-#include <spillway/policy/fifo_eviction.hpp>
-#include <spillway/policy/lru_eviction.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/eviction/cost_eviction.hpp>
+#include <spillway/policy/eviction/fifo_eviction.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/schedule_eviction.hpp>
+#include <spillway/policy/eviction/size_eviction.hpp>
 #include <spillway/policy/null_lock.hpp>
-#include <spillway/policy/schedule_eviction.hpp>
-#include <spillway/policy/size_eviction.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/device/cuda_api.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
 
 #include <thrust/system/cuda/execution_policy.h>
 

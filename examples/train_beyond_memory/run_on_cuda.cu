@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/cuda_policies.hpp>
-#include <spillway/device/cuda_api.hpp>
+#include <spillway/cuda.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
 
 #include <cuda_runtime_api.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/device/sim_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
 
 #include <thrust/system/cpp/execution_policy.h>
 

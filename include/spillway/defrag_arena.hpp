@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/compaction_plan.hpp>
-#include <spillway/block/enqueue_move.hpp>
-#include <spillway/block/eviction_window.hpp>
-#include <spillway/block/range_map.hpp>
-#include <spillway/block/room_search.hpp>
-#include <spillway/block/search_scope.hpp>
+#include <spillway/arena/compaction_plan.hpp>
+#include <spillway/arena/enqueue_move.hpp>
+#include <spillway/arena/eviction_window.hpp>
+#include <spillway/arena/range_map.hpp>
+#include <spillway/arena/room_search.hpp>
+#include <spillway/arena/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/fit_policy.hpp>
@@ -14,8 +14,8 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/policy/segregated_fit.hpp>
-#include <spillway/policy/sliding_compaction.hpp>
+#include <spillway/policy/compaction/sliding_compaction.hpp>
+#include <spillway/policy/fit/segregated_fit.hpp>
 
 #include <algorithm>
 #include <concepts>

@@ -4,12 +4,12 @@
 #include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/default_policies.hpp>
-#include <spillway/host_staging.hpp>
-#include <spillway/pager.hpp>
+#include <spillway/host/host_staging.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/pager/swap_pager.hpp>
+#include <spillway/policies.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/host_slot.hpp>
-#include <spillway/block/host_store.hpp>
-#include <spillway/block/posix_file_io.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host_carrier.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/host/host_carrier.hpp>
+#include <spillway/host/host_slot.hpp>
+#include <spillway/host/host_store.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/host/posix_file_io.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <cstddef>
 #include <optional>

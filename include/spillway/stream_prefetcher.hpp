@@ -3,13 +3,13 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
-#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/fence.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/core/use.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <cstddef>
 #include <span>

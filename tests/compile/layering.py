@@ -9,31 +9,26 @@ import sys
 
 from header_table import header_files, includes_of
 
-BASE = {"core", "concepts"}
-PARTS = BASE | {"stream_order.hpp", "block"}
-PAGED = {"defrag_arena.hpp", "page_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp"}
+BASE = {"core", "schedule", "concepts"}
+PARTS = BASE | {"stream", "arena", "host"}
 LAYERS = {
     "core": set(),
-    "concepts": {"core"},
+    "schedule": {"core"},
+    "concepts": {"core", "schedule"},
     "policy": BASE,
-    "block": BASE | {"policy"},
     "device": BASE,
-    "kernel": BASE | {"device"},
-    "stream_order.hpp": BASE | {"block"},
-    "defrag_arena.hpp": PARTS | {"policy"},
-    "staging_lane.hpp": PARTS,
-    "page_arena.hpp": PARTS | {"policy"},
-    "host_carrier.hpp": PARTS | {"staging_lane.hpp"},
-    "host_swap_pool.hpp": PARTS | {"host_carrier.hpp"},
-    "stream_prefetcher.hpp": PARTS | {"host_swap_pool.hpp"},
+    "stream": BASE,
+    "arena": BASE | {"stream"},
+    "host": BASE | {"stream"},
+    "defrag_arena.hpp": BASE | {"stream", "arena", "policy"},
+    "host_swap_pool.hpp": BASE | {"stream", "host"},
+    "stream_prefetcher.hpp": BASE | {"stream", "host", "host_swap_pool.hpp"},
     "lease.hpp": BASE,
-    "pager": PARTS | PAGED | {"lease.hpp"},
-    "pager.hpp": PARTS | PAGED | {"lease.hpp", "pager"},
+    "pager": PARTS | {"defrag_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
-    "host_staging.hpp": BASE,
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
-    "default_policies.hpp": BASE | {"policy", "block", "device"},
-    "cuda_policies.hpp": BASE | {"default_policies.hpp", "device"},
+    "policies.hpp": BASE | {"policy", "device"},
+    "cuda.hpp": BASE | {"policies.hpp", "device"},
 }
 LAYERS["device_allocator.hpp"] = set(LAYERS)
 LAYERS["observe"] = set(LAYERS)

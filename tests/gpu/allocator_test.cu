@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator on a GPU, with kernels in flight.
-#include <spillway/cuda_policies.hpp>
-#include <spillway/policy/remap_compaction.hpp>
+#include <spillway/cuda.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaApi on a real device, compiled without nvcc.
-#include <spillway/device/cuda_api.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A graph captured over leased buffers, launched while other buffers swap and move.
-#include <spillway/cuda_policies.hpp>
+#include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/swappable_buffer.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda::mr and Thrust on a GPU, as nvcc compiles them.
-#include <spillway/cuda_policies.hpp>
+#include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/cuda_mr.hpp>
 #include <spillway/interop/thrust.hpp>

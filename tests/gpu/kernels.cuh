@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/device/cuda_api.hpp>
-#include <spillway/device/cuda_check.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/device/cuda/cuda_check.hpp>
 
 #include <cuda_runtime.h>
 

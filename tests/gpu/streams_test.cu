@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Order between real streams, with kernels in flight.
 #include <spillway/core/fence.hpp>
-#include <spillway/device/cuda_api.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <doctest/doctest.h>
 

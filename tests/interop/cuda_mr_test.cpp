@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/cuda_policies.hpp>
+#include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/cuda_mr.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thrust's vectors and algorithms in memory of a simulated device, whose bytes the host can touch.
-#include <spillway/device/sim_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/thrust.hpp>
 

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../model/eviction_quality_test.cpp"
+#include "../policy/eviction/eviction_quality_test.cpp"

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../unit/laws_test.cpp"
+#include "../pager/laws_test.cpp"

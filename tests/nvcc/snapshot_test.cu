@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "../unit/snapshot_test.cpp"
+#include "../observe/snapshot_test.cpp"

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/default_policies.hpp>
-#include <spillway/device/host_paged_api.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/buffer_desk.hpp>
-#include <spillway/policy/remap_compaction.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <array>
 #include <chrono>

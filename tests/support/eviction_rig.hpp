@@ -3,7 +3,7 @@
 
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/core/use.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <cstddef>
 #include <cstdint>

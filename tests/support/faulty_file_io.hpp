@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/posix_file_io.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/host/posix_file_io.hpp>
 
 #include <algorithm>
 #include <cerrno>

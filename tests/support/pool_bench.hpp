@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/device/sim_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <doctest/doctest.h>
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/lru_eviction.hpp>
-#include <spillway/policy/no_prefetch.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/device/sim_options.hpp>
+#include <spillway/device/sim/sim_options.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/swappable_buffer.hpp>
 

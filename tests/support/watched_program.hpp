@@ -3,8 +3,8 @@
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/observe/timeline.hpp>
-#include <spillway/policy/lru_eviction.hpp>
-#include <spillway/policy/no_prefetch.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <array>

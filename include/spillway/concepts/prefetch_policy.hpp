@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/core/use.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <concepts>
 #include <cstddef>

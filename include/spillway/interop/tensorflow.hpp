@@ -4,7 +4,7 @@
 /// Large-model support for TensorFlow: tensors that no operation uses may leave the device.
 ///
 /// Needs TensorFlow's headers, 2.21 or newer. For GPUs there is `interop/tensorflow/gpu_device.hpp`, which
-/// needs a TensorFlow that was built for CUDA. `examples/tensorflow/spillway_tf` makes a Python module of it.
+/// needs a TensorFlow that was built for CUDA. `python/spillway_tf` makes a Python module of it.
 
 #include <spillway/interop/tensorflow/cpu_device.hpp>
 #include <spillway/interop/tensorflow/leased_copy.hpp>

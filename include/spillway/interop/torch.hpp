@@ -3,7 +3,7 @@
 
 /// Large-model support for PyTorch: tensors that no operation uses may leave the device.
 ///
-/// Needs PyTorch's headers, 2.11 or newer. `examples/pytorch/spillway_torch` makes a Python module of it.
+/// Needs PyTorch's headers, 2.11 or newer. `python/spillway_torch` makes a Python module of it.
 
 #include <spillway/interop/torch/frame_hook.hpp>
 #include <spillway/interop/torch/holding.hpp>

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <spillway/core/event.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/host_tier.hpp>
 
 #include <cstddef>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/block_record.hpp>
 #include <spillway/core/event.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/observe/range_history.hpp>
+#include <spillway/pager/block_record.hpp>
 
 #include <algorithm>
 #include <cstddef>

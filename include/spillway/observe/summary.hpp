@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/stats.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/observe/names.hpp>
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/host_slot.hpp>
 #include <spillway/core/fence.hpp>
-#include <spillway/core/host_tier.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/core/use.hpp>
+#include <spillway/host/host_slot.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/pager/pager_state.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <cstddef>
 #include <exception>

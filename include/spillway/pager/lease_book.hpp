@@ -3,12 +3,12 @@
 
 #include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
-#include <spillway/core/access_schedule.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/core/use.hpp>
 #include <spillway/lease.hpp>
 #include <spillway/pager/pager_state.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <thread>
 

@@ -6,12 +6,12 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/core/use.hpp>
 #include <spillway/lease.hpp>
 #include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/lease_book.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,11 +3,11 @@
 
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/core/use.hpp>
 #include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/pager/room_maker.hpp>
 #include <spillway/pager/transfers.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <cstddef>
 #include <cstdint>

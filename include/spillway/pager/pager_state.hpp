@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/block_record.hpp>
-#include <spillway/block/block_table.hpp>
+#include <spillway/arena/page_arena.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/core/block_table.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/event.hpp>
@@ -13,8 +13,8 @@
 #include <spillway/core/types.hpp>
 #include <spillway/defrag_arena.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/page_arena.hpp>
-#include <spillway/stream_order.hpp>
+#include <spillway/pager/block_record.hpp>
+#include <spillway/stream/stream_order.hpp>
 #include <spillway/stream_prefetcher.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/search_scope.hpp>
+#include <spillway/arena/search_scope.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/pager/pager_state.hpp>

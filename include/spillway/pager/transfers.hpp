@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/block/enqueue_move.hpp>
+#include <spillway/arena/enqueue_move.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/core/use.hpp>
 #include <spillway/pager/pager_state.hpp>
+#include <spillway/schedule/use.hpp>
 
 #include <algorithm>
 #include <cstddef>

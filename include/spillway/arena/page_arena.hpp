@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/arena/compaction_plan.hpp>
+#include <spillway/arena/eviction_window.hpp>
+#include <spillway/arena/range_map.hpp>
+#include <spillway/arena/search_scope.hpp>
+#include <spillway/concepts/fit_policy.hpp>
+#include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/core/config.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// Device memory in pages that are mapped where they are needed.
+///
+/// A range is address space of its own with as many pages behind it as it needs, from wherever they
+/// were free: nothing is ever fragmented, and nothing moves. With `Stable` a range can be parked: its
+/// pages serve others, its address is kept, and other pages come behind it when it is taken back.
+///
+/// Taking a range is bookkeeping; `map` then does what the driver has to do. A page that was used
+/// elsewhere is mapped anew only when its last use has finished, so `map` may wait on the host. A range
+/// gets the pages that are still mapped at its address if they are free, and otherwise those that have
+/// been free for longest, which makes that rare.
+///
+/// Shape    whole pages of `page_bytes()`, the device's granularity.
+/// Threads  thread-compatible; `map` runs without the caller's lock, one call at a time.
+/// Cost     O(pages of the range) for every call.
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+class PageArena {
+ public:
+  static constexpr bool is_thread_safe = false;
+  static constexpr bool keeps_addresses = Stable;
+  /// Neighbouring pages are mapped and unmapped with one call: any page is as good as any other.
+  static constexpr bool maps_runs = requires { requires Device::maps_runs; };
+  /// Address space for each byte of memory: parked ranges need it.
+  static constexpr std::size_t address_factor = Stable ? 64 : 4;
+
+  /// What `map` did.
+  struct Mapped {
+    Fence fence;                   ///< has to come before the first use of the range
+    std::uint64_t host_waits = 0;  ///< pages whose last use had to be waited for
+  };
+
+  /// Takes all pages from the device. `device` and `order` are not owned and must outlive the arena.
+  ///
+  /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page
+  PageArena(Device& device, StreamOrder<Device>& order, std::size_t capacity_bytes);
+  PageArena(PageArena const&) = delete;
+  PageArena& operator=(PageArena const&) = delete;
+  /// All work on the memory must be over.
+  ~PageArena() { release_all(); }
+
+  [[nodiscard]] std::size_t page_bytes() const noexcept { return page_bytes_; }
+  [[nodiscard]] std::size_t rounded_bytes(std::size_t bytes) const noexcept {
+    return round_up(bytes, page_bytes_);
+  }
+
+  /// A range of `bytes` for `owner`, to be mapped before use, if enough pages are free.
+  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner);
+
+  /// Pages for a parked range, to be mapped before use, if enough are free.
+  [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept;
+
+  /// Puts the range's pages behind its address.
+  ///
+  /// @throws DeviceError; what was mapped stays mapped, and the range may be given back
+  Mapped map(RangeId range);
+
+  /// Frees the pages after `fence`, and the address unless `park` is called instead.
+  void give_back(RangeId range, Fence const& fence) noexcept;
+  void park(RangeId range, Fence const& fence) noexcept { free_pages(range, fence); }
+  /// The same as `park` for a range that the device vacates before `fence`.
+  void park_vacated(RangeId range, Fence const& fence) noexcept;
+  /// Frees the address of a parked range.
+  void release(RangeId range) noexcept {
+    std::uint32_t const node = node_of(range);
+    addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
+  }
+
+  [[nodiscard]] std::byte* address(RangeId range) const noexcept {
+    return base_ + first_page(range) * page_bytes_;
+  }
+  /// All ranges lie in one.
+  [[nodiscard]] static std::size_t reservation(RangeId /*range*/) noexcept { return 1; }
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return pages_.size() * page_bytes_; }
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept { return capacity_bytes(); }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return free_count_ * page_bytes_; }
+  /// Any free pages make one range.
+  [[nodiscard]] std::size_t largest_free_bytes() const noexcept { return free_bytes(); }
+
+  // There is nothing to grow, to trim or to compact, and no room to look for.
+  [[nodiscard]] std::size_t growth_for(std::size_t /*bytes*/) const noexcept { return 0; }
+  void add_segment(void* /*p*/, std::size_t /*bytes*/) noexcept {}
+  [[nodiscard]] std::optional<Segment> trim() noexcept { return std::nullopt; }
+  template <class CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t /*bytes*/,
+                                                              std::size_t /*budget_bytes*/,
+                                                              CanMove /*can_move*/,
+                                                              std::size_t /*most_ranges*/) {
+    return std::nullopt;
+  }
+  [[nodiscard]] static std::size_t few_ranges() noexcept { return SearchScope::all; }
+  [[nodiscard]] static std::size_t first_search(std::size_t /*few*/) noexcept {
+    return SearchScope::all;
+  }
+  [[nodiscard]] static std::size_t wider_search(std::size_t /*most_ranges*/) noexcept {
+    return SearchScope::all;
+  }
+  [[nodiscard]] static std::size_t spare_bytes(std::size_t /*few*/) noexcept { return 0; }
+  template <class CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
+                                                        CanMove /*can_move*/) {
+    return std::nullopt;
+  }
+  void begin_moves(CompactionPlan& /*plan*/) noexcept {}
+  void
+  commit_moves(CompactionPlan& /*plan*/, std::size_t /*done*/, Fence const& /*moved*/) noexcept {}
+  template <class Cost>
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t /*bytes*/, Cost /*cost*/, std::size_t /*most_ranges*/) {
+    return std::nullopt;
+  }
+
+  /// Calls `visit(RangeView)` for every range that has pages, each a segment of its own.
+  template <class Visit>
+  void for_each_range(Visit visit) const {
+    std::size_t segment = 0;
+    for (std::uint32_t node = 0; node < ranges_.size(); ++node) {
+      if (!ranges_[node].pages.empty()) {
+        auto const range = RangeId{node};
+        visit(RangeView{address(range),
+                        ranges_[node].pages.size() * page_bytes_,
+                        segment++,
+                        RangeState::taken,
+                        addresses_[node].owner(),
+                        range});
+      }
+    }
+  }
+
+ private:
+  static constexpr std::uint32_t no_page = UINT32_MAX;
+
+  struct Page {
+    typename Device::physical_type physical{};
+    std::uint32_t mapped_at = no_page;  // page of the address space it is mapped at
+    std::uint32_t next_free = no_page;
+    std::uint32_t previous_free = no_page;
+    bool is_free = true;
+    Fence fence;  // last uses at the place where it is mapped, or was until it was vacated
+  };
+  struct Range {
+    std::vector<std::uint32_t> pages;
+    Fence vacated;  // what has to be over before anything is mapped there
+  };
+  /// Neighbouring pages of the address space.
+  struct Run {
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+    /// @returns whether the run goes on with `page`
+    [[nodiscard]] bool try_extend(std::uint32_t page) noexcept {
+      bool const is_next = count != 0 && page == first + count;
+      count += is_next ? 1U : 0U;
+      return is_next;
+    }
+  };
+
+  static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
+  [[nodiscard]] std::size_t first_page(RangeId range) const noexcept {
+    return addresses_[node_of(range)].first - first_address_;
+  }
+
+  void assign_pages(std::uint32_t node, std::uint32_t count) noexcept;
+  void free_pages(RangeId range, Fence const& fence) noexcept;
+  void unlink_free(std::uint32_t page) noexcept;
+  std::uint64_t detach(Page& page, Run& pending);
+  std::uint64_t await(Fence& fence);
+  void map_run(Run const& run) {
+    if (run.count != 0) {
+      device_->map(base_ + run.first * page_bytes_, run.count * page_bytes_, {});
+    }
+  }
+  void unmap_run(Run& run) noexcept {
+    if (run.count != 0) {
+      device_->unmap(base_ + run.first * page_bytes_, run.count * page_bytes_);
+      run.count = 0;
+    }
+  }
+  void release_all() noexcept;
+
+  Device* device_;
+  StreamOrder<Device>* order_;
+  std::size_t page_bytes_;
+  std::byte* base_ = nullptr;
+  std::uint32_t address_pages_ = 0;
+  std::uint32_t first_address_ = 0;  // where the map's only segment begins
+  RangeMap<Fit> addresses_;          // in pages
+  std::vector<Page> pages_;
+  std::vector<Range> ranges_;           // by node
+  std::vector<std::uint32_t> page_at_;  // page mapped at each page of address space
+  std::uint32_t free_head_ = no_page;   // pages in the order they became free
+  std::uint32_t free_tail_ = no_page;
+  std::size_t free_count_ = 0;
+};
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+PageArena<Device, Fit, Stable>::PageArena(Device& device,
+                                          StreamOrder<Device>& order,
+                                          std::size_t capacity_bytes)
+    : device_{&device}, order_{&order}, page_bytes_{device.granularity_bytes()} {
+  std::size_t const count = capacity_bytes / page_bytes_;
+  expects(count != 0 && count * address_factor < no_page,
+          "a capacity of at least one page of the device's granularity is needed");
+  address_pages_ = static_cast<std::uint32_t>(count * address_factor);
+  page_at_.assign(address_pages_, no_page);
+  pages_.reserve(count);
+  base_ = static_cast<std::byte*>(device.reserve_address(address_pages_ * page_bytes_));
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      auto const physical = device.try_create_physical(page_bytes_);
+      if (!physical) {
+        MemoryInfo const info = device.memory_info();
+        throw OutOfDeviceMemory{
+            {.requested_bytes = capacity_bytes,
+             .capacity_bytes = capacity_bytes,
+             .reserved_bytes = i * page_bytes_,
+             .free_bytes = info.free_bytes,
+             .largest_free_bytes = info.free_bytes},
+            "The device has less memory free than the capacity asked for: lower "
+            "capacity_bytes."};
+      }
+      pages_.push_back({.physical = *physical, .fence = {}});
+    }
+    addresses_.add_segment(base_, address_pages_);
+    Fence none;
+    std::uint32_t const all = addresses_.take(address_pages_, BlockId{}, none);
+    first_address_ = addresses_[all].first;
+    addresses_.give_back(all, {});
+  } catch (...) {
+    release_all();
+    throw;
+  }
+  for (std::uint32_t page = 0; page < count; ++page) {
+    pages_[page].next_free = page + 1 < count ? page + 1 : no_page;
+    pages_[page].previous_free = page != 0 ? page - 1 : no_page;
+  }
+  free_head_ = 0;
+  free_tail_ = static_cast<std::uint32_t>(count - 1);
+  free_count_ = count;
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::release_all() noexcept {
+  for (Page& page : pages_) {
+    if (page.mapped_at != no_page) {
+      device_->unmap(base_ + page.mapped_at * page_bytes_, page_bytes_);
+    }
+    device_->release_physical(page.physical);
+  }
+  device_->free_address(base_, address_pages_ * page_bytes_);
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+std::optional<Placement> PageArena<Device, Fit, Stable>::try_take(std::size_t bytes,
+                                                                  BlockId owner) {
+  std::size_t const count = rounded_bytes(bytes) / page_bytes_;
+  expects(count != 0, "a range has at least one byte");
+  if (count > free_count_) {
+    return std::nullopt;
+  }
+  Fence vacated;  // all other fences are the pages'
+  std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, vacated);
+  if (node == no_node) {
+    return std::nullopt;
+  }
+  try {
+    if (node >= ranges_.size()) {
+      ranges_.resize(node + 1);
+    }
+    ranges_[node].pages.reserve(count);
+  } catch (...) {
+    addresses_.give_back(node, vacated);
+    throw;
+  }
+  ranges_[node].vacated = vacated;
+  assign_pages(node, static_cast<std::uint32_t>(count));
+  return Placement{RangeId{node}, address(RangeId{node}), {}};
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+std::optional<Placement> PageArena<Device, Fit, Stable>::try_retake(RangeId range) noexcept {
+  std::uint32_t const count = addresses_[node_of(range)].count;
+  if (count > free_count_) {
+    return std::nullopt;
+  }
+  assign_pages(node_of(range), count);
+  return Placement{range, address(range), {}};
+}
+
+/// First the free pages that are mapped in their place, then any.
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::assign_pages(std::uint32_t node,
+                                                  std::uint32_t count) noexcept {
+  auto& pages = ranges_[node].pages;  // its room was reserved when the range was first taken
+  std::uint32_t const* const mapped = page_at_.data() + first_page(RangeId{node});
+  for (std::uint32_t i = 0; i < count; ++i) {
+    bool const is_in_place = mapped[i] != no_page && pages_[mapped[i]].is_free;
+    pages.push_back(is_in_place ? mapped[i] : no_page);
+    if (is_in_place) {
+      unlink_free(mapped[i]);
+    }
+  }
+  for (std::uint32_t& page : pages) {
+    if (page == no_page) {
+      page = free_head_;
+      unlink_free(page);
+    }
+  }
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::unlink_free(std::uint32_t index) noexcept {
+  Page& page = pages_[index];
+  (page.previous_free == no_page ? free_head_ : pages_[page.previous_free].next_free) =
+      page.next_free;
+  (page.next_free == no_page ? free_tail_ : pages_[page.next_free].previous_free) =
+      page.previous_free;
+  page.is_free = false;
+  --free_count_;
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
+  Mapped result;
+  auto const first = static_cast<std::uint32_t>(first_page(range));
+  auto const& pages = ranges_[node_of(range)].pages;
+  result.host_waits += await(ranges_[node_of(range)].vacated);
+  Run unmapped;
+  for (std::uint32_t i = 0; i < pages.size(); ++i) {
+    Page& page = pages_[pages[i]];
+    std::uint32_t const target = first + i;
+    if (page.mapped_at == target) {
+      result.fence.add(page.fence);  // used here before: the order of streams is enough
+      continue;
+    }
+    if (page_at_[target] != no_page) {
+      result.host_waits += detach(pages_[page_at_[target]], unmapped);
+    }
+    result.host_waits += detach(page, unmapped);
+  }
+  unmap_run(unmapped);
+  Run mapped;
+  for (std::uint32_t i = 0; i < pages.size(); ++i) {
+    Page& page = pages_[pages[i]];
+    std::uint32_t const target = first + i;
+    if (page.mapped_at == target) {
+      continue;
+    }
+    if constexpr (maps_runs) {
+      if (!mapped.try_extend(target)) {
+        map_run(mapped);
+        mapped = {target, 1};
+      }
+    } else {
+      device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
+      page.mapped_at = target;
+      page_at_[target] = pages[i];
+    }
+  }
+  if constexpr (maps_runs) {
+    map_run(mapped);
+    for (std::uint32_t i = 0; i < pages.size(); ++i) {
+      pages_[pages[i]].mapped_at = first + i;
+      page_at_[first + i] = pages[i];
+    }
+  }
+  return result;
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+std::uint64_t PageArena<Device, Fit, Stable>::await(Fence& fence) {
+  if (fence.is_empty()) {
+    return 0;
+  }
+  bool const must_wait = !order_->is_complete(fence);
+  if (must_wait) {
+    order_->synchronize(fence);
+  }
+  fence.clear();
+  return must_wait ? 1 : 0;
+}
+
+/// Takes a page from where it is mapped, when its last use there has finished. Where runs are mapped it
+/// is unmapped when its run ends.
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+std::uint64_t PageArena<Device, Fit, Stable>::detach(Page& page, Run& pending) {
+  std::uint64_t const waits = await(page.fence);
+  if (page.mapped_at != no_page) {
+    if (!pending.try_extend(page.mapped_at)) {
+      unmap_run(pending);
+      pending = {page.mapped_at, 1};
+    }
+    if constexpr (!maps_runs) {
+      unmap_run(pending);
+    }
+    page_at_[page.mapped_at] = no_page;
+    page.mapped_at = no_page;
+  }
+  return waits;
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::give_back(RangeId range, Fence const& fence) noexcept {
+  free_pages(range, fence);
+  release(range);
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::park_vacated(RangeId range, Fence const& fence) noexcept {
+  Range& parked = ranges_[node_of(range)];
+  for (std::uint32_t const index : parked.pages) {
+    Page& page = pages_[index];
+    page_at_[page.mapped_at] = no_page;
+    page.mapped_at = no_page;
+  }
+  parked.vacated.add(fence);
+  free_pages(range, fence);
+}
+
+template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
+void PageArena<Device, Fit, Stable>::free_pages(RangeId range, Fence const& fence) noexcept {
+  auto& pages = ranges_[node_of(range)].pages;
+  for (std::uint32_t const index : pages) {
+    Page& page = pages_[index];
+    page.fence.add(fence);
+    page.is_free = true;
+    page.next_free = no_page;
+    page.previous_free = free_tail_;
+    (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
+    free_tail_ = index;
+  }
+  free_count_ += pages.size();
+  pages.clear();
+}
+
+}  // namespace spillway

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/batch_copy_api.hpp>
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/cuda/cuda_check.hpp>
+#include <spillway/device/cuda/cuda_context.hpp>
+#include <spillway/device/cuda/cuda_pinned_memory.hpp>
+#include <spillway/device/cuda/cuda_virtual_memory.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <span>
+
+namespace spillway {
+
+/// How a CUDA device is used.
+struct CudaOptions {
+  /// `synchronize(event)` gives its processor core away while it waits, instead of spinning. A wait
+  /// then ends some microseconds later.
+  bool yield_in_waits = false;
+  /// Pinned memory comes from the NUMA node it is asked for on; otherwise from anywhere.
+  bool numa_placement = true;
+};
+
+/// One CUDA device: the CUDA runtime, and the driver's virtual memory.
+///
+/// Needs the toolkit's headers and its runtime library, but neither nvcc nor the driver's library.
+///
+/// Units    bytes; times in nanoseconds of the host's steady clock.
+/// Threads  thread-safe. The calling thread's current device and context stay what they are.
+/// Streams  any stream of this device, the caller's included. Nothing is ever enqueued on the null
+///          stream unless the caller names it. A handle that means another stream in every thread
+///          (see `is_one_stream`) must not be used.
+/// Address  device memory is the runtime's: kernels and libraries take its addresses as they are.
+///
+/// Calls that reserve, release, pin or unmap may wait for the device: they belong to the start and the
+/// end of a program. Calls that take effect at once may be made while a stream is being captured.
+class CudaApi {
+ public:
+  using stream_type = cudaStream_t;
+  using event_type = cudaEvent_t;
+  using physical_type = detail::CudaVirtualMemory::physical_type;
+
+  static constexpr bool is_thread_safe = true;
+
+  /// Sets the device up if nobody has done so before.
+  ///
+  /// @param ordinal  the runtime's number of the device, from 0
+  /// @throws CudaError if there is no driver or no such device
+  explicit CudaApi(int ordinal = 0, CudaOptions options = {})
+      : context_{ordinal},
+        virtual_memory_{context_},
+        options_{options},
+        numa_node_{numa_node_of(ordinal)},
+        total_bytes_{memory_info().total_bytes} {}
+  CudaApi(CudaApi const&) = delete;
+  CudaApi& operator=(CudaApi const&) = delete;
+  ~CudaApi() = default;
+
+  /// Device memory, aligned to 256 B.
+  ///
+  /// @param size_bytes  more than 0
+  /// @return null if the device has not that much left in one piece
+  /// @throws CudaError for any other failure
+  [[nodiscard]] void* try_reserve(std::size_t size_bytes);
+
+  /// May wait for the device.
+  void release(void* memory, std::size_t size_bytes) noexcept;
+
+  /// Page-locked host memory that every device can copy from and to.
+  ///
+  /// @param size_bytes  more than 0
+  /// @param node        NUMA node to prefer, -1 for any
+  /// @return null if the host has no such memory left
+  /// @throws CudaError, std::bad_alloc
+  [[nodiscard]] void* try_allocate_pinned(std::size_t size_bytes, int node);
+
+  void free_pinned(void* memory, std::size_t size_bytes) noexcept;
+
+  /// @stream enqueues one copy; does not wait if the host side is pinned
+  void copy(void* to, void const* from, std::size_t size_bytes, CopyKind kind, stream_type stream);
+
+  /// Several copies at once, in any order among themselves; cheaper than one by one when they are
+  /// many and small.
+  ///
+  /// Where CUDA takes no batches (before 12.8, by a driver that is older than the runtime, on the null
+  /// stream, in a capture, with an empty copy among them) they are enqueued one by one.
+  ///
+  /// @param to, from, sizes_bytes  of the same length; no range that is written overlaps another
+  /// @stream enqueues the copies; does not wait if the host sides are pinned
+  /// @throws ContractViolation for spans of different lengths; CudaError, and then some of the copies
+  ///         may have been enqueued
+  void copy_batch(std::span<void* const> to,
+                  std::span<void const* const> from,
+                  std::span<std::size_t const> sizes_bytes,
+                  CopyKind kind,
+                  stream_type stream);
+
+  /// @stream enqueues a memset; does not wait
+  void fill(void* memory, unsigned char byte, std::size_t size_bytes, stream_type stream);
+
+  /// The function is not called if the device has failed meanwhile.
+  ///
+  /// @stream enqueues the call; does not wait
+  void launch_host(stream_type stream, HostFunction function, void* argument);
+
+  /// A stream that does not wait for the null stream either.
+  [[nodiscard]] stream_type create_stream();
+  void destroy_stream(stream_type stream) noexcept;
+
+  /// An event without a time stamp.
+  [[nodiscard]] event_type create_event();
+  void destroy_event(event_type event) noexcept;
+
+  void record(event_type event, stream_type stream);
+  void wait(stream_type stream, event_type event);
+  [[nodiscard]] bool is_complete(event_type event);
+  void synchronize(event_type event);
+  void synchronize(stream_type stream);
+
+  [[nodiscard]] MemoryInfo memory_info() const;
+  [[nodiscard]] int numa_node() const noexcept { return numa_node_; }
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept {
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                          std::chrono::steady_clock::now().time_since_epoch())
+                                          .count());
+  }
+
+  /// True while `stream` is being captured into a graph: what is enqueued there does not run now, and
+  /// events recorded there tell nothing to anybody outside the capture.
+  [[nodiscard]] bool is_capturing(stream_type stream) const;
+
+  /// False for a handle that means another stream in every thread, which no order can be kept for:
+  /// `cudaStreamPerThread`, and the null stream in a program compiled for per-thread null streams.
+  [[nodiscard]] static bool is_one_stream(stream_type stream) noexcept {
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+    return stream != nullptr && stream != cudaStreamPerThread;
+#else
+    return stream != cudaStreamPerThread;
+#endif
+  }
+
+  /// False where the device or its driver has no virtual memory; `reserve_address`,
+  /// `try_create_physical` and `map` then throw DeviceError.
+  [[nodiscard]] bool has_virtual_memory() const noexcept {
+    return virtual_memory_.is_supported();
+  }
+  [[nodiscard]] std::size_t granularity_bytes() const noexcept {
+    return virtual_memory_.granularity_bytes();
+  }
+  [[nodiscard]] void* reserve_address(std::size_t size_bytes) {
+    return virtual_memory_.reserve_address(size_bytes);
+  }
+  void free_address(void* address, std::size_t size_bytes) noexcept {
+    virtual_memory_.free_address(address, size_bytes);
+  }
+  [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t size_bytes) {
+    return size_bytes > total_bytes_ ? std::nullopt
+                                     : virtual_memory_.try_create_physical(size_bytes);
+  }
+  void release_physical(physical_type memory) noexcept {
+    virtual_memory_.release_physical(memory);
+  }
+  void map(void* address, std::size_t size_bytes, physical_type memory) {
+    virtual_memory_.map(address, size_bytes, memory);
+  }
+  void unmap(void* address, std::size_t size_bytes) noexcept {
+    virtual_memory_.unmap(address, size_bytes);
+  }
+
+  /// The runtime's number of the device.
+  [[nodiscard]] int ordinal() const noexcept {
+    return context_.ordinal();
+  }
+
+ private:
+  using Scope = detail::CudaScope;
+  using CaptureBystander = detail::CudaCaptureBystander;
+
+  [[nodiscard]] static int numa_node_of(int ordinal) noexcept;
+  [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
+  [[nodiscard]] bool takes_batches(stream_type stream) const;
+  [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
+                                                 std::span<void const* const> from,
+                                                 std::span<std::size_t const> sizes_bytes,
+                                                 stream_type stream);
+
+  detail::CudaContext context_;
+  detail::CudaVirtualMemory virtual_memory_;
+  detail::CudaPinnedMemory pinned_;
+  CudaOptions options_;
+  int numa_node_;
+  std::atomic<bool> has_batches_{true};  // until the driver says that it does not know them
+  std::size_t
+      total_bytes_;  // what is larger is a full device, not the bad argument CUDA may call it
+};
+
+inline void* CudaApi::try_reserve(std::size_t size_bytes) {
+  if (size_bytes > total_bytes_) {
+    return nullptr;
+  }
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  void* memory = nullptr;
+  cudaError_t const status = cudaMalloc(&memory, size_bytes);
+  if (status == cudaErrorMemoryAllocation) {
+    detail::cuda_forgive(status);
+    return nullptr;
+  }
+  cuda_check(status);
+  return memory;
+}
+
+inline void CudaApi::release(void* memory, std::size_t /*size_bytes*/) noexcept {
+  Scope const scope{context_, std::nothrow};
+  CaptureBystander const bystander;
+  detail::cuda_forgive(cudaFree(memory));
+}
+
+inline void* CudaApi::try_allocate_pinned(std::size_t size_bytes, int node) {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  return pinned_.try_allocate(size_bytes, options_.numa_placement ? node : -1);
+}
+
+inline void CudaApi::free_pinned(void* memory, std::size_t /*size_bytes*/) noexcept {
+  Scope const scope{context_, std::nothrow};
+  CaptureBystander const bystander;
+  pinned_.free(memory);
+}
+
+inline void CudaApi::copy(
+    void* to, void const* from, std::size_t size_bytes, CopyKind kind, stream_type stream) {
+  Scope const scope{context_};
+  cuda_check(cudaMemcpyAsync(to, from, size_bytes, kind_of(kind), stream));
+}
+
+inline void CudaApi::copy_batch(std::span<void* const> to,
+                                std::span<void const* const> from,
+                                std::span<std::size_t const> sizes_bytes,
+                                CopyKind kind,
+                                stream_type stream) {
+  expects(to.size() == from.size() && to.size() == sizes_bytes.size(),
+          "copy_batch: the three spans differ in length");
+  if (to.empty()) {
+    return;
+  }
+  Scope const scope{context_};
+  // A batch with an empty copy in it is refused as a whole.
+  bool const has_empty =
+      std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
+  if (to.size() > 1 && !has_empty && takes_batches(stream)) {
+    cudaError_t const status = enqueue_batch(to, from, sizes_bytes, stream);
+    bool const is_unknown =
+        status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver;
+    if (!is_unknown) {
+      cuda_check(status);
+      return;
+    }
+    detail::cuda_forgive(status);
+    has_batches_.store(false, std::memory_order_relaxed);
+  }
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    cuda_check(cudaMemcpyAsync(to[i], from[i], sizes_bytes[i], kind_of(kind), stream));
+  }
+}
+
+inline void
+CudaApi::fill(void* memory, unsigned char byte, std::size_t size_bytes, stream_type stream) {
+  Scope const scope{context_};
+  cuda_check(cudaMemsetAsync(memory, byte, size_bytes, stream));
+}
+
+inline void CudaApi::launch_host(stream_type stream, HostFunction function, void* argument) {
+  Scope const scope{context_};
+  cuda_check(cudaLaunchHostFunc(stream, function, argument));
+}
+
+inline auto CudaApi::create_stream() -> stream_type {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  stream_type stream = nullptr;
+  cuda_check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  return stream;
+}
+
+inline void CudaApi::destroy_stream(stream_type stream) noexcept {
+  Scope const scope{context_, std::nothrow};
+  CaptureBystander const bystander;
+  detail::cuda_forgive(cudaStreamDestroy(stream));
+}
+
+inline auto CudaApi::create_event() -> event_type {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  event_type event = nullptr;
+  unsigned const yielding = options_.yield_in_waits ? cudaEventBlockingSync : 0U;
+  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | yielding));
+  return event;
+}
+
+inline void CudaApi::destroy_event(event_type event) noexcept {
+  Scope const scope{context_, std::nothrow};
+  CaptureBystander const bystander;
+  detail::cuda_forgive(cudaEventDestroy(event));
+}
+
+inline void CudaApi::record(event_type event, stream_type stream) {
+  Scope const scope{context_};
+  cuda_check(cudaEventRecord(event, stream));
+}
+
+inline void CudaApi::wait(stream_type stream, event_type event) {
+  Scope const scope{context_};
+  cuda_check(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault));
+}
+
+inline bool CudaApi::is_complete(event_type event) {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  cudaError_t const status = cudaEventQuery(event);
+  if (status == cudaErrorNotReady) {
+    // An answer, not an error. Only this is cleared, not an error of the caller's own launches.
+    if (cudaPeekAtLastError() == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+    }
+    return false;
+  }
+  cuda_check(status);
+  return true;
+}
+
+inline void CudaApi::synchronize(event_type event) {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  cuda_check(cudaEventSynchronize(event));
+}
+
+inline void CudaApi::synchronize(stream_type stream) {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  cuda_check(cudaStreamSynchronize(stream));
+}
+
+inline MemoryInfo CudaApi::memory_info() const {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  MemoryInfo info;
+  cuda_check(cudaMemGetInfo(&info.free_bytes, &info.total_bytes));
+  return info;
+}
+
+inline bool CudaApi::is_capturing(stream_type stream) const {
+  Scope const scope{context_};
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  cudaError_t const status = cudaStreamIsCapturing(stream, &capture);
+  if (status == cudaErrorStreamCaptureImplicit) {
+    // The null stream, while a stream that it waits for is being captured: just as unusable.
+    detail::cuda_forgive(status);
+    return true;
+  }
+  cuda_check(status);
+  return capture != cudaStreamCaptureStatusNone;
+}
+
+inline int CudaApi::numa_node_of(int ordinal) noexcept {
+  int node = -1;
+  cudaError_t const status = cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, ordinal);
+  detail::cuda_forgive(status);
+  return status == cudaSuccess ? node : -1;
+}
+
+inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
+  switch (kind) {
+  case CopyKind::to_host:
+    return cudaMemcpyDeviceToHost;
+  case CopyKind::to_device:
+    return cudaMemcpyHostToDevice;
+  case CopyKind::on_device:
+    break;
+  }
+  return cudaMemcpyDeviceToDevice;
+}
+
+/// The runtime refuses batches on the null stream and on a stream that is being captured, the latter
+/// without telling the capture that anything is missing from it.
+inline bool CudaApi::takes_batches(stream_type stream) const {
+  return has_batches_.load(std::memory_order_relaxed) && stream != nullptr &&
+         stream != cudaStreamLegacy && !is_capturing(stream);
+}
+
+/// CUDA 13 dropped the index of the copy at fault and made the arguments const; it writes to neither.
+inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const> to,
+                                          [[maybe_unused]] std::span<void const* const> from,
+                                          [[maybe_unused]] std::span<std::size_t const> sizes_bytes,
+                                          [[maybe_unused]] stream_type stream) {
+#if CUDART_VERSION >= 12080
+  cudaMemcpyAttributes attributes{};
+  attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+  attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  std::size_t first_with_these = 0;
+#  if CUDART_VERSION >= 13000
+  return cudaMemcpyBatchAsync(to.data(),
+                              from.data(),
+                              sizes_bytes.data(),
+                              to.size(),
+                              &attributes,
+                              &first_with_these,
+                              1,
+                              stream);
+#  else
+  // NOLINTBEGIN(cppcoreguidelines-pro-type-const-cast)
+  std::size_t at_fault = 0;
+  return cudaMemcpyBatchAsync(const_cast<void**>(to.data()),
+                              const_cast<void**>(from.data()),
+                              const_cast<std::size_t*>(sizes_bytes.data()),
+                              to.size(),
+                              &attributes,
+                              &first_with_these,
+                              1,
+                              &at_fault,
+                              stream);
+  // NOLINTEND(cppcoreguidelines-pro-type-const-cast)
+#  endif
+#else
+  return cudaErrorNotSupported;
+#endif
+}
+
+static_assert(BatchCopyApi<CudaApi> && VirtualMemoryApi<CudaApi>);
+
+}  // namespace spillway

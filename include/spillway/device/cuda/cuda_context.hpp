@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/device/cuda/cuda_check.hpp>
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include <new>
+#include <string>
+
+namespace spillway::detail {
+
+// What lets a driver result travel in a cudaError_t.
+static_assert(static_cast<int>(CUDA_SUCCESS) == static_cast<int>(cudaSuccess));
+static_assert(static_cast<int>(CUDA_ERROR_INVALID_VALUE) ==
+              static_cast<int>(cudaErrorInvalidValue));
+static_assert(static_cast<int>(CUDA_ERROR_OUT_OF_MEMORY) ==
+              static_cast<int>(cudaErrorMemoryAllocation));
+static_assert(static_cast<int>(CUDA_ERROR_DEINITIALIZED) ==
+              static_cast<int>(cudaErrorCudartUnloading));
+static_assert(static_cast<int>(CUDA_ERROR_NOT_SUPPORTED) ==
+              static_cast<int>(cudaErrorNotSupported));
+
+[[nodiscard]] inline cudaError_t cuda_status(CUresult result) noexcept {
+  return static_cast<cudaError_t>(result);
+}
+
+/// Looks a driver function up by name, so that nobody links the driver's library.
+///
+/// @tparam Function  the function's type as of CUDA `version` (major * 1000 + minor * 10)
+/// @return null if the driver has no such function
+/// @throws CudaError if there is no driver
+template <class Function>
+[[nodiscard]] Function try_cuda_entry_point(char const* name, unsigned version) {
+  void* found = nullptr;
+#if CUDART_VERSION >= 13000  // known since 12.5, but not to every program's wrapper of the runtime
+  cuda_check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault));
+#else
+  static_cast<void>(version);
+  cuda_check(cudaGetDriverEntryPoint(name, &found, cudaEnableDefault));
+#endif
+  return reinterpret_cast<Function>(found);
+}
+
+/// The same, for functions that every driver has that can run this runtime.
+template <class Function>
+[[nodiscard]] Function cuda_entry_point(char const* name, unsigned version) {
+  auto const found = try_cuda_entry_point<Function>(name, version);
+  if (found == nullptr) {
+    throw DeviceError{std::string{"the CUDA driver has no "} + name};
+  }
+  return found;
+}
+
+/// Holds on to the primary context of one device, the one that the CUDA runtime uses there.
+///
+/// Threads  thread-safe.
+class CudaContext {
+ public:
+  /// @throws CudaError if there is no driver or no such device
+  explicit CudaContext(int ordinal) : ordinal_{ordinal} {
+    // Sets the device up without making it anybody's current device.
+    cuda_check(cudaInitDevice(ordinal, 0, 0));
+    get_current_ = cuda_entry_point<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
+    push_ = cuda_entry_point<PFN_cuCtxPushCurrent_v4000>("cuCtxPushCurrent", 4000);
+    pop_ = cuda_entry_point<PFN_cuCtxPopCurrent_v4000>("cuCtxPopCurrent", 4000);
+    auto const get = cuda_entry_point<PFN_cuDeviceGet_v2000>("cuDeviceGet", 2000);
+    auto const retain =
+        cuda_entry_point<PFN_cuDevicePrimaryCtxRetain_v7000>("cuDevicePrimaryCtxRetain", 7000);
+    release_ =
+        cuda_entry_point<PFN_cuDevicePrimaryCtxRelease_v11000>("cuDevicePrimaryCtxRelease", 11000);
+    cuda_check(cuda_status(get(&device_, ordinal)));
+    cuda_check(cuda_status(retain(&context_, device_)));
+  }
+  CudaContext(CudaContext const&) = delete;
+  CudaContext& operator=(CudaContext const&) = delete;
+  ~CudaContext() { (void)release_(device_); }  // fails only when CUDA is gone already
+
+  [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
+  [[nodiscard]] CUdevice device() const noexcept { return device_; }
+
+ private:
+  friend class CudaScope;
+
+  int ordinal_;
+  PFN_cuCtxGetCurrent_v4000 get_current_ = nullptr;
+  PFN_cuCtxPushCurrent_v4000 push_ = nullptr;
+  PFN_cuCtxPopCurrent_v4000 pop_ = nullptr;
+  PFN_cuDevicePrimaryCtxRelease_v11000 release_ = nullptr;
+  CUdevice device_ = 0;
+  CUcontext context_ = nullptr;
+};
+
+/// Makes a device's context the calling thread's for as long as it lives.
+///
+/// The context is pushed and popped rather than set and set back: setting a device back would set it
+/// up, with all the memory that takes, if the caller had never used it. Costs one look where the
+/// context is current already, which is the usual case.
+///
+/// Threads  thread-unsafe: a scope belongs to the thread that made it.
+class CudaScope {
+ public:
+  /// @throws CudaError if the context cannot be made current
+  explicit CudaScope(CudaContext const& context) : context_{&context} {
+    cuda_check(cuda_status(enter()));
+  }
+  /// For calls that must not throw: if the context cannot be made current, the caller's one stays.
+  CudaScope(CudaContext const& context, std::nothrow_t /*unused*/) noexcept : context_{&context} {
+    (void)enter();
+  }
+  CudaScope(CudaScope const&) = delete;
+  CudaScope& operator=(CudaScope const&) = delete;
+  ~CudaScope() {
+    if (is_pushed_) {
+      CUcontext popped = nullptr;
+      (void)context_->pop_(&popped);
+    }
+  }
+
+ private:
+  [[nodiscard]] CUresult enter() noexcept {
+    CUcontext current = nullptr;
+    CUresult result = context_->get_current_(&current);
+    if (result == CUDA_SUCCESS && current != context_->context_) {
+      result = context_->push_(context_->context_);
+      is_pushed_ = result == CUDA_SUCCESS;
+    }
+    return result;
+  }
+
+  CudaContext const* context_;
+  bool is_pushed_ = false;
+};
+
+/// Lets the calling thread make calls that take effect at once while it, or another thread, captures
+/// a stream: they are no part of what is captured, and refusing them would break the capture.
+///
+/// Threads  thread-unsafe: belongs to the thread that made it.
+class CudaCaptureBystander {
+ public:
+  CudaCaptureBystander() noexcept { exchange(); }
+  CudaCaptureBystander(CudaCaptureBystander const&) = delete;
+  CudaCaptureBystander& operator=(CudaCaptureBystander const&) = delete;
+  ~CudaCaptureBystander() {
+    if (is_exchanged_) {
+      exchange();
+    }
+  }
+
+ private:
+  void exchange() noexcept {
+    cudaError_t const status = cudaThreadExchangeStreamCaptureMode(&mode_);
+    is_exchanged_ = status == cudaSuccess;
+    cuda_forgive(status);
+  }
+
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  bool is_exchanged_ = false;
+};
+
+}  // namespace spillway::detail

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/host_mapping.hpp>
+#include <spillway/device/cuda/cuda_check.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace spillway::detail {
+
+/// Page-locked host memory, near a NUMA node where one is asked for.
+///
+/// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and then
+/// registered. A node is a preference: when it has no pages left, or when the process may not set
+/// policies (as in many containers), the memory comes from elsewhere instead of not at all.
+///
+/// Threads  thread-safe.
+/// Streams  none; allocating and freeing may wait for the whole device and is never fast.
+class CudaPinnedMemory {
+ public:
+  CudaPinnedMemory() = default;
+  CudaPinnedMemory(CudaPinnedMemory const&) = delete;
+  CudaPinnedMemory& operator=(CudaPinnedMemory const&) = delete;
+  ~CudaPinnedMemory() = default;
+
+  /// @param node  NUMA node, -1 for any
+  /// @return null if the host has no such memory left
+  /// @throws CudaError, std::bad_alloc; nothing is left behind
+  [[nodiscard]] void* try_allocate(std::size_t size_bytes, int node) {
+    if (node >= 0) {
+      if (void* const near = try_map_near(size_bytes, node); near != nullptr) {
+        return near;
+      }
+    }
+    void* memory = nullptr;
+    cudaError_t const status = cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+      cuda_forgive(status);
+      return nullptr;
+    }
+    cuda_check(status);
+    return memory;
+  }
+
+  void free(void* memory) noexcept {
+    if (HostMapping const mapping = forget(memory); mapping.data() != nullptr) {
+      cuda_forgive(cudaHostUnregister(memory));
+      return;
+    }
+    cuda_forgive(cudaFreeHost(memory));
+  }
+
+ private:
+  /// Null if the memory could not be mapped or registered: then the runtime's allocator is asked.
+  [[nodiscard]] void* try_map_near(std::size_t size_bytes, int node) {
+    // In large pages: registering locks page by page, and direct I/O cuts its requests by them.
+    HostMapping mapping = HostMapping::try_map(size_bytes, node);
+    void* const memory = mapping.data();
+    if (memory == nullptr) {
+      return nullptr;
+    }
+    // After a fork, the first write would give one of the two processes other pages than the device
+    // has. The child cannot use the device anyway.
+    (void)madvise(memory, size_bytes, MADV_DONTFORK);
+    {
+      std::scoped_lock const lock{mutex_};
+      mapped_.emplace(memory, std::move(mapping));
+    }
+    cudaError_t const status = cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable);
+    if (status != cudaSuccess) {
+      cuda_forgive(status);
+      (void)forget(memory);
+      return nullptr;
+    }
+    return memory;
+  }
+
+  /// What was mapped here at `memory`, which is nobody's any more; empty for other memory.
+  [[nodiscard]] HostMapping forget(void* memory) noexcept {
+    std::scoped_lock const lock{mutex_};
+    auto entry = mapped_.extract(memory);
+    return entry.empty() ? HostMapping{} : std::move(entry.mapped());
+  }
+
+  std::mutex mutex_;  // never held across a call of CUDA
+  std::unordered_map<void*, HostMapping> mapped_;
+};
+
+}  // namespace spillway::detail

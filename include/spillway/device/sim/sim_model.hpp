@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_backing.hpp>
+#include <spillway/device/sim/sim_handles.hpp>
+#include <spillway/device/sim/sim_op.hpp>
+#include <spillway/device/sim/sim_options.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace spillway {
+
+namespace detail {
+
+/// When a copy engine is taken, in virtual time: one copy at a time, each as early as it can.
+///
+/// A copy that was enqueued later but is ready earlier uses the time in which the engine would
+/// stand idle, as on a real device, where an engine does not wait for a stream that is not ready.
+///
+/// Threads  thread-compatible.
+/// Cost     O(idle gaps remembered), at most 32.
+class SimTimetable {
+ public:
+  SimTimetable() = default;
+  explicit SimTimetable(SimRate rate) noexcept : rate_{rate} {}
+
+  /// Takes the engine for a copy that is ready at `ready_ns`; returns when it ends. `now_ns` never
+  /// decreases, and nothing is ready before it.
+  [[nodiscard]] std::uint64_t
+  take(std::uint64_t now_ns, std::uint64_t ready_ns, std::size_t bytes) {
+    std::uint64_t const duration = rate_.duration_ns(bytes);
+    if (duration == 0) {
+      return ready_ns;
+    }
+    if (ready_ns < free_ns_) {
+      if (std::uint64_t const end = take_gap(now_ns, ready_ns, duration); end != 0) {
+        return end;
+      }
+    } else if (ready_ns > free_ns_) {
+      remember({free_ns_, ready_ns});
+    }
+    free_ns_ = std::max(free_ns_, ready_ns) + duration;
+    return free_ns_;
+  }
+
+ private:
+  struct Gap {
+    std::uint64_t begin_ns = 0;
+    std::uint64_t end_ns = 0;
+  };
+  static constexpr std::size_t max_gaps = 32;
+
+  void remember(Gap gap) noexcept {
+    if (gaps_ == max_gaps) {
+      std::move(gap_.begin() + 1, gap_.end(), gap_.begin());
+      --gaps_;
+    }
+    gap_[gaps_++] = gap;
+  }
+  void forget(std::size_t at) noexcept {
+    auto const first = gap_.begin() + static_cast<std::ptrdiff_t>(at);
+    std::move(first + 1, gap_.begin() + static_cast<std::ptrdiff_t>(gaps_), first);
+    --gaps_;
+  }
+  [[nodiscard]] std::uint64_t
+  take_gap(std::uint64_t now_ns, std::uint64_t ready_ns, std::uint64_t duration) noexcept;
+
+  SimRate rate_;
+  std::uint64_t free_ns_ = 0;
+  std::array<Gap, max_gaps> gap_{};  // in order of time, all before free_ns_
+  std::size_t gaps_ = 0;
+};
+
+inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
+                                            std::uint64_t ready_ns,
+                                            std::uint64_t duration) noexcept {
+  std::size_t past = 0;
+  while (past < gaps_ && gap_[past].end_ns <= now_ns) {
+    ++past;
+  }
+  if (past != 0) {
+    std::move(gap_.begin() + static_cast<std::ptrdiff_t>(past),
+              gap_.begin() + static_cast<std::ptrdiff_t>(gaps_),
+              gap_.begin());
+    gaps_ -= past;
+  }
+  for (std::size_t i = 0; i < gaps_; ++i) {
+    Gap const gap = gap_[i];
+    std::uint64_t const start = std::max(gap.begin_ns, ready_ns);
+    std::uint64_t const end = start + duration;
+    if (end > gap.end_ns) {
+      continue;
+    }
+    // What is left in front of the copy is kept if there is room; what is left behind, always.
+    forget(i);
+    Gap const before{gap.begin_ns, start};
+    Gap const after{end, gap.end_ns};
+    for (Gap const rest : {after, before}) {
+      if (rest.begin_ns < rest.end_ns && gaps_ < max_gaps) {
+        auto const first = gap_.begin() + static_cast<std::ptrdiff_t>(i);
+        std::move_backward(first,
+                           gap_.begin() + static_cast<std::ptrdiff_t>(gaps_),
+                           gap_.begin() + static_cast<std::ptrdiff_t>(gaps_) + 1);
+        *first = rest;
+        ++gaps_;
+      }
+    }
+    return end;
+  }
+  return 0;
+}
+
+}  // namespace detail
+
+/// Holds no bytes and runs nothing: every operation only moves a virtual clock.
+///
+/// Each stream has the time at which it is done, each event the time of its record, and the host a
+/// time of its own, which moves when it waits and when it is told to. Nothing starts before the host
+/// has enqueued it. Copies of one direction share an engine.
+///
+/// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
+/// Cost     O(1) for every call.
+class ModelExecutor {
+ public:
+  static constexpr bool is_thread_safe = true;
+  static constexpr bool is_stepped = false;
+  static constexpr bool is_virtual = true;
+  using mutex_type = std::mutex;
+  using backing_type = detail::SimFakeBacking;
+  using lock_type = std::unique_lock<mutex_type>;
+
+  /// Nothing outlives the call that enqueued it.
+  struct Barrier {
+    [[nodiscard]] static bool is_passed() noexcept { return true; }
+  };
+  using barrier_type = Barrier;
+
+  explicit ModelExecutor(SimOptions const& options);
+
+  [[nodiscard]] SimStream create_stream() { return streams_.insert(0); }
+  void destroy_stream(SimStream stream) noexcept {
+    (void)streams_.expect(stream, "destroy_stream");
+    streams_.erase(stream);
+  }
+  [[nodiscard]] SimEvent create_event() { return events_.insert(0); }
+  void destroy_event(SimEvent event) noexcept {
+    (void)events_.expect(event, "destroy_event");
+    events_.erase(event);
+  }
+
+  void check(SimStream stream, char const* caller) { (void)streams_.at(stream, caller); }
+  void check(SimEvent event, char const* caller) { (void)events_.at(event, caller); }
+
+  void enqueue(SimStream stream, detail::SimOp const& op, lock_type& lock);
+  void record(SimEvent event, SimStream stream) {
+    std::uint64_t const time = ready_ns(streams_.at(stream, "record"));
+    events_.at(event, "record") = time;
+  }
+  void wait(SimStream stream, SimEvent event) {
+    std::uint64_t& ready = streams_.at(stream, "wait");
+    ready = std::max(ready, events_.at(event, "wait"));
+  }
+  [[nodiscard]] bool is_complete(SimEvent event) {
+    return events_.at(event, "is_complete") <= now_ns();
+  }
+  void synchronize(SimEvent event, lock_type& /*lock*/) {
+    move_host(events_.at(event, "synchronize"));
+  }
+  void synchronize(SimStream stream, lock_type& /*lock*/) {
+    move_host(streams_.at(stream, "synchronize"));
+  }
+
+  /// The host does something else for `duration_ns`.
+  void advance_host(std::uint64_t duration_ns) noexcept { move_host(now_ns() + duration_ns); }
+  /// When all work enqueued so far, on all streams there ever were, will have finished.
+  [[nodiscard]] std::uint64_t finish_time_ns() const noexcept {
+    return std::max(finish_ns_, now_ns());
+  }
+
+  /// A kernel on `stream` uses memory: `compute` says how long.
+  void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
+    check(stream, "use");
+  }
+  [[nodiscard]] static bool is_in_use(void const* /*p*/, std::size_t /*bytes*/) noexcept {
+    return false;
+  }
+  void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
+
+  [[nodiscard]] static Barrier barrier() noexcept { return {}; }
+  [[nodiscard]] bool is_host_function_caller() const noexcept;
+  /// The host's time; inside a function that a stream launched, the stream's.
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept;
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+
+ private:
+  struct HostCall {
+    std::thread::id thread;
+    std::uint64_t time_ns = 0;
+  };
+
+  [[nodiscard]] std::uint64_t now_ns() const noexcept {
+    return now_ns_.load(std::memory_order_relaxed);
+  }
+  void move_host(std::uint64_t time_ns) noexcept {
+    now_ns_.store(std::max(now_ns(), time_ns), std::memory_order_relaxed);
+  }
+  [[nodiscard]] std::uint64_t ready_ns(std::uint64_t stream_ns) const noexcept {
+    return std::max(stream_ns, now_ns());
+  }
+  void call(detail::SimOp const& op, std::uint64_t time_ns, lock_type& lock);
+
+  std::array<detail::SimTimetable, 3> engines_;
+  detail::SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each has run all it was given
+  detail::SimSlots<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
+  std::atomic<std::uint64_t> now_ns_{0};
+  std::uint64_t finish_ns_ = 0;
+  mutable std::mutex calls_mutex_;
+  std::vector<HostCall> calls_;  // host functions that are running, guarded by calls_mutex_
+  std::atomic<std::size_t> running_calls_{0};
+};
+
+inline ModelExecutor::ModelExecutor(SimOptions const& options) {
+  for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device, CopyKind::on_device}) {
+    engines_[static_cast<std::size_t>(kind)] = detail::SimTimetable{detail::rate_of(options, kind)};
+  }
+}
+
+inline void ModelExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& lock) {
+  std::uint64_t& stream_ns = streams_.at(stream, "an enqueued operation");
+  std::uint64_t ready = ready_ns(stream_ns);
+  switch (op.what) {
+  case detail::SimOp::Kind::copy:
+  case detail::SimOp::Kind::batch:
+  case detail::SimOp::Kind::fill:
+    ready = engines_[static_cast<std::size_t>(op.direction)].take(now_ns(), ready, op.bytes);
+    break;
+  case detail::SimOp::Kind::compute:
+    ready += op.duration_ns;
+    break;
+  case detail::SimOp::Kind::host:
+  case detail::SimOp::Kind::record:
+  case detail::SimOp::Kind::wait:
+  case detail::SimOp::Kind::stop:
+    break;
+  }
+  stream_ns = ready;
+  finish_ns_ = std::max(finish_ns_, ready);
+  if (op.what == detail::SimOp::Kind::host) {
+    call(op, ready, lock);
+  }
+}
+
+inline void ModelExecutor::call(detail::SimOp const& op, std::uint64_t time_ns, lock_type& lock) {
+  lock.unlock();
+  {
+    std::lock_guard const guard{calls_mutex_};
+    calls_.push_back({std::this_thread::get_id(), time_ns});
+    running_calls_.store(calls_.size(), std::memory_order_relaxed);
+  }
+  op.function(op.argument);
+  std::lock_guard const guard{calls_mutex_};
+  auto const mine = [](HostCall const& c) { return c.thread == std::this_thread::get_id(); };
+  calls_.erase(std::find_if(calls_.begin(), calls_.end(), mine));
+  running_calls_.store(calls_.size(), std::memory_order_relaxed);
+}
+
+inline bool ModelExecutor::is_host_function_caller() const noexcept {
+  if (running_calls_.load(std::memory_order_relaxed) == 0) {
+    return false;
+  }
+  std::lock_guard const guard{calls_mutex_};
+  return std::any_of(calls_.begin(), calls_.end(), [](HostCall const& c) {
+    return c.thread == std::this_thread::get_id();
+  });
+}
+
+inline std::uint64_t ModelExecutor::clock_ns() const noexcept {
+  if (running_calls_.load(std::memory_order_relaxed) != 0) {
+    std::lock_guard const guard{calls_mutex_};
+    for (HostCall const& c : calls_) {
+      if (c.thread == std::this_thread::get_id()) {
+        return c.time_ns;
+      }
+    }
+  }
+  return now_ns();
+}
+
+}  // namespace spillway

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_op.hpp>
+#include <spillway/device/sim/sim_ranges.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// How much of each stream has happened: counts of operations, by the stream's number.
+using SimClock = std::vector<std::uint64_t>;
+
+inline void join(SimClock& clock, SimClock const& other) {
+  clock.resize(std::max(clock.size(), other.size()));
+  for (std::size_t i = 0; i < other.size(); ++i) {
+    clock[i] = std::max(clock[i], other[i]);
+  }
+}
+
+/// One use of memory by an operation.
+struct SimUse {
+  void const* p = nullptr;
+  std::size_t bytes = 0;
+  bool is_write = false;
+};
+
+/// Finds work on different streams that touches the same bytes and that nothing orders.
+///
+/// Order is what streams, events and waits of the host promise (vector clocks), not what happened to
+/// run first, so a race is found whether or not it would have done harm this time.
+///
+/// Threads  thread-compatible; all calls come from one host thread.
+/// Cost     O(log ranges + ranges touched · streams) for each operation.
+class SimOrderCheck {
+ public:
+  /// An operation on `stream` that uses `first` and `second`; empty uses are ignored.
+  ///
+  /// @throws ContractViolation if it is not ordered after earlier work on the same bytes; the
+  ///         operation is then not noted
+  void enqueue(std::uint64_t stream, char const* what, SimUse first = {}, SimUse second = {});
+
+  /// Copies on `stream` that nothing orders among themselves.
+  ///
+  /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those before
+  ///         the one at fault are then noted
+  void enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies);
+
+  /// All that `stream` was given so far has happened for whoever joins this clock.
+  [[nodiscard]] SimClock const& clock(std::uint64_t stream) {
+    SimClock& clock = streams_[stream];
+    join(clock, host_);
+    return clock;
+  }
+  void stream_sees(std::uint64_t stream, SimClock const& clock) { join(streams_[stream], clock); }
+  void host_sees(SimClock const& clock) { join(host_, clock); }
+  void forget_stream(std::uint64_t stream) { streams_.erase(stream); }
+
+  /// The memory is gone or new: nobody has used it.
+  void forget(void const* p, std::size_t bytes);
+
+ private:
+  struct Moment {
+    std::uint64_t stream = 0;
+    std::uint64_t time = 0;
+  };
+  struct History {
+    std::uintptr_t end = 0;
+    Moment write;               // of stream 0, which happened before all: never written
+    std::vector<Moment> reads;  // since then, at most one a stream
+  };
+  using Histories = std::map<std::uintptr_t, History>;
+
+  [[nodiscard]] static bool has_seen(SimClock const& clock, Moment moment) noexcept {
+    return moment.stream == 0 ||
+           (moment.stream < clock.size() && clock[moment.stream] >= moment.time);
+  }
+  void check(SimClock const& clock, std::uint64_t stream, char const* what, SimUse const& use);
+  void note(SimUse const& use, Moment moment);
+  Histories::iterator split(std::uintptr_t at);
+
+  std::map<std::uint64_t, SimClock> streams_;
+  SimClock host_;
+  Histories histories_;  // disjoint, by begin
+};
+
+inline void
+SimOrderCheck::enqueue(std::uint64_t stream, char const* what, SimUse first, SimUse second) {
+  SimClock& mine = streams_[stream];
+  join(mine, host_);
+  check(mine, stream, what, first);
+  check(mine, stream, what, second);
+  mine.resize(std::max<std::size_t>(mine.size(), stream + 1));
+  Moment const now{stream, ++mine[stream]};
+  note(first, now);
+  note(second, now);
+}
+
+inline void SimOrderCheck::enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies) {
+  std::vector<SimUse> uses;
+  uses.reserve(2 * copies.size());
+  for (SimCopy const& c : copies) {
+    uses.push_back({c.from, c.bytes, false});
+    uses.push_back({c.to, c.bytes, true});
+  }
+  std::sort(uses.begin(), uses.end(), [](SimUse const& a, SimUse const& b) {
+    return address_of(a.p) < address_of(b.p);
+  });
+  SimUse furthest{};  // of those seen, the one that ends last; and of those that write
+  SimUse furthest_write{};
+  auto const end = [](SimUse const& use) { return address_of(use.p) + use.bytes; };
+  for (SimUse const& use : uses) {
+    SimUse const& other = use.is_write ? furthest : furthest_write;
+    if (end(other) > address_of(use.p)) {
+      throw ContractViolation{"SimApi: race: copies of one batch both touch " +
+                              describe_range(use.p, use.bytes) + " and " +
+                              describe_range(other.p, other.bytes) + ", and nothing orders them"};
+    }
+    furthest = end(use) > end(furthest) ? use : furthest;
+    furthest_write = use.is_write && end(use) > end(furthest_write) ? use : furthest_write;
+  }
+  for (SimCopy const& c : copies) {
+    enqueue(stream, "copy of a batch", {c.from, c.bytes, false}, {c.to, c.bytes, true});
+  }
+}
+
+inline void SimOrderCheck::check(SimClock const& clock,
+                                 std::uint64_t stream,
+                                 char const* what,
+                                 SimUse const& use) {
+  std::uintptr_t const begin = address_of(use.p);
+  auto it = histories_.upper_bound(begin);
+  if (it != histories_.begin() && std::prev(it)->second.end > begin) {
+    --it;
+  }
+  for (; it != histories_.end() && it->first < begin + use.bytes; ++it) {
+    Moment culprit = it->second.write;
+    bool is_read = false;
+    if (has_seen(clock, culprit) && use.is_write) {
+      auto const unseen = std::find_if(it->second.reads.begin(),
+                                       it->second.reads.end(),
+                                       [&](Moment read) { return !has_seen(clock, read); });
+      is_read = unseen != it->second.reads.end();
+      culprit = is_read ? *unseen : culprit;
+    }
+    if (!has_seen(clock, culprit)) {
+      throw ContractViolation{
+          std::string{"SimApi: race: a "} + what + " on stream number " + std::to_string(stream) +
+          (use.is_write ? " writes " : " reads ") + describe_range(use.p, use.bytes) +
+          " and is not ordered after the " + (is_read ? "read" : "write") + " of " +
+          describe_range(it->first, it->second.end - it->first) + " by operation " +
+          std::to_string(culprit.time) + " of stream number " + std::to_string(culprit.stream)};
+    }
+  }
+}
+
+inline SimOrderCheck::Histories::iterator SimOrderCheck::split(std::uintptr_t at) {
+  auto const next = histories_.lower_bound(at);
+  if (next == histories_.begin() || (next != histories_.end() && next->first == at)) {
+    return next;
+  }
+  auto const before = std::prev(next);
+  if (before->second.end <= at) {
+    return next;
+  }
+  History rest = before->second;
+  before->second.end = at;
+  return histories_.emplace_hint(next, at, std::move(rest));
+}
+
+inline void SimOrderCheck::note(SimUse const& use, Moment moment) {
+  std::uintptr_t const begin = address_of(use.p);
+  std::uintptr_t const end = begin + use.bytes;
+  if (use.bytes == 0) {
+    return;
+  }
+  if (use.is_write) {
+    forget(use.p, use.bytes);
+    histories_.emplace(begin, History{end, moment, {}});
+    return;
+  }
+  auto const last = split(end);
+  auto it = split(begin);
+  std::uintptr_t at = begin;
+  while (at != end) {
+    if (it == last || it->first != at) {
+      std::uintptr_t const until = it == last ? end : it->first;
+      it = histories_.emplace_hint(it, at, History{until, {}, {}});
+    }
+    auto& reads = it->second.reads;
+    auto const mine = std::find_if(
+        reads.begin(), reads.end(), [&](Moment read) { return read.stream == moment.stream; });
+    if (mine != reads.end()) {
+      *mine = moment;
+    } else {
+      reads.push_back(moment);
+    }
+    at = it->second.end;
+    ++it;
+  }
+}
+
+inline void SimOrderCheck::forget(void const* p, std::size_t bytes) {
+  std::uintptr_t const begin = address_of(p);
+  auto const last = split(begin + bytes);
+  histories_.erase(split(begin), last);
+}
+
+}  // namespace spillway::detail

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_op.hpp>
+#include <spillway/device/sim/sim_options.hpp>
+#include <spillway/device/sim/sim_signal.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// A copy engine that takes as long as a real one: serves one copy at a time, in order of arrival.
+///
+/// Threads  thread-safe.
+class SimEngine {
+ public:
+  struct Slot {
+    std::uint64_t start_ns = 0;
+    std::uint64_t end_ns = 0;
+  };
+
+  SimEngine() = default;
+  explicit SimEngine(SimRate rate) noexcept : rate_{rate} {}
+  void set_rate(SimRate rate) noexcept { rate_ = rate; }
+
+  [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
+
+  /// The next free time for a copy that could start at `ready_ns`.
+  [[nodiscard]] Slot take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
+    std::uint64_t const duration = rate_.duration_ns(bytes);
+    std::uint64_t free = free_ns_.load(std::memory_order_relaxed);
+    std::uint64_t start = 0;
+    do {
+      start = std::max(free, ready_ns);
+    } while (!free_ns_.compare_exchange_weak(free, start + duration, std::memory_order_relaxed));
+    return {start, start + duration};
+  }
+
+ private:
+  SimRate rate_;
+  std::atomic<std::uint64_t> free_ns_{0};  // relaxed: an engine orders time, not memory
+};
+
+/// The copy engines of one device, one for each direction.
+struct SimEngines {
+  explicit SimEngines(SimOptions const& options) {
+    for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device, CopyKind::on_device}) {
+      of(kind).set_rate(rate_of(options, kind));
+    }
+  }
+  [[nodiscard]] SimEngine& of(CopyKind kind) noexcept {
+    return engines[static_cast<std::size_t>(kind)];
+  }
+
+  std::array<SimEngine, 3> engines;
+};
+
+/// How many operations of a stream have run; outlives the stream.
+///
+/// Threads  thread-safe.
+class SimProgress {
+ public:
+  void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
+  /// True if they have run, as far as this thread knows: orders nothing.
+  [[nodiscard]] bool seems_run(std::uint64_t ops) const noexcept {
+    return ops_.load(std::memory_order_relaxed) >= ops;
+  }
+  [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
+    return seems_run(ops) && ops_.load(std::memory_order_acquire) >= ops;
+  }
+
+ private:
+  std::atomic<std::uint64_t> ops_{0};
+};
+
+/// A stream with a thread of its own: runs operations in the order in which they were pushed.
+///
+/// The queue orders pushes before runs and nothing else: no lock is shared between those who push
+/// and the thread that runs, so two streams are ordered only by their signals.
+///
+/// Threads  `push` and `pushed` need a lock of the caller; the rest is thread-safe.
+class SimWorker {
+ public:
+  struct Op : SimOp {
+    SimSignal* signal = nullptr;  // of a record or a wait
+    std::uint64_t pushed_ns = 0;
+  };
+
+  explicit SimWorker(SimEngines& engines)
+      : engines_{&engines}, head_{std::make_unique<Node>()}, tail_{head_.get()}, thread_{[this] {
+          run();
+        }} {}
+  SimWorker(SimWorker const&) = delete;
+  SimWorker& operator=(SimWorker const&) = delete;
+  /// Waits until the thread has run what was pushed.
+  ~SimWorker() {
+    stop();
+    thread_.join();
+  }
+
+  void push(Op const& op) {
+    remember(op);
+    auto node = std::make_unique<Node>();
+    node->op = op;
+    node->copies.assign(op.copies.begin(), op.copies.end());
+    node->op.copies = node->copies;
+    node->op.pushed_ns = steady_ns();
+    Node* const next = node.release();
+    tail_->next.store(next, std::memory_order_release);
+    tail_ = next;
+    ++pushed_ops_;
+    if ((pushes_.fetch_add(one_push, std::memory_order_release) & asleep) != 0) {
+      pushes_.fetch_and(~asleep, std::memory_order_relaxed);
+      wake_all(pushes_);
+    }
+  }
+
+  /// The thread ends when it has run what was pushed; nothing may be pushed any more.
+  void stop() {
+    if (!std::exchange(is_stopped_, true)) {
+      push({});
+    }
+  }
+
+  [[nodiscard]] std::uint64_t pushed() const noexcept { return pushed_ops_; }
+  [[nodiscard]] std::shared_ptr<SimProgress const> progress() const noexcept { return progress_; }
+  /// True if an operation that was pushed and has not run reads or writes in `[p, p + bytes)`.
+  [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept {
+    return std::any_of(recent_.begin(), recent_.end(), [&](Recent const& recent) {
+      return recent.op.touches(p, bytes) && !progress_->has_run(recent.ops);
+    });
+  }
+  [[nodiscard]] bool is_idle() const noexcept { return progress_->has_run(pushed_ops_); }
+  [[nodiscard]] std::thread::id thread_id() const noexcept { return thread_.get_id(); }
+
+ private:
+  struct Node {
+    Op op;
+    std::vector<SimCopy> copies;
+    std::atomic<Node*> next{nullptr};
+  };
+
+  /// A copy of an operation, and not the operation: whoever looks at what the thread has run is ordered
+  /// after it.
+  struct Recent {
+    std::uint64_t ops = 0;  // how many of the stream have run when it has
+    SimOp op;
+    std::vector<SimCopy> copies;
+  };
+
+  static constexpr std::uint32_t asleep = 1;    // the thread has found nothing to do
+  static constexpr std::uint32_t one_push = 2;  // pushes are counted in the other bits
+
+  void remember(Op const& op);
+  void sleep(std::uint32_t seen) noexcept;
+  void run();
+  void execute(Op const& op);
+  void run_timed(Op const& op);
+  static void wait_until(std::uint64_t time_ns);
+
+  SimEngines* engines_;
+  std::unique_ptr<Node> head_;  // the operation that ran last; owned by the thread
+  std::uint64_t ready_ns_ = 0;  // when the stream should have run what it has run; of the thread
+  std::shared_ptr<SimProgress> progress_ = std::make_shared<SimProgress>();
+  std::atomic<std::uint32_t> pushes_{0};
+  Node* tail_;
+  std::uint64_t pushed_ops_ = 0;
+  bool is_stopped_ = false;
+  std::deque<Recent> recent_;
+  std::thread thread_;  // last: starts when all else is there
+};
+
+/// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself, the
+/// one who asks is not ordered after what has run.
+inline void SimWorker::remember(Op const& op) {
+  while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
+    recent_.pop_front();
+  }
+  if (op.bytes != 0) {
+    Recent& recent = recent_.emplace_back();
+    recent.ops = pushed_ops_ + 1;
+    recent.op = static_cast<SimOp const&>(op);
+    recent.copies.assign(op.copies.begin(), op.copies.end());
+    recent.op.copies = recent.copies;
+  }
+}
+
+inline void SimWorker::run() {
+  for (;;) {
+    std::uint32_t const seen = pushes_.load(std::memory_order_acquire);
+    Node* const next = head_->next.load(std::memory_order_acquire);
+    if (next == nullptr) {
+      sleep(seen);
+      continue;
+    }
+    head_.reset(next);
+    execute(next->op);
+    progress_->advance();
+    if (next->op.what == SimOp::Kind::stop) {
+      return;
+    }
+  }
+}
+
+/// Says in the word itself that the thread sleeps, so that whoever pushes learns it from the word that
+/// it writes anyway, and is not ordered after what the thread has run.
+inline void SimWorker::sleep(std::uint32_t seen) noexcept {
+  if ((seen & asleep) != 0 ||
+      pushes_.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed)) {
+    sleep_while(pushes_, seen | asleep);
+  }
+}
+
+inline void SimWorker::execute(Op const& op) {
+  switch (op.what) {
+  case SimOp::Kind::copy:
+  case SimOp::Kind::batch:
+  case SimOp::Kind::fill:
+    run_timed(op);
+    return;
+  case SimOp::Kind::host:
+    op.perform();
+    ready_ns_ = steady_ns();
+    return;
+  case SimOp::Kind::compute:
+    ready_ns_ = std::max(ready_ns_, op.pushed_ns) + op.duration_ns;
+    wait_until(ready_ns_);
+    return;
+  case SimOp::Kind::record:
+    op.signal->set(std::max(ready_ns_, op.pushed_ns));
+    op.signal->drop_user();
+    return;
+  case SimOp::Kind::wait:
+    op.signal->wait();
+    ready_ns_ = std::max(ready_ns_, op.signal->time_ns());
+    op.signal->drop_user();
+    return;
+  case SimOp::Kind::stop:
+    return;
+  }
+}
+
+/// Keeps to the engine's time table rather than to the clock: a thread that woke up late starts its
+/// next copy as if it had not, so the rate is right in the long run.
+inline void SimWorker::run_timed(Op const& op) {
+  SimEngine& engine = engines_->of(op.direction);
+  if (op.is_free || engine.is_instant()) {
+    op.perform();
+    ready_ns_ = steady_ns();
+    return;
+  }
+  SimEngine::Slot const slot = engine.take(std::max(ready_ns_, op.pushed_ns), op.bytes);
+  wait_until(slot.start_ns);
+  op.perform();
+  wait_until(slot.end_ns);
+  ready_ns_ = slot.end_ns;
+}
+
+inline void SimWorker::wait_until(std::uint64_t time_ns) {
+  constexpr std::uint64_t timer_slack_ns = 60'000;
+  for (std::uint64_t now = steady_ns(); now < time_ns; now = steady_ns()) {
+    if (time_ns - now > timer_slack_ns) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds{time_ns - now - timer_slack_ns});
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+}  // namespace spillway::detail

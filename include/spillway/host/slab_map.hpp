@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/host/size_classes.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace spillway {
+
+/// One piece of a run: where in which slab.
+struct Extent {
+  std::uint32_t slab = 0;
+  std::size_t offset = 0;
+  std::size_t bytes = 0;
+};
+
+/// Cuts slabs into runs: which bytes of which slab are taken, on plain integers.
+///
+/// A run is one extent where a free range is large enough, best fit by size class, and otherwise up to
+/// `max_extents` of the largest free ranges. Swapped-out bytes need no single address, so scattered
+/// room is room. Free neighbours coalesce at once.
+///
+/// Every free range carries the fence after which its bytes may be touched; neighbours that coalesce
+/// unite theirs, and whoever takes a range is told.
+///
+/// Units    sizes are rounded up to the granule; offsets are multiples of it.
+/// Threads  thread-compatible.
+/// Cost     `try_take`: O(1) as long as some class surely fits, O(free ranges) close to exhaustion.
+///          `give_back`: O(extents), never allocates.
+class SlabMap {
+ public:
+  static constexpr std::size_t max_extents = 64;
+
+  /// Names a taken run by its first extent.
+  enum class RunId : std::uint32_t {};
+
+  struct Run {
+    RunId id{};
+    std::size_t bytes = 0;  // rounded
+    Fence fence;            // of all earlier uses of these bytes
+  };
+
+  /// `granule` is a power of two.
+  explicit SlabMap(std::size_t granule = granule_bytes) : granule_{granule} {}
+
+  /// Adds a free slab of `bytes`, a multiple of the granule, and returns its number, counted from 0.
+  ///
+  /// @throws std::bad_alloc, with nothing changed
+  std::uint32_t add_slab(std::size_t bytes);
+
+  /// Takes `bytes` > 0, rounded up; nothing when even scattered room does not suffice.
+  ///
+  /// @throws std::bad_alloc, with nothing changed
+  [[nodiscard]] std::optional<Run> try_take(std::size_t bytes);
+
+  /// Frees a run whose bytes may be touched after `fence`.
+  void give_back(RunId run, Fence const& fence) noexcept;
+
+  /// Whether `try_take(bytes)` would succeed if there were one more free slab of `extra_bytes`.
+  [[nodiscard]] bool can_take(std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
+
+  /// Calls `visit(Extent const&)` for the extents of a run, in the order of its bytes.
+  template <class Visit>
+  void for_each_extent(RunId run, Visit visit) const {
+    for (auto at = static_cast<std::uint32_t>(run); at != none; at = nodes_[at].next_linked) {
+      visit(nodes_[at].extent);
+    }
+  }
+
+  /// Calls `visit(Extent const&, Fence const&)` for every free range, in no order.
+  template <class Visit>
+  void for_each_free(Visit visit) const {
+    for (std::uint32_t const head : heads_) {
+      for (std::uint32_t at = head; at != none; at = nodes_[at].next_linked) {
+        visit(nodes_[at].extent, nodes_[at].fence);
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t granule() const noexcept { return granule_; }
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return free_bytes_; }
+  [[nodiscard]] std::size_t largest_free_bytes() const noexcept;
+
+ private:
+  static constexpr std::uint32_t none = 0xFFFFFFFF;
+  static constexpr std::size_t max_looks = 16;  // ranges of one class looked at for a better fit
+
+  struct Node {
+    Extent extent;
+    Fence fence;  // free ranges only
+    std::uint32_t previous_in_slab = none;
+    std::uint32_t next_in_slab = none;
+    std::uint32_t previous_linked = none;  // free: in its class
+    std::uint32_t next_linked = none;  // free: in its class; taken: next extent; vacant: next one
+    bool is_free = false;
+  };
+
+  /// The largest free ranges, sorted by falling size.
+  struct Largest {
+    std::array<std::uint32_t, max_extents> nodes{};
+    std::size_t count = 0;
+  };
+
+  [[nodiscard]] std::size_t class_of(std::size_t bytes) const noexcept {
+    return SizeClasses::class_of(bytes / granule_);
+  }
+  [[nodiscard]] std::uint32_t best_in_class(std::size_t size_class,
+                                            std::size_t bytes) const noexcept;
+  [[nodiscard]] std::uint32_t find(std::size_t bytes) const noexcept;
+  [[nodiscard]] Largest largest() const noexcept;
+  [[nodiscard]] std::size_t
+  missing_after(Largest const& pieces, std::size_t count, std::size_t wanted) const noexcept;
+  void provide_vacant_node();
+  [[nodiscard]] std::uint32_t pop_vacant() noexcept;
+  void push_vacant(std::uint32_t node) noexcept;
+  void link(std::uint32_t node) noexcept;
+  void unlink(std::uint32_t node) noexcept;
+  void take(std::uint32_t node, std::size_t bytes) noexcept;
+  void absorb(std::uint32_t left, std::uint32_t right) noexcept;
+  void free_extent(std::uint32_t node, Fence const& fence) noexcept;
+
+  std::size_t granule_;
+  std::size_t reserved_bytes_ = 0;
+  std::size_t free_bytes_ = 0;
+  std::uint32_t slab_count_ = 0;
+  std::vector<Node> nodes_;
+  std::uint32_t vacant_ = none;
+  SizeClasses used_classes_;
+  std::array<std::uint32_t, SizeClasses::count> heads_ = [] {
+    std::array<std::uint32_t, SizeClasses::count> empty{};
+    empty.fill(none);
+    return empty;
+  }();
+};
+
+inline std::uint32_t SlabMap::add_slab(std::size_t bytes) {
+  SPILLWAY_ASSERT(bytes > 0 && bytes % granule_ == 0);
+  provide_vacant_node();
+  std::uint32_t const node = pop_vacant();
+  nodes_[node] = Node{};
+  nodes_[node].extent = {slab_count_, 0, bytes};
+  link(node);
+  reserved_bytes_ += bytes;
+  free_bytes_ += bytes;
+  return slab_count_++;
+}
+
+inline auto SlabMap::try_take(std::size_t bytes) -> std::optional<Run> {
+  if (bytes > free_bytes_) {
+    return std::nullopt;  // before rounding, which a huge request would overflow
+  }
+  std::size_t const wanted = round_up(bytes, granule_);
+  provide_vacant_node();
+  if (std::uint32_t const fit = find(wanted); fit != none) {
+    Run const run{RunId{fit}, wanted, nodes_[fit].fence};
+    take(fit, wanted);
+    return run;
+  }
+  Largest const pieces = largest();
+  if (missing_after(pieces, pieces.count, wanted) > 0) {
+    return std::nullopt;
+  }
+  Run run{RunId{pieces.nodes[0]}, wanted, {}};
+  std::size_t missing = wanted;
+  for (std::size_t i = 0; missing > 0; ++i) {
+    std::uint32_t const node = pieces.nodes[i];
+    std::size_t const part = std::min(missing, nodes_[node].extent.bytes);
+    run.fence.add(nodes_[node].fence);
+    take(node, part);
+    if (i > 0) {
+      nodes_[pieces.nodes[i - 1]].next_linked = node;
+    }
+    missing -= part;
+  }
+  return run;
+}
+
+inline void SlabMap::give_back(RunId run, Fence const& fence) noexcept {
+  for (auto at = static_cast<std::uint32_t>(run); at != none;) {
+    SPILLWAY_ASSERT(!nodes_[at].is_free);
+    std::uint32_t const next = nodes_[at].next_linked;
+    free_extent(at, fence);
+    at = next;
+  }
+}
+
+inline bool SlabMap::can_take(std::size_t bytes, std::size_t extra_bytes) const noexcept {
+  if (bytes <= extra_bytes) {
+    return true;
+  }
+  if (bytes - extra_bytes > free_bytes_) {
+    return false;
+  }
+  Largest const pieces = largest();
+  std::size_t const wanted = round_up(bytes, granule_);
+  std::size_t const beside_extra = std::min(pieces.count, max_extents - 1);
+  return missing_after(pieces, pieces.count, wanted) == 0 ||
+         missing_after(pieces, beside_extra, wanted - extra_bytes) == 0;
+}
+
+inline std::size_t SlabMap::missing_after(Largest const& pieces,
+                                          std::size_t count,
+                                          std::size_t wanted) const noexcept {
+  for (std::size_t i = 0; i < count && wanted > 0; ++i) {
+    wanted -= std::min(wanted, nodes_[pieces.nodes[i]].extent.bytes);
+  }
+  return wanted;
+}
+
+inline std::size_t SlabMap::largest_free_bytes() const noexcept {
+  std::size_t found = 0;
+  if (std::size_t const top = used_classes_.previous(SizeClasses::count);
+      top < SizeClasses::count) {
+    for (std::uint32_t at = heads_[top]; at != none; at = nodes_[at].next_linked) {
+      found = std::max(found, nodes_[at].extent.bytes);
+    }
+  }
+  return found;
+}
+
+inline std::uint32_t SlabMap::best_in_class(std::size_t size_class,
+                                            std::size_t bytes) const noexcept {
+  std::uint32_t best = none;
+  std::size_t looks = max_looks;
+  for (std::uint32_t at = heads_[size_class]; at != none && looks > 0; --looks) {
+    std::size_t const size = nodes_[at].extent.bytes;
+    if (size >= bytes && (best == none || size < nodes_[best].extent.bytes)) {
+      best = at;
+    }
+    if (size == bytes) {
+      break;
+    }
+    at = nodes_[at].next_linked;
+  }
+  return best;
+}
+
+/// A free range of at least `bytes`, close to the smallest one. None may mean that it is hidden among
+/// smaller ones of its class; taking the largest ranges then finds it.
+inline std::uint32_t SlabMap::find(std::size_t bytes) const noexcept {
+  std::size_t const own = class_of(bytes);
+  if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
+    return fit;
+  }
+  std::size_t const larger = used_classes_.next(own + 1);
+  return larger < SizeClasses::count ? best_in_class(larger, bytes) : none;
+}
+
+inline auto SlabMap::largest() const noexcept -> Largest {
+  auto const is_larger = [this](std::uint32_t a, std::uint32_t b) {
+    return nodes_[a].extent.bytes > nodes_[b].extent.bytes;
+  };
+  Largest found;
+  auto const begin = found.nodes.begin();
+  // A heap with the smallest on top, fed class by class from above until no class can improve it.
+  std::size_t size_class = used_classes_.previous(SizeClasses::count);
+  for (; size_class < SizeClasses::count && found.count < max_extents;
+       size_class = used_classes_.previous(size_class)) {
+    for (std::uint32_t at = heads_[size_class]; at != none; at = nodes_[at].next_linked) {
+      if (found.count == max_extents) {
+        if (!is_larger(at, found.nodes[0])) {
+          continue;
+        }
+        std::pop_heap(begin, begin + max_extents, is_larger);
+        --found.count;
+      }
+      found.nodes[found.count++] = at;
+      std::push_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
+    }
+  }
+  std::sort_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
+  return found;
+}
+
+/// So that splitting a range cannot fail half-way; a take splits one range at most.
+inline void SlabMap::provide_vacant_node() {
+  if (vacant_ == none) {
+    nodes_.emplace_back();
+    push_vacant(static_cast<std::uint32_t>(nodes_.size() - 1));
+  }
+}
+
+inline std::uint32_t SlabMap::pop_vacant() noexcept {
+  std::uint32_t const node = vacant_;
+  vacant_ = nodes_[node].next_linked;
+  return node;
+}
+
+inline void SlabMap::push_vacant(std::uint32_t node) noexcept {
+  nodes_[node].is_free = false;
+  nodes_[node].next_linked = vacant_;
+  vacant_ = node;
+}
+
+inline void SlabMap::link(std::uint32_t node) noexcept {
+  std::size_t const size_class = class_of(nodes_[node].extent.bytes);
+  std::uint32_t const next = heads_[size_class];
+  nodes_[node].is_free = true;
+  nodes_[node].previous_linked = none;
+  nodes_[node].next_linked = next;
+  if (next != none) {
+    nodes_[next].previous_linked = node;
+  }
+  heads_[size_class] = node;
+  used_classes_.insert(size_class);
+}
+
+inline void SlabMap::unlink(std::uint32_t node) noexcept {
+  Node& gone = nodes_[node];
+  if (gone.next_linked != none) {
+    nodes_[gone.next_linked].previous_linked = gone.previous_linked;
+  }
+  if (gone.previous_linked != none) {
+    nodes_[gone.previous_linked].next_linked = gone.next_linked;
+  } else {
+    std::size_t const size_class = class_of(gone.extent.bytes);
+    heads_[size_class] = gone.next_linked;
+    if (gone.next_linked == none) {
+      used_classes_.erase(size_class);
+    }
+  }
+  gone.is_free = false;
+  gone.next_linked = none;
+}
+
+/// Takes the front of a free range; the rest stays free and keeps the fence.
+inline void SlabMap::take(std::uint32_t node, std::size_t bytes) noexcept {
+  unlink(node);
+  free_bytes_ -= bytes;
+  if (nodes_[node].extent.bytes == bytes) {
+    return;
+  }
+  std::uint32_t const rest = pop_vacant();
+  Node& taken = nodes_[node];
+  nodes_[rest] = Node{};
+  nodes_[rest].extent = {
+      taken.extent.slab, taken.extent.offset + bytes, taken.extent.bytes - bytes};
+  nodes_[rest].fence = taken.fence;
+  nodes_[rest].previous_in_slab = node;
+  nodes_[rest].next_in_slab = taken.next_in_slab;
+  if (taken.next_in_slab != none) {
+    nodes_[taken.next_in_slab].previous_in_slab = rest;
+  }
+  taken.next_in_slab = rest;
+  taken.extent.bytes = bytes;
+  link(rest);
+}
+
+/// Joins two neighbours that are in no class; the fences unite.
+inline void SlabMap::absorb(std::uint32_t left, std::uint32_t right) noexcept {
+  Node& grown = nodes_[left];
+  grown.extent.bytes += nodes_[right].extent.bytes;
+  grown.fence.add(nodes_[right].fence);
+  grown.next_in_slab = nodes_[right].next_in_slab;
+  if (grown.next_in_slab != none) {
+    nodes_[grown.next_in_slab].previous_in_slab = left;
+  }
+  push_vacant(right);
+}
+
+inline void SlabMap::free_extent(std::uint32_t node, Fence const& fence) noexcept {
+  free_bytes_ += nodes_[node].extent.bytes;
+  nodes_[node].fence = fence;
+  if (std::uint32_t const next = nodes_[node].next_in_slab; next != none && nodes_[next].is_free) {
+    unlink(next);
+    absorb(node, next);
+  }
+  std::uint32_t const previous = nodes_[node].previous_in_slab;
+  if (previous != none && nodes_[previous].is_free) {
+    unlink(previous);
+    absorb(previous, node);
+    node = previous;
+  }
+  link(node);
+}
+
+}  // namespace spillway

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device/host/host_api.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <string>
+
+namespace spillway {
+
+/// What a framework's module is told when it puts an allocator in the place of the framework's own.
+struct InstallOptions {
+  std::size_t limit = 0;       ///< bytes that tensors may take up; 0: as the module sees fit
+  std::size_t host_limit = 0;  ///< bytes of host memory for what is away; 0: as the allocator sees
+                               ///< fit, and half of the machine's if there is a file tier
+  std::string file_tier{};     ///< a folder for what host memory cannot hold; empty: none
+  std::size_t file_bytes = 0;  ///< the most to put there
+  /// Smaller tensors are left to the framework; 0: as the module sees fit.
+  std::size_t least_bytes = 0;
+
+  /// Options for an allocator of `capacity_bytes` whose users wait for each other elsewhere.
+  template <class Allocator>
+  [[nodiscard]] typename Allocator::Options for_allocator(std::size_t capacity_bytes) const {
+    typename Allocator::Options options;
+    options.capacity_bytes = capacity_bytes;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    options.host.pinned_bytes = host_limit;
+    if (!file_tier.empty()) {
+      options.host.file = file_tier;
+      options.host.file_bytes = file_bytes;
+      if (host_limit == 0) {
+        options.host.pinned_bytes = HostApi{}.memory_info().total_bytes / 2;
+      }
+    }
+    return options;
+  }
+};
+
+}  // namespace spillway

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/eviction_policy.hpp>
+#include <spillway/core/slot_heap.hpp>
+#include <spillway/core/slot_order.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/policy/eviction/step_plan.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <optional>
+#include <vector>
+
+namespace spillway {
+
+/// Evicts what the recorded step shows to be cheapest to do without.
+///
+/// At the start of a step that the schedule predicts, a plan is made of which blocks are away between
+/// which two uses so that the rest fits; victims are taken from that plan. Where it leaves too little
+/// room (fragmentation, blocks that the record does not know), the victim is a block whose next use is
+/// among the farthest, by preference the smallest that suffices. While nothing is predicted it is LRU.
+///
+/// Cost  `on_access` O(1); `victim` O(1) amortised in the plan, O(log n) beside it; `on_step`
+///       O(n log n) for a step of n uses, O(resident blocks) when predictions resume within a step.
+class ScheduleEviction {
+ public:
+  ScheduleEviction() = default;
+  explicit ScheduleEviction(PlanOptions options) noexcept : plan_{options} {}
+
+  void on_insert(BlockId id, std::size_t bytes, Use use) {
+    std::uint32_t const slot = slot_of(id);
+    if (slot >= tracked_.size()) {
+      tracked_.resize(std::size_t{slot} + 1);
+    }
+    for (SlotOrder* order : {&by_use_, &leaving_, &free_to_leave_, &to_offer_}) {
+      order->reserve(id);
+    }
+    by_distance_.reserve(id, blocks_);
+    on_erase(id);
+    ++blocks_;
+    by_use_.push_back(id);
+    tracked_[slot] = Tracked{.bytes = bytes};
+    note(slot, use);
+  }
+
+  void on_access(BlockId id, Use use) noexcept {
+    if (by_use_.contains(id)) {
+      by_use_.move_to_back(id);
+      note(slot_of(id), use);
+    }
+  }
+
+  void on_erase(BlockId id) noexcept {
+    if (by_use_.contains(id)) {
+      --blocks_;
+      by_use_.erase(id);
+      forget_rank(id);
+      by_distance_.erase(id);
+    }
+  }
+
+  void on_misprediction() noexcept {
+    is_predicting_ = false;
+    forget_ranks();
+  }
+
+  void on_step(AccessSchedule const& schedule, std::size_t capacity_bytes) noexcept {
+    on_misprediction();
+    if (!schedule.is_predicting()) {
+      return;
+    }
+    is_predicting_ = true;
+    length_ = schedule.record().length();
+    base_ = schedule.position() - schedule.cursor();
+    std::size_t unknown_bytes = 0;
+    for (BlockId id = by_use_.front(); id != BlockId{}; id = by_use_.after(id)) {
+      Tracked& block = tracked_[slot_of(id)];
+      block.entry = schedule.use_of(id).entry;
+      unknown_bytes += block.entry == unknown_entry ? block.bytes : 0;
+    }
+    if (planned_step_ == schedule.steps() && planned_bytes_ == capacity_bytes) {
+      return;  // predictions have resumed: the plan is still good
+    }
+    planned_step_ = schedule.steps();
+    planned_bytes_ = capacity_bytes;
+    for (BlockId id = by_use_.front(); id != BlockId{}; id = by_use_.after(id)) {
+      tracked_[slot_of(id)].is_back = false;
+    }
+    try {
+      plan_.make(schedule, capacity_bytes, unknown_bytes, [this](BlockId id) noexcept {
+        return by_use_.contains(id);
+      });
+    } catch (std::bad_alloc const&) {
+      plan_.clear();  // without a plan by distance alone
+    }
+  }
+
+  template <class Inspect>
+  [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes, Inspect inspect) noexcept {
+    if (!is_predicting_) {
+      return first_of(by_use_, inspect);
+    }
+    sort_by_plan();
+    if (auto const id = first_of(leaving_, inspect)) {
+      return id;
+    }
+    if (auto const id = first_of(free_to_leave_, inspect)) {
+      return id;
+    }
+    return far_victim(short_bytes, inspect);
+  }
+
+  [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
+    if (!is_predicting_ || !by_use_.contains(id)) {
+      return false;
+    }
+    Tracked const& block = tracked_[slot_of(id)];
+    return plan_.leaves_for_nothing(block.entry) ||
+           (plan_.must_leave(block.entry) && !block.is_back);
+  }
+
+  [[nodiscard]] bool may_return(AccessSchedule const& schedule, BlockId id) const noexcept {
+    return !is_predicting_ ||
+           plan_.returns_at(schedule.use_of(id).entry) <= schedule.cursor() + StepPlan::next_ops;
+  }
+
+  /// Names each block that the plan sends out once.
+  template <class Inspect>
+  [[nodiscard]] std::optional<BlockId> early_victim(Inspect inspect) noexcept {
+    if (!is_predicting_) {
+      return std::nullopt;
+    }
+    sort_by_plan();
+    std::size_t tries = most_refusals;
+    for (BlockId id = to_offer_.front(); id != BlockId{} && tries != 0; --tries) {
+      BlockId const next = to_offer_.after(id);
+      if (inspect(id)) {
+        to_offer_.erase(id);
+        return id;
+      }
+      to_offer_.move_to_back(id);  // leased at the moment, or clean
+      id = next;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr std::size_t most_refusals = 4;
+  static constexpr std::size_t most_candidates = 32;
+
+  struct Tracked {
+    std::size_t bytes = 0;
+    std::uint64_t noted = 0;  // when it was last used, by our own count
+    std::uint64_t now = 0;    // position of that use
+    std::uint32_t entry = unknown_entry;
+    bool is_back = false;  // has come back ahead of that entry: to send it out again were in vain
+  };
+
+  /// Farthest next use first.
+  struct Distance {
+    std::uint64_t entry;
+    [[nodiscard]] bool is_before(Distance other) const noexcept { return entry > other.entry; }
+  };
+
+  void note(std::uint32_t slot, Use use) noexcept {
+    Tracked& block = tracked_[slot];
+    block.noted = ++notes_;
+    block.now = use.now;
+    block.entry = use.entry;
+    block.is_back = use.is_ahead;
+  }
+
+  template <class Inspect>
+  static std::optional<BlockId> first_of(SlotOrder const& order, Inspect& inspect) noexcept {
+    for (BlockId id = order.front(); id != BlockId{}; id = order.after(id)) {
+      if (inspect(id)) {
+        return id;
+      }
+    }
+    return std::nullopt;
+  }
+
+  void forget_rank(BlockId id) noexcept {
+    leaving_.erase(id);
+    free_to_leave_.erase(id);
+    to_offer_.erase(id);
+  }
+
+  void forget_ranks() noexcept {
+    leaving_.clear();
+    free_to_leave_.clear();
+    to_offer_.clear();
+    by_distance_.clear();
+    sorted_ = 0;
+    ranked_ = 0;
+  }
+
+  /// The first block, in order of use, that was used after note `since`.
+  [[nodiscard]] BlockId first_used_after(std::uint64_t since) const noexcept {
+    BlockId first{};
+    for (BlockId id = by_use_.back(); id != BlockId{} && tracked_[slot_of(id)].noted > since;
+         id = by_use_.before(id)) {
+      first = id;
+    }
+    return first;
+  }
+
+  /// Sorts the blocks used since the last time into those that leave and those that stay; done only
+  /// when room is needed, to keep `on_access` short.
+  void sort_by_plan() noexcept {
+    for (BlockId id = first_used_after(sorted_); id != BlockId{}; id = by_use_.after(id)) {
+      forget_rank(id);
+      std::uint32_t const entry = tracked_[slot_of(id)].entry;
+      if (plan_.must_leave(entry) && !tracked_[slot_of(id)].is_back) {
+        leaving_.push_back(id);
+        to_offer_.push_back(id);
+      } else if (plan_.leaves_for_nothing(entry)) {
+        free_to_leave_.push_back(id);
+      }
+    }
+    sorted_ = notes_;
+  }
+
+  void rank_by_distance() noexcept {
+    for (BlockId id = first_used_after(ranked_); id != BlockId{}; id = by_use_.after(id)) {
+      Tracked const& block = tracked_[slot_of(id)];
+      // What the record does not know is taken to be used once a step.
+      Distance const distance{block.entry == unknown_entry ? block.now - base_ + length_
+                                                           : std::uint64_t{block.entry}};
+      if (by_distance_.contains(id)) {
+        by_distance_.update(id, distance);
+      } else {
+        by_distance_.insert_reserved(id, distance);
+      }
+    }
+    ranked_ = notes_;
+  }
+
+  template <class Inspect>
+  std::optional<BlockId> far_victim(std::size_t short_bytes, Inspect& inspect) noexcept {
+    rank_by_distance();
+    std::optional<BlockId> best;
+    EvictionCandidate best_block;
+    std::size_t const candidates = std::clamp<std::size_t>(blocks_ / 4, 1, most_candidates);
+    by_distance_.near_best(candidates, [&](BlockId id, Distance) noexcept {
+      std::optional<EvictionCandidate> const block = inspect(id);
+      if (!block) {
+        return false;
+      }
+      bool const is_smaller =
+          block->bytes < best_block.bytes ||
+          (block->bytes == best_block.bytes && block->is_clean && !best_block.is_clean);
+      if (block->bytes >= short_bytes && (!best || is_smaller)) {
+        best = id;
+        best_block = *block;
+      }
+      return true;
+    });
+    if (best) {
+      return best;
+    }
+    return by_distance_.best([&](BlockId id, Distance&) noexcept {
+      return inspect(id) ? Verdict::take : Verdict::skip;
+    });
+  }
+
+  std::vector<Tracked> tracked_;
+  std::size_t blocks_ = 0;
+  std::uint64_t notes_ = 0;
+  SlotOrder by_use_;         // the one used longest ago first
+  SlotOrder leaving_;        // the plan sends them out before their next use
+  SlotOrder free_to_leave_;  // need not come back
+  SlotOrder to_offer_;       // of those in leaving_, not yet named by early_victim
+  SlotHeap<Distance> by_distance_;
+  std::uint64_t sorted_ = 0;  // notes up to which the orders above are up to date
+  std::uint64_t ranked_ = 0;  // notes up to which by_distance_ is
+  StepPlan plan_;
+  std::uint64_t planned_step_ = 0;
+  std::size_t planned_bytes_ = 0;
+  std::uint64_t base_ = 0;    // position of the record's first entry
+  std::uint64_t length_ = 0;  // entries in the record
+  bool is_predicting_ = false;
+};
+
+static_assert(SpeculativeEvictionPolicy<ScheduleEviction>);
+
+}  // namespace spillway

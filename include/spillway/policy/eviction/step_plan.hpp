@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/policy/eviction/gap_cover.hpp>
+#include <spillway/policy/eviction/gap_set.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/step_record.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace spillway {
+
+/// What a plan may spend on overlapping transfers with work: room for blocks to come back in before
+/// their use has to be made by others, which then are away longer or more often.
+struct PlanOptions {
+  std::uint32_t ahead_ops = 64;  ///< uses that a block is planned to be back early
+  double most_extra = 0.005;     ///< part by which the bytes swapped in may grow for that
+  /// The same for room for the next operation alone, without which nothing overlaps. In a loop that uses
+  /// each block once, that is one part in the number of blocks that are away.
+  double most_extra_for_next = 0.05;
+};
+
+/// Which blocks leave the device between which uses, for the rest of a recorded step and the step after.
+///
+/// The step after is planned too, because a block that lives on from step to step may be away across
+/// the boundary; only the first step's decisions are used, the next boundary plans again. A gap is
+/// named by the entry of the use that ends it.
+///
+/// Cost    O(n log n) time for a step of n uses, about 210 bytes a use, kept for the next plan.
+/// Threads thread-unsafe.
+class StepPlan {
+ public:
+  StepPlan() = default;
+  explicit StepPlan(PlanOptions options) noexcept : options_{options} {}
+
+  /// Plans for `capacity_bytes`, of which `other_bytes` are taken by blocks that the record does not
+  /// know. `is_resident(id)` tells where things stand now. `schedule` is predicting.
+  ///
+  /// @throws std::bad_alloc; the plan is then empty
+  template <class IsResident>
+  void make(AccessSchedule const& schedule,
+            std::size_t capacity_bytes,
+            std::size_t other_bytes,
+            IsResident is_resident) {
+    clear();
+    length_ = schedule.record().length();
+    start_ = schedule.cursor();
+    look_round(schedule, is_resident);
+    choose(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
+  }
+
+  void clear() noexcept {
+    leaves_.clear();
+    is_free_.clear();
+    returns_.clear();
+  }
+
+  /// The block must be away for a while before the use at `entry`.
+  [[nodiscard]] bool must_leave(std::uint32_t entry) const noexcept {
+    return entry < leaves_.size() && leaves_[entry];
+  }
+  /// The block need not be brought back for the use at `entry`, or has none.
+  [[nodiscard]] bool leaves_for_nothing(std::uint32_t entry) const noexcept {
+    return entry == never_entry || (entry < is_free_.size() && is_free_[entry]);
+  }
+  /// The moment from which on the plan has room for the block to be back for the use at `entry`. Sooner,
+  /// it would take the room of what is born in between, or send others out. 0 if nothing is planned.
+  [[nodiscard]] std::uint32_t returns_at(std::uint32_t entry) const noexcept {
+    return entry < returns_.size() ? returns_[entry] : 0;
+  }
+
+  /// Uses ahead of which a block may come back whatever the plan says: without them nothing overlaps.
+  static constexpr std::uint32_t next_ops = 2;
+
+ private:
+  static constexpr std::uint32_t none = StepRecord::none;
+
+  /// How a part of the record stands at the start of the plan.
+  struct Standing {
+    bool is_played = false;  // by a block that is alive or will be born in this step
+    bool is_alive = false;   // already
+    bool is_resident = false;
+    bool is_written = false;    // in the step: it has to be copied out before it is away
+    std::uint32_t next = none;  // its next entry
+  };
+
+  [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
+
+  template <class IsResident>
+  void look_round(AccessSchedule const& schedule, IsResident is_resident) {
+    StepRecord const& record = schedule.record();
+    standing_.assign(record.blocks.size(), {});
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      StepRecord::Block const& block = record.blocks[i];
+      if (block.id != BlockId{}) {
+        standing_[i] = Standing{.is_played = true,
+                                .is_alive = true,
+                                .is_resident = is_resident(block.id),
+                                .next = schedule.use_of(block.id).entry};
+      } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
+        standing_[i] = Standing{.is_played = true, .next = block.first};
+      }
+    }
+    for (StepRecord::Entry const& entry : record.entries) {
+      Standing& standing = standing_[entry.block];
+      standing.is_written =
+          standing.is_written || static_cast<Access>(entry.access) != Access::read;
+    }
+  }
+
+  /// The moment at which a block that plays a part in this step is freed, in this step or the next.
+  [[nodiscard]] std::uint32_t end_of(StepRecord const& record, std::uint32_t part) const noexcept {
+    std::uint32_t const freed = record.blocks[part].freed;
+    if (freed != none) {
+      return std::max(freed, start_);
+    }
+    std::uint32_t const freed_after = record.blocks[record.part_after(part)].freed;
+    return freed_after == none ? horizon() : length_ + freed_after;
+  }
+
+  /// The same for a block that plays it in the step after.
+  [[nodiscard]] std::uint32_t end_after(StepRecord::Block const& block) const noexcept {
+    return block.freed == none ? horizon() : length_ + block.freed;
+  }
+
+  /// Whether a part is played by another block in every step.
+  [[nodiscard]] static bool is_reborn(StepRecord const& record, std::uint32_t part) noexcept {
+    StepRecord::Block const& block = record.blocks[part];
+    return record.is_birth(part) && (block.freed != none || block.successor_of != none);
+  }
+
+  /// Whether bringing the block back for the use at `entry` costs nothing.
+  [[nodiscard]] static bool is_free_to_return(StepRecord const& record,
+                                              std::uint32_t entry) noexcept {
+    return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
+  }
+
+  /// Where a gap ends for a block that is to be back early.
+  [[nodiscard]] static std::uint32_t
+  back(std::uint32_t from, std::uint32_t to, std::uint32_t ahead) noexcept {
+    return from < to ? to - std::min(ahead, (to - from) / 4) : to;
+  }
+
+  /// Calls `alive(part, from, to)` for the moments [from, to) in which a block takes room unless away.
+  template <class Alive>
+  void each_life(StepRecord const& record, std::uint32_t ahead, Alive alive) const {
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      StepRecord::Block const& block = record.blocks[i];
+      Standing const& standing = standing_[i];
+      if (standing.is_resident) {
+        alive(i, start_, end_of(record, i));
+      } else if (standing.is_alive && standing.next < never_entry) {
+        alive(i, back(start_, standing.next, ahead), end_of(record, i));
+      } else if (standing.is_played && standing.next < never_entry) {
+        alive(i, standing.next, end_of(record, i));
+      }
+      if (is_reborn(record, i) && block.first != none) {
+        alive(i, length_ + block.first, end_after(block));
+      }
+    }
+  }
+
+  /// Calls `gap(part, from, to, entry)` for the moments [from, to) in which a block may be away; `entry`
+  /// is the use that ends them, `never_entry` if there is none, `none` if it lies beyond the plan.
+  template <class VisitGap>
+  void each_gap(StepRecord const& record, VisitGap gap) const {
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      if (standing_[i].is_resident) {
+        gap(i, start_, std::min(standing_[i].next, end_of(record, i)), standing_[i].next);
+      }
+    }
+    for (std::uint32_t i = start_; i < length_; ++i) {
+      StepRecord::Entry const& entry = record.entries[i];
+      if (standing_[entry.block].is_played && entry.released != 0) {
+        bool const is_last = entry.next == never_entry;
+        gap(entry.block,
+            entry.released,
+            is_last ? end_of(record, entry.block) : entry.next,
+            entry.next);
+      }
+    }
+    for (std::uint32_t i = 0; i < length_; ++i) {  // the step after
+      StepRecord::Entry const& entry = record.entries[i];
+      if (entry.released == 0 || !is_played_after(record, entry.block)) {
+        continue;
+      }
+      std::uint32_t const from = length_ + entry.released;
+      if (entry.next < length_) {
+        gap(entry.block, from, length_ + entry.next, length_ + entry.next);
+      } else if (entry.next == never_entry) {
+        gap(entry.block, from, end_after(record.blocks[entry.block]), never_entry);
+      } else {
+        gap(entry.block, from, horizon(), none);
+      }
+    }
+  }
+
+  [[nodiscard]] bool is_played_after(StepRecord const& record, std::uint32_t part) const noexcept {
+    StepRecord::Block const& block = record.blocks[part];
+    if (block.successor != none) {
+      return standing_[block.successor].is_played;
+    }
+    return is_reborn(record, part) || (block.freed == none && standing_[part].is_played);
+  }
+
+  /// Finds the moments at which more is alive than fits, and numbers them; the others do not matter.
+  void find_excess(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
+    excess_.assign(std::size_t{horizon()} + 1, 0);
+    is_free_.assign(horizon(), false);
+    auto const weigh = [&](std::uint32_t from, std::uint32_t to, std::int64_t bytes) {
+      excess_[from] += bytes;
+      excess_[std::max(from, to)] -= bytes;
+    };
+    auto const bytes_of = [&](std::uint32_t part) {
+      return static_cast<std::int64_t>(record.blocks[part].bytes);
+    };
+    each_life(record, ahead, [&](std::uint32_t part, std::uint32_t from, std::uint32_t to) {
+      weigh(from, to, bytes_of(part));
+    });
+    each_gap(record,
+             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+               if (is_free_to_return(record, entry)) {
+                 weigh(from, to, -bytes_of(part));
+                 if (entry != never_entry) {
+                   is_free_[entry] = true;
+                 }
+               }
+             });
+    auto const capacity = static_cast<std::int64_t>(capacity_bytes);
+    rank_.resize(std::size_t{horizon()} + 1);
+    std::uint32_t moments = 0;
+    std::int64_t alive_bytes = 0;
+    for (std::uint32_t t = 0; t < horizon(); ++t) {
+      alive_bytes += excess_[t];
+      rank_[t] = moments;
+      if (t >= start_ && alive_bytes > capacity) {
+        excess_[moments++] = alive_bytes - capacity;  // never ahead of what is read
+      }
+    }
+    rank_[horizon()] = moments;
+    excess_.resize(moments);
+  }
+
+  /// Chooses among the gaps, with blocks back early if that costs little.
+  void choose(StepRecord const& record, std::size_t capacity_bytes) {
+    std::optional<double> const least = choose(record, capacity_bytes, 0);
+    if (!least) {
+      return;
+    }
+    exact_.swap(leaves_);
+    auto const costs_little = [&](std::uint32_t ahead, double extra) {
+      std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
+      bool const is_taken = bytes && *bytes <= *least * (1.0 + extra);
+      if (is_taken) {
+        note_returns(record, ahead);
+      }
+      return is_taken;
+    };
+    std::uint32_t const far = options_.ahead_ops;
+    if (costs_little(far, options_.most_extra) || costs_little(far / 4, options_.most_extra) ||
+        costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
+      return;
+    }
+    exact_.swap(leaves_);
+    note_returns(record, 0);
+  }
+
+  /// Notes from when on there is room for what is away now, and for what the plan sends away: as early as
+  /// was planned for, or after the last moment at which more would be alive than fits.
+  void note_returns(StepRecord const& record, std::uint32_t ahead) {
+    returns_.assign(horizon(), 0);
+    auto const room_for = [&](std::uint32_t from, std::uint32_t to) {
+      auto const calm = std::lower_bound(rank_.begin(), rank_.begin() + to, rank_[to]);
+      return std::min(back(from, to, ahead), static_cast<std::uint32_t>(calm - rank_.begin()));
+    };
+    for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+      Standing const& standing = standing_[i];
+      if (standing.is_alive && !standing.is_resident && standing.next < horizon()) {
+        returns_[standing.next] = room_for(start_, standing.next);
+      }
+    }
+    each_gap(record, [&](std::uint32_t, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+      if (entry < horizon() && leaves_[entry]) {
+        returns_[entry] = room_for(from, to);
+      }
+    });
+  }
+
+  /// @returns the bytes that come back, or nothing if the excess cannot be taken away
+  std::optional<double>
+  choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
+    find_excess(record, capacity_bytes, ahead);
+    gaps_.clear();
+    each_gap(record,
+             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+               if (from < to && !is_free_to_return(record, entry)) {
+                 to = entry == none ? to : back(from, to, ahead);
+                 if (rank_[from] < rank_[to]) {
+                   gaps_.add({{rank_[from], rank_[to] - 1},
+                              record.blocks[part].bytes,
+                              entry,
+                              standing_[part].is_written});
+                 }
+               }
+             });
+    gaps_.close(excess_.size());
+    bool const is_covered = cover_.choose(excess_, gaps_);
+    leaves_.assign(horizon(), false);
+    for (Gap const& gap : gaps_) {
+      if (gap.is_chosen && gap.tag != none) {
+        leaves_[gap.tag] = true;
+      }
+    }
+    return is_covered ? std::optional{static_cast<double>(gaps_.chosen_bytes())} : std::nullopt;
+  }
+
+  PlanOptions options_;
+  std::vector<bool> leaves_;   // by entry, of this step and then of the one after
+  std::vector<bool> is_free_;  // likewise
+  std::vector<bool> exact_;
+  std::vector<std::uint32_t> returns_;  // likewise
+  std::uint32_t length_ = 0;
+  std::uint32_t start_ = 0;
+  std::vector<Standing> standing_;    // by part
+  std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any
+  std::vector<std::uint32_t> rank_;   // how many of those come before a moment
+  GapSet gaps_;
+  GapCover cover_;
+};
+
+}  // namespace spillway

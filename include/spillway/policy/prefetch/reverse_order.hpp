@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/core/slot_order.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spillway {
+
+/// Brings blocks back in the reverse order of their first use in the step: what a backward pass does,
+/// known without a record of the step before.
+///
+/// It starts when blocks that were first used a while ago are used again one before the other, and
+/// pauses when uses turn the other way. A program whose weights live on must mark its steps.
+class ReverseOrder {
+ public:
+  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
+  ReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
+  explicit ReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
+
+  void on_create(BlockId id) {
+    by_first_use_.reserve(id);
+    if (slot_of(id) >= rank_.size()) {
+      rank_.resize(std::size_t{slot_of(id)} + 1);
+    }
+  }
+
+  void on_access(BlockId id, Use /*use*/) noexcept {
+    if (!by_first_use_.contains(id)) {
+      by_first_use_.push_back(id);
+      rank_[slot_of(id)] = ++count_;
+      return;
+    }
+    std::uint64_t const rank = rank_[slot_of(id)];
+    if (count_ - rank < recent) {
+      return;  // the output of the last operation, or a gradient just made: any program has these
+    }
+    if (reached_rank_ == 0 || rank > reached_rank_ + recent) {
+      reach(id, rank, 0);
+    } else if (rank < reached_rank_) {
+      reach(id, rank, descents_ + 1);
+    }
+  }
+
+  void on_destroy(BlockId id) noexcept {
+    if (!by_first_use_.contains(id)) {
+      return;
+    }
+    if (next_ == id) {
+      next_ = by_first_use_.before(id);
+    }
+    by_first_use_.erase(id);
+  }
+
+  void on_step() noexcept {
+    by_first_use_.clear();
+    next_ = BlockId{};
+    reached_rank_ = 0;
+    count_ = 0;
+    descents_ = 0;
+  }
+
+  template <class Visit>
+  void candidates(AccessSchedule const& schedule, Visit visit) const {
+    if (descents_ < proof) {
+      return;
+    }
+    BlockId id = next_;
+    for (std::size_t i = 0; i < options_.lookahead_ops && id != BlockId{}; ++i) {
+      if (!visit(id, schedule.position() + i)) {
+        return;
+      }
+      id = by_first_use_.before(id);
+    }
+  }
+
+  [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
+    return options_.max_inflight_bytes;
+  }
+
+ private:
+  static constexpr std::uint64_t recent = 8;  // first uses ago
+  static constexpr std::uint64_t proof = 2;  // descents before the pass is taken for a backward one
+
+  void reach(BlockId id, std::uint64_t rank, std::uint64_t descents) noexcept {
+    next_ = by_first_use_.before(id);
+    reached_rank_ = rank;
+    descents_ = descents;
+  }
+
+  PrefetchOptions options_;
+  SlotOrder by_first_use_;
+  std::vector<std::uint64_t> rank_;  // by slot: its place among the first uses of the step
+  std::uint64_t count_ = 0;
+  std::uint64_t reached_rank_ = 0;  // of the earliest block that the descent has come to; 0: none
+  BlockId next_{};                  // the block before that one
+  std::uint64_t descents_ = 0;
+};
+
+static_assert(PrefetchPolicy<ReverseOrder>);
+
+}  // namespace spillway

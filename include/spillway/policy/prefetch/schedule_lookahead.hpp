@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <cstddef>
+
+namespace spillway {
+
+/// Brings in what the recorded step uses next, the soonest first; nothing while nothing is predicted.
+///
+/// A block whose next use overwrites it is left out, its bytes need not come back.
+class ScheduleLookahead {
+ public:
+  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
+  ScheduleLookahead() noexcept {}  // NOLINT(modernize-use-equals-default)
+  explicit ScheduleLookahead(PrefetchOptions options) noexcept : options_{options} {}
+
+  void on_create(BlockId /*id*/) {}
+  void on_access(BlockId /*id*/, Use /*use*/) noexcept {}
+  void on_destroy(BlockId /*id*/) noexcept {}
+  void on_step() noexcept {}
+
+  template <class Visit>
+  void candidates(AccessSchedule const& schedule, Visit visit) const {
+    std::size_t left = options_.lookahead_ops;
+    schedule.upcoming([&](AccessSchedule::Upcoming const& use) {
+      if (left == 0) {
+        return false;
+      }
+      --left;
+      bool const is_wanted = use.id != BlockId{} && use.access != Access::write &&
+                             schedule.next_use(use.id) == use.position;  // its first use to come
+      return !is_wanted || visit(use.id, use.position);
+    });
+  }
+
+  [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
+    return options_.max_inflight_bytes;
+  }
+
+ private:
+  PrefetchOptions options_;
+};
+
+static_assert(PrefetchPolicy<ScheduleLookahead>);
+
+}  // namespace spillway

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/step_follower.hpp>
+#include <spillway/schedule/step_record.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// Records in which order one step of a program uses its blocks and predicts the next step from it.
+///
+/// A block that is alive when a step begins is known again by its identity. A block that is born in a
+/// step takes the part of the recorded block of the same size whose first use is due when it is first
+/// used. A use that the record did not expect is counted as a misprediction; see `StepFollower` for
+/// which ones end the predictions. A program that never calls `begin_step` pays for one counter.
+///
+/// Units   positions count acquisitions since construction.
+/// Memory  24 bytes for each acquisition of the longest step, reused from step to step.
+/// Threads thread-unsafe; the pager calls it under its lock.
+class AccessSchedule {
+ public:
+  static constexpr bool is_thread_safe = false;
+
+  /// What an access did to the predictions made before it.
+  using Change = StepFollower::Change;
+
+  /// One predicted use.
+  struct Upcoming {
+    std::uint64_t position = 0;
+    BlockId id{};  ///< `BlockId{}` if the block does not exist yet
+    std::size_t bytes = 0;
+    Access access = Access::read;
+    bool is_birth = false;  ///< first use of a block that does not exist yet
+  };
+
+  AccessSchedule() = default;
+  /// `max_step_accesses` bounds the memory of a program that never ends a step it began; a longer
+  /// step is not recorded.
+  explicit AccessSchedule(std::size_t max_step_accesses)
+      : max_entries_{std::min(max_step_accesses, StepRecord::max_entries)} {}
+
+  /// Marks the boundary between two steps: what was recorded since the last one predicts this one.
+  ///
+  /// @cost  O(blocks alive); no allocation once the buffers have grown
+  void begin_step() noexcept;
+
+  /// Notes a new block. `bytes` identifies its part in the record: round it always the same way.
+  ///
+  /// @throws std::bad_alloc, with nothing noted
+  void on_create(BlockId id, std::size_t bytes);
+
+  /// Notes an acquisition and says what the record predicts of the block's next one.
+  Use on_access(BlockId id, Access access) noexcept {
+    SPILLWAY_ASSERT(is_known(id));
+    return steps_ == 0 ? Use{position_++} : note_access(id, access);
+  }
+
+  /// Notes that the last lease on a block has ended: from here on it could leave the device.
+  void on_release(BlockId id) noexcept {
+    std::uint32_t const last = is_known(id) ? blocks_[slot_of(id)].last : none;
+    if (last != none) {
+      recording_.entries[last].released = recording_.length() & StepRecord::entry_mask;
+    }
+  }
+
+  void on_destroy(BlockId id) noexcept;
+
+  /// What the last access did to the predictions; asked once after each access.
+  Change take_change() noexcept { return follower_.take_change(); }
+
+  [[nodiscard]] bool is_predicting() const noexcept { return follower_.is_following(); }
+  /// Acquisitions so far: the position of the next one.
+  [[nodiscard]] std::uint64_t position() const noexcept { return position_; }
+  /// Uses that the record did not expect while it was trusted, since construction.
+  [[nodiscard]] std::uint64_t mispredictions() const noexcept { return follower_.mispredictions(); }
+  /// Steps begun since construction.
+  [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+
+  /// The next use of a block as predicted now, for when it comes in ahead of it. @cost O(1)
+  [[nodiscard]] Use use_of(BlockId id) const noexcept {
+    return follower_.use_of(is_known(id) ? blocks_[slot_of(id)] : ScheduledBlock{}, position_);
+  }
+  [[nodiscard]] std::uint64_t next_use(BlockId id) const noexcept { return use_of(id).next; }
+
+  /// Whether the next predicted use overwrites the block, so that its bytes need not come back.
+  [[nodiscard]] bool is_overwritten_next(BlockId id) const noexcept {
+    std::uint32_t const entry = use_of(id).entry;
+    return entry < never_entry && record().access_at(entry) == Access::write;
+  }
+
+  /// Calls `visit(Upcoming const&)` for each predicted use, the next one first, until it returns false
+  /// or one step's length has been visited.
+  template <class Visit>
+  void upcoming(Visit visit) const;
+
+  /// What the current step is predicted from; meaningful only while `is_predicting()`.
+  [[nodiscard]] StepRecord const& record() const noexcept { return follower_.record(); }
+  /// The first entry of `record()` that has not been used yet.
+  [[nodiscard]] std::uint32_t cursor() const noexcept { return follower_.cursor(); }
+
+ private:
+  static constexpr std::uint32_t none = StepRecord::none;
+
+  [[nodiscard]] bool is_known(BlockId id) const noexcept {
+    return slot_of(id) < blocks_.size() && blocks_[slot_of(id)].generation == generation_of(id);
+  }
+
+  Use note_access(BlockId id, Access access) noexcept;
+  void record(ScheduledBlock& block, Access access) noexcept;
+  bool grow_record() noexcept;
+  void close_record() noexcept;
+  void cast_parts() noexcept;
+  void open_record();
+  void abandon_record() noexcept;
+
+  std::vector<ScheduledBlock> blocks_;  // by slot
+  StepRecord recording_;
+  StepFollower follower_;
+  std::uint64_t position_ = 0;
+  std::uint64_t steps_ = 0;
+  std::size_t max_entries_ = std::size_t{1} << 22U;
+  bool is_recording_ = false;
+};
+
+inline void AccessSchedule::on_create(BlockId id, std::size_t bytes) {
+  std::uint32_t const slot = slot_of(id);
+  if (slot >= blocks_.size()) {
+    blocks_.resize(std::size_t{slot} + 1);
+  }
+  ScheduledBlock block{.generation = generation_of(id), .bytes = bytes};
+  if (is_recording_) {
+    block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
+    recording_.blocks.push_back({.id = id, .bytes = bytes});
+  }
+  blocks_[slot] = block;
+}
+
+inline void AccessSchedule::on_destroy(BlockId id) noexcept {
+  if (!is_known(id)) {
+    return;
+  }
+  ScheduledBlock& block = blocks_[slot_of(id)];
+  if (block.recorded != none) {
+    StepRecord::Block& recorded = recording_.blocks[block.recorded];
+    recorded.id = BlockId{};
+    recorded.last = block.last;
+    recorded.freed = recording_.length();
+  }
+  if (block.part != none) {
+    follower_.record().blocks[block.part].id = BlockId{};
+  }
+  block = {};
+}
+
+inline Use AccessSchedule::note_access(BlockId id, Access access) noexcept {
+  if (is_recording_) {
+    record(blocks_[slot_of(id)], access);
+  }
+  return follower_.on_access(blocks_, recording_, id, position_++);
+}
+
+inline void AccessSchedule::record(ScheduledBlock& block, Access access) noexcept {
+  std::uint32_t const entry = recording_.length();
+  if (recording_.entries.size() == recording_.entries.capacity() && !grow_record()) {
+    abandon_record();
+    return;
+  }
+  recording_.entries.push_back(
+      {block.recorded, never_entry, 0, static_cast<std::uint32_t>(access) & 3U});
+  if (block.last == none) {
+    recording_.blocks[block.recorded].first = entry;
+  } else {
+    recording_.entries[block.last].next = entry;
+    ++recording_.reuses;
+    recording_.reuse_sum += entry - block.last;
+  }
+  block.last = entry;
+}
+
+inline bool AccessSchedule::grow_record() noexcept {
+  std::size_t const length = recording_.entries.size();
+  if (length >= max_entries_) {
+    return false;
+  }
+  try {
+    recording_.entries.reserve(std::min(max_entries_, std::max<std::size_t>(1024, 2 * length)));
+  } catch (std::bad_alloc const&) {
+    return false;
+  }
+  return true;
+}
+
+inline void AccessSchedule::begin_step() noexcept {
+  ++steps_;
+  follower_.finish(recording_.entries.size());
+  close_record();
+  std::swap(follower_.record(), recording_);
+  cast_parts();
+  try {
+    open_record();
+  } catch (std::bad_alloc const&) {
+    abandon_record();
+  }
+  follower_.start(position_);
+}
+
+/// Completes the record of the step that ends: last entries, and how they go on in the step after.
+inline void AccessSchedule::close_record() noexcept {
+  std::vector<StepRecord::Block>& blocks = recording_.blocks;
+  // A block that was left over from the step before is succeeded by the one born at the same place.
+  for (std::uint32_t i = 0; i < recording_.born_from; ++i) {
+    StepRecord::Block const& old = blocks[i];
+    std::uint32_t const heir = recording_.born_from + old.born_as;
+    if (old.freed != none && old.born_as != none && heir < blocks.size() &&
+        blocks[heir].bytes == old.bytes) {
+      blocks[heir].successor_of = i;
+    }
+  }
+  for (std::uint32_t i = 0; i < blocks.size(); ++i) {
+    StepRecord::Block& block = blocks[i];
+    if (block.freed == none) {
+      block.last = blocks_[slot_of(block.id)].last;
+    }
+    std::uint32_t const old = std::exchange(block.successor_of, none);
+    if (old != none && block.freed == none && !recording_.is_birth(old) &&
+        blocks[old].freed != none && blocks[old].successor == none &&
+        blocks[old].bytes == block.bytes) {
+      block.successor_of = old;
+      blocks[old].successor = i;
+    }
+  }
+  for (std::uint32_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].freed == none && blocks[i].last != none) {
+      std::uint32_t const first = blocks[recording_.part_after(i)].first;
+      recording_.entries[blocks[i].last].next =
+          first == none ? never_entry : recording_.length() + first;
+    }
+  }
+}
+
+/// Gives the blocks that are alive their parts in the record that is followed from now on.
+inline void AccessSchedule::cast_parts() noexcept {
+  for (ScheduledBlock& block : blocks_) {
+    block = ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
+  }
+  StepRecord& record = follower_.record();
+  for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
+    BlockId const id = std::exchange(record.blocks[i].id, BlockId{});
+    if (id == BlockId{}) {
+      continue;
+    }
+    std::uint32_t const part = record.part_after(i);
+    record.blocks[part].id = id;
+    ScheduledBlock& block = blocks_[slot_of(id)];
+    block.part = part;
+    block.next = record.blocks[part].first == none ? never_entry : record.blocks[part].first;
+    block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
+  }
+}
+
+inline void AccessSchedule::open_record() {
+  recording_.clear();
+  is_recording_ = true;
+  for (std::uint32_t slot = 0; slot < blocks_.size(); ++slot) {
+    ScheduledBlock& block = blocks_[slot];
+    if (block.generation == 0) {
+      continue;
+    }
+    block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
+    recording_.blocks.push_back({.id = make_block_id(slot, block.generation),
+                                 .bytes = block.bytes,
+                                 .born_as = std::exchange(block.at, none)});
+    if (block.part != none) {
+      follower_.record().blocks[block.part].recorded = block.recorded;
+    }
+  }
+  recording_.born_from = static_cast<std::uint32_t>(recording_.blocks.size());
+}
+
+/// Records nothing until the next step begins, which then is not predicted.
+inline void AccessSchedule::abandon_record() noexcept {
+  is_recording_ = false;
+  recording_ = {};
+  for (ScheduledBlock& block : blocks_) {
+    block.at = none;
+    block.recorded = none;
+    block.last = none;
+  }
+  for (StepRecord::Block& block : follower_.record().blocks) {
+    block.recorded = none;
+  }
+}
+
+template <class Visit>
+void AccessSchedule::upcoming(Visit visit) const {
+  if (!is_predicting()) {
+    return;
+  }
+  StepRecord const& record = this->record();
+  std::uint32_t const length = record.length();
+  for (std::uint32_t at = cursor(); at < cursor() + length; ++at) {
+    bool const is_in_this_step = at < length;
+    std::uint32_t const entry = is_in_this_step ? at : at - length;
+    std::uint32_t const part = record.entries[entry].block;
+    StepRecord::Block const& block = record.blocks[part];
+    BlockId const id = is_in_this_step ? block.id : record.player_after(part);
+    if ((id == BlockId{} && !record.is_birth(part)) ||
+        (is_in_this_step && follower_.is_past(blocks_, entry))) {
+      continue;  // freed sooner than in the record, or used sooner
+    }
+    bool const is_birth = id == BlockId{} && block.first == entry;
+    if (!visit(Upcoming{
+            follower_.position_of(at), id, block.bytes, record.access_at(entry), is_birth})) {
+      return;
+    }
+  }
+}
+
+}  // namespace spillway

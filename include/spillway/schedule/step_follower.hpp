@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/step_record.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// What following a record and making one need to know of a block that is alive.
+struct ScheduledBlock {
+  static constexpr std::uint32_t none = StepRecord::none;
+
+  std::uint32_t generation = 0;   ///< 0: no block has this slot
+  std::uint32_t part = none;      ///< the part it plays in the record that is followed
+  std::uint32_t next = none;      ///< the part's next entry as of its last use
+  std::uint32_t at = none;        ///< the part's entry that was its last use in this step
+  std::uint32_t recorded = none;  ///< its index in the record that is made
+  std::uint32_t last = none;      ///< its last entry there
+  std::uint64_t bytes = 0;
+};
+
+/// Keeps the place in the record of the step before while the program runs through the next one.
+///
+/// The place is the first entry that has not been used yet. A use of the entry there moves it on. An
+/// entry a little further on may be used first; so may one never be used at all, and is then passed
+/// over when the program is well beyond it. A use that the record does not know, or only of another
+/// place, is tolerated a few times; when such uses become frequent the place is lost, until a long run
+/// of uses agrees with the record again, longer each time.
+///
+/// Threads thread-unsafe.
+class StepFollower {
+ public:
+  enum class Mode : std::uint8_t { off, following, searching };
+  /// What a use did to the predictions made before it.
+  enum class Change : std::uint8_t { none, lost, resumed };
+
+  using Blocks = std::vector<ScheduledBlock>;  // by slot
+
+  [[nodiscard]] StepRecord& record() noexcept { return record_; }
+  [[nodiscard]] StepRecord const& record() const noexcept { return record_; }
+  [[nodiscard]] bool is_following() const noexcept { return mode_ == Mode::following; }
+  [[nodiscard]] std::uint32_t cursor() const noexcept { return cursor_; }
+  [[nodiscard]] std::uint64_t mispredictions() const noexcept { return mispredictions_; }
+  Change take_change() noexcept { return std::exchange(change_, Change::none); }
+
+  /// Ends a step of `uses` uses.
+  void finish(std::uint64_t uses) noexcept {
+    if (is_following() && cursor_ < record_.length()) {
+      ++mispredictions_;  // the step was shorter than the one before
+    }
+    bool const has_agreed = 2 * std::uint64_t{matches_} >= uses;
+    is_trusted_ = mode_ == Mode::off || (has_agreed && (losses_ == 0 || 8 * wrong_ <= right_));
+  }
+
+  /// Starts at the beginning of the record, trusted at once or only on proof.
+  void start(std::uint64_t position) noexcept {
+    mode_ = record_.entries.empty() ? Mode::off : is_trusted_ ? Mode::following : Mode::searching;
+    change_ = Change::none;
+    base_ = position;
+    cursor_ = 0;
+    early_ = 0;
+    row_end_ = none;
+    in_row_ = 0;
+    matches_ = 0;
+    run_ = 0;
+    needed_run_ = first_run;
+    tolerated_ = most_tolerated;
+    far_ = static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(record_.mean_reuse() / 2, std::max(window, record_.length() / 32)));
+    right_ = 0;
+    wrong_ = 0;
+    losses_ = 0;
+    lost_at_ = 0;
+    lost_for_ = 0;
+    aligned_from_ = none;
+    lost_right_ = 0;
+    lost_wrong_ = 0;
+  }
+
+  /// Notes a use, before which there were `position` others.
+  Use on_access(Blocks& blocks,
+                StepRecord& recording,
+                BlockId id,
+                std::uint64_t position) noexcept {
+    ScheduledBlock& block = blocks[slot_of(id)];
+    if (mode_ == Mode::off) {
+      return Use{position};
+    }
+    if (mode_ == Mode::searching) {
+      return search(blocks, recording, id, position);
+    }
+    if (cursor_ < record_.length() && record_.entries[cursor_].block == block.part) {
+      return follow(blocks, block, position);
+    }
+    return diverge(blocks, recording, id, position);
+  }
+
+  /// The next use of a block as predicted now. @cost O(1)
+  [[nodiscard]] Use use_of(ScheduledBlock const& block, std::uint64_t position) const noexcept {
+    Use use = is_following() ? use_at(position, next_entry(block, cursor_)) : Use{position};
+    use.is_ahead = true;
+    return use;
+  }
+
+  /// Whether an entry at or after the cursor has been used already.
+  [[nodiscard]] bool is_past(Blocks const& blocks, std::uint32_t entry) const noexcept {
+    BlockId const id = record_.blocks[record_.entries[entry].block].id;
+    return early_ != 0 && id != BlockId{} && blocks[slot_of(id)].next > entry;
+  }
+
+  /// The position at which an entry is expected.
+  [[nodiscard]] std::uint64_t position_of(std::uint32_t entry) const noexcept {
+    return base_ + entry;
+  }
+
+ private:
+  static constexpr std::uint32_t none = StepRecord::none;
+  static constexpr std::uint32_t window = 64;                 // entries that count as near
+  static constexpr std::uint32_t most_tolerated = 8;          // stray uses in a row
+  static constexpr std::uint32_t matches_per_tolerated = 16;  // what earns one back
+  static constexpr std::uint32_t sure_row = 8;    // entries in a row that show where the program is
+  static constexpr std::uint32_t first_run = 16;  // near uses in a row that show it after a loss
+  static constexpr std::uint32_t enough_right = 8;  // far predictions that came true after a loss
+
+  [[nodiscard]] Use use_at(std::uint64_t position, std::uint32_t entry) const noexcept {
+    if (entry >= never_entry) {
+      return {position, entry == none ? use_unknown : use_never, entry};
+    }
+    return {position, std::max(position, base_ + entry), entry};
+  }
+
+  /// The first entry of a block's part at or after `from` that has not been used.
+  [[nodiscard]] std::uint32_t next_entry(ScheduledBlock const& block,
+                                         std::uint32_t from) const noexcept {
+    std::uint32_t entry = block.next;
+    while (entry < from) {
+      entry = record_.entries[entry].next;
+    }
+    return entry;
+  }
+
+  /// Takes note of how good the prediction of a use was, if it was made long before. Only those show
+  /// that the record is worth evicting by: a row of uses can be the same as before in another order of
+  /// rows.
+  void judge(ScheduledBlock const& block, std::uint32_t place) noexcept {
+    if (block.at != none && block.next < record_.length() && block.next - block.at >= far_) {
+      ++(2 * distance(block.next, place) <= block.next - block.at ? right_ : wrong_);
+    }
+  }
+
+  void use(ScheduledBlock& block, std::uint32_t entry) noexcept {
+    block.next = record_.entries[entry].next;
+    block.at = entry;
+    ++matches_;
+    if (++run_ % matches_per_tolerated == 0) {
+      tolerated_ = std::min(tolerated_ + 1, most_tolerated);
+    }
+  }
+
+  /// The expected use has come.
+  Use follow(Blocks const& blocks, ScheduledBlock& block, std::uint64_t position) noexcept {
+    judge(block, cursor_);
+    use(block, cursor_);
+    ++cursor_;
+    while (early_ != 0 && cursor_ < record_.length() && is_past(blocks, cursor_)) {
+      ++cursor_;
+      --early_;
+    }
+    base_ = position + 1 - cursor_ - early_;
+    return use_at(position, block.next);
+  }
+
+  /// Another use than the expected one has come.
+  Use diverge(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
+    ScheduledBlock& block = blocks[slot_of(id)];
+    std::uint32_t const here = block.part == none ? vacancy(block) : next_entry(block, cursor_);
+    if (is_near(block, here, cursor_)) {
+      take_part(blocks, recording, id, here);
+      if (here == cursor_) {
+        return follow(blocks, block, position);  // a block that was born, as in the record
+      }
+      ++mispredictions_;
+      judge(block, cursor_);
+      count_in_row(here);
+      use(block, here);
+      ++early_;
+      if (in_row_ == sure_row || here - cursor_ > window) {
+        // The program is there; what it left out will not come.
+        pass_over(blocks, in_row_ == sure_row ? here + 1 : here - window / 2);
+      }
+      base_ = position + 1 - cursor_ - early_;
+      return use_at(position, block.next);
+    }
+    ++mispredictions_;
+    judge(block, cursor_);
+    run_ = 0;
+    if (tolerated_ == 0 || cursor_ == record_.length()) {
+      lose();
+      return search(blocks, recording, id, position);
+    }
+    --tolerated_;
+    return use_at(position, next_entry(block, cursor_));
+  }
+
+  /// Whether a use of `entry` is to be expected about when the program is at `place`: next in a row of
+  /// uses, or off by less than half of the way from the block's last use. If it is off by more, the
+  /// record says little of when the block will be used.
+  [[nodiscard]] bool
+  is_near(ScheduledBlock const& block, std::uint32_t entry, std::uint32_t place) const noexcept {
+    if (entry >= record_.length()) {
+      return false;
+    }
+    std::uint32_t const off = distance(entry, place);
+    return entry == row_end_ ||
+           (off <= window && (block.at == none || entry < block.at || 2 * off <= entry - block.at));
+  }
+
+  [[nodiscard]] static std::uint32_t distance(std::uint32_t a, std::uint32_t b) noexcept {
+    return a > b ? a - b : b - a;
+  }
+
+  void count_in_row(std::uint32_t entry) noexcept {
+    in_row_ = entry == row_end_ ? in_row_ + 1 : 1;
+    row_end_ = entry + 1;
+  }
+
+  /// Gives up waiting for the entries before `entry` that have not been used.
+  void pass_over(Blocks const& blocks, std::uint32_t entry) noexcept {
+    for (; cursor_ < entry; ++cursor_) {
+      if (is_past(blocks, cursor_)) {
+        --early_;
+      } else {
+        change_ = Change::resumed;  // the next use of that block is another one now
+      }
+    }
+  }
+
+  void lose() noexcept {
+    mode_ = Mode::searching;
+    change_ = Change::lost;
+    losses_ += cursor_ < record_.length() ? 1U : 0U;  // else all of the record came true
+    needed_run_ += std::min(needed_run_, record_.length());
+    lost_at_ = cursor_;
+    lost_for_ = 0;
+    aligned_from_ = none;
+    lost_right_ = right_;
+    lost_wrong_ = wrong_;
+    run_ = 0;
+    row_end_ = none;
+    in_row_ = 0;
+  }
+
+  /// Looks for the place in the record. `cursor_` is it, if the last uses agreed by no accident.
+  Use search(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
+    ScheduledBlock& block = blocks[slot_of(id)];
+    bool const is_of_now = block.at != none && block.at >= aligned_from_;
+    judge(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
+    ++lost_for_;
+    std::uint32_t here = block.part == none
+                             ? vacancy(block)
+                             : next_entry(block, cursor_ - std::min(cursor_, window));
+    if (is_near(block, here, cursor_)) {
+      take_part(blocks, recording, id, here);
+      ++run_;
+      ++matches_;
+      cursor_ += here > cursor_ ? 1 + (here - cursor_) / 8 : 1 - std::min(1U, (cursor_ - here) / 8);
+    } else {
+      here = next_entry(block, lost_at_ - std::min(lost_at_, window));
+      block.at = none;
+      run_ = block.part == none ? run_ : 0;
+      if (here >= record_.length() || here > lost_at_ + window) {
+        cursor_ = std::min(cursor_ + 1, record_.length());
+        return Use{position};
+      }
+      cursor_ = here + 1;  // as if nothing but other uses had come in between
+      aligned_from_ = here;
+    }
+    count_in_row(here);
+    block.next = record_.entries[here].next;
+    block.at = here;
+    if (in_row_ >= sure_row) {
+      cursor_ = here + 1;
+    }
+    if (run_ < needed_run_ || right_ - lost_right_ < enough_right ||
+        right_ - lost_right_ < 4 * (wrong_ - lost_wrong_)) {
+      return Use{position};
+    }
+    if (in_row_ < sure_row) {
+      cursor_ -= std::min(cursor_, window / 4);
+    }
+    early_ = 0;
+    base_ = position + 1 - cursor_;
+    mode_ = Mode::following;
+    change_ = Change::resumed;
+    tolerated_ = most_tolerated / 2;
+    return use_at(position, block.next);
+  }
+
+  /// Whether a block without a part could be the one that the record expects at `entry`.
+  [[nodiscard]] bool can_take_part(ScheduledBlock const& block,
+                                   std::uint32_t entry) const noexcept {
+    std::uint32_t const part = record_.entries[entry].block;
+    StepRecord::Block const& wanted = record_.blocks[part];
+    return block.part == none && wanted.bytes == block.bytes &&
+           (wanted.id == BlockId{} || (record_.is_birth(part) && wanted.first == entry));
+  }
+
+  /// The nearest entry whose part a block without one could take.
+  [[nodiscard]] std::uint32_t vacancy(ScheduledBlock const& block) const noexcept {
+    std::uint32_t const end = std::min(record_.length(), cursor_ + window);
+    for (std::uint32_t entry = cursor_; entry < end; ++entry) {
+      if (can_take_part(block, entry)) {
+        return entry;
+      }
+    }
+    return none;
+  }
+
+  void take_part(Blocks& blocks, StepRecord& recording, BlockId id, std::uint32_t entry) noexcept {
+    std::uint32_t const part = record_.entries[entry].block;
+    ScheduledBlock& block = blocks[slot_of(id)];
+    if (block.part == part) {
+      return;
+    }
+    StepRecord::Block& wanted = record_.blocks[part];
+    if (wanted.id != BlockId{}) {
+      // The block born here in the last step is still alive: the new one succeeds it.
+      ScheduledBlock& old = blocks[slot_of(wanted.id)];
+      old.part = none;
+      old.next = none;
+    }
+    std::uint32_t const before = wanted.successor_of == none
+                                     ? wanted.recorded
+                                     : record_.blocks[wanted.successor_of].recorded;
+    if (block.recorded != none && before != none) {
+      recording.blocks[block.recorded].successor_of = before;
+    }
+    wanted.recorded = block.recorded;
+    wanted.id = id;
+    block.part = part;
+  }
+
+  StepRecord record_;
+  std::uint64_t base_ = 0;  // position of entry 0, were the step in time with the record
+  std::uint64_t mispredictions_ = 0;
+  std::uint32_t cursor_ = 0;      // the first entry not yet used
+  std::uint32_t early_ = 0;       // entries after it that have been used
+  std::uint32_t row_end_ = none;  // the entry after the last that was used out of order
+  std::uint32_t in_row_ = 0;      // how many of those followed each other
+  std::uint32_t matches_ = 0;     // uses in this step that agreed with the record
+  std::uint32_t run_ = 0;         // of them since the last that did not
+  std::uint32_t needed_run_ = first_run;
+  std::uint32_t tolerated_ = most_tolerated;
+  std::uint32_t far_ = window;  // how long before its use a prediction must be made to be judged
+  std::uint32_t right_ = 0;     // such predictions that came true, about, in this step
+  std::uint32_t wrong_ = 0;     // and that did not
+  std::uint32_t losses_ = 0;    // of the place, in this step
+  std::uint32_t lost_at_ = 0;   // what the cursor was then
+  std::uint32_t lost_for_ = 0;  // uses since
+  std::uint32_t aligned_from_ = none;  // the first entry of the place supposed since
+  std::uint32_t lost_right_ = 0;
+  std::uint32_t lost_wrong_ = 0;
+  bool is_trusted_ = true;  // at the start of a step
+  Mode mode_ = Mode::off;
+  Change change_ = Change::none;
+};
+
+}  // namespace spillway

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spillway {
+
+/// Which blocks one step of a program used, in which order, from when to when each could leave.
+///
+/// Written by `AccessSchedule`, read by policies that plan ahead. A block of the record is a part that
+/// is played by another real block each step, if the program allocates anew each step.
+///
+/// Units   entries and moments count acquisitions from the start of the step; moment `t` is when
+///         the block of entry `t` is made resident.
+struct StepRecord {
+  static constexpr std::uint32_t none = unknown_entry;
+  static constexpr std::uint32_t entry_mask = (std::uint32_t{1} << 30U) - 1;
+  static constexpr std::size_t max_entries = entry_mask;
+
+  /// One acquisition. 12 bytes, since a step may have millions of them.
+  struct Entry {
+    std::uint32_t block;  ///< index into `blocks`
+    /// The next entry of the same block: an index into `entries`; for its last entry in the step the
+    /// first one of the step after, plus the length of the step; `never_entry` if there is none.
+    std::uint32_t next;
+    std::uint32_t
+        released : 30;         ///< moment from which on the block could leave; 0: not before `next`
+    std::uint32_t access : 2;  ///< an `Access`
+  };
+
+  struct Block {
+    BlockId id{};  ///< the block that plays this part in the current step; `BlockId{}`: none (yet)
+    std::uint64_t bytes = 0;
+    std::uint32_t first = none;  ///< its first entry
+    std::uint32_t last = none;   ///< its last entry
+    std::uint32_t freed = none;  ///< the moment it was freed; `none`: it outlived the step
+    /// In the step after this one it plays the part that this other block played in this one: a block
+    /// that is born in one step and freed in the next (a gradient, a loss).
+    std::uint32_t successor_of = none;
+    std::uint32_t successor = none;  ///< the block for which this one is `successor_of`
+    std::uint32_t born_as = none;    ///< its place among the births of the step before
+    std::uint32_t recorded = none;   ///< the same real block in the record of the current step
+  };
+
+  std::vector<Entry> entries;
+  std::vector<Block> blocks;    ///< those alive at the start of the step, then those born in it
+  std::uint32_t born_from = 0;  ///< index of the first block that was born in the step
+  std::uint64_t reuses = 0;     ///< uses of a block that was used before in the step
+  std::uint64_t reuse_sum = 0;  ///< entries from the use before to those, added up
+
+  [[nodiscard]] std::uint32_t length() const noexcept {
+    return static_cast<std::uint32_t>(entries.size());
+  }
+  [[nodiscard]] std::uint64_t mean_reuse() const noexcept {
+    return reuses == 0 ? 0 : reuse_sum / reuses;
+  }
+  [[nodiscard]] bool is_birth(std::uint32_t block) const noexcept { return block >= born_from; }
+
+  /// What the use at an entry does, in this step or, counted on, the one after.
+  [[nodiscard]] Access access_at(std::uint32_t entry) const noexcept {
+    return static_cast<Access>(entries[entry < length() ? entry : entry - length()].access);
+  }
+
+  /// The part that a block which outlived this step plays in the step after it.
+  [[nodiscard]] std::uint32_t part_after(std::uint32_t block) const noexcept {
+    std::uint32_t const other = blocks[block].successor_of;
+    return other == none ? block : other;
+  }
+
+  /// The block that plays part `block` in the step after the current one, if it exists already.
+  [[nodiscard]] BlockId player_after(std::uint32_t block) const noexcept {
+    Block const& part = blocks[block];
+    if (part.freed == none && part.successor_of == none) {
+      return part.id;
+    }
+    return part.successor == none ? BlockId{} : blocks[part.successor].id;
+  }
+
+  /// Whether part `block` is played again in the step after: all but blocks that were once left over
+  /// from the step before and have no successor.
+  [[nodiscard]] bool is_repeated(std::uint32_t block) const noexcept {
+    Block const& part = blocks[block];
+    return is_birth(block) || part.freed == none || part.successor != none;
+  }
+
+  void clear() noexcept {
+    entries.clear();
+    blocks.clear();
+    born_from = 0;
+    reuses = 0;
+    reuse_sum = 0;
+  }
+};
+
+static_assert(sizeof(StepRecord::Entry) == 12);
+
+}  // namespace spillway

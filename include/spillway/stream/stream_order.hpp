@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/stream/event_pool.hpp>
+#include <spillway/stream/recorded_events.hpp>
+#include <spillway/stream/stream_epoch.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// Keeps the order of work on streams: marks points, and makes one stream wait for another's points.
+///
+/// Marking is one load and no device call: points that no event was recorded between are one point,
+/// since whatever waits for one of them waits for all. An event is recorded only when some other
+/// stream has to wait for a point, or when `record` asks for one so that later waits are exact. A
+/// wait that is known to be satisfied, because the point has completed or because the same stream
+/// already waited for it, costs a few loads.
+///
+/// Threads  thread-safe, except that a stream may be retired only when nobody uses it any more.
+/// Streams  a stream that was named here must live until `retire` or the end of this object.
+/// Cost     `mark`, `is_ordered`: O(1) and no device call. `wait`: O(log) and at most three device
+///          calls for each ticket that is not ordered yet.
+template <DeviceApi Device>
+class StreamOrder {
+ public:
+  using stream_type = typename Device::stream_type;
+  using event_type = typename Device::event_type;
+
+  static constexpr bool is_thread_safe = true;
+  static constexpr std::size_t max_streams = 256;
+
+  /// `device` is not owned and must outlive this object.
+  explicit StreamOrder(Device& device) : device_{&device}, events_{device} {}
+  StreamOrder(StreamOrder const&) = delete;
+  StreamOrder& operator=(StreamOrder const&) = delete;
+
+  /// The index of `stream`, given out at its first use.
+  ///
+  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for a
+  ///         handle that means another stream in every thread
+  [[nodiscard]] StreamIndex index_of(stream_type stream);
+
+  /// A ticket for all work enqueued on `stream` so far. No device call.
+  [[nodiscard]] Ticket mark(StreamIndex stream) noexcept;
+
+  /// True if work enqueued on `stream` from now on runs after `fence` without a further wait.
+  ///
+  /// Never asks the device, so false may only mean that nobody has looked yet.
+  [[nodiscard]] bool is_ordered(Fence const& fence, StreamIndex stream) const noexcept;
+
+  /// Makes later work on `stream` run after `fence`.
+  ///
+  /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
+  /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured into a
+  ///          graph and was not recorded before; the waits enqueued until then stay, which is harmless
+  void wait(StreamIndex stream, Fence const& fence);
+
+  /// Records an event on `stream` now, so that a later wait for an earlier point is no later than this.
+  ///
+  /// Under memory pressure this is what lets a copy start before the work that was enqueued since.
+  void record(StreamIndex stream);
+
+  /// Asks the device whether everything in `fence` has finished. Does not wait.
+  [[nodiscard]] bool is_complete(Fence const& fence);
+
+  /// Waits on the host until everything in `fence` has finished.
+  void synchronize(Fence const& fence);
+
+  /// Forgets `stream` so that its owner may destroy it; points marked on it stay valid.
+  ///
+  /// Waits for other threads that are recording an event there at this moment, not for the device.
+  void retire(stream_type stream);
+
+ private:
+  using Slot = typename EventPool<Device>::slot_type;
+
+  struct Stream {
+    explicit Stream(EventPool<Device>& pool) : events{pool} {}
+
+    stream_type handle{};
+    StreamIndex index = StreamIndex::none;
+    StreamEpoch epoch;
+    std::atomic<std::uint64_t> completed{0};
+    // waited_for[x]: this stream's later work runs after every point of x up to this number.
+    std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
+    RecordedEvents<Device> events;
+    std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
+    bool is_retired = false;
+  };
+
+  /// One event somebody is about to wait for, kept from being recycled meanwhile; empty if the point is
+  /// known to have completed.
+  class Claim {
+   public:
+    Claim() = default;
+    Claim(StreamOrder& order, Stream& stream, Slot* slot) noexcept
+        : order_{&order}, stream_{&stream}, slot_{slot} {}
+    Claim(Claim const&) = delete;
+    Claim& operator=(Claim const&) = delete;
+    ~Claim() {
+      if (slot_ != nullptr) {
+        std::scoped_lock const lock{order_->mutex_};
+        stream_->events.release(slot_);
+      }
+    }
+    [[nodiscard]] explicit operator bool() const noexcept { return slot_ != nullptr; }
+    [[nodiscard]] Slot const* operator->() const noexcept { return slot_; }
+
+   private:
+    StreamOrder* order_ = nullptr;
+    Stream* stream_ = nullptr;
+    Slot* slot_ = nullptr;
+  };
+
+  /// Says that a thread is done recording on a stream.
+  class Recording {
+   public:
+    explicit Recording(Stream& stream) : stream_{stream} {}
+    Recording(Recording const&) = delete;
+    Recording& operator=(Recording const&) = delete;
+    ~Recording() {
+      --stream_.recorders;
+      stream_.recorders.notify_all();
+    }
+
+   private:
+    Stream& stream_;
+  };
+
+  [[nodiscard]] Stream& at(StreamIndex index) const noexcept {
+    return *streams_[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] std::uint64_t next_sequence() noexcept {
+    return sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
+  template <class Use>
+  void for_each_stream(Ticket ticket, Use use) const;
+  [[nodiscard]] std::size_t vacant_slot();
+  [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
+  [[nodiscard]] Claim record_event(Stream& stream);
+  [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
+
+  Device* device_;
+  std::atomic<std::uint64_t> sequence_{0};
+  mutable std::mutex mutex_;  // guards what follows; never held across a device call
+  std::array<std::unique_ptr<Stream>, max_streams> streams_{};
+  std::size_t stream_count_ = 1;  // slot 0 names no stream
+  std::unordered_map<stream_type, StreamIndex> index_;
+  EventPool<Device> events_;
+};
+
+template <DeviceApi Device>
+auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (auto const found = index_.find(stream); found != index_.end()) {
+      return found->second;
+    }
+  }
+  if constexpr (requires { Device::is_one_stream(stream); }) {
+    expects(Device::is_one_stream(stream),
+            "the stream handle means another stream in every thread: name a stream of its own");
+  }
+  std::size_t const vacant = vacant_slot();
+  std::scoped_lock const lock{mutex_};
+  if (auto const found = index_.find(stream); found != index_.end()) {
+    return found->second;  // another thread was faster
+  }
+  bool const is_reused = vacant != 0 && streams_[vacant]->is_retired;
+  std::size_t const slot = is_reused ? vacant : stream_count_;
+  expects(slot < max_streams,
+          "too many streams in use at once; retire_stream() those that are not used any more");
+  auto const index = static_cast<StreamIndex>(slot);
+  if (!is_reused) {
+    streams_[slot] = std::make_unique<Stream>(events_);
+  }
+  index_.emplace(stream, index);
+  stream_count_ = std::max(stream_count_, slot + 1);
+  Stream& fresh = *streams_[slot];
+  fresh.handle = stream;
+  fresh.index = index;
+  fresh.is_retired = false;
+  std::uint64_t const first = next_sequence();
+  fresh.epoch.start(first);
+  fresh.completed = first - 1;  // what was marked on a stream that had this slot before
+  // The new stream has waited for nothing. What others know of the old one stays true: those points
+  // have completed, and sequence numbers never repeat.
+  for (auto& waited : fresh.waited_for) {
+    waited.store(0, std::memory_order_relaxed);
+  }
+  return index;
+}
+
+/// A retired stream's slot all of whose work has finished, or 0.
+template <DeviceApi Device>
+std::size_t StreamOrder<Device>::vacant_slot() {
+  std::vector<Stream*> retired;
+  {
+    std::scoped_lock const lock{mutex_};
+    for (std::size_t i = 1; i < stream_count_; ++i) {
+      if (streams_[i]->is_retired) {
+        retired.push_back(streams_[i].get());
+      }
+    }
+  }
+  for (Stream* stream : retired) {
+    if (is_complete(Ticket{stream->index, stream->epoch.last()})) {
+      return static_cast<std::size_t>(stream->index);
+    }
+  }
+  return 0;
+}
+
+template <DeviceApi Device>
+Ticket StreamOrder<Device>::mark(StreamIndex stream) noexcept {
+  return Ticket{stream, at(stream).epoch.mark()};
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept {
+  std::uint64_t seen = value.load(std::memory_order_relaxed);
+  while (seen < to && !value.compare_exchange_weak(seen, to, std::memory_order_release)) {
+  }
+}
+
+/// Calls `use(stream, sequence)` for what `ticket` stands for: one stream, or every one of them.
+template <DeviceApi Device>
+template <class Use>
+void StreamOrder<Device>::for_each_stream(Ticket ticket, Use use) const {
+  if (ticket.is_none()) {
+    return;
+  }
+  if (ticket.stream() != StreamIndex::every) {
+    use(at(ticket.stream()), ticket.sequence());
+    return;
+  }
+  std::size_t count = 0;
+  {
+    std::scoped_lock const lock{mutex_};
+    count = stream_count_;
+  }
+  for (std::size_t i = 1; i < count; ++i) {
+    Stream& stream = *streams_[i];
+    use(stream, std::min(ticket.sequence(), stream.epoch.last()));
+  }
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::is_ordered(Fence const& fence, StreamIndex stream) const noexcept {
+  if (fence.is_empty()) {
+    return true;
+  }
+  Stream const& waiter = at(stream);
+  bool ordered = true;
+  for (Ticket const ticket : fence.tickets()) {
+    if (ticket.stream() == stream || ticket.is_none()) {
+      continue;  // one stream's work runs in the order it was enqueued
+    }
+    for_each_stream(ticket, [&](Stream const& other, std::uint64_t sequence) {
+      auto const at_other = static_cast<std::size_t>(other.index);
+      ordered = ordered &&
+                (&other == &waiter || other.completed.load(std::memory_order_acquire) >= sequence ||
+                 waiter.waited_for[at_other].load(std::memory_order_acquire) >= sequence);
+    });
+  }
+  return ordered;
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
+  Stream& waiter = at(stream);
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      if (is_ordered(Fence{Ticket{other.index, sequence}}, stream)) {
+        return;
+      }
+      Claim const claim = claim_event(other, sequence);
+      if (claim) {  // else it completed meanwhile
+        device_->wait(waiter.handle, claim->event);
+        raise(waiter.waited_for[static_cast<std::size_t>(other.index)], claim->covers);
+      }
+    });
+  }
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::record(StreamIndex stream) {
+  Stream& recorded = at(stream);
+  {
+    std::scoped_lock const lock{mutex_};
+    if (recorded.events.covers(recorded.epoch.last())) {
+      return;
+    }
+  }
+  (void)record_event(recorded);
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::is_complete(Fence const& fence) {
+  bool complete = true;
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      complete = complete && (other.completed.load(std::memory_order_acquire) >= sequence ||
+                              ask_whether_complete(other, sequence));
+    });
+  }
+  return complete;
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::synchronize(Fence const& fence) {
+  for (Ticket const ticket : fence.tickets()) {
+    for_each_stream(ticket, [&](Stream& other, std::uint64_t sequence) {
+      if (other.completed.load(std::memory_order_acquire) >= sequence) {
+        return;
+      }
+      Claim const claim = claim_event(other, sequence);
+      if (claim) {
+        device_->synchronize(claim->event);
+        raise(other.completed, claim->covers);
+      }
+    });
+  }
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::retire(stream_type stream) {
+  Stream* retired = nullptr;
+  {
+    std::scoped_lock const lock{mutex_};
+    auto const found = index_.find(stream);
+    if (found == index_.end()) {
+      return;
+    }
+    retired = &at(found->second);
+  }
+  record(retired->index);
+  {
+    std::scoped_lock const lock{mutex_};
+    index_.erase(stream);
+    retired->is_retired = true;
+  }
+  // Other threads may be recording on the stream right now; its owner is about to destroy it.
+  for (std::uint32_t left = retired->recorders; left != 0; left = retired->recorders) {
+    retired->recorders.wait(left);
+  }
+}
+
+/// Finds the earliest recorded event that covers `sequence`, or records one.
+template <DeviceApi Device>
+auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) -> Claim {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (stream.completed.load(std::memory_order_acquire) >= sequence) {
+      return {};
+    }
+    if (Slot* const slot = stream.events.try_claim(sequence)) {
+      return {*this, stream, slot};
+    }
+  }
+  return record_event(stream);
+}
+
+template <DeviceApi Device>
+auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
+  Slot* slot = nullptr;
+  {
+    std::scoped_lock const lock{mutex_};
+    if (stream.is_retired) {
+      // Its last event was recorded when it was retired, and is gone only if it has completed.
+      return {*this, stream, stream.events.try_claim_newest()};
+    }
+    slot = events_.try_take();
+    ++stream.recorders;
+  }
+  Recording const recording{stream};
+  if (slot == nullptr) {
+    auto fresh = events_.make();
+    std::scoped_lock const lock{mutex_};
+    slot = events_.add(std::move(fresh));
+  }
+  std::uint64_t covers = 0;
+  try {
+    if constexpr (requires { device_->is_capturing(stream.handle); }) {
+      expects(!device_->is_capturing(stream.handle),
+              "a stream that is being captured into a graph would have to be waited for: call "
+              "prepare_capture() first, and end no lease on it meanwhile");
+    }
+    // Before recording: the event may cover more than it says, never less.
+    covers = stream.epoch.close([this] { return next_sequence(); });
+    device_->record(slot->event, stream.handle);
+  } catch (...) {
+    std::scoped_lock const lock{mutex_};
+    events_.give_back(slot);
+    throw;
+  }
+  std::scoped_lock const lock{mutex_};
+  stream.events.add(slot, covers);
+  return {*this, stream, slot};
+}
+
+template <DeviceApi Device>
+bool StreamOrder<Device>::ask_whether_complete(Stream& stream, std::uint64_t sequence) {
+  Claim const claim = claim_event(stream, sequence);
+  if (!claim) {
+    return true;
+  }
+  if (!device_->is_complete(claim->event)) {
+    return false;
+  }
+  raise(stream.completed, claim->covers);
+  std::scoped_lock const lock{mutex_};
+  stream.events.drop(claim->covers);
+  return true;
+}
+
+}  // namespace spillway

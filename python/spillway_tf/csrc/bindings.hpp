@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/host/host_tier.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "held.hpp"
+#include "site.hpp"
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+namespace spillway_tf {
+
+namespace py = pybind11;
+
+/// What Python sees of a site, the same for every kind of device.
+template <class Site>
+struct Bindings {
+  static void install(std::size_t limit,
+                      std::size_t host_limit,
+                      std::string const& file_tier,
+                      std::size_t file_bytes,
+                      std::size_t least_bytes) {
+    if (Site::is_installed()) {
+      throw std::runtime_error{"spillway_tf is installed already"};
+    }
+    Site::install({.limit = limit,
+                   .host_limit = host_limit,
+                   .file_tier = file_tier,
+                   .file_bytes = file_bytes,
+                   .least_bytes = least_bytes});
+  }
+
+  static typename Site::State& installed() {
+    if (!Site::is_ready()) {
+      throw std::runtime_error{"spillway_tf.install() has not been called"};
+    }
+    return *Site::state();
+  }
+
+  /// Lowers the limit below the capacity that was reserved, or raises it again.
+  static void set_limit(std::size_t limit) {
+    auto& state = installed();
+    std::size_t const capacity = state.memory.stats().capacity_bytes;
+    if (limit > capacity) {
+      throw py::value_error{"the limit can be raised to " + std::to_string(capacity) +
+                            " bytes at most, with which spillway_tf was installed"};
+    }
+    try {
+      state.set_limit(limit);
+    } catch (spillway::OutOfDeviceMemory const& error) {
+      throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
+                               error.what()};
+    }
+  }
+
+  /// Brings a buffer in and never lets it go again.
+  static void keep(std::size_t address) {
+    Held<Site> held{{address}};
+    held.enter();
+    std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
+    Site::desk().show(addresses, true);
+  }
+
+  static py::dict raw_stats() {
+    using spillway::EvictionReason;
+    auto& state = installed();
+    spillway::Stats const now = state.memory.stats();
+    spillway::HostPoolStats const host = state.memory.host_stats();
+    auto const counts = state.desk.counts();
+    py::dict out;
+    auto const set = [&out](char const* key, auto value) { out[key] = value; };
+    std::size_t const ballast = state.ballast.bytes();
+    std::size_t const in_use = now.resident.bytes.current - ballast;
+    std::size_t const active = counts.active_bytes;
+    spillway::Tally const for_room = now.evicted(
+        {EvictionReason::pressure, EvictionReason::watermark, EvictionReason::prefetch});
+    set("bytes_in_use", in_use);
+    set("peak_bytes_in_use", now.resident.bytes.peak - ballast);
+    set("bytes_allocated", now.allocated.bytes.current - ballast);
+    set("peak_bytes_allocated", now.allocated.bytes.peak - ballast);
+    set("bytes_active", active);
+    set("peak_bytes_active", counts.peak_active_bytes);
+    set("bytes_inactive", in_use - std::min(active, in_use));
+    set("bytes_fixed", counts.fixed_bytes);
+    set("bytes_reclaimed", for_room.bytes + now.evicted(EvictionReason::requested).bytes);
+    set("current_bytes_reclaimed", now.allocated.bytes.current - now.resident.bytes.current);
+    set("peak_bytes_reclaimed", counts.peak_reclaimed_bytes);
+    set("num_single_reclaims", for_room.count);
+    set("num_full_reclaims", counts.full_reclaims);
+    set("num_defragmentations", 0);
+    set("bytes_defragged", 0);
+    set("num_allocs", counts.allocations);
+    set("largest_alloc_size", counts.largest_bytes);
+    set("bytes_limit", state.ballast.limit_bytes());
+    set("bytes_reserved", in_use);
+    set("num_buffers", counts.buffers);
+    set("swap_outs", now.swap_outs.count);
+    set("swap_out_bytes", now.swap_outs.bytes);
+    set("swap_ins", now.swap_ins.count);
+    set("swap_in_bytes", now.swap_ins.bytes);
+    set("drops", now.drops.count);
+    set("dropped_bytes", now.drops.bytes);
+    set("early_copies_bytes", now.evicted(EvictionReason::speculative).bytes);
+    set("prefetch_hits", now.prefetch_hits);
+    set("prefetch_late", now.prefetch_late);
+    set("prefetch_wasted", now.prefetch_wasted);
+    set("prefetch_bound", state.prefetch.max_inflight_bytes());
+    set("mispredictions", now.mispredictions);
+    set("steps", now.steps);
+    set("frames", counts.frames);
+    set("waits", counts.waits);
+    set("num_ooms", counts.out_of_memory);
+    set("pressures", counts.pressures);
+    set("host_wait_ns", now.host_wait_ns);
+    set("host_bytes", host.tier(spillway::HostTier::pinned).used_bytes);
+    set("peak_host_bytes", host.tier(spillway::HostTier::pinned).peak_used_bytes);
+    set("file_bytes", host.tier(spillway::HostTier::file).used_bytes);
+    return out;
+  }
+
+  static py::dict view(std::size_t address) {
+    auto const seen = installed().desk.view(reinterpret_cast<void*>(address));
+    py::dict out;
+    out["ours"] = seen.bytes != 0;
+    out["bytes"] = seen.bytes;
+    out["resident"] = seen.is_resident;
+    out["in_use"] = seen.is_in_use;
+    out["may_leave"] = seen.may_leave;
+    return out;
+  }
+
+  static void define(py::module_& m) {
+    using release = py::call_guard<py::gil_scoped_release>;
+    m.def("install", &install);
+    m.def("is_installed", &Site::is_installed);
+    m.def("enable", [](bool on) { installed().desk.enable(on); });
+    m.def("is_enabled", [] { return Site::is_ready() && installed().desk.is_enabled(); });
+    m.def("set_limit", &set_limit, release());
+    m.def("limit", [] { return installed().ballast.limit_bytes(); });
+    m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
+    m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
+    m.def("granularity", [] { return installed().device.granularity_bytes(); });
+    m.def(
+        "reclaim", [] { return installed().desk.reclaim(); }, release());
+    m.def(
+        "begin_step", [] { installed().desk.begin_step(); }, release());
+    m.def("last_failure",
+          [] { return !Site::is_ready() ? std::string{} : installed().desk.last_failure(); });
+    m.def("raw_stats", &raw_stats);
+    m.def("reset_peaks", [] { installed().desk.reset_peaks(); });
+    m.def("view", &view);
+    m.def("owns", [](std::size_t address) {
+      auto* const p = reinterpret_cast<void*>(address);
+      return Site::is_ready() && Site::may_own(p) && Site::desk().owns(p);
+    });
+    m.def("keep", &keep, release());
+    py::class_<Held<Site>>(m, "Held", py::module_local())
+        .def(py::init<std::vector<std::size_t> const&>())
+        .def("__enter__", &Held<Site>::enter, release())
+        .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
+  }
+};
+
+}  // namespace spillway_tf

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/cuda.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/interop/tensorflow.hpp>
+#include <spillway/interop/tensorflow/gpu_device.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "site.hpp"
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+
+namespace spillway_tf {
+
+/// The GPU, which tells at once whether an address can be one that was reserved here.
+///
+/// Threads  as `CudaApi`, except that addresses are reserved by one thread at a time.
+class TrackedCudaApi : public spillway::CudaApi {
+ public:
+  using spillway::CudaApi::CudaApi;
+
+  [[nodiscard]] void* reserve_address(std::size_t bytes) {
+    void* const p = spillway::CudaApi::reserve_address(bytes);
+    auto const first = reinterpret_cast<std::uintptr_t>(p);
+    lowest_ = std::min(lowest_.load(), first);
+    highest_ = std::max(highest_.load(), first + bytes);
+    return p;
+  }
+  [[nodiscard]] bool may_own(void const* p) const noexcept {
+    auto const address = reinterpret_cast<std::uintptr_t>(p);
+    return address >= lowest_.load(std::memory_order_relaxed) &&
+           address < highest_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uintptr_t> lowest_{std::numeric_limits<std::uintptr_t>::max()};
+  std::atomic<std::uintptr_t> highest_{0};
+};
+
+/// Tensors of one GPU, on the driver's virtual memory: what leaves keeps its addresses.
+///
+/// TensorFlow makes the device when it is used first. Its allocator is asked for then, before it is known
+/// which stream the device computes on; the desk is made when that is known. The one comes before the
+/// other in one thread, and both before the first operation.
+struct GpuSite {
+  struct Policies : spillway::CudaPolicies {
+    using device = TrackedCudaApi;
+    using compaction = spillway::StableAddresses;
+    using prefetch = spillway::LimitedLookahead;
+  };
+  using allocator_type = spillway::DeviceAllocator<Policies>;
+  using Desk = spillway::BufferDesk<allocator_type>;
+  using Tensors = spillway::tensor_flow::TensorAllocator<GpuSite>;
+  using State = SiteState<GpuSite>;
+
+  static constexpr bool is_whole_device = true;
+  /// What TensorFlow's own allocator has to have: scratch memory of kernels and small tensors.
+  static constexpr std::size_t least_share = std::size_t{64} << 20U;
+
+  static void install(InstallOptions const& wanted) {
+    if (!spillway::tensor_flow::SwappingGpuProcessState<GpuSite>::try_install()) {
+      throw std::runtime_error{
+          "TensorFlow has begun to use its GPUs already: call spillway_tf.install() before"};
+    }
+    plan() = new Plan{.wanted = wanted};
+    tensorflow::DeviceFactory::Register(
+        "GPU",
+        std::make_unique<spillway::tensor_flow::SwappingGpuDeviceFactory<GpuSite>>(),
+        300,
+        false);
+  }
+  static bool is_installed() { return plan() != nullptr; }
+
+  /// The limit, or seven eighths, is taken off `total_bytes`.
+  static std::size_t share_of(std::size_t total_bytes) {
+    std::size_t const wanted = plan()->wanted.limit;
+    std::size_t const most = total_bytes - std::min(total_bytes, least_share);
+    plan()->total_bytes = total_bytes;
+    plan()->capacity_bytes = wanted != 0 ? wanted : std::min(total_bytes / 8 * 7, most);
+    return total_bytes - std::min(plan()->capacity_bytes, most);
+  }
+  static tensorflow::Allocator* put_before(tensorflow::Allocator& others) {
+    if (plan()->tensors == nullptr) {
+      std::size_t const least = plan()->wanted.least_bytes;
+      plan()->tensors = std::make_unique<Tensors>(others, least != 0 ? least : page_bytes / 4);
+    }
+    return plan()->tensors.get();
+  }
+  static absl::Status start(int ordinal, void* stream) {
+    if (is_ready()) {
+      return state()->stream == static_cast<cudaStream_t>(stream)
+                 ? absl::OkStatus()
+                 : absl::InvalidArgumentError("spillway_tf: the GPU has got another stream");
+    }
+    if (plan()->capacity_bytes + least_share > plan()->total_bytes) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("spillway_tf.install: of the ",
+                       plan()->total_bytes,
+                       " bytes that TensorFlow may use on the GPU the limit leaves less than the ",
+                       least_share,
+                       " that are needed beside it"));
+    }
+    try {
+      constexpr std::size_t lookahead_ops = 64;
+      state() = new State{ordinal,
+                          static_cast<cudaStream_t>(stream),
+                          plan()->wanted.for_allocator<allocator_type>(plan()->capacity_bytes),
+                          lookahead_ops};
+    } catch (std::exception const& error) {
+      return absl::InternalError(absl::StrCat("spillway_tf.install: ", error.what()));
+    }
+    return absl::OkStatus();
+  }
+
+  static State*& state() {
+    static State* the_state = nullptr;
+    return the_state;
+  }
+  static bool is_ready() { return state() != nullptr; }
+  static Desk& desk() { return state()->desk; }
+  static Tensors& tensors() { return *plan()->tensors; }
+  static spillway::tensor_flow::StepWatch& steps() { return state()->steps; }
+  static Desk::Frame*& frame() {
+    thread_local Desk::Frame* mine = nullptr;
+    return mine;
+  }
+  static bool may_own(void const* p) { return is_ready() && state()->device.may_own(p); }
+  static std::size_t ballast_bytes() { return state()->ballast.bytes(); }
+  static std::size_t limit_bytes() {
+    return is_ready() ? state()->ballast.limit_bytes() : plan()->capacity_bytes;
+  }
+
+ private:
+  static constexpr std::size_t page_bytes = std::size_t{2} << 20U;  // of every GPU so far
+
+  /// What is known before the device is there.
+  struct Plan {
+    InstallOptions wanted;
+    std::size_t total_bytes = 0;
+    std::size_t capacity_bytes = 0;
+    std::unique_ptr<Tensors> tensors{};
+  };
+  static Plan*& plan() {
+    static Plan* the_plan = nullptr;
+    return the_plan;
+  }
+};
+
+}  // namespace spillway_tf

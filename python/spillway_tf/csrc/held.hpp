@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/framework/buffer_desk.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace spillway_tf {
+
+/// Keeps buffers where they are between `__enter__` and `__exit__`.
+template <class Site>
+class Held {
+ public:
+  explicit Held(std::vector<std::size_t> const& addresses) {
+    for (std::size_t const address : addresses) {
+      uses_.push_back({reinterpret_cast<void*>(address), false});
+    }
+  }
+  Held(Held const&) = delete;
+  Held& operator=(Held const&) = delete;
+  ~Held() { exit(); }
+
+  void enter() {
+    if (frame_ != nullptr || !Site::is_ready()) {
+      return;
+    }
+    auto frame = std::make_unique<typename Site::Desk::Frame>();
+    std::string const why = Site::desk().try_enter(*frame, uses_);
+    if (!why.empty()) {
+      throw std::runtime_error{why};
+    }
+    frame_ = std::move(frame);
+  }
+  void exit() {
+    if (frame_ != nullptr) {
+      Site::desk().leave(*frame_);
+      frame_.reset();
+    }
+  }
+
+ private:
+  std::vector<spillway::BufferUse> uses_;
+  std::unique_ptr<typename Site::Desk::Frame> frame_;
+};
+
+}  // namespace spillway_tf

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/interop/tensorflow.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "fault_report.hpp"
+#include "site.hpp"
+#include <tensorflow/core/common_runtime/process_state.h>
+
+namespace spillway_tf {
+
+/// CPU tensors: address space of the host whose memory comes and goes stands in for a device's.
+struct HostSite {
+  struct Policies : spillway::SimPolicies {
+    using device = spillway::HostPagedApi;
+    using compaction = spillway::StableAddresses;
+    using prefetch = spillway::LimitedLookahead;
+  };
+  using allocator_type = spillway::DeviceAllocator<Policies>;
+  using Desk = spillway::BufferDesk<allocator_type>;
+  using Tensors = spillway::tensor_flow::TensorAllocator<HostSite>;
+  using State = SiteState<HostSite>;
+
+  static constexpr bool is_whole_device = false;
+
+  static void install(InstallOptions const& wanted) {
+    std::size_t const capacity =
+        wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().total_bytes / 10 * 9;
+    auto options = wanted.for_allocator<allocator_type>(capacity);
+    // What plans are priced with: copying memory to memory.
+    options.paging.link_bytes_per_second = 8e9;
+    options.paging.device_bytes_per_second = 16e9;
+    std::size_t const granularity = spillway::HostPagedApi::granularity_for(capacity);
+    // A few operations ahead is early enough: copies take no longer than kernels here. What came in
+    // sooner would take the room of tensors that are made in between.
+    constexpr std::size_t lookahead_ops = 16;
+    state() =
+        new State{granularity, spillway::HostStream::caller, std::move(options), lookahead_ops};
+    tensors_slot() = new Tensors{
+        *tensorflow::ProcessState::singleton()->GetCPUAllocator(tensorflow::port::kNUMANoAffinity),
+        wanted.least_bytes != 0 ? wanted.least_bytes
+                                : std::max<std::size_t>(16 * 1024, granularity / 4)};
+    tensorflow::DeviceFactory::Register(
+        "CPU",
+        std::make_unique<spillway::tensor_flow::SwappingCpuDeviceFactory<HostSite>>(),
+        300,
+        false);
+    FaultReport<HostSite>::install();
+  }
+  static bool is_installed() { return is_ready(); }
+
+  static State*& state() {
+    static State* the_state = nullptr;
+    return the_state;
+  }
+  static bool is_ready() { return state() != nullptr; }
+  static Desk& desk() { return state()->desk; }
+  static Tensors& tensors() { return *tensors_slot(); }
+  static spillway::tensor_flow::StepWatch& steps() { return state()->steps; }
+  static Desk::Frame*& frame() {
+    thread_local Desk::Frame* mine = nullptr;
+    return mine;
+  }
+  static bool may_own(void const* p) { return state()->device.may_own(p); }
+  static std::size_t ballast_bytes() { return state()->ballast.bytes(); }
+  static std::size_t limit_bytes() { return state()->ballast.limit_bytes(); }
+
+ private:
+  static Tensors*& tensors_slot() {
+    static Tensors* the_tensors = nullptr;
+    return the_tensors;
+  }
+};
+
+}  // namespace spillway_tf

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/interop/framework/ballast.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/install_options.hpp>
+#include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/interop/tensorflow.hpp>
+
+#include <atomic>
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <utility>
+
+namespace spillway_tf {
+
+using spillway::InstallOptions;
+
+/// All that exists once in a process, but for the allocator that TensorFlow sees. Never destroyed:
+/// tensors outlive everything else.
+template <class Site>
+struct SiteState {
+  using Allocator = typename Site::allocator_type;
+  using stream_type = typename Allocator::stream_type;
+
+  typename Allocator::device_type device;
+  stream_type stream;
+  spillway::SharedLimit limit;
+  spillway::LimitedLookahead prefetch;
+  Allocator memory;
+  spillway::BufferDesk<Allocator> desk;
+  spillway::Ballast<Allocator> ballast{memory};
+  spillway::tensor_flow::StepWatch steps;
+
+  /// @param device_argument  what the device is made with
+  template <class DeviceArgument>
+  SiteState(DeviceArgument device_argument,
+            stream_type the_stream,
+            typename Allocator::Options options,
+            std::size_t lookahead_ops)
+      : device{device_argument},
+        stream{the_stream},
+        limit{std::make_shared<std::atomic<std::size_t>>(options.capacity_bytes)},
+        prefetch{{.lookahead_ops = lookahead_ops,
+                  .max_inflight_bytes = std::numeric_limits<std::size_t>::max()},
+                 limit},
+        memory{device, with(prefetch, std::move(options))},
+        desk{memory, stream} {}
+
+  /// Lowers the limit below the capacity that was reserved, or raises it again.
+  ///
+  /// @throws OutOfDeviceMemory if what is in use does not fit
+  void set_limit(std::size_t bytes) {
+    *limit = bytes;
+    desk.set_limit(bytes);
+    ballast.set_limit(bytes, stream, [this] {
+      return desk.is_enabled() && !desk.is_under_pressure() && (desk.relieve(), true);
+    });
+    desk.reset_peaks();  // they counted what is no tensor otherwise
+  }
+
+ private:
+  [[nodiscard]] static typename Allocator::Options with(spillway::LimitedLookahead const& prefetch,
+                                                        typename Allocator::Options options) {
+    options.prefetch = prefetch;
+    return options;
+  }
+};
+
+}  // namespace spillway_tf

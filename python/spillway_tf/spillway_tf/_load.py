@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the module that was built for the TensorFlow that is running, or says that there is none."""
+import importlib
+import pathlib
+import re
+
+import tensorflow as tf
+
+
+def built_for(kind="cpu"):
+    """The versions of TensorFlow that there is a module for, such as "2.21"."""
+    name = "_spillway_tf_gpu_" if kind == "gpu" else "_spillway_tf_"
+    found = {re.match(name + r"(\d+)_(\d+)\.", path.name)
+             for path in pathlib.Path(__file__).parent.glob("_spillway_tf_*")}
+    return sorted(f"{match[1]}.{match[2]}" for match in found if match)
+
+
+def load(version=None, kind="cpu"):
+    version = ".".join((version or tf.__version__).split(".")[:2])
+    if version not in built_for(kind):
+        have = ", ".join(built_for(kind)) or "none"
+        part = "spillway_tf" if kind == "cpu" else "spillway_tf's part for GPUs"
+        raise ImportError(
+            f"{part} was not built for TensorFlow {version}, which is running; built for: {have}. Build it again "
+            "with this TensorFlow installed: pip install --no-build-isolation --force-reinstall "
+            "python/spillway_tf")
+    name = "_spillway_tf_gpu" if kind == "gpu" else "_spillway_tf"
+    return importlib.import_module(f"{__package__}.{name}_{version.replace('.', '_')}")
+
+
+class _Chosen:
+    """Stands for the module of the kind of device that `install` was given; until then for the CPU's."""
+
+    def __init__(self):
+        self.kind, self._module = "cpu", load()
+
+    def choose(self, kind):
+        self.kind, self._module = kind, load(kind=kind)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+C = _Chosen()

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// What TensorFlow's devices do around copies and allocations, on tensors of a desk of host memory: with CUDA's headers of
+// TensorFlow this is how a GPU's are tested where there is none.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES  // TensorFlow has the same
+#include <spillway/device/host/host_paged_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/tensorflow.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <tensorflow/core/common_runtime/process_state.h>
+#include <tensorflow/core/framework/tensor.h>
+#if GOOGLE_CUDA
+#  include <spillway/interop/tensorflow/gpu_device.hpp>
+#endif
+
+namespace tf = tensorflow;
+using namespace spillway;
+
+namespace {
+
+constexpr std::size_t capacity_bytes = std::size_t{1} << 20U;
+constexpr int half = 1 << 17;  // floats: half of the capacity
+
+/// As a GPU's, on host memory.
+struct TestSite {
+  struct Policies : SimPolicies {
+    using device = HostPagedApi;
+    using compaction = StableAddresses;
+  };
+  using allocator_type = DeviceAllocator<Policies>;
+  using Desk = BufferDesk<allocator_type>;
+  struct State {
+    HostPagedApi device;
+    allocator_type memory{device, options()};
+    Desk desk{memory, HostStream::caller};
+    tensor_flow::TensorAllocator<TestSite> tensors{
+        *tf::ProcessState::singleton()->GetCPUAllocator(tf::port::kNUMANoAffinity), 4096};
+
+    static allocator_type::Options options() {
+      allocator_type::Options options;
+      options.capacity_bytes = capacity_bytes;
+      options.host.pinned_bytes = 8 * capacity_bytes;
+      options.paging.lease_wait = std::chrono::milliseconds{0};
+      return options;
+    }
+  };
+  static State& state() {
+    static auto* const the_state = new State;
+    return *the_state;
+  }
+
+  static constexpr bool is_whole_device = true;
+  static bool is_ready() { return ready(); }
+  static bool& ready() {
+    static bool is = true;
+    return is;
+  }
+  static Desk& desk() { return state().desk; }
+  static auto& tensors() { return state().tensors; }
+  static Desk::Frame*& frame() {
+    thread_local Desk::Frame* mine = nullptr;
+    return mine;
+  }
+  static bool may_own(void const* p) { return state().device.may_own(p); }
+  static std::size_t limit_bytes() { return capacity_bytes; }
+  static std::size_t ballast_bytes() { return 0; }
+};
+
+tf::Tensor on_device(int floats = half) {
+  return tf::Tensor{&TestSite::tensors(), tf::DT_FLOAT, tf::TensorShape{floats}};
+}
+TestSite::Desk::View view(tf::Tensor const& tensor) {
+  return TestSite::desk().view(tensor_flow::base_of(tensor));
+}
+
+/// Copies, but tells only later that it has.
+struct LateCopy {
+  tf::StatusCallback after;
+  int calls = 0;
+
+  void run(tf::Tensor const& from, tf::Tensor& to, absl::Status& result) {
+    tensor_flow::copy_leased<TestSite>(
+        from,
+        to,
+        [&result](absl::Status const& status) { result = status; },
+        [&](tf::StatusCallback done) {
+          ++calls;
+          to.flat<float>() = from.flat<float>();
+          after = std::move(done);
+        });
+  }
+};
+
+}  // namespace
+
+DOCTEST_TEST_CASE("copy_leased: both tensors stay until the copy is done, and may leave then") {
+  tf::Tensor from = on_device();
+  tf::Tensor to = on_device();
+  from.flat<float>().setConstant(3);
+  absl::Status result = absl::UnknownError("not yet");
+  LateCopy copy;
+  copy.run(from, to, result);
+  DOCTEST_CHECK(view(from).is_in_use);
+  DOCTEST_CHECK(view(to).is_in_use);
+  DOCTEST_CHECK_FALSE(view(to).may_leave);
+  DOCTEST_CHECK(TestSite::desk().reclaim() == 0);
+  DOCTEST_CHECK_FALSE(result.ok());
+  copy.after(absl::OkStatus());
+  DOCTEST_CHECK(result.ok());
+  DOCTEST_CHECK_FALSE(view(from).is_in_use);
+  DOCTEST_CHECK(view(to).may_leave);
+  DOCTEST_CHECK_FALSE(view(from).may_leave);  // nobody has shown it
+  DOCTEST_CHECK(TestSite::desk().reclaim() == capacity_bytes / 2);
+  DOCTEST_CHECK_FALSE(view(to).is_resident);
+
+  tf::Tensor back{tf::DT_FLOAT, tf::TensorShape{half}};
+  LateCopy second;
+  second.run(to, back, result);  // brings it in
+  second.after(absl::OkStatus());
+  DOCTEST_CHECK(back.flat<float>()(half - 1) == 3);
+}
+
+DOCTEST_TEST_CASE("copy_leased: what cannot be brought in is an error, and nothing is copied") {
+  tf::Tensor to = on_device();
+  tf::Tensor const from{tf::DT_FLOAT, tf::TensorShape{half}};
+  absl::Status result;
+  LateCopy first;
+  first.run(from, to, result);
+  first.after(absl::OkStatus());
+  DOCTEST_CHECK(TestSite::desk().reclaim() == capacity_bytes / 2);
+  tf::Tensor const a = on_device();
+  tf::Tensor const b = on_device();  // never shown: there is no room left
+  LateCopy second;
+  second.run(from, to, result);
+  DOCTEST_CHECK(second.calls == 0);
+  DOCTEST_CHECK(absl::IsResourceExhausted(result));
+  DOCTEST_CHECK(
+      std::string{result.message()}.find("OOM when bringing in a tensor that is copied") == 0);
+  DOCTEST_CHECK_FALSE(view(to).is_in_use);
+}
+
+DOCTEST_TEST_CASE(
+    "copy_leased: other tensors are copied without more ado, and errors are handed on") {
+  tf::Tensor const from{tf::DT_FLOAT, tf::TensorShape{4}};
+  tf::Tensor to{tf::DT_FLOAT, tf::TensorShape{4}};
+  auto const frames = TestSite::desk().counts().frames;
+  absl::Status result;
+  LateCopy copy;
+  copy.run(from, to, result);
+  copy.after(absl::InternalError("broken"));
+  DOCTEST_CHECK(result.message() == "broken");
+  DOCTEST_CHECK(TestSite::desk().counts().frames == frames);
+}
+
+DOCTEST_TEST_CASE(
+    "TensorAllocator: of a whole device what no operation made counts, and too much is refused") {
+  auto const before = TestSite::desk().counts().fixed_bytes;
+  tf::Tensor const a = on_device();
+  DOCTEST_CHECK(TestSite::desk().counts().fixed_bytes == before + capacity_bytes / 2);
+  DOCTEST_CHECK(TestSite::tensors().AllocateRaw(64, 2 * capacity_bytes) == nullptr);
+  void* const small = TestSite::tensors().AllocateRaw(64, 100);
+  DOCTEST_CHECK(small != nullptr);
+  DOCTEST_CHECK_FALSE(TestSite::desk().owns(small));
+  TestSite::tensors().DeallocateRaw(small);
+  DOCTEST_CHECK(TestSite::tensors().GetStats()->bytes_limit == std::int64_t{capacity_bytes});
+
+  TestSite::ready() = false;  // as before the device has its stream
+  void* const early = TestSite::tensors().AllocateRaw(64, 8192);
+  DOCTEST_CHECK(early != nullptr);
+  DOCTEST_CHECK_FALSE(TestSite::desk().owns(early));
+  TestSite::tensors().DeallocateRaw(early);
+  DOCTEST_CHECK(TestSite::tensors().GetStats()->bytes_limit == std::int64_t{capacity_bytes});
+  TestSite::ready() = true;
+}
+
+#if GOOGLE_CUDA
+DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces, and its errors") {
+  std::array<int, 5> places{};
+  auto const stream = [&places](std::size_t i) {
+    return reinterpret_cast<stream_executor::Stream*>(&places.at(i));  // never looked into
+  };
+  tf::core::RefCountPtr<tf::GPUDeviceContext> const other{new tf::GPUDeviceContext{
+      0, stream(0), stream(1), stream(2), {stream(3), stream(4)}, nullptr}};
+  tf::core::RefCountPtr<tensor_flow::SwappingGpuContext<TestSite>> const context{
+      new tensor_flow::SwappingGpuContext<TestSite>{*other}};
+  DOCTEST_CHECK(context->stream() == stream(0));
+  DOCTEST_CHECK(context->host_to_device_stream() == stream(1));
+  DOCTEST_CHECK(context->device_to_host_stream() == stream(2));
+  for (int i = 0; i < 4; ++i) {
+    DOCTEST_CHECK(context->device_to_device_stream(i) == other->device_to_device_stream(i));
+  }
+
+  tf::Tensor const from{tf::DT_FLOAT, tf::TensorShape{half}};
+  tf::Tensor to = on_device();
+  absl::Status result;
+  int calls = 0;
+  auto const done = [&](absl::Status const& status) {
+    result = status;
+    ++calls;
+  };
+  auto const frames = TestSite::desk().counts().frames;
+  context->CopyCPUTensorToDevice(&from, nullptr, &to, done, false);
+  DOCTEST_CHECK(absl::IsInternal(result));
+  DOCTEST_CHECK_FALSE(view(to).is_in_use);
+  tf::Tensor host{tf::DT_FLOAT, tf::TensorShape{half}};
+  context->CopyDeviceTensorToCPU(&to, "edge", nullptr, &host, done);
+  context->CopyTensorInSameDevice(&to, nullptr, &to, done);
+  DOCTEST_CHECK(calls == 3);
+  DOCTEST_CHECK(TestSite::desk().counts().frames == frames + 3);
+  DOCTEST_CHECK(TestSite::desk().counts().active_bytes == 0);
+}
+#endif

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/cuda.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/torch.hpp>
+#include <spillway/interop/torch/cuda_allocator.hpp>
+#include <spillway/interop/torch/tensor_watch.hpp>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "site.hpp"
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAStream.h>
+
+namespace spillway_torch {
+
+/// CUDA tensors of one device.
+struct CudaSite {
+  struct Policies : spillway::CudaPolicies {
+    using observer = spillway::pytorch::TensorWatch;
+    using prefetch = spillway::LimitedLookahead;
+  };
+  using allocator_type = spillway::DeviceAllocator<Policies>;
+  using Desk = spillway::pytorch::StorageDesk<CudaSite>;
+  using TensorAllocator = spillway::pytorch::CudaTensorAllocator<CudaSite>;
+
+  struct State : SiteState<CudaSite> {
+    c10::DeviceIndex ordinal;
+    cudaStream_t quiet_stream;
+    std::size_t total_bytes;
+    std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>();
+
+    State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
+        : SiteState{std::move(options), least, int{the_ordinal}},
+          ordinal{the_ordinal},
+          quiet_stream{device.create_stream()},
+          total_bytes{device.memory_info().total_bytes} {
+      memory.observer().on_reserved(memory.stats().reserved_bytes);
+    }
+  };
+  static State*& state() {
+    static State* the_state = nullptr;
+    return the_state;
+  }
+
+  /// The device becomes the current one of this thread.
+  static void install(InstallOptions const& wanted) {
+    TORCH_CHECK(
+        c10::cuda::device_count() > 0,
+        "spillway_torch.install(device=\"cuda\"): there is no CUDA device that PyTorch can use");
+    TORCH_CHECK(
+        !c10::cuda::CUDACachingAllocator::allocator.load()->initialized(),
+        "spillway_torch.install(device=\"cuda\") comes too late: PyTorch has begun to use CUDA in "
+        "this process. Call it before the first CUDA tensor, torch.cuda.init() or "
+        "torch.cuda.current_stream().");
+    if (wanted.ordinal >= 0) {
+      c10::cuda::set_device(static_cast<c10::DeviceIndex>(wanted.ordinal));
+    }
+    auto const ordinal = c10::cuda::current_device();
+    auto hook = State::install_hook();
+    state() =
+        new State(wanted.for_allocator<allocator_type>(wanted.limit), wanted.least_bytes, ordinal);
+    state()->hook = std::move(hook);
+    torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
+    c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
+  }
+
+  static Desk& desk() { return state()->desk; }
+  static TensorAllocator& tensors() { return *state()->tensors; }
+  static Desk::Frames& frames() {
+    thread_local Desk::Frames mine;
+    return mine;
+  }
+  static spillway::pytorch::HookState& hook() {
+    thread_local spillway::pytorch::HookState mine;
+    return mine;
+  }
+  static cudaStream_t current_stream() {
+    return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
+  }
+  static cudaStream_t quiet_stream() { return state()->quiet_stream; }
+  static bool is_capturing() {
+    return state()->tensors->is_routing() &&
+           c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+  }
+  static c10::Device device() { return {c10::DeviceType::CUDA, state()->ordinal}; }
+  static bool allocates_for(c10::StorageImpl const& storage) {
+    return storage.allocator() == state()->tensors.get() || storage.allocator() == nullptr;
+  }
+  static std::size_t least_bytes() { return state()->least_bytes; }
+  static bool enrols(std::size_t bytes) { return bytes >= state()->least_bytes; }
+  static void drop_foreign(void* p) { state()->tensors->drop_pooled(p); }
+  static WithoutInterpreter let_others_run() { return {}; }
+  static void on_allocated(std::size_t bytes, spillway::BlockId block) noexcept {
+    state()->tensors->on_allocated(bytes, block);
+  }
+  static void on_freed(std::size_t bytes, spillway::BlockId block) noexcept {
+    state()->tensors->on_freed(bytes, block);
+  }
+  static void on_out_of_memory(std::size_t bytes) { state()->tensors->on_out_of_memory(bytes); }
+  static std::size_t foreach_bytes() { return state()->foreach_bytes; }
+  static std::size_t limit() { return state()->limit(); }
+  static void set_limit(std::size_t bytes) { state()->set_limit(bytes); }
+  static std::size_t total_bytes() { return state()->total_bytes; }
+};
+
+}  // namespace spillway_torch

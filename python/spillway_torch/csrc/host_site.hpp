@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device/host/host_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/torch.hpp>
+#include <spillway/policies.hpp>
+
+#include <cstddef>
+#include <utility>
+
+#include "site.hpp"
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
+
+namespace spillway_torch {
+
+/// CPU tensors: an arena of host memory stands in for a device's.
+struct HostSite {
+  struct Policies : spillway::SimPolicies {
+    using device = spillway::HostApi;
+    using prefetch = spillway::LimitedLookahead;
+  };
+  using allocator_type = spillway::DeviceAllocator<Policies>;
+  using Desk = spillway::pytorch::StorageDesk<HostSite>;
+  using TensorAllocator = spillway::pytorch::HostTensorAllocator<HostSite>;
+
+  struct State : SiteState<HostSite> {
+    TensorAllocator tensors;
+
+    State(allocator_type::Options options, c10::Allocator& small, std::size_t least)
+        : SiteState{std::move(options), least}, tensors{small} {}
+  };
+  static State*& state() {
+    static State* the_state = nullptr;
+    return the_state;
+  }
+
+  static void install(InstallOptions const& wanted) {
+    auto options = wanted.for_allocator<allocator_type>(wanted.limit);
+    // What plans are priced with: copying memory to memory.
+    options.paging.link_bytes_per_second = 8e9;
+    options.paging.device_bytes_per_second = 16e9;
+    auto hook = State::install_hook();
+    state() =
+        new State(std::move(options), *c10::GetAllocator(c10::DeviceType::CPU), wanted.least_bytes);
+    state()->hook = std::move(hook);
+    c10::SetAllocator(c10::DeviceType::CPU, &state()->tensors, 200);
+  }
+
+  static Desk& desk() { return state()->desk; }
+  static Desk::Frames& frames() {
+    thread_local Desk::Frames mine;
+    return mine;
+  }
+  static spillway::pytorch::HookState& hook() {
+    thread_local spillway::pytorch::HookState mine;
+    return mine;
+  }
+  static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
+  static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
+  static bool allocates_for(c10::StorageImpl const& storage) {
+    // Storages that cannot be resized, such as those that `torch.load` makes, may name no allocator.
+    return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
+  }
+  static std::size_t least_bytes() { return state()->least_bytes; }
+  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones are not the desk's
+  static void drop_foreign(void* p) { state()->tensors.drop_small(p); }
+  static WithoutInterpreter let_others_run() { return {}; }
+  static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
+  static void on_freed(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
+  static void on_out_of_memory(std::size_t /*bytes*/) {}
+  static std::size_t foreach_bytes() { return state()->foreach_bytes; }
+};
+
+}  // namespace spillway_torch

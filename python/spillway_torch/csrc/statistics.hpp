@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/stats.hpp>
+#include <spillway/host/host_tier.hpp>
+
+#include <cstdint>
+#include <string>
+
+#include <pybind11/pybind11.h>
+
+namespace spillway_torch {
+
+/// Under PyTorch's names, which tell pools apart. There is one here, for what PyTorch calls large.
+inline void
+put(pybind11::dict& out, std::string const& name, char const* what, std::uint64_t value) {
+  out[pybind11::str(name + ".all." + what)] = value;
+  out[pybind11::str(name + ".large_pool." + what)] = value;
+  out[pybind11::str(name + ".small_pool." + what)] = 0;
+}
+
+inline void put(pybind11::dict& out, std::string const& name, spillway::Gauge const& gauge) {
+  put(out, name, "current", gauge.current);
+  put(out, name, "peak", gauge.peak);
+  put(out, name, "allocated", gauge.total);
+  put(out, name, "freed", gauge.total - gauge.current);
+}
+
+template <class State>
+pybind11::dict statistics(State& state) {
+  using spillway::EvictionReason;
+  using spillway::RangeSource;
+  spillway::Stats const now = state.memory.stats();
+  spillway::HostPoolStats const host = state.memory.host_stats();
+  auto const counts = state.desk.counts();
+  pybind11::dict out;
+  put(out, "allocation", now.allocated.blocks);
+  put(out, "allocated_bytes", now.allocated.bytes);
+  put(out, "requested_bytes", now.requested_bytes);
+  put(out, "active", now.leased.blocks);
+  put(out, "active_bytes", now.leased.bytes);
+  put(out, "resident", now.resident.blocks);
+  put(out, "resident_bytes", now.resident.bytes);
+  put(out, "reserved_bytes", "current", now.reserved_bytes);
+  put(out, "reserved_bytes", "peak", now.peak_reserved_bytes);
+  put(out, "inactive_split", "current", now.resident.blocks.current - now.leased.blocks.current);
+  put(out, "inactive_split_bytes", "current", now.inactive_bytes());
+  spillway::HostTierStats const& pinned = host.tier(spillway::HostTier::pinned);
+  put(out, "pinned", "current", pinned.slots);
+  put(out, "pinned_bytes", "current", pinned.used_bytes);
+  put(out, "pinned_bytes", "peak", pinned.peak_used_bytes);
+  auto const set = [&out](char const* key, auto value) { out[key] = value; };
+  spillway::Tally const reclaimed = now.evicted({EvictionReason::pressure,
+                                                 EvictionReason::watermark,
+                                                 EvictionReason::prefetch,
+                                                 EvictionReason::requested});
+  set("reclaimed", reclaimed.count);
+  set("reclaimed_bytes", reclaimed.bytes);
+  set("alloc_distribution.freelist", now.ranges_from(RangeSource::free_range));
+  set("alloc_distribution.cudamalloc", now.ranges_from(RangeSource::growth));
+  set("alloc_distribution.reclaim_one", now.ranges_from(RangeSource::after_drop));
+  set("alloc_distribution.reclaim_fragments", now.ranges_from(RangeSource::after_compaction));
+  set("alloc_distribution.reclaim_all", now.ranges_from(RangeSource::after_swap_out));
+  set("alloc_distribution.cudamalloc_retry", now.ranges_from(RangeSource::retry));
+  set("num_ooms", counts.out_of_memory);
+  set("num_alloc_retries", counts.pressures + counts.waits);
+  set("swap_outs", now.swap_outs.count);
+  set("swap_out_bytes", now.swap_outs.bytes);
+  set("swap_ins", now.swap_ins.count);
+  set("swap_in_bytes", now.swap_ins.bytes);
+  set("drops", now.drops.count);
+  set("dropped_bytes", now.drops.bytes);
+  set("moves", now.moves.count);
+  set("moved_bytes", now.moves.bytes);
+  set("speculative", now.evicted(EvictionReason::speculative).count);
+  set("speculative_bytes", now.evicted(EvictionReason::speculative).bytes);
+  set("prefetch.hits", now.prefetch_hits);
+  set("prefetch.late", now.prefetch_late);
+  set("prefetch.wasted", now.prefetch_wasted);
+  set("mispredictions", now.mispredictions);
+  set("steps", now.steps);
+  set("frames", counts.frames);
+  set("active_frames", counts.active_frames);
+  set("enrolled", counts.holdings);
+  set("strays", counts.strays);
+  set("waits", counts.waits);
+  set("pressures", counts.pressures);
+  set("compaction_passes", now.compaction_passes);
+  set("host_wait_ns", now.host_wait_ns);
+  set("external_fragmentation", now.external_fragmentation());
+  set("largest_free_bytes", now.largest_free_bytes);
+  set("free_bytes", now.free_bytes);
+  set("capacity_bytes", now.capacity_bytes);
+  set("host.pageable_bytes", host.tier(spillway::HostTier::pageable).used_bytes);
+  set("host.file_bytes", host.tier(spillway::HostTier::file).used_bytes);
+  return out;
+}
+
+}  // namespace spillway_torch

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the extension against the PyTorch that is installed: pip install . --no-build-isolation
+
+The part for CUDA is built where PyTorch has its CUDA libraries and the CUDA runtime's headers are found, in
+CUDA_HOME or as packages beside PyTorch. SPILLWAY_TORCH_CUDA=1 makes it an error if not, 0 leaves it out.
+"""
+import os
+import pathlib
+import shutil
+import sysconfig
+
+import torch
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, library_paths
+
+here = pathlib.Path(__file__).resolve().parent
+include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", here.parents[1] / "include"))
+if not (include / "spillway" / "interop" / "torch.hpp").exists():
+    raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
+
+flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
+for folder in include_paths():
+    flags += ["-isystem", folder]  # no warnings about PyTorch's own headers
+flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
+extensions = [
+    CppExtension("spillway_torch._spillway_torch", ["csrc/module.cpp"], include_dirs=[str(include)],
+                 extra_compile_args=flags)
+]
+
+
+def cuda_toolkits():
+    """Folders with include/ and lib/: packages of the version PyTorch was built for come first."""
+    major = (torch.version.cuda or "").split(".")[0]
+    for key in ("purelib", "platlib"):
+        yield pathlib.Path(sysconfig.get_path(key)) / "nvidia" / f"cu{major}"
+    if os.environ.get("CUDA_HOME"):
+        yield pathlib.Path(os.environ["CUDA_HOME"])
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        yield pathlib.Path(nvcc).resolve().parents[1]
+    yield pathlib.Path("/usr/local/cuda")
+
+
+def cuda_extension():
+    """The part for CUDA, or why it cannot be built."""
+    libraries = pathlib.Path(torch.__file__).parent / "lib"
+    if torch.version.cuda is None or not (libraries / "libc10_cuda.so").exists():
+        return "this PyTorch has no CUDA libraries"
+    major = torch.version.cuda.split(".")[0]
+    for toolkit in cuda_toolkits():
+        headers = toolkit / "include"
+        runtime = next((f / f"libcudart.so.{major}" for f in (toolkit / "lib", toolkit / "lib64")
+                        if (f / f"libcudart.so.{major}").exists()), None)
+        if (headers / "cuda_runtime_api.h").exists() and (headers / "cuda.h").exists() and runtime:
+            return CppExtension(
+                "spillway_torch._spillway_torch_cuda", ["csrc/cuda_module.cpp"], include_dirs=[str(include)],
+                extra_compile_args=[*flags, "-isystem", str(headers)],
+                library_dirs=[*library_paths(device_type="cuda"), str(libraries)],
+                libraries=["c10_cuda", "torch_cuda"], extra_link_args=[str(runtime)])
+    return f"no CUDA {major} runtime with headers was found: set CUDA_HOME"
+
+
+wanted = os.environ.get("SPILLWAY_TORCH_CUDA", "")
+if wanted != "0":
+    extension = cuda_extension()
+    if not isinstance(extension, str):
+        extensions.append(extension)
+    elif wanted == "1":
+        raise SystemExit(f"spillway_torch cannot be built for CUDA: {extension}")
+    else:
+        print(f"spillway_torch is built without its CUDA part: {extension}")
+
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})

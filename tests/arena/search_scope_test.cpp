@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/arena/range_map.hpp>
+#include <spillway/arena/search_scope.hpp>
+#include <spillway/defrag_arena.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/policy/fit/segregated_fit.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::BlockId;
+using spillway::Fence;
+using spillway::RangeId;
+using spillway::RangeNode;
+using spillway::RangeState;
+using spillway::SearchScope;
+using spillway::SegregatedFit;
+using spillway::Stretch;
+using Map = spillway::RangeMap<SegregatedFit>;
+using Arena = spillway::DefragArena<spillway::ModelApi>;
+
+constexpr std::size_t no_budget = std::numeric_limits<std::size_t>::max();
+
+/// Two segments of `count` granules each, full of small blocks of which one in `nth` was given back.
+void fragment(Map& map, std::uint32_t count, std::size_t nth, std::uint64_t seed) {
+  std::mt19937_64 random{seed};
+  for (std::size_t segment = 1; segment <= 2; ++segment) {
+    map.add_segment(reinterpret_cast<std::byte*>(segment << 40U), count);
+  }
+  std::vector<std::uint32_t> blocks;
+  for (;;) {
+    Fence fence;
+    std::uint32_t const node =
+        map.take(static_cast<std::uint32_t>(1 + random() % 30), BlockId{1}, fence);
+    if (node == spillway::no_node) {
+      break;
+    }
+    blocks.push_back(node);
+  }
+  for (std::uint32_t const node : blocks) {
+    if (random() % nth == 0) {
+      map.give_back(node, {});
+    }
+  }
+}
+
+/// An arena of blocks of 1 to 32 granules, of which one in ten was given back.
+struct FragmentedArena {
+  FragmentedArena(std::size_t bytes, std::size_t few_ranges, std::uint64_t seed)
+      : device{{.capacity_bytes = bytes}},
+        arena{device, {.capacity_bytes = bytes, .bounce_bytes = 0, .few_ranges = few_ranges}} {
+    std::mt19937_64 random{seed};
+    std::vector<RangeId> ranges;
+    while (auto const placement = arena.try_take(256 * (1 + random() % 32), BlockId{1})) {
+      ranges.push_back(placement->range);
+    }
+    for (RangeId const range : ranges) {
+      if (random() % 10 == 0) {
+        arena.give_back(range, {});
+      }
+    }
+  }
+
+  spillway::ModelApi device;
+  Arena arena;
+};
+
+}  // namespace
+
+TEST_SUITE("arena") {
+  TEST_CASE("SearchScope: holds what lies around the largest free ranges, in order and once") {
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      CAPTURE(seed);
+      Map map;
+      fragment(map, 2000, 2 + seed % 6, seed);
+      std::size_t const most = std::size_t{4} << (seed % 6);
+      SearchScope scope;
+      scope.read_around_large(map.list(), map.fit(), most);
+
+      CHECK(scope.is_part());
+      std::set<std::uint32_t> seen;
+      std::uint32_t end = 0;
+      for (Stretch const& stretch : scope.stretches()) {
+        REQUIRE(map[stretch.from].first >= end);
+        for (std::uint32_t node = stretch.from; node != stretch.past; node = map[node].next) {
+          REQUIRE(seen.insert(node).second);
+        }
+        end = map[stretch.past].first;
+      }
+      std::vector<std::uint32_t> large;
+      std::size_t side = 0;
+      while ((side + 1) * (side + 1) <= most) {
+        ++side;
+      }
+      map.fit().visit_large(map.table(), [&](std::uint32_t node) {
+        large.push_back(node);
+        return large.size() < side;
+      });
+      CHECK(seen.size() <= large.size() * (side + 1));
+      for (std::uint32_t const node : large) {
+        std::uint32_t const wall = map.list().span(map[node].segment).wall;
+        std::uint32_t low = node;
+        std::uint32_t high = node;
+        for (std::size_t i = 0; i < side / 2; ++i) {
+          low = map[low].prev == wall ? low : map[low].prev;
+          high = map[high].next == wall ? high : map[high].next;
+        }
+        REQUIRE(seen.count(node) == 1);
+        REQUIRE(seen.count(low) == 1);
+        REQUIRE(seen.count(high) == 1);
+      }
+    }
+  }
+
+  TEST_CASE("SearchScope: holds every range when it holds all") {
+    Map map;
+    fragment(map, 500, 3, 7);
+    SearchScope scope;
+    scope.read_all(map.list());
+
+    CHECK_FALSE(scope.is_part());
+    std::size_t ranges = 0;
+    for (Stretch const& stretch : scope.stretches()) {
+      for (std::uint32_t node = stretch.from; node != stretch.past; node = map[node].next) {
+        ++ranges;
+      }
+    }
+    CHECK(ranges == map.table().taken_ranges + map.table().free_ranges);
+  }
+
+  TEST_CASE("SearchScope: widens from few ranges to all, and at once where there are few") {
+    CHECK(SearchScope::narrowest(1000, 1000) == SearchScope::all);
+    for (std::size_t const ranges : {1001U, 5000U, 100'000U, 10'000'000U}) {
+      std::size_t most = SearchScope::narrowest(ranges, 1000);
+      CHECK(most <= 2048);
+      std::size_t total = 0;
+      while (most != SearchScope::all) {
+        total += most;
+        std::size_t const wider = SearchScope::wider(most, ranges);
+        REQUIRE(wider > most);
+        most = wider;
+      }
+      CHECK(total <= ranges / 3);  // little beside what all then costs
+    }
+  }
+
+  TEST_CASE("DefragArena: of many ranges, a look at few mostly finds room") {
+    std::size_t looks = 0;
+    std::size_t plans = 0;
+    std::size_t ranges = 0;
+    for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+      CAPTURE(seed);
+      FragmentedArena rig{16_MiB, 512, seed};
+      ranges = std::max(ranges, rig.arena.stats().taken_ranges);
+      for (int i = 0; i < 10; ++i) {
+        auto plan = rig.arena.plan_compaction(
+            rig.arena.largest_free_bytes() + 256, no_budget, [&](BlockId) {
+              ++looks;
+              return true;
+            });
+        REQUIRE(plan);
+        ++plans;
+        rig.arena.begin_moves(*plan);
+        std::size_t const makes_bytes = plan->makes_bytes;
+        rig.arena.commit_moves(*plan, plan->moves.size(), {});
+        CHECK(rig.arena.largest_free_bytes() >= makes_bytes);
+      }
+    }
+    CHECK(ranges > 3000);
+    CHECK(looks < plans * ranges / 16);
+  }
+
+  TEST_CASE(
+      "DefragArena: all that is free can be had in one piece, however few are looked at first") {
+    for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+      CAPTURE(seed);
+      FragmentedArena rig{2_MiB, 8, seed};
+      for (std::size_t const share : {8U, 4U, 2U, 1U}) {
+        std::size_t const wanted = rig.arena.free_bytes() / share;
+        auto plan =
+            rig.arena.plan_compaction(wanted, no_budget, [](BlockId) noexcept { return true; });
+        REQUIRE(plan);
+        rig.arena.begin_moves(*plan);
+        rig.arena.commit_moves(*plan, plan->moves.size(), {});
+        REQUIRE(rig.arena.largest_free_bytes() >= wanted);
+      }
+    }
+  }
+
+  TEST_CASE("DefragArena: lets more be free than is asked for only where there are many ranges, "
+            "and a small part") {
+    FragmentedArena const few{1_MiB, 1024, 1};
+    FragmentedArena const many{16_MiB, 1024, 1};
+
+    CHECK(few.arena.spare_bytes(few.arena.few_ranges()) == 0);
+    CHECK(many.arena.spare_bytes(many.arena.few_ranges()) > many.arena.capacity_bytes() / 64);
+    CHECK(many.arena.spare_bytes(many.arena.few_ranges()) < many.arena.capacity_bytes() / 32);
+  }
+}

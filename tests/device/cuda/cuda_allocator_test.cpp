@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// The allocator on CudaApi, on a stand-in for the CUDA runtime. On a GPU: tests/gpu/.
+#include <spillway/cuda.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include <support/allocator_load.hpp>
+#include <support/fake_cudart.hpp>
+#include <support/host_work.hpp>
+
+using namespace spillway;
+
+namespace {
+
+struct FakeRuntime {
+  FakeCudart cuda{{.capacity_bytes = 64U << 20U, .numa_node = 0}};
+};
+
+struct Remapping : CudaPolicies {
+  using compaction = RemapCompaction;
+};
+struct Stable : CudaPolicies {
+  using compaction = StableAddresses;
+};
+
+template <class Policies>
+struct FakeCuda : FakeRuntime {
+  using policies = Policies;
+  using stream_type = cudaStream_t;
+  static constexpr std::size_t scale = 1;
+
+  [[nodiscard]] test::HostGate make_gate() { return {}; }
+  void write(void* p, std::size_t n, std::uint32_t tag, cudaStream_t stream) {
+    work.write(p, n, tag, stream);
+  }
+  void check(void const* p, std::size_t n, std::uint32_t tag, cudaStream_t stream) {
+    work.check(p, n, tag, stream);
+  }
+  [[nodiscard]] std::uint64_t wrong() const { return work.wrong(); }
+  [[nodiscard]] bool is_sound() const { return cudaPeekAtLastError() == cudaSuccess; }
+
+  CudaApi device{1};
+  test::HostWork<CudaApi> work{device};
+};
+
+using Allocator = DeviceAllocator<CudaPolicies>;
+using Buffer = SwappableBuffer<Allocator>;
+
+/// Two streams, one of which is going to be captured, and room for eight blocks of 1 MiB.
+struct Capture {
+  static Allocator::Options options() {
+    Allocator::Options options{.capacity_bytes = 8U << 20U};
+    options.host.pinned_bytes = 32U << 20U;
+    return options;
+  }
+  ~Capture() {
+    others.clear();
+    for (cudaStream_t const stream : {captured, other}) {
+      allocator.retire_stream(stream);
+      device.synchronize(stream);
+      device.destroy_stream(stream);
+    }
+  }
+
+  void write(Allocator::lease_type const& lease, std::uint32_t tag, cudaStream_t stream) {
+    work.write(lease.data(), lease.size_bytes(), tag, stream);
+  }
+  void check(Allocator::lease_type const& lease, std::uint32_t tag, cudaStream_t stream) {
+    work.check(lease.data(), lease.size_bytes(), tag, stream);
+  }
+  /// Twelve blocks, of which not all have room.
+  void fill_device() {
+    for (std::uint32_t i = 0; i < 12; ++i) {
+      others.emplace_back(allocator, 1U << 20U);
+      write(others.back().acquire(Access::write, other), 100 + i, other);
+    }
+  }
+  void use_others() {
+    for (std::uint32_t i = 0; i < others.size(); ++i) {
+      check(others[i].acquire(Access::read, other), 100 + i, other);
+    }
+  }
+
+  FakeRuntime fake;
+  CudaApi device;
+  test::HostWork<CudaApi> work{device};
+  cudaStream_t captured = device.create_stream();
+  cudaStream_t other = device.create_stream();
+  Allocator allocator{device, options()};
+  std::vector<Buffer> others;
+};
+
+}  // namespace
+
+TEST_SUITE("cuda_allocator") {
+  TEST_CASE_TEMPLATE_INVOKE(
+      allocator_load, FakeCuda<CudaPolicies>, FakeCuda<Remapping>, FakeCuda<Stable>);
+
+  TEST_CASE("DeviceAllocator: a capture over leases goes on while other blocks swap and move") {
+    Capture now;
+    Buffer used{now.allocator, 1U << 20U};
+    auto const lease = used.acquire(Access::write, now.captured);
+    now.write(lease, 1, now.captured);
+    now.fill_device();
+
+    now.allocator.prepare_capture(now.captured);
+    now.fake.cuda.begin_capture(now.captured);
+    now.use_others();
+    (void)now.allocator.compact();
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+
+    CHECK(now.allocator.stats().swap_outs.count > 0);
+    now.allocator.synchronize();
+    CHECK(now.work.wrong() == 0);
+  }
+
+  TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
+    Capture now;
+    Buffer away{now.allocator, 1U << 20U};
+    now.write(away.acquire(Access::write, now.other), 1, now.other);
+    away.swap_out();
+    Buffer here{now.allocator, 1U << 20U};
+    now.write(here.acquire(Access::write, now.captured), 2, now.captured);
+    Buffer elsewhere{now.allocator, 1U << 20U};
+    now.write(elsewhere.acquire(Access::write, now.other), 3, now.other);
+
+    now.allocator.prepare_capture(now.captured);
+    now.fake.cuda.begin_capture(now.captured);
+    CHECK_THROWS_AS((void)away.acquire(Access::read, now.captured), ContractViolation);
+    CHECK_THROWS_AS((void)elsewhere.acquire(Access::read, now.captured), ContractViolation);
+    auto lease = here.acquire(Access::read, now.captured);
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+    lease.release();
+
+    CHECK(now.allocator.stats().leased.blocks.current == 0);
+    now.check(away.acquire(Access::read, now.captured), 1, now.captured);
+    now.check(elsewhere.acquire(Access::read, now.captured), 3, now.captured);
+    now.allocator.synchronize();
+    CHECK(now.work.wrong() == 0);
+  }
+
+  TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
+    Capture now;
+    Buffer buffer{now.allocator, 1U << 20U};
+    now.write(buffer.acquire(Access::write, now.captured), 1, now.captured);
+
+    now.fake.cuda.begin_capture(now.captured);  // without prepare_capture
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, now.other), ContractViolation);
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+
+    now.check(buffer.acquire(Access::read, now.other), 1, now.other);
+    now.allocator.synchronize();
+    CHECK(now.work.wrong() == 0);
+  }
+}

@@ -1,0 +1,528 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaApi against a stand-in for the CUDA runtime: what it asks for, and what it does when that fails.
+// The same device against a real one: tests/gpu/.
+#include <spillway/device/cuda/cuda_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <support/batch_copy_api_contract.hpp>
+#include <support/device_api_contract.hpp>
+#include <support/fake_cudart.hpp>
+#include <support/virtual_memory_api_contract.hpp>
+
+#if defined(__linux__)
+#  include <linux/mempolicy.h>
+#  include <sys/syscall.h>
+#  include <unistd.h>
+#endif
+
+using namespace spillway;
+
+namespace {
+
+std::size_t device_bytes(FakeCudart const& cuda, int device) {
+  return cuda.usage(device).device_bytes;
+}
+
+struct Runtime {
+  FakeCudart cuda;
+};
+/// A device that needs no arguments: its runtime comes to be before it and goes after it.
+struct FakeCudaDevice : Runtime, CudaApi {
+  FakeCudaDevice() : Runtime{FakeCudart{{.capacity_bytes = 1U << 30U, .numa_node = 0}}} {}
+};
+
+}  // namespace
+
+TEST_SUITE("cuda_api") {
+  TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(device_order_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, FakeCudaDevice);
+  TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, FakeCudaDevice);
+
+  TEST_CASE("CudaApi: without a driver or such a device, construction throws what CUDA said") {
+    FakeCudart cuda{{.has_driver = false}};
+    try {
+      CudaApi const api;
+      FAIL("constructed without a driver");
+    } catch (CudaError const& error) {
+      CHECK(error.code() == cudaErrorInsufficientDriver);
+      CHECK(std::strstr(error.what(), "cuda_context.hpp:") != nullptr);
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a device that is not there is refused") {
+    FakeCudart cuda;
+    CHECK_THROWS_AS(CudaApi{2}, CudaError);
+    CHECK_THROWS_AS(CudaApi{-1}, CudaError);
+  }
+
+  TEST_CASE("CudaApi: the context is held while the object lives, and let go after it") {
+    FakeCudart cuda;
+    {
+      CudaApi const api{1};
+      CHECK(cuda.context_references(1) == 1);
+      CHECK(api.ordinal() == 1);
+    }
+    CHECK(cuda.context_references(1) == 0);
+  }
+
+  TEST_CASE("CudaApi: a failed construction leaves nothing held") {
+    FakeCudart cuda;
+    cuda.fail_next("cuMemGetAllocationGranularity", cudaErrorInvalidValue);
+    CHECK_THROWS_AS(CudaApi{1}, CudaError);
+    CHECK(cuda.context_references(1) == 0);
+  }
+
+  TEST_CASE("CudaApi: works on its own device and leaves the thread's one alone") {
+    FakeCudart cuda;
+    CudaApi api{1};
+
+    void* const memory = api.try_reserve(4096);
+    cudaStream_t const stream = api.create_stream();
+    cudaEvent_t const event = api.create_event();
+    api.fill(memory, 7, 4096, stream);
+    api.record(event, stream);
+    api.wait(stream, event);
+    api.synchronize(event);
+    api.synchronize(stream);
+    CHECK(api.is_complete(event));
+    CHECK(device_bytes(cuda, 1) == 4096);
+    CHECK(device_bytes(cuda, 0) == 0);
+    CHECK(api.memory_info().free_bytes == api.memory_info().total_bytes - 4096);
+    api.destroy_event(event);
+    api.destroy_stream(stream);
+    api.release(memory, 4096);
+
+    CHECK(device_bytes(cuda, 1) == 0);
+    CHECK_FALSE(cuda.is_set_up(0));  // neither used nor, when the device was set back, set up
+    void* elsewhere = nullptr;
+    REQUIRE(cudaMalloc(&elsewhere, 256) == cudaSuccess);
+    CHECK(device_bytes(cuda, 0) == 256);  // the thread is still on device 0
+    CHECK(cudaFree(elsewhere) == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: pushes no context where its own is current already") {
+    FakeCudart cuda;
+    CudaApi api{0};
+    void* elsewhere = nullptr;
+    REQUIRE(cudaMalloc(&elsewhere, 256) == cudaSuccess);  // makes device 0 current
+    auto const before = cuda.calls("cuCtxPushCurrent");
+
+    api.release(api.try_reserve(256), 256);
+
+    CHECK(cuda.calls("cuCtxPushCurrent") == before);
+    CHECK(cudaFree(elsewhere) == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a full device gives null and leaves no error behind") {
+    FakeCudart cuda{{.capacity_bytes = 1U << 20U}};
+    CudaApi api;
+    CHECK(api.try_reserve(2U << 20U) == nullptr);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a reservation that fails for another reason throws") {
+    FakeCudart cuda;
+    CudaApi api;
+    cuda.fail_next("cudaMalloc", cudaErrorLaunchFailure);
+    try {
+      (void)api.try_reserve(256);
+      FAIL("no exception");
+    } catch (CudaError const& error) {
+      CHECK(error.code() == cudaErrorLaunchFailure);
+      CHECK(error.line() > 0);
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE(
+      "CudaApi: an event that is not complete yet leaves no error, whatever CUDA thinks of it") {
+    FakeCudart cuda;
+    CudaApi api;
+    cudaEvent_t const event = api.create_event();
+    cuda.fail_next("cudaEventQuery", cudaErrorNotReady);
+    CHECK_FALSE(api.is_complete(event));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK(api.is_complete(event));  // nothing recorded is complete
+
+    cuda.fail_next("cudaEventQuery", cudaErrorLaunchFailure);
+    CHECK_THROWS_AS((void)api.is_complete(event), CudaError);
+    api.destroy_event(event);
+  }
+
+  TEST_CASE("CudaApi: asking for an event does not take the caller's own pending error away") {
+    FakeCudart cuda{{.not_ready_is_an_error = false}};
+    CudaApi api;
+    cudaEvent_t const event = api.create_event();
+    void* memory = nullptr;
+    cuda.fail_next("cudaMalloc", cudaErrorInvalidValue);
+    REQUIRE(cudaMalloc(&memory, 1) == cudaErrorInvalidValue);
+
+    cuda.fail_next("cudaEventQuery", cudaErrorNotReady);
+    CHECK_FALSE(api.is_complete(event));
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    api.destroy_event(event);
+  }
+
+  TEST_CASE("CudaApi: bytes go round, each way by its own kind") {
+    FakeCudart cuda;
+    CudaApi api;
+    constexpr std::size_t n = 100'000;
+    cudaStream_t const stream = api.create_stream();
+    auto* const host = static_cast<unsigned char*>(api.try_allocate_pinned(n, -1));
+    auto* const back = static_cast<unsigned char*>(api.try_allocate_pinned(n, -1));
+    void* const first = api.try_reserve(n);
+    void* const second = api.try_reserve(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      host[i] = static_cast<unsigned char>(i * 31);
+    }
+
+    api.copy(first, host, n, CopyKind::to_device, stream);
+    api.copy(second, first, n, CopyKind::on_device, stream);
+    api.copy(back, second, n, CopyKind::to_host, stream);
+    api.synchronize(stream);
+    CHECK(std::memcmp(host, back, n) == 0);
+    CHECK_THROWS_AS(api.copy(first, host, n, CopyKind::on_device, stream), CudaError);
+
+    api.release(first, n);
+    api.release(second, n);
+    api.free_pinned(host, n);
+    api.free_pinned(back, n);
+    api.destroy_stream(stream);
+    CHECK(cuda.pinned_allocations() == 0);
+  }
+
+  TEST_CASE("CudaApi: a host function runs in its place in the stream") {
+    FakeCudart cuda;
+    CudaApi api;
+    cudaStream_t const stream = api.create_stream();
+    int calls = 0;
+    api.launch_host(
+        stream, [](void* counter) noexcept { ++*static_cast<int*>(counter); }, &calls);
+    api.synchronize(stream);
+    CHECK(calls == 1);
+    api.destroy_stream(stream);
+  }
+
+  TEST_CASE("CudaApi: pinned memory near a node is registered, and unregistered when it is freed") {
+    FakeCudart cuda{{.numa_node = 0}};
+    CudaApi api;
+    CHECK(api.numa_node() == 0);
+    void* const near = api.try_allocate_pinned(1U << 20U, api.numa_node());
+    void* const anywhere = api.try_allocate_pinned(1U << 20U, -1);
+    CHECK(cuda.registered_ranges() == 1);
+    CHECK(cuda.pinned_allocations() == 1);
+#if defined(__linux__)
+    int mode = -1;
+    if (syscall(SYS_get_mempolicy, &mode, nullptr, 0, near, MPOL_F_ADDR) == 0) {
+      CHECK(mode == MPOL_PREFERRED);
+    } else {
+      MESSAGE("the kernel does not tell policies here");
+    }
+#endif
+    std::memset(near, 1, 1U << 20U);
+
+    api.free_pinned(near, 1U << 20U);
+    api.free_pinned(anywhere, 1U << 20U);
+    CHECK(cuda.registered_ranges() == 0);
+    CHECK(cuda.pinned_allocations() == 0);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: memory that cannot be registered comes from the runtime instead") {
+    FakeCudart cuda;
+    CudaApi api;
+    cuda.fail_next("cudaHostRegister", cudaErrorNotSupported);
+    void* const memory = api.try_allocate_pinned(4096, 0);
+    REQUIRE(memory != nullptr);
+    CHECK(cuda.pinned_allocations() == 1);
+    api.free_pinned(memory, 4096);
+    CHECK(cuda.pinned_allocations() == 0);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: without placement, every node is anywhere") {
+    FakeCudart cuda;
+    CudaApi api{0, {.numa_placement = false}};
+    void* const memory = api.try_allocate_pinned(4096, 0);
+    CHECK(cuda.registered_ranges() == 0);
+    api.free_pinned(memory, 4096);
+  }
+
+  TEST_CASE("CudaApi: no pinned memory left gives null") {
+    FakeCudart cuda;
+    CudaApi api;
+    cuda.fail_next("cudaHostAlloc", cudaErrorMemoryAllocation);
+    CHECK(api.try_allocate_pinned(4096, -1) == nullptr);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: what gives back accepts that CUDA is gone") {
+    FakeCudart cuda{{.numa_node = 0}};
+    CudaApi api;
+    cudaStream_t const stream = api.create_stream();
+    cudaEvent_t const event = api.create_event();
+    void* const memory = api.try_reserve(256);
+    void* const pinned = api.try_allocate_pinned(256, -1);
+    void* const near = api.try_allocate_pinned(4096, 0);
+    void* const address = api.reserve_address(api.granularity_bytes());
+    cuda.unload();
+
+    api.unmap(address, api.granularity_bytes());
+    api.free_address(address, api.granularity_bytes());
+    api.release(memory, 256);
+    api.free_pinned(pinned, 256);
+    api.free_pinned(near, 4096);
+    api.destroy_event(event);
+    api.destroy_stream(stream);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a batch copies as its copies would one by one") {
+    FakeCudart cuda;
+    CudaApi api;
+    cudaStream_t const stream = api.create_stream();
+    constexpr std::size_t n = 300;
+    auto* const host = static_cast<unsigned char*>(api.try_allocate_pinned(3 * n, -1));
+    auto* const back = static_cast<unsigned char*>(api.try_allocate_pinned(3 * n, -1));
+    auto* const device = static_cast<unsigned char*>(api.try_reserve(3 * n));
+    for (std::size_t i = 0; i < 3 * n; ++i) {
+      host[i] = static_cast<unsigned char>(i * 7);
+    }
+    std::array<void const*, 3> const in_from{host, host + n, host + 2 * n};
+    std::array<void*, 3> const in_to{device + 2 * n, device, device + n};
+    std::array<void const*, 3> const out_from{device + 2 * n, device, device + n};
+    std::array<void*, 3> const out_to{back, back + n, back + 2 * n};
+    std::array<std::size_t, 3> sizes{n, n, n};
+    std::memset(back, 0, 3 * n);
+
+    SUBCASE("in one call where CUDA takes it") {
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      api.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 0);
+      api.synchronize(stream);
+      CHECK(std::memcmp(host, back, 3 * n) == 0);
+    }
+    SUBCASE("one by one where a copy is empty") {
+      sizes[1] = 0;
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      api.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
+      api.synchronize(stream);
+      CHECK(std::memcmp(host, back, n) == 0);
+      CHECK(back[n] == 0);
+      CHECK(std::memcmp(host + 2 * n, back + 2 * n, n) == 0);
+    }
+    SUBCASE("one by one on the null stream and during a capture") {
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, nullptr);
+      cuda.begin_capture(stream);
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      cuda.end_capture(stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 6);
+      api.synchronize(static_cast<cudaStream_t>(nullptr));
+    }
+    SUBCASE("one by one from the first time on that the driver does not know batches") {
+      for (cudaError_t const code : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
+        CudaApi fresh;
+        cuda.fail_next("cudaMemcpyBatchAsync", code);
+        fresh.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+        fresh.copy_batch(out_to, out_from, sizes, CopyKind::to_host, stream);
+        fresh.synchronize(stream);
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        CHECK(std::memcmp(host, back, 3 * n) == 0);
+      }
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 12);
+    }
+    SUBCASE("another failure is the caller's to hear of, and the next batch is tried again") {
+      cuda.fail_next("cudaMemcpyBatchAsync", cudaErrorIllegalAddress);
+      CHECK_THROWS_AS(api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream),
+                      CudaError);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 0);
+      api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 2);
+    }
+    SUBCASE("a single copy is a plain copy") {
+      std::span const one{sizes};
+      api.copy_batch(std::span{in_to}.first(1),
+                     std::span{in_from}.first(1),
+                     one.first(1),
+                     CopyKind::to_device,
+                     stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 1);
+    }
+    SUBCASE("spans of different lengths are refused") {
+      CHECK_THROWS_AS(
+          api.copy_batch(in_to, in_from, std::span{sizes}.first(2), CopyKind::to_device, stream),
+          ContractViolation);
+    }
+    SUBCASE("no copies are no call") {
+      api.copy_batch({}, {}, {}, CopyKind::to_device, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") + cuda.calls("cudaMemcpyAsync") == 0);
+    }
+    api.release(device, 3 * n);
+    api.free_pinned(host, 3 * n);
+    api.free_pinned(back, 3 * n);
+    api.destroy_stream(stream);
+  }
+
+  TEST_CASE("CudaApi: calls that take effect at once break no capture") {
+    FakeCudart cuda;
+    CudaApi api;
+    cudaStream_t const captured = api.create_stream();
+    cudaStream_t const other = api.create_stream();
+    cudaEvent_t const event = api.create_event();
+    api.record(event, other);
+    CHECK_FALSE(api.is_capturing(captured));
+    cuda.begin_capture(captured);
+
+    CHECK(api.is_capturing(captured));
+    CHECK_FALSE(api.is_capturing(other));
+    CHECK(api.is_capturing(nullptr));  // waits for the captured stream by its nature
+    void* const memory = api.try_reserve(256);
+    void* const pinned = api.try_allocate_pinned(256, -1);
+    void* const near = api.try_allocate_pinned(256, 0);
+    api.synchronize(event);
+    CHECK(api.is_complete(event));
+    api.synchronize(other);
+    api.release(memory, 256);
+    api.free_pinned(pinned, 256);
+    api.free_pinned(near, 256);
+
+    CHECK_FALSE(cuda.is_capture_broken());
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    void* theirs = nullptr;
+    CHECK(cudaMalloc(&theirs, 256) ==
+          cudaErrorStreamCaptureUnsupported);  // their mode is as it was
+    (void)cudaGetLastError();
+    cuda.end_capture(captured);
+    api.destroy_event(event);
+    api.destroy_stream(other);
+    api.destroy_stream(captured);
+  }
+
+  TEST_CASE("CudaApi: a stream handle that differs between threads is told from one stream") {
+    CHECK(CudaApi::is_one_stream(nullptr));
+    CHECK(CudaApi::is_one_stream(cudaStreamLegacy));
+    CHECK_FALSE(CudaApi::is_one_stream(cudaStreamPerThread));
+  }
+
+  TEST_CASE("CudaApi: mapped memory is usable, and the same address can be mapped again") {
+    FakeCudart cuda;
+    CudaApi api{1};
+    REQUIRE(api.has_virtual_memory());
+    std::size_t const n = api.granularity_bytes();
+    void* const address = api.reserve_address(2 * n);
+    auto const first = api.try_create_physical(n);
+    auto const second = api.try_create_physical(n);
+    REQUIRE(first.has_value());
+    REQUIRE(second.has_value());
+    cudaStream_t const stream = api.create_stream();
+
+    for (auto const physical : {*first, *second}) {
+      api.map(address, n, physical);
+      api.fill(address, 3, n, stream);
+      api.synchronize(stream);
+      api.unmap(address, n);
+    }
+    CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
+
+    api.release_physical(*first);
+    api.release_physical(*second);
+    api.free_address(address, 2 * n);
+    api.destroy_stream(stream);
+    CHECK(device_bytes(cuda, 1) == 0);
+    CHECK_FALSE(cuda.is_set_up(0));
+  }
+
+  TEST_CASE("CudaApi: no physical memory left is an answer, not an error") {
+    FakeCudart cuda{{.capacity_bytes = 1U << 20U}};
+    CudaApi api;
+    CHECK(api.try_create_physical(2U << 20U) == std::nullopt);
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a mapping that cannot be made accessible is undone") {
+    FakeCudart cuda;
+    CudaApi api;
+    std::size_t const n = api.granularity_bytes();
+    void* const address = api.reserve_address(n);
+    auto const physical = api.try_create_physical(n);
+    cuda.fail_next("cuMemSetAccess", cudaErrorNotSupported);
+
+    CHECK_THROWS_AS(api.map(address, n, *physical), CudaError);
+    api.map(address, n, *physical);
+
+    api.unmap(address, n);
+    api.release_physical(*physical);
+    api.free_address(address, n);
+  }
+
+  TEST_CASE("CudaApi: a device without virtual memory works otherwise") {
+    FakeCudart cuda{{.has_virtual_memory = false}};
+    CudaApi api;
+    CHECK_FALSE(api.has_virtual_memory());
+    CHECK(std::has_single_bit(api.granularity_bytes()));
+    CHECK_THROWS_AS((void)api.reserve_address(4096), DeviceError);
+    CHECK_THROWS_AS((void)api.try_create_physical(4096), DeviceError);
+    api.release(api.try_reserve(256), 256);
+  }
+
+  TEST_CASE("CudaApi: threads that have named no device work on it at once") {
+    FakeCudart cuda;
+    CudaApi api{1};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&api] {
+        cudaStream_t const stream = api.create_stream();
+        void* const memory = api.try_reserve(4096);
+        for (int k = 0; k < 50; ++k) {
+          api.fill(memory, static_cast<unsigned char>(k), 4096, stream);
+        }
+        api.synchronize(stream);
+        api.release(memory, 4096);
+        api.destroy_stream(stream);
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    CHECK(device_bytes(cuda, 1) == 0);
+    CHECK_FALSE(cuda.is_set_up(0));
+  }
+}
+
+TEST_SUITE("cuda_check") {
+  TEST_CASE("cuda_check: a failure throws with the caller's place and leaves no last error") {
+    FakeCudart cuda;
+    cuda.fail_next("cudaMalloc", cudaErrorMemoryAllocation);
+    void* memory = nullptr;
+    int const line = __LINE__ + 2;
+    try {
+      cuda_check(cudaMalloc(&memory, 1));
+      FAIL("no exception");
+    } catch (DeviceError const& error) {
+      auto const& cuda_error = dynamic_cast<CudaError const&>(error);
+      CHECK(cuda_error.code() == cudaErrorMemoryAllocation);
+      CHECK(cuda_error.line() == line);
+      CHECK(std::strstr(cuda_error.file(), "cuda_api_test.cpp") != nullptr);
+      CHECK(std::strstr(error.what(), "cudaErrorMemoryAllocation") != nullptr);
+    }
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    CHECK_NOTHROW(cuda_check(cudaSuccess));
+  }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/host/host_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <support/device_api_contract.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace spillway;
+using spillway::test::DeviceRig;
+using spillway::test::Gate;
+
+TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, HostApi);
+TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, HostApi);
+TEST_CASE_TEMPLATE_INVOKE(device_order_contract, HostApi);
+TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, HostApi);
+
+namespace {
+
+struct HostPolicies : SimPolicies {
+  using device = HostApi;
+};
+
+}  // namespace
+
+TEST_SUITE("host_api") {
+  TEST_CASE("HostApi: work on the caller's stream has happened when the call returns") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    unsigned char* const from = rig.pinned(4096, 7);
+    unsigned char* const to = rig.device_memory(4096);
+    auto const event = rig.event();
+
+    device.copy(to, from, 4096, CopyKind::to_device, HostStream::caller);
+    device.record(event, HostStream::caller);
+
+    CHECK(std::memcmp(to, from, 4096) == 0);
+    CHECK(device.is_complete(event));
+  }
+
+  TEST_CASE("HostApi: the caller's stream waits on the host for another stream") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    auto const stream = rig.stream();
+    auto const event = rig.event();
+    unsigned char* const memory = rig.device_memory(64_MiB);
+    device.fill(memory, 9, 64_MiB, stream);
+    device.record(event, stream);
+
+    device.wait(HostStream::caller, event);
+
+    CHECK(device.is_complete(event));
+    CHECK(memory[64_MiB - 1] == 9);
+  }
+
+  TEST_CASE("HostApi: a stream that is destroyed finishes what it was given") {
+    HostApi device;
+    auto const event = device.create_event();
+    std::atomic<int> calls{0};
+    auto const count = [](void* argument) noexcept { ++*static_cast<std::atomic<int>*>(argument); };
+    {
+      auto const stream = device.create_stream();
+      for (int i = 0; i < 100; ++i) {
+        device.launch_host(stream, count, &calls);
+      }
+      device.record(event, stream);
+      device.destroy_stream(stream);
+    }
+    device.synchronize(event);
+    CHECK(calls == 100);
+    device.destroy_event(event);
+  }
+
+  TEST_CASE("HostApi: handles of nothing are refused") {
+    HostApi device;
+    CHECK_THROWS_AS(device.synchronize(HostStream{7}), DeviceError);
+    CHECK_THROWS_AS((void)device.is_complete(HostEvent{7}), DeviceError);
+  }
+
+  TEST_CASE("HostApi: a forked child goes on without the parent's threads") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    auto const stream = rig.stream();
+    unsigned char* const from = rig.pinned(4096, 3);
+    unsigned char* const to = rig.device_memory(4096);
+    device.copy(to, from, 4096, CopyKind::to_device, stream);
+
+    device.before_fork();
+    pid_t const child = ::fork();
+    if (child == 0) {
+      device.after_fork_in_child();
+      bool const was_done = to[4095] == 3;
+      std::memset(from, 5, 4096);
+      device.copy(to, from, 4096, CopyKind::to_device, stream);
+      device.synchronize(stream);
+      ::_exit(was_done && to[4095] == 5 ? 0 : 1);
+    }
+    device.after_fork_in_parent();
+
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(to[4095] == 3);
+  }
+
+  TEST_CASE("HostApi: an allocator swaps blocks of three times its capacity and loses no byte") {
+    HostApi device;
+    DeviceAllocator<HostPolicies> memory{
+        device, {.capacity_bytes = 8_MiB, .host = {.pinned_bytes = 64_MiB}}};
+    std::vector<BlockId> blocks;
+    for (int i = 0; i < 24; ++i) {
+      blocks.push_back(memory.allocate(1_MiB));
+      auto const lease = memory.acquire(blocks.back(), Access::write, HostStream::caller);
+      std::memset(lease.data(), i, 1_MiB);
+    }
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < 24; ++i) {
+        auto const lease = memory.acquire(
+            blocks[static_cast<std::size_t>(i)], Access::read_write, HostStream::caller);
+        auto* const bytes = static_cast<unsigned char*>(lease.data());
+        CHECK(bytes[0] == i + round);
+        CHECK(bytes[1_MiB - 1] == i + round);
+        std::memset(bytes, i + round + 1, 1_MiB);
+      }
+    }
+    CHECK(memory.stats().swap_outs.count > 0);
+    for (BlockId const id : blocks) {
+      memory.deallocate(id);
+    }
+  }
+}

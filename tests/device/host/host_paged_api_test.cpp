@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/host/host_paged_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include <support/device_api_contract.hpp>
+#include <unistd.h>
+
+using namespace spillway;
+using spillway::test::Gate;
+
+TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, HostPagedApi);
+TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, HostPagedApi);
+TEST_CASE_TEMPLATE_INVOKE(device_order_contract, HostPagedApi);
+TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, HostPagedApi);
+
+namespace {
+
+struct PagedPolicies : SimPolicies {
+  using device = HostPagedApi;
+  using compaction = StableAddresses;
+};
+
+struct PlainPagedPolicies : PagedPolicies {
+  using eviction = LruEviction;
+  using prefetch = NoPrefetch;
+};
+
+template <class Policies>
+typename DeviceAllocator<Policies>::Options options_of(std::size_t capacity_bytes) {
+  typename DeviceAllocator<Policies>::Options options;
+  options.capacity_bytes = capacity_bytes;
+  options.host.pinned_bytes = 64_MiB;
+  options.paging.lease_wait = std::chrono::milliseconds{0};
+  return options;
+}
+
+/// Asks the system, which answers instead of faulting.
+bool is_readable(void const* p) {
+  std::array<int, 2> pipe_ends{};
+  REQUIRE(::pipe(pipe_ends.data()) == 0);
+  bool const is_read = ::write(pipe_ends[1], p, 1) == 1;
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+  return is_read;
+}
+
+}  // namespace
+
+TEST_SUITE("host_paged_api") {
+  TEST_CASE("HostPagedApi: addresses are accessible while they are mapped, and zero anew") {
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
+    CHECK_FALSE(is_readable(p + n));
+    device.map(p + n, 2 * n, *device.try_create_physical(2 * n));
+    CHECK(is_readable(p + n));
+    CHECK_FALSE(is_readable(p));
+    CHECK_FALSE(is_readable(p + 3 * n));
+    p[n] = 5;
+    device.unmap(p + n, 2 * n);
+    CHECK_FALSE(is_readable(p + n));
+    device.map(p + n, n, *device.try_create_physical(n));
+    CHECK(p[n] == 0);
+    device.free_address(p, 4 * n);
+  }
+
+  TEST_CASE("HostPagedApi: a range is vacated when its turn in the stream comes, not before") {
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
+    device.map(p, n, *device.try_create_physical(n));
+    auto const stream = device.create_stream();
+    Gate gate;
+    gate.close(device, stream);
+    device.vacate(p, n, stream);
+    CHECK(is_readable(p));
+    gate.open();
+    device.synchronize(stream);
+    CHECK_FALSE(is_readable(p));
+    device.destroy_stream(stream);
+    device.free_address(p, n);
+  }
+
+  TEST_CASE("HostPagedApi: the granularity keeps the number of pieces bounded") {
+    CHECK(HostPagedApi::granularity_for(0) == 16_KiB);
+    CHECK(HostPagedApi::granularity_for(1_GiB) == 16_KiB);
+    CHECK(HostPagedApi::granularity_for(20_GiB) == 512_KiB);
+    CHECK(HostPagedApi::granularity_for(std::size_t{1} << 63U) == 2_MiB);
+    CHECK_THROWS_AS(HostPagedApi{4_KiB}, ContractViolation);
+    CHECK_THROWS_AS(HostPagedApi{48_KiB}, ContractViolation);
+  }
+
+  TEST_CASE("HostPagedApi: what is swapped out cannot be read, and comes back to its address") {
+    HostPagedApi device;
+    DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(64_KiB)};
+    BlockId const a = memory.allocate(48_KiB);
+    void* const address = memory.stable_address(a);
+    {
+      auto const lease = memory.acquire(a, Access::write, HostStream::caller);
+      std::memset(lease.data(), 7, 48_KiB);
+    }
+    for (bool const is_clean : {false, true}) {
+      CAPTURE(is_clean);  // copied out, and dropped
+      memory.swap_out(a);
+      memory.synchronize();
+      CHECK_FALSE(is_readable(address));
+      auto const lease = memory.acquire(a, Access::read, HostStream::caller);
+      CHECK(lease.data() == address);
+      auto const* const bytes = static_cast<unsigned char const*>(lease.data());
+      CHECK(std::all_of(bytes, bytes + 48_KiB, [](unsigned char byte) { return byte == 7; }));
+    }
+    CHECK(memory.stats().drops.count == 1);
+    memory.deallocate(a);
+  }
+
+  TEST_CASE("HostPagedApi: a freed range is used again with the pages it has") {
+    HostPagedApi device;
+    DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(1_MiB)};
+    BlockId const first = memory.allocate(64_KiB);
+    void* const address = memory.stable_address(first);
+    std::memset(memory.acquire(first, Access::write, HostStream::caller).data(), 9, 64_KiB);
+    memory.deallocate(first);
+    BlockId const second = memory.allocate(64_KiB);
+    REQUIRE(memory.stable_address(second) == address);
+    auto const lease = memory.acquire(second, Access::write, HostStream::caller);
+    CHECK(static_cast<unsigned char const*>(lease.data())[63_KiB] ==
+          9);  // not zeros: not mapped anew
+    memory.abandon(second);
+  }
+
+  TEST_CASE_TEMPLATE("HostPagedApi: blocks that come and go keep their bytes and their addresses",
+                     Policies,
+                     PlainPagedPolicies,
+                     PagedPolicies) {
+    constexpr unsigned seed = 20260;
+    MESSAGE("seed ", seed);
+    std::mt19937 random{seed};
+    HostPagedApi device;
+    DeviceAllocator<Policies> memory{device, options_of<Policies>(1_MiB)};
+    struct Block {
+      BlockId id{};
+      void* address = nullptr;
+      std::size_t bytes = 0;
+      unsigned char byte = 0;
+    };
+    std::vector<Block> blocks;
+    for (int i = 0; i < 3000; ++i) {
+      if (i % 100 == 0) {
+        memory.begin_step();
+      }
+      if (blocks.size() < 40 && random() % 4 == 0) {
+        std::size_t const bytes = 1 + random() % 150'000;
+        BlockId const id = memory.allocate(bytes);
+        auto const byte = static_cast<unsigned char>(random());
+        auto const lease = memory.acquire(id, Access::write, HostStream::caller);
+        std::memset(lease.data(), byte, bytes);
+        blocks.push_back({id, lease.data(), bytes, byte});
+      } else if (!blocks.empty() && random() % 8 == 0) {
+        std::size_t const index = random() % blocks.size();
+        memory.deallocate(blocks[index].id);
+        blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(index));
+      } else if (!blocks.empty()) {
+        Block& block = blocks[random() % blocks.size()];
+        bool const writes = random() % 2 == 0;
+        auto const lease = memory.acquire(
+            block.id, writes ? Access::read_write : Access::read, HostStream::caller);
+        REQUIRE(lease.data() == block.address);
+        auto* const bytes = static_cast<unsigned char*>(lease.data());
+        REQUIRE(bytes[0] == block.byte);
+        REQUIRE(bytes[block.bytes - 1] == block.byte);
+        REQUIRE(std::all_of(
+            bytes, bytes + block.bytes, [&](unsigned char byte) { return byte == block.byte; }));
+        if (writes) {
+          block.byte = static_cast<unsigned char>(random());
+          std::memset(bytes, block.byte, block.bytes);
+        }
+      }
+    }
+    CHECK(memory.stats().swap_outs.count > 100);
+    for (Block const& block : blocks) {
+      memory.deallocate(block.id);
+    }
+  }
+}

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/host_swap_pool.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <new>
+#include <string>
+
+#include <support/pool_bench.hpp>
+
+using namespace spillway;
+
+namespace {
+
+/// Set while the system is to have no memory for arrays that may be refused.
+std::atomic<bool> is_memory_refused{false};
+
+}  // namespace
+
+// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and warn.
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::nothrow_t const& /*tag*/) noexcept {
+  return is_memory_refused ? nullptr : std::malloc(bytes);
+}
+[[gnu::noinline]] void operator delete[](void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete[](void* p, std::size_t /*bytes*/) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void* operator new[](std::size_t bytes) {
+  if (void* const p = std::malloc(bytes); p != nullptr) {
+    return p;
+  }
+  throw std::bad_alloc{};
+}
+
+namespace {
+
+using Bench = PoolBench<SimApi>;
+using SteppedBench = PoolBench<SteppedSimApi>;
+
+constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
+
+/// A pool of one file tier with two written slots, and nothing running.
+struct FileCase {
+  static constexpr std::size_t bytes = 10'000;
+
+  FileCase() : pool{bench.device, bench.order, bench.options(HostTier::file, 64 << 10), bench.io} {
+    for (std::byte** const block : {&from, &to}) {
+      *block = bench.reserve(bytes);
+    }
+    put_pattern(from, bytes, 1);
+    first = SteppedBench::take(pool, bytes);
+    second = SteppedBench::take(pool, bytes);
+  }
+
+  void write(HostSlotId id, unsigned seed) {
+    put_pattern(from, bytes, seed);
+    (void)pool.write(id, from, bytes, bench.stream);
+    bench.device.run_all();
+  }
+  [[nodiscard]] bool read_gives(HostSlotId id, unsigned seed) {
+    (void)pool.read(id, to, bytes, bench.stream);
+    bench.device.run_all();
+    return has_pattern(to, bytes, seed);
+  }
+
+  SteppedBench bench;
+  SteppedBench::pool_type pool;
+  std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  HostSlotId first{};
+  HostSlotId second{};
+};
+
+std::string message_of(auto const& action) {
+  try {
+    action();
+  } catch (FileTierError const& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_SUITE("host_swap_pool_fault") {
+  TEST_CASE("HostSwapPool: a path that cannot be opened leaves nothing behind") {
+    Bench bench;
+    auto options = bench.options(64 << 10, 64 << 10, 64 << 10);
+    options.initial_pinned_bytes = 64 << 10;
+    options.file = bench.folder.path() / "missing" / "swap";
+    SimUsage const before = bench.device.usage();
+
+    auto const message = message_of([&] {
+      Bench::pool_type pool{bench.device, bench.order, options, bench.io};
+    });
+
+    CHECK(message.find(options.file.string()) != std::string::npos);
+    CHECK(message.find("No such file or directory") != std::string::npos);
+    CHECK(bench.device.usage() == before);
+  }
+
+  TEST_CASE("HostSwapPool: without pinned memory to stage through there are no slower tiers") {
+    SimOptions sim;
+    sim.pinned_capacity_bytes = 4096;
+    Bench bench{sim};
+    SimUsage const before = bench.device.usage();
+
+    CHECK_THROWS_AS(
+        (Bench::pool_type{bench.device, bench.order, bench.options(0, 64 << 10, 0), bench.io}),
+        OutOfHostMemory);
+    CHECK(bench.device.usage() == before);
+  }
+
+  TEST_CASE("HostSwapPool: with little pinned memory the staging ring is smaller and works") {
+    SimOptions sim;
+    sim.pinned_capacity_bytes = 16 << 10;  // one chunk and its alignment, for each direction
+    Bench bench{sim};
+    Bench::pool_type pool{bench.device, bench.order, bench.options(0, 64 << 10, 0), bench.io};
+    auto const id = Bench::take(pool, 50'000);
+    std::byte* const from = bench.reserve(50'000);
+    std::byte* const to = bench.reserve(50'000);
+    put_pattern(from, 50'000, 6);
+
+    (void)pool.write(id, from, 50'000, bench.stream);
+    bench.order.synchronize(pool.read(id, to, 50'000, bench.stream).device_done);
+
+    CHECK(has_pattern(to, 50'000, 6));
+  }
+
+  TEST_CASE("HostSwapPool: a full disk is found when the file grows, not when it is written") {
+    Bench bench;
+    Bench::pool_type pool{
+        bench.device, bench.order, bench.options(HostTier::file, 64 << 10), bench.io};
+    auto const id = Bench::take(pool, 16 << 10);
+    bench.io.plant({.allocate_error = ENOSPC});
+
+    CHECK_FALSE(pool.try_grow(16 << 10));
+
+    CHECK(pool.try_take(1) == std::nullopt);
+    CHECK_FALSE(pool.stats().tier(HostTier::file).is_failed);
+    pool.give_back(id);
+    CHECK(pool.try_take(16 << 10).has_value());
+    bench.io.plant({});
+    CHECK(pool.try_grow(16 << 10));
+  }
+
+  TEST_CASE("HostSwapPool: short counts and interrupts lose nothing") {
+    FileCase now;
+    now.bench.io.plant({.most_bytes = 999, .interrupt_every = 2});
+
+    now.write(now.first, 7);
+
+    CHECK(now.read_gives(now.first, 7));
+    CHECK(now.bench.io.calls().writes >= 20);
+    CHECK(now.pool.stats().failed_writes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: bytes that the file refuses stay in memory and come back") {
+    for (int const error : {EIO, ENOSPC}) {
+      FileCase now;
+      now.write(now.second, 2);
+      now.bench.io.plant({.write_error = error});
+
+      now.write(now.first, 1);
+
+      HostPoolStats stats = now.pool.stats();
+      CHECK(stats.failed_writes == 3);
+      CHECK(stats.rescued_bytes == FileCase::bytes);
+      CHECK(stats.tier(HostTier::file).is_failed);
+      now.pool.check(now.first);
+      CHECK(now.read_gives(now.first, 1));
+      CHECK(now.read_gives(now.second, 2));
+
+      CHECK(now.pool.try_take(1) == std::nullopt);
+      CHECK_FALSE(now.pool.try_grow(1));
+      CHECK(now.pool.free_bytes() == 0);
+      now.pool.give_back(now.first);
+      CHECK(now.pool.stats().rescued_bytes == 0);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: when only some pieces were refused all of them come back") {
+    FileCase now;
+    now.bench.io.plant({.write_error = EIO, .failing_from = 4096, .failing_to = 8192});
+
+    now.write(now.first, 1);
+
+    CHECK(now.pool.stats().rescued_bytes == 4096);
+    CHECK(now.read_gives(now.first, 1));
+  }
+
+  TEST_CASE("HostSwapPool: a slot with rescued bytes can be written again, with or without luck") {
+    FileCase now;
+    now.bench.io.plant({.write_error = EIO});
+    now.write(now.first, 1);
+    now.write(now.first, 2);
+    CHECK(now.pool.stats().rescued_bytes == FileCase::bytes);
+    CHECK(now.read_gives(now.first, 2));
+
+    now.bench.io.plant({});
+    now.write(now.first, 3);
+
+    CHECK(now.pool.stats().rescued_bytes == 0);
+    CHECK(now.read_gives(now.first, 3));
+  }
+
+  TEST_CASE("HostSwapPool: a tier that failed sends new slots to the others") {
+    SteppedBench bench;
+    SteppedBench::pool_type pool{
+        bench.device, bench.order, bench.options(16 << 10, 0, 64 << 10), bench.io};
+    auto const fast = SteppedBench::take(pool, 16 << 10);
+    auto const slow = SteppedBench::take(pool, 16 << 10);
+    REQUIRE(pool.tier(slow) == HostTier::file);
+    std::byte* const block = bench.reserve(16 << 10);
+    bench.io.plant({.write_error = EIO});
+    (void)pool.write(slow, block, 16 << 10, bench.stream);
+    bench.device.run_all();
+
+    CHECK(pool.try_take(1) == std::nullopt);
+    pool.give_back(fast);
+    CHECK(pool.tier(pool.try_take(16 << 10).value()) == HostTier::pinned);
+  }
+
+  TEST_CASE("HostSwapPool: bytes that the file does not give back are lost, and it is said") {
+    FileCase now;
+    now.write(now.first, 1);
+    now.write(now.second, 2);
+    now.bench.io.plant({.read_error = EIO, .failing_from = 4096, .failing_to = 8192});
+
+    CHECK_FALSE(now.read_gives(now.first, 1));
+
+    auto const message = message_of([&] { now.pool.check(now.first); });
+    CHECK(message.find("reading 4096 bytes at offset 4096") != std::string::npos);
+    CHECK(message.find(now.bench.folder.path().string()) != std::string::npos);
+    CHECK(message.find("Input/output error") != std::string::npos);
+    auto const& stream = now.bench.stream;
+    CHECK_THROWS_AS((void)now.pool.read(now.first, now.to, 1, stream), FileTierError);
+    CHECK_THROWS_AS((void)now.pool.write(now.first, now.to, 1, stream), FileTierError);
+    CHECK(now.pool.stats().failed_reads == 1);
+
+    now.pool.check(now.second);
+    CHECK(now.read_gives(now.second, 2));
+    now.pool.give_back(now.first);
+    now.pool.check();  // the owner was told
+    CHECK(now.pool.try_take(1).has_value());
+  }
+
+  TEST_CASE("HostSwapPool: a file cut short by somebody else is an error, not endless") {
+    FileCase now;
+    now.write(now.first, 1);
+    now.bench.io.plant({.is_truncated = true});
+
+    CHECK_FALSE(now.read_gives(now.first, 1));
+
+    CHECK_THROWS_AS(now.pool.check(now.first), FileTierError);
+  }
+
+  TEST_CASE("HostSwapPool: losses nobody was told of are told by check without a slot") {
+    FileCase now;
+    now.write(now.first, 1);
+    now.bench.io.plant({.read_error = EIO});
+
+    SUBCASE("the slot was given back before the read ran") {
+      (void)now.pool.read(now.first, now.to, FileCase::bytes, now.bench.stream);
+      now.pool.give_back(now.first);
+      now.pool.check();
+      now.bench.device.run_all();
+    }
+    SUBCASE("the slot was given back after it") {
+      CHECK_FALSE(now.read_gives(now.first, 1));
+      now.pool.check();
+      now.pool.give_back(now.first);
+    }
+
+    CHECK_THROWS_AS(now.pool.check(), FileTierError);
+    now.bench.io.plant({});
+    now.write(now.second, 2);
+    CHECK(now.read_gives(now.second, 2));
+  }
+
+  TEST_CASE("HostSwapPool: bytes are kept for a read that is still to run when the slot is gone") {
+    FileCase now;
+    now.bench.io.plant({.write_error = EIO});
+    (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
+    (void)now.pool.read(now.first, now.to, FileCase::bytes, now.bench.stream);
+    now.pool.give_back(now.first);
+
+    now.bench.device.run_all();
+
+    CHECK(has_pattern(now.to, FileCase::bytes, 1));
+    now.pool.check();
+    CHECK(now.pool.stats().rescued_bytes == 0);
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a slot is forgotten with all it holds, even if its last transfer failed") {
+    FileCase now;
+    now.bench.io.plant({.write_error = EIO});
+    now.write(now.first, 1);
+    REQUIRE(now.pool.stats().rescued_bytes == FileCase::bytes);
+    auto const stream = now.bench.stream;
+
+    now.bench.device.fail_copy(2);
+    SUBCASE("a swap-out") {
+      CHECK_THROWS_AS((void)now.pool.write(now.first, now.from, FileCase::bytes, stream),
+                      DeviceError);
+    }
+    SUBCASE("a swap-in") {
+      CHECK_THROWS_AS((void)now.pool.read(now.first, now.to, FileCase::bytes, stream), DeviceError);
+    }
+    now.pool.give_back(now.first);
+    now.bench.device.run_all();
+
+    CHECK(now.pool.stats().rescued_bytes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: what nobody can read any more is not written") {
+    FileCase now;
+    (void)now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
+    now.pool.give_back(now.first);
+
+    now.bench.device.run_all();
+
+    CHECK(now.bench.io.calls().writes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: refused bytes for which there is no memory are lost, and it is said") {
+    FileCase now;
+    now.write(now.second, 2);
+    now.bench.io.plant({.write_error = ENOSPC, .failing_from = 0, .failing_to = 4096});
+    is_memory_refused = true;
+
+    now.write(now.first, 1);
+
+    is_memory_refused = false;
+    auto const message = message_of([&] { now.pool.check(now.first); });
+    CHECK(message.find("writing 4096 bytes at offset 0") != std::string::npos);
+    CHECK(message.find("No space left on device") != std::string::npos);
+    CHECK(message.find("no memory") != std::string::npos);
+    CHECK(now.read_gives(now.second, 2));
+  }
+
+  TEST_CASE("HostSwapPool: a swap-out that the device refuses can be tried again") {
+    for (HostTier const tier : every_tier) {
+      // Whichever device call fails, and none of those that a transfer makes is left out.
+      for (SimCall const call :
+           {SimCall::copy, SimCall::launch_host, SimCall::wait, SimCall::record}) {
+        for (std::uint64_t nth = 1; nth <= 12; ++nth) {
+          CAPTURE(static_cast<int>(tier));
+          CAPTURE(static_cast<int>(call));
+          CAPTURE(nth);
+          SteppedBench bench;
+          SteppedBench::pool_type pool{
+              bench.device, bench.order, bench.options(tier, 64 << 10), bench.io};
+          auto const other = bench.device.create_stream();
+          auto const id = SteppedBench::take(pool, 20'000);
+          std::byte* const from = bench.reserve(20'000);
+          std::byte* const to = bench.reserve(20'000);
+          put_pattern(from, 20'000, 8);
+          (void)pool.write(id, from, 20'000, other);  // something to wait for
+          bool has_thrown = false;
+
+          bench.device.fail(call, nth);
+          try {
+            (void)pool.write(id, from, 20'000, bench.stream);
+            (void)pool.read(id, to, 20'000, other);
+          } catch (DeviceError const&) {
+            has_thrown = true;
+          }
+          bench.device.fail(call, 0);
+          (void)pool.write(id, from, 20'000, bench.stream);
+          (void)pool.read(id, to, 20'000, other);
+          bench.device.run_random(nth);
+
+          CHECK(has_pattern(to, 20'000, 8));
+          CHECK((has_thrown || nth > 1 || call != SimCall::copy));
+          pool.give_back(id);
+          CHECK(pool.stats().tier(tier).used_bytes == 0);
+          CHECK(pool.stats().tier(tier).slots == 0);
+        }
+      }
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a swap-in that the device refuses leaves the slot as it was") {
+    for (HostTier const tier : every_tier) {
+      SteppedBench bench;
+      SteppedBench::pool_type pool{
+          bench.device, bench.order, bench.options(tier, 64 << 10), bench.io};
+      auto const id = SteppedBench::take(pool, 20'000);
+      std::byte* const block = bench.reserve(20'000);
+      put_pattern(block, 20'000, 8);
+      (void)pool.write(id, block, 20'000, bench.stream);
+      bench.device.run_all();
+      std::memset(block, 0, 20'000);
+      bench.device.fail_copy(1);
+
+      CHECK_THROWS_AS((void)pool.read(id, block, 20'000, bench.stream), DeviceError);
+
+      (void)pool.read(id, block, 20'000, bench.stream);
+      bench.device.run_all();
+      CHECK(has_pattern(block, 20'000, 8));
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a swap-out that failed before anything was enqueued keeps the old bytes") {
+    for (HostTier const tier : every_tier) {
+      SteppedBench bench;
+      SteppedBench::pool_type pool{
+          bench.device, bench.order, bench.options(tier, 64 << 10), bench.io};
+      auto const id = SteppedBench::take(pool, 20'000);
+      std::byte* const block = bench.reserve(20'000);
+      put_pattern(block, 20'000, 8);
+      (void)pool.write(id, block, 20'000, bench.stream);
+      bench.device.run_all();
+      bench.device.fail_copy(1);
+
+      CHECK_THROWS_AS((void)pool.write(id, block, 20'000, bench.stream), DeviceError);
+
+      std::memset(block, 0, 20'000);
+      (void)pool.read(id, block, 20'000, bench.stream);
+      bench.device.run_all();
+      CHECK(has_pattern(block, 20'000, 8));
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a swap-out that failed half-way leaves a slot without contents") {
+    for (HostTier const tier : {HostTier::pageable, HostTier::file}) {
+      SteppedBench bench;
+      SteppedBench::pool_type pool{
+          bench.device, bench.order, bench.options(tier, 64 << 10), bench.io};
+      auto const id = SteppedBench::take(pool, 20'000);
+      std::byte* const block = bench.reserve(20'000);
+      (void)pool.write(id, block, 20'000, bench.stream);
+      bench.device.fail_copy(3);
+
+      CHECK_THROWS_AS((void)pool.write(id, block, 20'000, bench.stream), DeviceError);
+
+      CHECK_THROWS_AS((void)pool.read(id, block, 1, bench.stream), ContractViolation);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: streams that cannot be made leave nothing behind") {
+    for (std::uint64_t nth = 1; nth <= 2; ++nth) {
+      Bench bench;
+      SimUsage const before = bench.device.usage();
+      bench.device.fail(SimCall::create_stream, nth);
+
+      CHECK_THROWS_AS(
+          (Bench::pool_type{
+              bench.device, bench.order, bench.options(64 << 10, 64 << 10, 64 << 10), bench.io}),
+          DeviceError);
+      SimUsage const after = bench.device.usage();
+      CHECK(after.pinned_bytes == before.pinned_bytes);
+      CHECK(after.streams == before.streams);
+    }
+  }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <support/faulty_file_io.hpp>
+#include <support/pool_bench.hpp>
+#include <support/temporary_folder.hpp>
+
+using namespace spillway;
+
+namespace {
+
+using Pool = HostSwapPool<SimApi, FaultyFileIo>;
+
+struct World {
+  explicit World(HostPoolOptions options) : order{device} {
+    options.file = folder.path();
+    pool.emplace(device, order, options, io);
+  }
+
+  TemporaryFolder folder;
+  FaultyFileIo io;
+  SimApi device;
+  StreamOrder<SimApi> order;
+  std::optional<Pool> pool;
+};
+
+/// One thread of work on blocks of its own, two streams, and a pool that it shares. Device memory is
+/// touched by the host only when nothing on a stream is using it.
+class Worker {
+ public:
+  Worker(World& world, std::uint64_t seed)
+      : world_{&world},
+        random_{seed},
+        out_{world.device.create_stream()},
+        in_{world.device.create_stream()},
+        from_{static_cast<std::byte*>(world.device.try_reserve(most_bytes))},
+        to_{static_cast<std::byte*>(world.device.try_reserve(most_bytes))} {}
+  Worker(Worker const&) = delete;
+  Worker& operator=(Worker const&) = delete;
+  ~Worker() {
+    for (SimStream const stream : {out_, in_}) {
+      world_->device.synchronize(stream);
+      world_->order.retire(stream);
+      world_->device.destroy_stream(stream);
+    }
+    world_->device.release(from_, most_bytes);
+    world_->device.release(to_, most_bytes);
+  }
+
+  void run(int rounds) {
+    for (int round = 0; round < rounds; ++round) {
+      std::size_t const bytes = 1 + random_() % most_bytes;
+      auto const id = take(bytes);
+      if (!id) {
+        std::this_thread::yield();
+        continue;
+      }
+      carry(*id, bytes);
+    }
+  }
+
+  /// One block while another one has taken as many bytes from the fastest tier.
+  void run_beside_a_large_block() {
+    auto const large = take(most_bytes);
+    auto const id = take(most_bytes);
+    REQUIRE((large && id));
+    carry(*id, most_bytes);
+    world_->pool->give_back(*large);
+  }
+
+  /// The same with several slots at once.
+  void run_together(int rounds) {
+    Pool& pool = *world_->pool;
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<TransferRequest> requests;
+      std::byte* at = from_;
+      for (std::size_t left = 2 + random_() % 8; left > 0; --left) {
+        std::size_t const bytes = 1 + random_() % 2000;
+        auto id = pool.try_take(bytes);
+        if (!id && pool.try_grow(bytes)) {
+          id = pool.try_take(bytes);
+        }
+        if (id) {
+          requests.push_back({.slot = *id, .device = at, .bytes = bytes, .reservation = 1});
+          at += bytes;
+        }
+      }
+      auto const seed = static_cast<unsigned>(random_());
+      put_pattern(from_, most_bytes, seed);
+      pool.write_all(requests, out_);
+      Fence written;
+      for (TransferRequest& request : requests) {
+        written.add(request.done.device_done);
+        request.device = to_ + (request.device - from_);
+      }
+      pool.read_all(requests, in_);
+      Fence read;
+      for (TransferRequest const& request : requests) {
+        read.add(request.done.device_done);
+        pool.give_back(request.slot);
+      }
+      world_->order.synchronize(written);
+      world_->order.synchronize(read);
+      auto const bytes = static_cast<std::size_t>(at - from_);
+      wrong += std::equal(from_, from_ + bytes, to_) ? 0 : 1;
+      done += requests.size() > 1 ? 1 : 0;
+    }
+  }
+
+  int done = 0;
+  int wrong = 0;
+
+ private:
+  static constexpr std::size_t most_bytes = 24 << 10;
+
+  std::optional<HostSlotId> take(std::size_t bytes) {
+    auto id = world_->pool->try_take(bytes);
+    while (!id && world_->pool->try_grow(bytes)) {
+      id = world_->pool->try_take(bytes);
+    }
+    return id;
+  }
+
+  void carry(HostSlotId id, std::size_t bytes) {
+    Pool& pool = *world_->pool;
+    auto const seed = static_cast<unsigned>(random_());
+    put_pattern(from_, bytes, seed);
+    Transfer const written = pool.write(id, from_, bytes, out_);
+    Transfer const read = pool.read(id, to_, bytes, in_);
+    // Back at once, with everything still in flight: the next owner has to come after it.
+    pool.give_back(id);
+    world_->order.synchronize(written.device_done);
+    world_->order.synchronize(read.device_done);
+    wrong += has_pattern(to_, bytes, seed) ? 0 : 1;
+    done += 1;
+  }
+
+  World* world_;
+  std::mt19937_64 random_;
+  SimStream out_;
+  SimStream in_;
+  std::byte* from_;
+  std::byte* to_;
+};
+
+enum class Way : std::uint8_t { one_by_one, together };
+
+void run_workers(World& world, std::uint64_t seed, int rounds, Way way = Way::one_by_one) {
+  CAPTURE(seed);
+  constexpr std::uint64_t workers = 4;
+  std::vector<int> wrong(workers);
+  std::vector<int> done(workers);
+  std::atomic<std::uint64_t> running{workers};
+  {
+    std::vector<std::thread> threads;
+    for (std::uint64_t i = 0; i < workers; ++i) {
+      threads.emplace_back([&, i] {
+        Worker worker{world, seed + i};
+        way == Way::together ? worker.run_together(rounds) : worker.run(rounds);
+        wrong[i] = worker.wrong;
+        done[i] = worker.done;
+        --running;
+      });
+    }
+    while (running > 0) {  // somebody who only looks
+      (void)world.pool->stats();
+      (void)world.pool->free_bytes();
+      std::this_thread::yield();
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+  for (std::uint64_t i = 0; i < workers; ++i) {
+    CAPTURE(i);
+    CHECK(wrong[i] == 0);
+    CHECK(done[i] > 0);
+  }
+  for (HostTierStats const& tier : world.pool->stats().tiers) {
+    CHECK(tier.slots == 0);
+    CHECK(tier.used_bytes == 0);
+  }
+}
+
+HostPoolOptions small_tiers(std::size_t pinned, std::size_t pageable, std::size_t file) {
+  return {.pinned_bytes = pinned,
+          .pageable_bytes = pageable,
+          .file_bytes = file,
+          .slab_bytes = 8 << 10,
+          .staging_chunks = 2,
+          .staging_bytes = 4 << 10};
+}
+
+}  // namespace
+
+TEST_SUITE("host_swap_pool_race") {
+  TEST_CASE("HostSwapPool: threads that share every tier get their own bytes back") {
+    World world{small_tiers(16 << 10, 16 << 10, 32 << 10)};
+    run_workers(world, 1, 60);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads that take each other's pinned memory all the time") {
+    World world{small_tiers(32 << 10, 0, 0)};
+    run_workers(world, 100, 150);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads that share a single chunk of staging") {
+    auto options = small_tiers(0, 32 << 10, 32 << 10);
+    options.staging_chunks = 1;
+    World world{options};
+    run_workers(world, 200, 60);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads that have several transfers made at once") {
+    World world{small_tiers(16 << 10, 16 << 10, 64 << 10)};
+    run_workers(world, 400, 80, Way::together);
+    World staged{small_tiers(0, 24 << 10, 64 << 10)};
+    staged.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
+    run_workers(staged, 500, 80, Way::together);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {
+    World world{small_tiers(24 << 10, 0, 96 << 10)};
+    world.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
+    {
+      Worker first{world, 299};
+      first.run_beside_a_large_block();
+      CHECK(first.wrong == 0);
+    }
+    run_workers(world, 300, 60);
+    CHECK(world.pool->stats().failed_writes > 0);
+    CHECK(world.pool->stats().rescued_bytes == 0);
+  }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/staging_lane.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <thread>
+
+using namespace spillway;
+
+using Lane = StagingLane<SimApi>;
+
+TEST_SUITE("staging_lane") {
+  TEST_CASE("StagingLane: chunks are aligned, apart, and large enough") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    Lane lane{device, order, 3, 5000, -1};
+    Lane::Chunk const a{lane};
+    Lane::Chunk const b{lane};
+    Lane::Chunk const c{lane};
+
+    for (Lane::Chunk const* chunk : {&a, &b, &c}) {
+      CHECK(reinterpret_cast<std::uintptr_t>(chunk->data()) % Lane::alignment_bytes == 0);
+    }
+    CHECK(Lane::chunk_bytes_for(5000) == 8192);
+    CHECK(b.data() == a.data() + 8192);
+    CHECK(c.data() == b.data() + 8192);
+    CHECK(device.usage().pinned_bytes >= 3 * 8192);
+  }
+
+  TEST_CASE("StagingLane: the chunk that was handed on longest ago comes next, with its fence") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    Lane lane{device, order, 2, 4096, -1};
+    Ticket const use = order.mark(lane.index());
+    std::byte* first = nullptr;
+    {
+      Lane::Chunk chunk{lane};
+      CHECK(chunk.fence().is_empty());
+      first = chunk.data();
+      chunk.fence() = use;
+    }
+    {
+      Lane::Chunk chunk{lane};
+      CHECK(chunk.data() != first);
+      CHECK(chunk.fence().is_empty());
+    }
+    Lane::Chunk chunk{lane};
+    CHECK(chunk.data() == first);
+    CHECK(chunk.fence() == Fence{use});
+  }
+
+  TEST_CASE("StagingLane: who finds every chunk held waits for one, and that is counted") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    Lane lane{device, order, 1, 4096, -1};
+    std::optional<Lane::Chunk> held;
+    held.emplace(lane);
+    std::byte* const data = held->data();
+    std::byte* seen = nullptr;
+
+    std::thread other{[&] { seen = Lane::Chunk{lane}.data(); }};
+    while (lane.waits() == 0) {
+      std::this_thread::yield();
+    }
+    held.reset();
+    other.join();
+
+    CHECK(seen == data);
+    CHECK(lane.waits() == 1);
+  }
+
+  TEST_CASE("StagingLane: without room for its chunks there is no lane and nothing left behind") {
+    SimOptions options;
+    options.pinned_capacity_bytes = 8192;
+    SimApi device{options};
+    StreamOrder<SimApi> order{device};
+    SimUsage const before = device.usage();
+
+    CHECK_THROWS_AS((Lane{device, order, 2, 4096, -1}), OutOfHostMemory);
+    CHECK(device.usage() == before);
+  }
+}

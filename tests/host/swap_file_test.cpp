@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/host/posix_file_io.hpp>
+#include <spillway/host/swap_file.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <support/faulty_file_io.hpp>
+#include <support/temporary_folder.hpp>
+#include <sys/resource.h>
+
+using namespace spillway;
+
+namespace {
+
+using File = SwapFile<PosixFileIo>;
+using FaultyFile = SwapFile<FaultyFileIo>;
+
+std::vector<std::byte> pattern(std::size_t bytes, unsigned seed) {
+  std::vector<std::byte> data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) {
+    data[i] = static_cast<std::byte>((i * 31 + seed * 97 + i / 251) & 0xFF);
+  }
+  return data;
+}
+
+std::string message_of(auto const& action) {
+  try {
+    action();
+  } catch (FileTierError const& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_SUITE("swap_file") {
+  TEST_CASE("SwapFile: bytes come back from where they were written") {
+    TemporaryFolder folder;
+    File file{folder.path(), false, {}};
+    REQUIRE(file.try_extend(1000));
+    REQUIRE(file.try_extend(500));
+    auto const first = pattern(1000, 1);
+    auto const second = pattern(500, 2);
+
+    REQUIRE(file.write(second.data(), 500, 1000) == 0);
+    REQUIRE(file.write(first.data(), 1000, 0) == 0);
+
+    std::vector<std::byte> back(1500);
+    REQUIRE(file.read(back.data(), 1500, 0) == 0);
+    CHECK(std::equal(first.begin(), first.end(), back.begin()));
+    CHECK(std::equal(second.begin(), second.end(), back.begin() + 1000));
+    CHECK(file.size_bytes() == 1500);
+  }
+
+  TEST_CASE("SwapFile: in a folder it has no name") {
+    TemporaryFolder folder;
+    File file{folder.path(), false, {}};
+    REQUIRE(file.try_extend(10));
+
+    CHECK(folder.entries() == 0);
+  }
+
+  TEST_CASE("SwapFile: a named file is there while it is used and gone afterwards") {
+    TemporaryFolder folder;
+    {
+      File file{folder.path() / "swap", false, {}};
+      CHECK(std::filesystem::exists(folder.path() / "swap"));
+    }
+    CHECK(folder.entries() == 0);
+  }
+
+  TEST_CASE("SwapFile: a file that exists is neither used nor removed") {
+    TemporaryFolder folder;
+    auto const path = folder.path() / "precious";
+    std::ofstream{path} << "data";
+
+    auto const message = message_of([&] { File file{path, false, {}}; });
+
+    CHECK(message.find(path.string()) != std::string::npos);
+    CHECK(message.find("File exists") != std::string::npos);
+    std::string content;
+    std::ifstream{path} >> content;
+    CHECK(content == "data");
+  }
+
+  TEST_CASE("SwapFile: a path that cannot be opened is named together with the reason") {
+    TemporaryFolder folder;
+    auto const path = folder.path() / "missing" / "swap";
+
+    auto const message = message_of([&] { File file{path, false, {}}; });
+
+    CHECK(message.find(path.string()) != std::string::npos);
+    CHECK(message.find("No such file or directory") != std::string::npos);
+  }
+
+  TEST_CASE("SwapFile: interrupted and partial calls are continued") {
+    TemporaryFolder folder;
+    FaultyFileIo io;
+    FaultyFile file{folder.path(), false, io};
+    REQUIRE(file.try_extend(1000));
+    auto const data = pattern(1000, 3);
+    io.plant({.most_bytes = 7, .interrupt_every = 3});
+
+    REQUIRE(file.write(data.data(), data.size(), 0) == 0);
+    std::vector<std::byte> back(1000);
+    REQUIRE(file.read(back.data(), back.size(), 0) == 0);
+
+    CHECK(back == data);
+    CHECK(io.calls().writes > 1000 / 7);
+    CHECK(io.calls().reads > 1000 / 7);
+  }
+
+  TEST_CASE("SwapFile: errors come back as their numbers") {
+    TemporaryFolder folder;
+    FaultyFileIo io;
+    FaultyFile file{folder.path(), false, io};
+    REQUIRE(file.try_extend(100));
+    auto data = pattern(100, 4);
+
+    io.plant({.write_error = ENOSPC});
+    CHECK(file.write(data.data(), data.size(), 0) == ENOSPC);
+    io.plant({.read_error = EIO});
+    CHECK(file.read(data.data(), data.size(), 0) == EIO);
+    io.plant({.is_truncated = true});
+    CHECK(file.read(data.data(), data.size(), 0) == EIO);
+  }
+
+  TEST_CASE("SwapFile: where there is no room the size stays and the attempt is undone") {
+    TemporaryFolder folder;
+    FaultyFileIo io;
+    FaultyFile file{folder.path(), false, io};
+    REQUIRE(file.try_extend(100));
+    io.plant({.allocate_error = ENOSPC});
+
+    CHECK_FALSE(file.try_extend(100));
+
+    CHECK(file.size_bytes() == 100);
+    CHECK(io.calls().discards == 1);
+    io.plant({});
+    CHECK(file.try_extend(100));
+    CHECK(file.size_bytes() == 200);
+  }
+
+  TEST_CASE("SwapFile: the system's limit on file sizes is met when the file grows") {
+    TemporaryFolder folder;
+    File file{folder.path(), false, {}};
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    rlimit limited = before;
+    limited.rlim_cur = 64 << 10;
+    auto const old_handler = std::signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
+
+    bool const small_fits = file.try_extend(32 << 10);
+    bool const large_fits = file.try_extend(64 << 10);
+
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+    std::signal(SIGXFSZ, old_handler);
+    CHECK(small_fits);
+    CHECK_FALSE(large_fits);
+    CHECK(file.size_bytes() == 32 << 10);
+  }
+
+  TEST_CASE("SwapFile: direct I/O is used where the file system has it, and said") {
+    TemporaryFolder folder;
+    File direct{folder.path(), true, {}};
+    File plain{folder.path(), false, {}};
+    CHECK_FALSE(plain.is_direct());
+    constexpr std::size_t bytes = 4 * File::direct_alignment_bytes;
+    REQUIRE(direct.try_extend(bytes));
+    std::vector<std::byte> memory(3 * bytes);
+    void* aligned = memory.data();
+    std::size_t space = memory.size();
+    auto* const data = static_cast<std::byte*>(
+        std::align(File::direct_alignment_bytes, 2 * bytes, aligned, space));
+    auto const expected = pattern(bytes, 5);
+    std::copy(expected.begin(), expected.end(), data);
+
+    REQUIRE(direct.write(data, bytes, 0) == 0);
+    REQUIRE(direct.read(data + bytes, bytes, 0) == 0);
+
+    CHECK(std::equal(expected.begin(), expected.end(), data + bytes));
+  }
+}

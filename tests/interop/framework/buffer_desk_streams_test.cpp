@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// A desk on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <support/pattern.hpp>
+
+using namespace spillway;
+
+namespace {
+
+constexpr std::size_t block_bytes = 128_KiB;
+
+/// Room for two buffers. Nothing that is enqueued happens before it is waited for, or `run`.
+struct StreamBench {
+  struct Policies : SimPolicies {
+    using device = SteppedSimApi;
+    using compaction = StableAddresses;
+  };
+  using Allocator = DeviceAllocator<Policies>;
+  using Desk = BufferDesk<Allocator>;
+  using stream_type = SteppedSimApi::stream_type;
+
+  static Allocator::Options options() {
+    Allocator::Options options;
+    options.capacity_bytes = 2 * block_bytes;
+    options.host.pinned_bytes = 4_MiB;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    return options;
+  }
+  ~StreamBench() {
+    run();
+    memory.retire_stream(compute);
+    memory.retire_stream(copies);
+  }
+
+  /// An operation that is enqueued on the compute stream and makes a buffer.
+  void* make(std::uint64_t seed) {
+    Desk::Frame frame{1};
+    REQUIRE(desk.try_enter(frame, {}).empty());
+    void* const p = desk.try_allocate(block_bytes, &frame);
+    REQUIRE(p != nullptr);
+    kernels.write(device, compute, p, block_bytes, seed);
+    std::array<void*, 1> const shown{p};
+    desk.show(shown, false);
+    desk.leave(frame);
+    return p;
+  }
+  /// An operation that is enqueued on the compute stream and finds what was written.
+  void check(void* p, std::uint64_t seed) {
+    Desk::Frame frame{1};
+    std::array<BufferUse, 1> const uses{BufferUse{p, false}};
+    REQUIRE(desk.try_enter(frame, uses).empty());
+    kernels.check(device, compute, p, block_bytes, seed);
+    desk.leave(frame);
+  }
+  /// The stream for copies waits for what has been enqueued on the compute stream.
+  void join() {
+    auto const event = device.create_event();
+    device.record(event, compute);
+    device.wait(copies, event);
+    device.destroy_event(event);
+  }
+  void run() {
+    device.run_all();
+    CHECK_MESSAGE(kernels.failures() == 0, kernels.first_failure());
+  }
+
+  support::PatternKernels kernels;
+  SteppedSimApi device{SimOptions{.capacity_bytes = 1_MiB}};
+  Allocator memory{device, options()};
+  stream_type compute = device.create_stream();
+  stream_type copies = device.create_stream();
+  Desk desk{memory, compute};
+};
+
+}  // namespace
+
+TEST_SUITE("buffer_desk") {
+  TEST_CASE("BufferDesk: an operation that is enqueued is finished before what it uses leaves") {
+    StreamBench bench;
+    std::array<void*, 5> buffers{};
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      buffers[i] = bench.make(i);
+    }
+    CHECK(bench.kernels.checks() == 0);
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t i = 0; i < buffers.size(); ++i) {
+        bench.check(buffers[i], i);
+      }
+    }
+    bench.run();
+    CHECK(bench.kernels.checks() == 15);
+    CHECK(bench.memory.stats().swap_outs.count >= 3);
+    CHECK(bench.memory.stats().swap_ins.count >= 3);
+  }
+
+  TEST_CASE("BufferDesk: a copy on a stream that waits for the compute stream finds what was on "
+            "its way in") {
+    StreamBench bench;
+    void* const a = bench.make(1);
+    void* const b = bench.make(2);
+    void* const c = bench.make(3);
+    for (void* const p : {a, b, c}) {
+      StreamBench::Desk::Frame frame;
+      std::array<BufferUse, 1> const uses{BufferUse{p, false}};
+      REQUIRE(bench.desk.try_enter(frame, uses).empty());
+      bench.join();
+      bench.kernels.check(bench.device, bench.copies, p, block_bytes, p == a ? 1 : p == b ? 2 : 3);
+      bench.device.synchronize(bench.copies);  // which is when a framework is called back
+      bench.desk.leave(frame);
+    }
+    bench.run();
+    CHECK(bench.kernels.checks() == 3);
+  }
+
+  TEST_CASE("BufferDesk: what is copied to on another stream stays until the host has seen the "
+            "copy end") {
+    StreamBench bench;
+    (void)bench.make(1);
+    (void)bench.make(2);
+    void* const target = bench.desk.try_allocate(block_bytes, nullptr);
+    REQUIRE(target != nullptr);
+    StreamBench::Desk::Frame frame;
+    std::array<BufferUse, 1> const uses{BufferUse{target, true}};
+    REQUIRE(bench.desk.try_enter(frame, uses).empty());
+    bench.join();
+    bench.kernels.write(bench.device, bench.copies, target, block_bytes, 7);
+    void* const other = bench.make(3);  // in the place of one of the first two
+    std::array<void*, 1> const shown{target};
+    bench.desk.show(shown, false);
+    CHECK(bench.desk.view(target).is_resident);
+    bench.device.synchronize(bench.copies);
+    bench.desk.leave(frame);
+    (void)bench.make(4);
+    (void)bench.make(5);
+    CHECK_FALSE(bench.desk.view(target).is_resident);
+    bench.check(target, 7);
+    bench.check(other, 3);
+    bench.run();
+    CHECK(bench.kernels.checks() == 2);
+  }
+
+  TEST_CASE(
+      "LimitedLookahead: what is on its way in is bounded by a share of the limit as it is now") {
+    auto const limit = std::make_shared<std::atomic<std::size_t>>(600);
+    LimitedLookahead policy{PrefetchOptions{.lookahead_ops = 4, .max_inflight_bytes = 90}, limit};
+    CHECK(policy.max_inflight_bytes() == 90);
+    *limit = 300;
+    CHECK(policy.max_inflight_bytes() == 50);
+    CHECK(LimitedLookahead{}.max_inflight_bytes() == PrefetchOptions{}.max_inflight_bytes);
+  }
+}

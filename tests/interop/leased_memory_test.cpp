@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/leased_memory.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <support/device_rig.hpp>
+#include <support/host_work.hpp>
+
+using namespace spillway;
+
+namespace {
+
+struct SteppedPolicies : SimPolicies {
+  using device = SteppedSimApi;
+};
+
+using Threaded = DeviceAllocator<SimPolicies>;
+using Stepped = DeviceAllocator<SteppedPolicies>;
+
+constexpr std::size_t capacity = 1_MiB;
+
+template <class Allocator>
+typename Allocator::Options small() {
+  typename Allocator::Options options{};
+  options.capacity_bytes = capacity;
+  options.bounce_bytes = 64_KiB;
+  options.host = {.pinned_bytes = 8_MiB};
+  return options;
+}
+
+/// The allocator, what it hands out and a few streams.
+template <class Allocator>
+struct Fixture {
+  using Device = typename Allocator::device_type;
+
+  Device device{{.capacity_bytes = 16_MiB}};
+  test::DeviceRig<Device> rig{device};
+  Allocator allocator{device, small<Allocator>()};
+  typename Allocator::stream_type a = rig.stream();
+  typename Allocator::stream_type b = rig.stream();
+  typename Allocator::stream_type c = rig.stream();
+};
+
+std::string text_of(void const* p) {
+  std::ostringstream text;
+  text << p;
+  return text.str();
+}
+
+}  // namespace
+
+TEST_SUITE("leased_memory") {
+  TEST_CASE("LeasedMemory: is usable, distinct and aligned as asked for") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    std::vector<void*> all;
+    for (std::size_t const alignment : {1U, 8U, 256U, 512U, 4096U, 65536U}) {
+      CAPTURE(alignment);
+      auto* const p = static_cast<unsigned char*>(memory.allocate(1000, alignment, f.a));
+      CHECK(reinterpret_cast<std::uintptr_t>(p) % alignment == 0);
+      f.device.fill(p, 1, 1000, f.a);  // refused by the device if it is not all there
+      all.push_back(p);
+    }
+    CHECK(memory.allocation_count() == 6);
+    for (void* const p : all) {
+      memory.deallocate(p, f.a);
+    }
+    CHECK(memory.allocation_count() == 0);
+    CHECK(f.allocator.stats().allocated.blocks.current == 0);
+  }
+
+  TEST_CASE("LeasedMemory: nothing asked for is nothing given") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    CHECK(memory.allocate(0, 256, f.a) == nullptr);
+    CHECK(memory.allocate_sync(0, 256) == nullptr);
+    memory.deallocate(nullptr, f.a);
+    memory.deallocate_sync(nullptr);
+    CHECK(f.allocator.stats().allocated.blocks.total == 0);
+  }
+
+  TEST_CASE("LeasedMemory: an alignment that is no power of two is refused") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    CHECK_THROWS_AS((void)memory.allocate(16, 0, f.a), ContractViolation);
+    CHECK_THROWS_AS((void)memory.allocate(16, 48, f.a), ContractViolation);
+    CHECK_THROWS_AS((void)memory.allocate(~std::size_t{0}, 1024, f.a), ContractViolation);
+  }
+
+  TEST_CASE("LeasedMemory: what is not allocated is refused by name, once freed or foreign") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    void* const p = memory.allocate(100, 256, f.a);
+    memory.deallocate(p, f.a);
+    auto const check_refused = [&](void* q, auto deallocate) {
+      try {
+        deallocate(q);
+        FAIL("not refused");
+      } catch (ContractViolation const& violation) {
+        CHECK(std::string{violation.what()}.find(text_of(q)) != std::string::npos);
+      }
+    };
+    int foreign = 0;
+    for (void* const q : {p, static_cast<void*>(&foreign)}) {
+      check_refused(q, [&](void* r) { memory.deallocate(r, f.a); });
+      check_refused(q, [&](void* r) { memory.deallocate(r, f.b); });
+      check_refused(q, [&](void* r) { memory.deallocate_sync(r); });
+    }
+    CHECK(memory.allocation_count() == 0);
+  }
+
+  TEST_CASE("LeasedMemory: stays where it is while blocks around it are pushed out") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    auto* const p = static_cast<unsigned char*>(memory.allocate(capacity / 2, 256, f.a));
+    test::HostWork<SimApi> work{f.device};
+    work.write(p, capacity / 2, 1, f.a);
+    for (int i = 0; i < 8; ++i) {
+      SwappableBuffer<Threaded> other{f.allocator, capacity / 4};
+      auto const lease = other.acquire(Access::write, f.b);
+      f.device.fill(lease.data(), 0xEE, capacity / 4, f.b);
+    }
+    work.check(p, capacity / 2, 1, f.a);
+    f.device.synchronize(f.a);
+    CHECK(work.wrong() == 0);
+    memory.deallocate(p, f.a);
+  }
+
+  TEST_CASE("LeasedMemory: too much is OutOfDeviceMemory, and nothing is left behind") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    void* const p = memory.allocate(capacity * 3 / 4, 256, f.a);
+    CHECK_THROWS_AS((void)memory.allocate(capacity / 2, 256, f.a), OutOfDeviceMemory);
+    CHECK_THROWS_AS((void)memory.allocate_sync(capacity / 2, 256), OutOfDeviceMemory);
+    CHECK(memory.allocation_count() == 1);
+    CHECK(f.allocator.stats().allocated.blocks.current == 1);
+    memory.deallocate(p, f.a);
+    memory.deallocate(memory.allocate(capacity, 256, f.b), f.b);
+  }
+
+  TEST_CASE("LeasedMemory: an allocation whose lease fails leaves no block behind") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    memory.deallocate(memory.allocate(capacity, 256, f.a), f.a);
+    f.device.fail(SimCall::record, 1);
+    CHECK_THROWS_AS((void)memory.allocate(capacity, 256, f.b), DeviceError);
+    CHECK(f.allocator.stats().allocated.blocks.current == 0);
+    CHECK(memory.allocation_count() == 0);
+  }
+
+  TEST_CASE("LeasedMemory: a deallocation that fails leaves the memory allocated") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    memory.deallocate(memory.allocate(capacity, 256, f.a), f.a);
+    void* const p = memory.allocate(capacity, 256, f.b);
+    f.device.fail(SimCall::wait, 1);
+    CHECK_THROWS_AS(memory.deallocate(p, f.c), DeviceError);
+    CHECK(memory.allocation_count() == 1);
+    memory.deallocate(p, f.c);
+    CHECK(f.allocator.stats().allocated.blocks.current == 0);
+  }
+
+  TEST_CASE("LeasedMemory: goes back at the end if nobody gave it back") {
+    Fixture<Threaded> f;
+    std::size_t const streams = f.device.usage().streams;
+    {
+      LeasedMemory memory{f.allocator};
+      (void)memory.allocate(100, 256, f.a);
+      (void)memory.allocate_sync(100, 256);
+    }
+    CHECK(f.allocator.stats().allocated.blocks.current == 0);
+    CHECK(f.device.usage().streams == streams);
+  }
+
+  // A range goes from `a`, where it was allocated, to `b`, where it is used last, and to `c`.
+  TEST_CASE("LeasedMemory: memory freed on another stream is reused after that stream's work") {
+    for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+      CAPTURE(seed);
+      Fixture<Stepped> f;
+      LeasedMemory memory{f.allocator};
+      test::HostWork<SteppedSimApi> work{f.device};
+      auto const event = f.rig.event();
+
+      void* const p = memory.allocate(capacity, 256, f.a);
+      work.write(p, capacity, 1, f.a);
+      f.device.record(event, f.a);
+      f.device.wait(f.b, event);
+      work.check(p, capacity, 1, f.b);
+      memory.deallocate(p, f.b);
+      void* const q = memory.allocate(capacity, 256, f.c);
+      REQUIRE(q == p);
+      work.write(q, capacity, 2, f.c);
+      work.check(q, capacity, 2, f.c);
+      memory.deallocate(q, f.c);
+      f.device.run_random(seed);
+
+      CHECK(work.wrong() == 0);
+    }
+  }
+
+  TEST_CASE("LeasedMemory: memory for any stream is nobody else's any more when it is handed out") {
+    Fixture<Stepped> f;
+    LeasedMemory memory{f.allocator};
+    test::HostWork<SteppedSimApi> work{f.device};
+    void* const p = memory.allocate(capacity, 256, f.a);
+    work.write(p, capacity, 1, f.a);
+    memory.deallocate(p, f.a);
+    REQUIRE(f.device.queued_ops(f.a) > 0);
+
+    void* const q = memory.allocate_sync(capacity, 256);
+
+    CHECK(f.device.queued_ops(f.a) == 0);
+    work.write(q, capacity, 2, f.b);
+    work.check(q, capacity, 2, f.b);
+    f.device.synchronize(f.b);
+    CHECK(work.wrong() == 0);
+    memory.deallocate_sync(q);
+  }
+
+  TEST_CASE("LeasedMemory: on its own stream, allocating and freeing makes no device call") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    memory.deallocate(memory.allocate(4096, 256, f.a), f.a);
+    SimCalls const before = f.device.calls();
+    for (int i = 0; i < 10; ++i) {
+      memory.deallocate(memory.allocate(4096, 256, f.a), f.a);
+    }
+    CHECK(f.device.calls() == before);
+  }
+
+  TEST_CASE("LeasedMemory: threads share it, each on a stream of its own") {
+    Fixture<Threaded> f;
+    LeasedMemory memory{f.allocator};
+    test::HostWork<SimApi> work{f.device};
+    std::vector<SimStream> const streams{f.a, f.b, f.c};
+    std::vector<std::thread> threads;
+    for (std::uint32_t t = 0; t < 3; ++t) {
+      threads.emplace_back([&, t] {
+        std::minstd_rand random{t + 1};
+        for (std::uint32_t i = 0; i < 200; ++i) {
+          std::size_t const bytes = 1 + random() % (capacity / 8);
+          void* const p = random() % 4 == 0 ? memory.allocate_sync(bytes, 512)
+                                            : memory.allocate(bytes, 512, streams[t]);
+          work.write(p, bytes, t * 1000 + i, streams[t]);
+          work.check(p, bytes, t * 1000 + i, streams[t]);
+          memory.deallocate(p, streams[t]);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    f.allocator.synchronize();
+    CHECK(work.wrong() == 0);
+    CHECK(memory.allocation_count() == 0);
+  }
+}

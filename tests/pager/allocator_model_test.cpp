@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random programs against an allocator on a stepped device, with an oracle that knows what every
+// block must hold. Faults are injected; nothing may be lost.
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/compaction/no_compaction.hpp>
+#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/policy/eviction/cost_eviction.hpp>
+#include <spillway/policy/eviction/fifo_eviction.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/size_eviction.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
+#include <spillway/policy/null_lock.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/prefetch/reverse_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <support/pattern.hpp>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::Access;
+using spillway::BlockId;
+
+struct Stepped : spillway::SimPolicies {
+  using device = spillway::SteppedSimApi;
+  using lock = spillway::NullLock;
+};
+struct Lru : Stepped {
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+struct FifoBestFit : Stepped {
+  using eviction = spillway::FifoEviction;
+  using fit = spillway::BestFit;
+  using prefetch = spillway::ReverseOrder;
+};
+struct Size : Stepped {
+  using eviction = spillway::SizeEviction;
+};
+struct CostUncompacted : Stepped {
+  using eviction = spillway::CostEviction;
+  using compaction = spillway::NoCompaction;
+};
+
+struct Remapped : Stepped {
+  using compaction = spillway::RemapCompaction;
+};
+struct Stable : Stepped {
+  using compaction = spillway::StableAddresses;
+};
+
+/// What must be true of one block.
+struct Expected {
+  BlockId id{};
+  std::size_t bytes = 0;
+  std::optional<std::uint64_t> content;  // seed of the pattern; nothing before the first write
+  void* address = nullptr;               // at its last use
+};
+
+template <class Policies>
+class Program {
+ public:
+  using Device = typename Policies::device;
+  using Allocator = spillway::DeviceAllocator<Policies>;
+
+  explicit Program(std::uint64_t seed) : random_{seed}, allocator_{device_, options(seed)} {
+    for (auto& stream : streams_) {
+      stream = device_.create_stream();
+    }
+  }
+  ~Program() {
+    leases_.clear();
+    for (Expected const& block : blocks_) {
+      allocator_.abandon(block.id);
+    }
+    for (auto const stream : streams_) {
+      allocator_.retire_stream(stream);
+    }
+  }
+  Program(Program const&) = delete;
+  Program& operator=(Program const&) = delete;
+
+  void run(std::size_t operations) {
+    for (std::size_t i = 0; i < operations; ++i) {
+      bool const has_fault = draw(16) == 0;
+      if (has_fault) {
+        device_.fail(fallible[draw(fallible.size())], 1 + draw(2));
+      }
+      try {
+        operate();
+      } catch (spillway::OutOfDeviceMemory const&) {
+        ++out_of_memory;
+        leases_.clear();  // what its message advises
+      } catch (spillway::OutOfHostMemory const&) {
+        ++out_of_memory;
+      } catch (spillway::DeviceError const&) {
+        REQUIRE(has_fault);
+        ++faults;
+      }
+      disarm();
+      if (draw(32) == 0) {
+        device_.run_random(random_());
+      }
+      if (i % 4096 == 0) {
+        settle();
+      }
+    }
+    leases_.clear();
+    check_all_and_free();
+    settle();
+  }
+
+  [[nodiscard]] support::PatternKernels const& kernels() const { return kernels_; }
+  [[nodiscard]] spillway::Stats stats() const { return allocator_.stats(); }
+  std::size_t out_of_memory = 0;
+  std::size_t faults = 0;
+
+ private:
+  static constexpr std::size_t capacity_bytes = 1_MiB;
+  static constexpr std::size_t most_live_bytes = 3_MiB;
+  static constexpr std::size_t page_bytes = 4_KiB;
+
+  static std::size_t rounded(std::size_t bytes) {
+    bool const has_pages = requires {
+      Policies::compaction::remaps;
+    };
+    return spillway::round_up(bytes, has_pages ? page_bytes : spillway::granule_bytes);
+  }
+
+  static constexpr std::array fallible{spillway::SimCall::allocate_pinned,
+                                       spillway::SimCall::copy,
+                                       spillway::SimCall::fill,
+                                       spillway::SimCall::launch_host,
+                                       spillway::SimCall::create_event,
+                                       spillway::SimCall::record,
+                                       spillway::SimCall::wait,
+                                       spillway::SimCall::map};
+
+  static typename Allocator::Options options(std::uint64_t seed) {
+    typename Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.bounce_bytes = 64_KiB;
+    options.host.pinned_bytes = 1_MiB;
+    options.host.pageable_bytes = 512_KiB;
+    options.host.slab_bytes = 256_KiB;
+    options.host.staging_bytes = 64_KiB;
+    options.paging.poison_vacated = true;
+    if (seed % 2 == 0) {
+      options.paging.few_ranges = 8;  // so that room is looked for here and there before everywhere
+    }
+    return options;
+  }
+
+  std::uint64_t draw(std::uint64_t below) { return random_() % below; }
+  auto any_stream() { return streams_[draw(streams_.size())]; }
+
+  void disarm() {
+    for (spillway::SimCall const call : fallible) {
+      device_.fail(call, 0);
+    }
+  }
+
+  /// Everything enqueued has run, and what the allocator says of itself agrees with the oracle.
+  void settle() {
+    device_.run_all();
+    kernels_.forget();
+    REQUIRE_MESSAGE(kernels_.failures() == 0, kernels_.first_failure());
+    spillway::Stats const stats = allocator_.stats();
+    std::size_t bytes = 0;
+    std::size_t requested = 0;
+    std::size_t resident = 0;
+    for (Expected const& block : blocks_) {
+      bytes += rounded(block.bytes);
+      requested += block.bytes;
+      auto const residency = allocator_.residency(block.id);
+      if (residency == spillway::Residency::device || residency == spillway::Residency::moving_in) {
+        resident += rounded(block.bytes);
+      }
+    }
+    REQUIRE(stats.allocated.blocks.current == blocks_.size());
+    REQUIRE(stats.allocated.bytes.current == bytes);
+    REQUIRE(stats.requested_bytes.current == requested);
+    REQUIRE(stats.resident.bytes.current == resident);
+    REQUIRE(stats.free_bytes == capacity_bytes - resident);
+    REQUIRE(stats.resident.bytes.peak <= capacity_bytes);
+  }
+
+  void operate() {
+    switch (draw(16)) {
+    case 0:
+    case 1:
+    case 2:
+      return create();
+    case 3:
+      return destroy();
+    case 4:
+      if (Expected* block = any_block(); block != nullptr && !is_leased(block->id)) {
+        allocator_.swap_out(block->id);
+      }
+      return;
+    case 5:
+      if (Expected* block = any_block(); block != nullptr) {
+        allocator_.swap_in(block->id);
+      }
+      return;
+    case 6:
+      if (draw(16) == 0) {
+        allocator_.begin_step();
+      }
+      return;
+    case 7:
+      if (draw(16) == 0) {
+        allocator_.compact(draw(256_KiB));
+      }
+      return;
+    case 8:
+      leases_.clear();
+      return;
+    case 9:
+      return use_several();
+    default:
+      return use_one();
+    }
+  }
+
+  void create() {
+    std::size_t const bytes = 1 + draw(std::size_t{256} << draw(9));
+    std::size_t live = 0;
+    for (Expected const& block : blocks_) {
+      live += block.bytes;
+    }
+    if (live + bytes > most_live_bytes) {
+      return destroy();
+    }
+    blocks_.push_back({allocator_.allocate(bytes), bytes, std::nullopt, nullptr});
+  }
+
+  void destroy() {
+    if (blocks_.empty()) {
+      return;
+    }
+    std::swap(blocks_[draw(blocks_.size())], blocks_.back());
+    if (!is_leased(blocks_.back().id)) {
+      allocator_.deallocate(blocks_.back().id);
+      blocks_.pop_back();
+    }
+  }
+
+  Expected* any_block() { return blocks_.empty() ? nullptr : &blocks_[draw(blocks_.size())]; }
+
+  /// Uses under a lease that is still held are ordered by whoever holds it, so leave those alone.
+  Expected* any_block_to_use() {
+    Expected* const block = any_block();
+    return block != nullptr && is_leased(block->id) ? nullptr : block;
+  }
+
+  [[nodiscard]] bool is_leased(BlockId id) const {
+    return std::any_of(
+        leases_.begin(), leases_.end(), [&](auto const& lease) { return lease.block() == id; });
+  }
+
+  void use_one() {
+    Expected* const block = any_block_to_use();
+    if (block == nullptr) {
+      return;
+    }
+    auto const stream = any_stream();
+    Access const access = access_to(*block);
+    auto lease = allocator_.acquire(block->id, access, stream);
+    use(*block, access, lease.data(), stream);
+    if (draw(8) == 0) {
+      leases_.push_back(std::move(lease));
+    }
+  }
+
+  void use_several() {
+    std::vector<Expected*> operands;
+    std::vector<spillway::LeaseRequest> requests;
+    for (std::size_t i = 0; i < 2 + draw(3); ++i) {
+      Expected* const block = any_block_to_use();
+      if (block != nullptr &&
+          std::find(operands.begin(), operands.end(), block) == operands.end()) {
+        operands.push_back(block);
+        requests.push_back({block->id, access_to(*block)});
+      }
+    }
+    auto const stream = any_stream();
+    auto const leases = allocator_.acquire_all(requests, stream);
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      use(*operands[i], requests[i].access, leases[i].data(), stream);
+    }
+  }
+
+  Access access_to(Expected const& block) {
+    return block.content ? static_cast<Access>(draw(3)) : Access::write;
+  }
+
+  /// The kernel of one use. The device must not fail it: what a program does with a lease is its own.
+  void use(Expected& block, Access access, void* address, typename Device::stream_type stream) {
+    disarm();
+    if constexpr (requires { allocator_.stable_address(block.id); }) {
+      REQUIRE(address == allocator_.stable_address(block.id));
+      REQUIRE((block.address == nullptr || block.address == address));
+      block.address = address;
+    }
+    if (access != Access::write) {
+      kernels_.check(device_, stream, address, block.bytes, *block.content);
+    }
+    if (access != Access::read) {
+      block.content = ++contents_;
+      kernels_.write(device_, stream, address, block.bytes, *block.content);
+    }
+  }
+
+  /// Whatever happened before, every block can be read. Each is freed when it has been, because the
+  /// program may have filled both the device and the host pool to the brim.
+  void check_all_and_free() {
+    while (!blocks_.empty()) {
+      std::size_t const before = blocks_.size();
+      std::erase_if(blocks_, [this](Expected& block) {
+        try {
+          check(block);
+        } catch (spillway::OutOfDeviceMemory const&) {
+          return false;
+        }
+        allocator_.deallocate(block.id);
+        return true;
+      });
+      REQUIRE(blocks_.size() < before);
+    }
+  }
+
+  void check(Expected& block) {
+    if (block.content) {
+      auto const stream = any_stream();
+      auto const lease = allocator_.acquire(block.id, Access::read, stream);
+      kernels_.check(device_, stream, lease.data(), block.bytes, *block.content);
+    }
+  }
+
+  std::mt19937_64 random_;
+  support::PatternKernels kernels_;  // before the device, whose end runs what is enqueued
+  Device device_{{.capacity_bytes = capacity_bytes + 64_KiB, .granularity_bytes = page_bytes}};
+  Allocator allocator_;
+  std::array<typename Device::stream_type, 3> streams_{};
+  std::vector<Expected> blocks_;
+  std::vector<typename Allocator::lease_type> leases_;
+  std::uint64_t contents_ = 0;
+};
+
+std::uint64_t first_seed() {
+  char const* const text = std::getenv("SPILLWAY_TEST_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 20260101;
+}
+
+std::size_t operations_per_program() {
+  char const* const text = std::getenv("SPILLWAY_TEST_OPERATIONS");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 50'000;
+}
+
+}  // namespace
+
+TEST_SUITE("allocator_model") {
+  TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator: random programs lose no byte: ", Policies, programs) {
+    for (std::uint64_t seed = first_seed(); seed < first_seed() + 5; ++seed) {
+      CAPTURE(seed);
+      Program<Policies> program{seed};
+      program.run(operations_per_program());
+      spillway::Stats const stats = program.stats();
+      MESSAGE("seed " << seed << ": " << program.kernels().checks() << " checks, "
+                      << stats.swap_outs.count << " swap-outs, " << stats.swap_ins.count
+                      << " swap-ins, " << stats.drops.count << " drops, " << stats.moves.count
+                      << " moves, " << program.faults << " faults, " << program.out_of_memory
+                      << " out of memory");
+      // The program must have done what it is there to test.
+      CHECK(program.kernels().checks() > operations_per_program() / 10);
+      CHECK(stats.swap_outs.count > 0);
+      CHECK(stats.swap_ins.count > 0);
+      CHECK(stats.drops.count > 0);
+      CHECK(program.faults > 0);
+      CHECK(program.out_of_memory > 0);
+    }
+  }
+  TEST_CASE_TEMPLATE_INVOKE(
+      programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted, Remapped, Stable);
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device_allocator.hpp>
+#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace spillway::literals;
+using spillway::Access;
+using spillway::BlockId;
+
+struct Planned : spillway::SimPolicies {
+  using device = spillway::ModelApi;
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+using Allocator = spillway::DeviceAllocator<Planned>;
+
+constexpr std::size_t capacity_bytes = 16_MiB;
+
+/// Blocks of 1 to 32 granules, twice the capacity in all, used in any order.
+class Load {
+ public:
+  Load(double link_bytes_per_second, std::uint64_t seed)
+      : random_{seed}, allocator_{device_, options(link_bytes_per_second)} {
+    for (std::size_t bytes = 0; bytes < 2 * capacity_bytes;) {
+      std::size_t const size = 256 * (1 + random_() % 32);
+      blocks_.push_back(allocator_.declare(size));
+      use(blocks_.back(), Access::write);
+      bytes += size;
+    }
+  }
+  Load(Load const&) = delete;
+  Load& operator=(Load const&) = delete;
+  ~Load() {
+    for (BlockId const id : blocks_) {
+      allocator_.deallocate(id);
+    }
+    allocator_.retire_stream(stream_);
+  }
+
+  void run(std::size_t uses) {
+    for (std::size_t i = 0; i < uses; ++i) {
+      use(blocks_[random_() % blocks_.size()], Access::read);
+      free_bytes_ += static_cast<double>(allocator_.stats().free_bytes);
+    }
+    free_bytes_ /= static_cast<double>(uses);
+  }
+  void use(BlockId id, Access access) { (void)allocator_.acquire(id, access, stream_); }
+
+  /// In the mean of the run.
+  [[nodiscard]] double free_share() const {
+    return free_bytes_ / static_cast<double>(capacity_bytes);
+  }
+  [[nodiscard]] Allocator& allocator() { return allocator_; }
+  [[nodiscard]] auto stream() { return stream_; }
+  [[nodiscard]] std::vector<BlockId> const& blocks() const { return blocks_; }
+
+ private:
+  static Allocator::Options options(double link_bytes_per_second) {
+    Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.host.pinned_bytes = 1_GiB;
+    options.paging.link_bytes_per_second = link_bytes_per_second;
+    return options;
+  }
+
+  std::mt19937_64 random_;
+  spillway::ModelApi device_{{.capacity_bytes = 1_GiB}};
+  Allocator allocator_;
+  spillway::ModelApi::stream_type stream_ = device_.create_stream();
+  std::vector<BlockId> blocks_;
+  double free_bytes_ = 0;
+};
+
+}  // namespace
+
+TEST_SUITE("pager") {
+  TEST_CASE(
+      "RoomMaker: the faster the link, the fewer blocks move for others, and hardly more leave") {
+    Load slow{1e6, 3};
+    Load fast{25e9, 3};
+    slow.run(3000);
+    fast.run(3000);
+
+    auto const one = slow.allocator().stats();
+    auto const other = fast.allocator().stats();
+    CHECK(other.compaction_passes * 4 < one.compaction_passes);
+    CHECK(fast.free_share() < slow.free_share() + 1.0 / 32);
+    CHECK(other.swap_ins.bytes < one.swap_ins.bytes + one.swap_ins.bytes / 16);
+  }
+
+  TEST_CASE("RoomMaker: where nothing can leave, all that is free is had, however many ranges") {
+    std::mt19937_64 random{5};
+    spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
+    Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.paging.few_ranges = 64;
+    options.host.pinned_bytes = 256;  // too little for any block
+    Allocator allocator{device, options};
+    auto const stream = device.create_stream();
+    std::vector<BlockId> blocks;
+    auto const add = [&](std::size_t bytes) {
+      blocks.push_back(allocator.declare(bytes));
+      (void)allocator.acquire(blocks.back(), Access::write, stream);
+    };
+    while (allocator.stats().free_bytes > 8_KiB) {
+      add(512 * (1 + random() % 16));
+    }
+    for (BlockId& id : blocks) {
+      if (random() % 5 == 0) {
+        allocator.deallocate(std::exchange(id, {}));
+      }
+    }
+    std::erase(blocks, BlockId{});
+    add(allocator.stats().free_bytes);
+
+    CHECK(allocator.stats().free_bytes == 0);
+    for (BlockId const id : blocks) {
+      allocator.deallocate(id);
+    }
+    allocator.retire_stream(stream);
+  }
+
+  TEST_CASE(
+      "RoomMaker: what leases leave in pieces is found where few ranges are looked at first") {
+    Load load{25e9, 7};
+    Allocator& allocator = load.allocator();
+    std::vector<Allocator::lease_type> leases;
+    std::size_t const resident = allocator.stats().resident.blocks.current;
+    for (std::size_t i = load.blocks().size() - resident; i < load.blocks().size(); i += 40) {
+      leases.push_back(allocator.acquire(load.blocks()[i], Access::read, load.stream()));
+    }
+    std::size_t had = 0;
+    for (std::size_t bytes = 8_KiB; bytes <= 32_KiB; bytes += 8_KiB) {
+      BlockId const block = allocator.declare(bytes);
+      load.use(block, Access::write);
+      ++had;
+      allocator.deallocate(block);
+    }
+
+    CHECK(had == 4);
+    leases.clear();
+  }
+}

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/policy/compaction/gap_index.hpp>
+#include <spillway/policy/compaction/layout_line.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <vector>
+
+namespace {
+
+using spillway::GapIndex;
+using spillway::Layout;
+using spillway::LayoutBlock;
+using spillway::LayoutLine;
+
+// What is left of each gap, looked through one by one.
+std::uint32_t smallest_that_holds(std::vector<std::uint32_t> const& left, std::uint32_t count) {
+  std::uint32_t smallest = 0;
+  for (std::uint32_t const granules : left) {
+    if (granules >= count && (smallest == 0 || granules < smallest)) {
+      smallest = granules;
+    }
+  }
+  return smallest;
+}
+
+}  // namespace
+
+TEST_SUITE("gap_index") {
+  TEST_CASE("GapIndex: fills the smallest gap that still holds what is asked for, after undo and "
+            "redo too") {
+    std::uint64_t const seed = 5;
+    CAPTURE(seed);
+    std::mt19937_64 random{seed};
+    auto const below = [&](std::size_t n) { return static_cast<std::uint32_t>(random() % n); };
+    std::vector<LayoutBlock> blocks;
+    std::uint32_t at = 0;
+    for (int i = 0; i < 60; ++i) {
+      at += below(3) == 0 ? 0 : 1 + below(i % 2 == 0 ? 40 : 4000);
+      blocks.push_back({at, 8, false});
+      at += 8;
+    }
+    LayoutLine const line{Layout{blocks, at + 500}};
+    std::vector<std::uint32_t> whole(line.size() + 1);
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      whole[i] = line.gap(i);
+    }
+    std::vector<std::uint32_t> left = whole;
+    GapIndex index;
+    index.read(line);
+
+    auto const gap_of = [&](std::uint32_t place) {
+      std::size_t gap = 0;
+      while (place < line.gap_first(gap) || place >= line.gap_end(gap)) {
+        ++gap;
+      }
+      return gap;
+    };
+    std::size_t filled = 0;
+    for (int round = 0; round < 400; ++round) {
+      if (round % 40 == 39) {
+        index.undo(0);
+        left = whole;
+      }
+      std::size_t const mark = index.mark();
+      std::vector<std::uint32_t> const before = left;
+      for (std::uint32_t k = below(12); k > 0; --k) {
+        std::uint32_t const count = 1 + below(below(2) == 0 ? 30 : 1500);
+        std::uint32_t const smallest = smallest_that_holds(left, count);
+        auto const place = index.fill(line, count, [](std::size_t) { return true; });
+        REQUIRE(place.has_value() == (smallest != 0));
+        if (place) {
+          std::size_t const gap = gap_of(*place);
+          REQUIRE(left[gap] == smallest);
+          REQUIRE(*place == line.gap_end(gap) - left[gap]);  // from the low end on
+          left[gap] -= count;
+          ++filled;
+        }
+      }
+      std::vector<GapIndex::Fill> const fills = index.since(mark);
+      switch (below(4)) {
+      case 0:
+        break;
+      case 1:
+        index.undo(mark);
+        index.redo(fills);
+        break;
+      default:
+        index.undo(mark);
+        left = before;
+        break;
+      }
+    }
+    CHECK(filled > 500);
+  }
+
+  TEST_CASE("GapIndex: fills no gap that may not be used") {
+    std::vector<LayoutBlock> const blocks{{10, 5, false}};
+    LayoutLine const line{Layout{blocks, 40}};
+    GapIndex index;
+    index.read(line);
+
+    auto const place = index.fill(line, 4, [](std::size_t gap) { return gap == 1; });
+
+    CHECK(place == std::optional<std::uint32_t>{15});
+    CHECK_FALSE(index.fill(line, 4, [](std::size_t) { return false; }).has_value());
+  }
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/policy/eviction/schedule_eviction.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <support/eviction_rig.hpp>
+
+namespace {
+
+using namespace spillway;
+using testing::anyone;
+using testing::block;
+using testing::drain;
+using testing::only;
+
+/// A schedule and a policy over blocks of given sizes, all resident.
+struct Rig {
+  explicit Rig(std::vector<std::size_t> const& sizes, PlanOptions options = {}) : policy{options} {
+    for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+      create(i, sizes[i]);
+    }
+  }
+
+  void create(std::uint32_t slot, std::size_t bytes) {
+    schedule.on_create(block(slot), bytes);
+    policy.on_insert(block(slot), bytes, schedule.use_of(block(slot)));
+  }
+
+  /// A use of a block, resident or not, with nothing made to leave for it.
+  void use(std::uint32_t slot, Access access = Access::read) {
+    Use const use = schedule.on_access(block(slot), access);
+    if (schedule.take_change() == AccessSchedule::Change::lost) {
+      policy.on_misprediction();
+    }
+    policy.on_access(block(slot), use);
+    schedule.on_release(block(slot));
+  }
+
+  void begin(std::size_t capacity_bytes) {
+    schedule.begin_step();
+    policy.on_step(schedule, capacity_bytes);
+  }
+
+  void record(std::vector<std::uint32_t> const& slots) {
+    begin(0);
+    for (std::uint32_t const slot : slots) {
+      use(slot);
+    }
+  }
+
+  /// A step of so many uses, of the first so many blocks one after the other.
+  void record_in_turn(std::uint32_t blocks, std::uint32_t uses) {
+    begin(0);
+    for (std::uint32_t i = 0; i < uses; ++i) {
+      use(i % blocks);
+    }
+  }
+
+  AccessSchedule schedule;
+  ScheduleEviction policy;
+};
+
+}  // namespace
+
+TEST_SUITE("eviction") {
+  TEST_CASE("ScheduleEviction: the block that is used last leaves, not the one used longest ago") {
+    Rig rig{{64, 64, 64}};
+    rig.record({0, 1, 2, 0, 1, 2, 0, 1, 2, 2, 2, 2, 1, 0});
+    rig.begin(2 * 64);
+    rig.use(0);
+    rig.use(1);
+    CHECK(rig.policy.victim(64, only({block(0), block(1)})) == block(1));
+  }
+
+  TEST_CASE("ScheduleEviction: the plan lets the fewest bytes leave that are enough") {
+    // Before block 3 is used 40 bytes must leave. Of what could, block 0 is used last, but the two
+    // smaller ones are enough together and nothing is smaller.
+    Rig rig{{100, 20, 20, 40}};
+    std::vector<std::uint32_t> const step{0, 1, 2, 3, 1, 2, 0};
+    rig.record(step);
+    rig.policy.on_erase(block(3));
+    rig.begin(140);
+    rig.use(0);
+    rig.use(1);
+    rig.use(2);
+    std::set<BlockId> const victims = [&] {
+      auto const first = rig.policy.victim(40, anyone);
+      REQUIRE(first.has_value());
+      rig.policy.on_erase(*first);
+      auto const second = rig.policy.victim(20, anyone);
+      REQUIRE(second.has_value());
+      return std::set{*first, *second};
+    }();
+    CHECK(victims == std::set{block(1), block(2)});
+  }
+
+  TEST_CASE("ScheduleEviction: the plan lets read blocks leave rather than written ones") {
+    // Blocks 0 and 1 are written in every step, 2 and 3 read; one of the four must be away while
+    // block 4 is used, and all come back after it.
+    Rig rig{{64, 64, 64, 64, 64}};
+    auto const step = [&](std::size_t until) {
+      std::vector<std::uint32_t> const slots{0, 1, 2, 3, 4, 3, 2, 1, 0};
+      for (std::size_t i = 0; i < until; ++i) {
+        rig.use(slots[i], slots[i] < 2 ? Access::read_write : Access::read);
+      }
+    };
+    rig.begin(0);
+    step(9);
+    rig.policy.on_erase(block(4));
+    rig.begin(4 * 64);
+    step(4);
+    auto const victim = rig.policy.victim(64, anyone);
+    REQUIRE(victim.has_value());
+    CHECK((*victim == block(2) || *victim == block(3)));
+    CHECK(!rig.policy.is_leaving(block(0)));
+    CHECK(!rig.policy.is_leaving(block(1)));
+  }
+
+  TEST_CASE("ScheduleEviction: what is never used again leaves before what is") {
+    Rig rig{{64, 64, 64}};
+    rig.record({0, 1, 0, 1});
+    rig.begin(3 * 64);
+    rig.use(0);
+    CHECK(rig.policy.victim(64, anyone) == block(2));
+    CHECK(rig.policy.is_leaving(block(2)));
+    CHECK(!rig.policy.is_leaving(block(0)));
+    CHECK(!rig.policy.is_leaving(block(77)));
+  }
+
+  TEST_CASE("ScheduleEviction: what is overwritten next leaves for nothing") {
+    Rig rig{{64, 64, 64}};
+    auto const step = [&] {
+      for (std::uint32_t const slot : {0U, 1U, 2U}) {
+        rig.use(slot, slot == 1 ? Access::write : Access::read);
+      }
+    };
+    rig.begin(3 * 64);
+    step();
+    rig.begin(3 * 64);
+    step();
+    // Block 2 is used last in the step to come, and block 0 was used longest ago.
+    CHECK(rig.policy.victim(64, anyone) == block(1));
+  }
+
+  TEST_CASE("ScheduleEviction: a block that was brought back early is not sent out again") {
+    Rig rig{std::vector<std::size_t>(8, 64)};
+    rig.record_in_turn(8, 80);
+    rig.begin(4 * 64);
+    rig.use(0);
+    rig.use(1);
+    auto const away = rig.policy.victim(64, anyone);
+    REQUIRE(away.has_value());
+    REQUIRE(rig.policy.is_leaving(*away));
+    rig.policy.on_erase(*away);
+    rig.policy.on_insert(*away, 64, rig.schedule.use_of(*away));
+    CHECK(!rig.policy.is_leaving(*away));
+    CHECK(rig.policy.victim(64, anyone) != away);
+  }
+
+  TEST_CASE("ScheduleEviction: a block may return when what is used before it has been used") {
+    // While blocks 1 and 2 take turns there is no room for block 0, however far ahead one looks.
+    Rig rig{{64, 64, 64}};
+    std::vector<std::uint32_t> step{0};
+    for (int i = 0; i < 20; ++i) {
+      step.insert(step.end(), {1, 2});
+    }
+    step.push_back(0);
+    rig.record(step);
+    CHECK(rig.policy.may_return(rig.schedule, block(0)));  // nothing is predicted yet
+    rig.policy.on_erase(block(2));
+    rig.begin(2 * 64);
+    rig.use(0);
+    REQUIRE(rig.policy.victim(64, anyone) == block(0));
+    rig.policy.on_erase(block(0));
+    std::size_t since = step.size();
+    for (std::size_t i = 1; i + 1 < step.size(); ++i) {
+      if (rig.policy.may_return(rig.schedule, block(0))) {
+        since = std::min(since, i);
+      } else {
+        CHECK(since == step.size());  // once it may, it may
+      }
+      rig.use(step[i]);
+    }
+    CHECK(since <= step.size() - 2);
+    CHECK(since >= step.size() - 1 - StepPlan::next_ops - 2);
+  }
+
+  TEST_CASE("ScheduleEviction: a block may return at once if everything fits until it is used") {
+    Rig rig{{64, 64, 64, 64}};
+    std::vector<std::uint32_t> step{1, 2, 3};
+    for (int i = 0; i < 20; ++i) {
+      step.insert(step.end(), {1, 2});
+    }
+    step.push_back(0);
+    rig.record(step);
+    rig.policy.on_erase(block(0));
+    SUBCASE("in the whole step") {
+      rig.begin(4 * 64);
+      CHECK(rig.policy.may_return(rig.schedule, block(0)));
+    }
+    SUBCASE("but not while others take the room") {
+      rig.begin(2 * 64);
+      CHECK(!rig.policy.may_return(rig.schedule, block(0)));
+    }
+  }
+
+  TEST_CASE("ScheduleEviction: blocks that leave are offered for an early copy once each") {
+    Rig rig{std::vector<std::size_t>(8, 64)};
+    rig.record_in_turn(8, 80);
+    CHECK(rig.policy.early_victim(anyone) == std::nullopt);  // nothing is predicted yet
+    rig.begin(4 * 64);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      rig.use(i);
+    }
+    std::set<BlockId> offered;
+    while (auto const id = rig.policy.early_victim(anyone)) {
+      CHECK(rig.policy.is_leaving(*id));
+      CHECK(offered.insert(*id).second);
+    }
+    CHECK(offered.size() >= 4);
+    // Offered or not, they are victims.
+    auto const victim = rig.policy.victim(64, anyone);
+    REQUIRE(victim.has_value());
+    CHECK(offered.count(*victim) == 1);
+    // After its next use a block may be offered again.
+    rig.use(0);
+    auto const again = rig.policy.early_victim(anyone);
+    CHECK((!again || *again == block(0)));
+  }
+
+  TEST_CASE("ScheduleEviction: a block that is refused when offered is offered later") {
+    Rig rig{std::vector<std::size_t>(8, 64)};
+    rig.record_in_turn(8, 80);
+    rig.begin(4 * 64);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      rig.use(i);
+    }
+    CHECK(rig.policy.early_victim(only({})) == std::nullopt);
+    CHECK(rig.policy.early_victim(anyone).has_value());
+  }
+
+  TEST_CASE(
+      "ScheduleEviction: without room in the plan the smallest of the far blocks that suffices") {
+    // All fits, so that nothing is planned; then more room is wanted than the plan knew of.
+    std::vector<std::size_t> sizes(40, 100);
+    sizes[38] = 60;
+    Rig rig{sizes};
+    rig.record_in_turn(40, 40);
+    rig.begin(1U << 20U);
+    auto const sized = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      return EvictionCandidate{sizes[slot_of(id)], false, true};
+    };
+    CHECK(rig.policy.victim(50, sized) == block(38));
+    // Nothing is large enough alone: the one that is used last.
+    CHECK(rig.policy.victim(500, sized) == block(39));
+  }
+
+  TEST_CASE("ScheduleEviction: of equal blocks beside the plan the clean one leaves") {
+    Rig rig{std::vector<std::size_t>(40, 64)};
+    rig.record_in_turn(40, 40);
+    rig.begin(1U << 20U);
+    auto const clean_37 = [](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      return EvictionCandidate{64, id == block(37), true};
+    };
+    CHECK(rig.policy.victim(64, clean_37) == block(37));
+  }
+
+  TEST_CASE("ScheduleEviction: when predictions are lost it is LRU at once") {
+    Rig rig{{64, 64, 64, 64}};
+    rig.record({0, 1, 2, 3, 3, 2, 1, 0});
+    rig.begin(2 * 64);
+    for (std::uint32_t const slot : {0U, 1U, 2U, 3U}) {
+      rig.use(slot);
+    }
+    rig.policy.on_misprediction();
+    CHECK(drain(rig.policy, anyone) == std::vector{block(0), block(1), block(2), block(3)});
+  }
+
+  TEST_CASE("ScheduleEviction: a step that is not predicted is LRU") {
+    Rig rig{{64, 64, 64}};
+    rig.begin(64);
+    rig.use(2);
+    rig.use(0);
+    rig.use(1);
+    CHECK(drain(rig.policy, anyone) == std::vector{block(2), block(0), block(1)});
+  }
+
+  TEST_CASE("ScheduleEviction: room for prefetching is planned where it costs little") {
+    // A loop over 100 blocks of which half fit: one part in fifty buys the room for one more.
+    auto const most_leaving = [](PlanOptions options) {
+      Rig rig{std::vector<std::size_t>(100, 64), options};
+      rig.record_in_turn(100, 400);
+      rig.begin(50 * 64);
+      std::size_t most = 0;
+      for (std::uint32_t i = 0; i < 400; ++i) {
+        rig.use(i % 100);
+        std::size_t leaving = 0;
+        for (std::uint32_t slot = 0; slot < 100; ++slot) {
+          leaving += rig.policy.is_leaving(block(slot)) ? 1U : 0U;
+        }
+        most = std::max(most, leaving);
+      }
+      return most;
+    };
+    std::size_t const exact = most_leaving({.ahead_ops = 0});
+    CHECK(most_leaving({.ahead_ops = 2, .most_extra = 0.05}) > exact);
+    CHECK(most_leaving({.ahead_ops = 16, .most_extra = 1}) > exact + 5);
+  }
+}

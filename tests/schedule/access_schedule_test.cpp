@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include <support/eviction_rig.hpp>
+
+namespace {
+
+using namespace spillway;
+using testing::block;
+using Change = AccessSchedule::Change;
+
+/// A schedule over blocks that live on, named by their slots.
+struct Rig {
+  explicit Rig(std::uint32_t blocks, std::size_t bytes = 64) {
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      schedule.on_create(block(i), bytes);
+    }
+  }
+
+  Use use(BlockId id, Access access = Access::read) {
+    Use const use = schedule.on_access(id, access);
+    schedule.on_release(id);
+    return use;
+  }
+  Use use(std::uint32_t slot) { return use(block(slot)); }
+
+  /// One step over these blocks. @returns the predicted next uses
+  std::vector<std::uint64_t> step(std::vector<std::uint32_t> const& slots) {
+    schedule.begin_step();
+    std::vector<std::uint64_t> next;
+    for (std::uint32_t const slot : slots) {
+      next.push_back(use(slot).next);
+    }
+    return next;
+  }
+
+  AccessSchedule schedule;
+};
+
+std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses) {
+  std::vector<std::uint32_t> slots;
+  for (std::uint32_t i = 0; i < uses; ++i) {
+    slots.push_back(i % blocks);
+  }
+  return slots;
+}
+
+}  // namespace
+
+TEST_SUITE("schedule") {
+  TEST_CASE("AccessSchedule: a program that marks no steps gets no predictions") {
+    Rig rig{2};
+    for (int i = 0; i < 100; ++i) {
+      CHECK(rig.use(0).next == use_unknown);
+    }
+    CHECK(!rig.schedule.is_predicting());
+    CHECK(rig.schedule.position() == 100);
+    CHECK(rig.schedule.mispredictions() == 0);
+  }
+
+  TEST_CASE("AccessSchedule: the first step is recorded, the second one predicted") {
+    Rig rig{3};
+    CHECK(rig.step({0, 1, 0, 2}) ==
+          std::vector{use_unknown, use_unknown, use_unknown, use_unknown});
+    // Positions 4 to 7; what is not used again in this step is used again in the next.
+    CHECK(rig.step({0, 1, 0, 2}) == std::vector<std::uint64_t>{6, 9, 8, 11});
+    CHECK(rig.schedule.is_predicting());
+    CHECK(rig.schedule.mispredictions() == 0);
+  }
+
+  TEST_CASE("AccessSchedule: the next use of any block is known, used in this step or not") {
+    Rig rig{4};
+    rig.step({0, 1, 2});
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.next_use(block(0)) == 3);
+    CHECK(rig.schedule.next_use(block(2)) == 5);
+    CHECK(rig.schedule.next_use(block(3)) == use_never);
+    rig.use(0);
+    CHECK(rig.schedule.next_use(block(0)) == 6);
+    CHECK(rig.schedule.use_of(block(0)).now == 4);
+    CHECK(rig.schedule.next_use(block(99)) == use_unknown);
+  }
+
+  TEST_CASE("AccessSchedule: a block that the next use overwrites is known") {
+    Rig rig{2};
+    auto const step = [&] {
+      rig.schedule.begin_step();
+      rig.use(block(0), Access::write);
+      rig.use(block(1), Access::read_write);
+    };
+    step();
+    step();
+    CHECK(rig.schedule.is_overwritten_next(block(0)));
+    CHECK(!rig.schedule.is_overwritten_next(block(1)));
+  }
+
+  TEST_CASE("AccessSchedule: blocks born in a step are known by size and first use") {
+    Rig rig{1};
+    auto const step = [&](std::uint32_t generation) {
+      rig.schedule.begin_step();
+      std::vector<std::uint64_t> next;
+      for (std::uint32_t const slot : {5U, 6U}) {
+        rig.schedule.on_create(make_block_id(slot, generation), slot * 100);
+      }
+      next.push_back(rig.use(make_block_id(6, generation)).next);
+      next.push_back(rig.use(0).next);
+      next.push_back(rig.use(make_block_id(5, generation)).next);
+      next.push_back(rig.use(make_block_id(6, generation)).next);
+      rig.schedule.on_destroy(make_block_id(6, generation));
+      next.push_back(rig.use(make_block_id(5, generation)).next);
+      rig.schedule.on_destroy(make_block_id(5, generation));
+      return next;
+    };
+    step(1);
+    CHECK(step(2) == std::vector<std::uint64_t>{8, 11, 9, use_never, use_never});
+    CHECK(step(3) == std::vector<std::uint64_t>{13, 16, 14, use_never, use_never});
+    CHECK(rig.schedule.mispredictions() == 0);
+  }
+
+  TEST_CASE("AccessSchedule: a born block of another size is a misprediction") {
+    Rig rig{1};
+    auto const step = [&](std::uint32_t generation, std::size_t bytes) {
+      rig.schedule.begin_step();
+      rig.schedule.on_create(make_block_id(5, generation), bytes);
+      Use const use = rig.use(make_block_id(5, generation));
+      rig.use(0);
+      rig.use(make_block_id(5, generation));
+      rig.schedule.on_destroy(make_block_id(5, generation));
+      return use.next;
+    };
+    step(1, 100);
+    CHECK(step(2, 200) == use_unknown);
+    CHECK(rig.schedule.mispredictions() > 0);
+  }
+
+  TEST_CASE("AccessSchedule: a block that is freed in the step after its birth is succeeded") {
+    Rig rig{1};
+    std::uint32_t generation = 0;
+    // A gradient: made at the end of a step, read at the start of the next one, and freed.
+    auto const step = [&] {
+      rig.schedule.begin_step();
+      std::vector<std::uint64_t> next;
+      if (generation != 0) {
+        next.push_back(rig.use(make_block_id(7, generation)).next);
+        rig.schedule.on_destroy(make_block_id(7, generation));
+      }
+      ++generation;
+      next.push_back(rig.use(0).next);
+      rig.schedule.on_create(make_block_id(7, generation), 4096);
+      next.push_back(rig.use(make_block_id(7, generation)).next);
+      return next;
+    };
+    for (int i = 0; i < 4; ++i) {
+      step();
+    }
+    std::uint64_t const mispredictions = rig.schedule.mispredictions();
+    std::uint64_t const begin = rig.schedule.position();
+    CHECK(step() == std::vector<std::uint64_t>{use_never, begin + 4, begin + 3});
+    CHECK(step() == std::vector<std::uint64_t>{use_never, begin + 7, begin + 6});
+    CHECK(rig.schedule.mispredictions() == mispredictions);
+  }
+
+  TEST_CASE("AccessSchedule: a block born in the first step that lives on is known by identity") {
+    Rig rig{1};
+    rig.schedule.begin_step();
+    rig.use(0);
+    rig.schedule.on_create(block(4), 256);  // an optimiser's state
+    rig.use(4);
+    rig.use(0);
+    CHECK(rig.step({0, 4, 0}) == std::vector<std::uint64_t>{5, 7, 6});
+    CHECK(rig.schedule.mispredictions() == 0);
+  }
+
+  TEST_CASE("AccessSchedule: a step longer than its record is predicted no further") {
+    Rig rig{2};
+    rig.step({0, 1});
+    rig.step({0, 1});
+    CHECK(rig.schedule.is_predicting());
+    CHECK(rig.use(0).next == use_unknown);
+    CHECK(rig.schedule.take_change() == Change::lost);
+    CHECK(rig.schedule.take_change() == Change::none);
+    CHECK(!rig.schedule.is_predicting());
+    CHECK(rig.schedule.mispredictions() == 1);
+    // All of the record came true, so that the longer step is trusted.
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.is_predicting());
+  }
+
+  TEST_CASE("AccessSchedule: a step shorter than its record is a misprediction, too") {
+    Rig rig{2};
+    rig.step({0, 1, 0});
+    rig.step({0, 1});
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.mispredictions() == 1);
+  }
+
+  TEST_CASE("AccessSchedule: two uses changed round cost no predictions") {
+    Rig rig{20};
+    auto slots = round_robin(20, 100);
+    rig.step(slots);
+    std::swap(slots[50], slots[51]);
+    auto const next = rig.step(slots);
+    CHECK(rig.schedule.is_predicting());
+    CHECK(rig.schedule.mispredictions() == 1);
+    CHECK(next[50] == 100 + 71);  // where the record has it
+    CHECK(next[99] == 100 + 119);
+  }
+
+  TEST_CASE("AccessSchedule: uses that were left out are passed over") {
+    Rig rig{20};
+    auto slots = round_robin(20, 200);
+    rig.step(slots);
+    slots.erase(slots.begin() + 50, slots.begin() + 53);
+    rig.schedule.begin_step();
+    bool has_resumed = false;
+    std::uint64_t last = 0;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      last = rig.use(slots[i]).next;
+      has_resumed = rig.schedule.take_change() == Change::resumed || has_resumed;
+      if (i == 60) {
+        CHECK(has_resumed);
+        // A block whose use was left out: its next one, three uses sooner than recorded.
+        CHECK(rig.schedule.next_use(block(10)) == 200 + 67);
+      }
+    }
+    CHECK(rig.schedule.is_predicting());
+    CHECK(last == 200 + 197 + 19);
+  }
+
+  TEST_CASE("AccessSchedule: a use more is tolerated") {
+    Rig rig{21};
+    auto slots = round_robin(20, 200);
+    slots.push_back(20);
+    rig.step(slots);
+    slots.insert(slots.begin() + 100, 20);
+    auto const next = rig.step(slots);
+    CHECK(rig.schedule.is_predicting());
+    CHECK(rig.schedule.mispredictions() == 1);
+    CHECK(next[150] == 201 + 170);
+  }
+
+  TEST_CASE("AccessSchedule: another order ends the predictions within a few uses") {
+    Rig rig{200};
+    auto const slots = round_robin(200, 1000);
+    rig.step(slots);
+    rig.schedule.begin_step();
+    std::size_t uses = 0;
+    for (std::uint32_t i = 0; i < 200 && rig.schedule.is_predicting(); ++i, ++uses) {
+      rig.use(i * 73 % 200);  // a permutation
+    }
+    CHECK(!rig.schedule.is_predicting());
+    CHECK(rig.schedule.take_change() == Change::lost);
+    CHECK(uses < 20);
+    CHECK(rig.schedule.next_use(block(0)) == use_unknown);
+  }
+
+  TEST_CASE("AccessSchedule: after a long interruption the place is found again") {
+    Rig rig{60};
+    auto slots = round_robin(50, 2000);
+    rig.step(slots);
+    std::vector<std::uint32_t> others;
+    for (std::uint32_t i = 0; i < 40; ++i) {
+      others.push_back(50 + i % 10);
+    }
+    slots.insert(slots.begin() + 200, others.begin(), others.end());
+    rig.schedule.begin_step();
+    bool was_lost = false;
+    for (std::uint32_t const slot : slots) {
+      rig.use(slot);
+      was_lost = was_lost || !rig.schedule.is_predicting();
+    }
+    CHECK(was_lost);
+    CHECK(rig.schedule.is_predicting());
+  }
+
+  TEST_CASE("AccessSchedule: rows in another order are not mistaken for the recorded step") {
+    // Rows of 100 uses, each the same every time, in an order that changes: what comes next within a
+    // row is as recorded, but not when a block is used again.
+    Rig rig{300};
+    auto const run = [&](std::initializer_list<std::uint32_t> rows) {
+      rig.schedule.begin_step();
+      std::size_t predicted = 0;
+      for (std::uint32_t const row : rows) {
+        for (std::uint32_t i = 0; i < 100; ++i) {
+          rig.use(row * 30 + i * 7 % 60);
+          predicted += rig.schedule.is_predicting() ? 1U : 0U;
+        }
+      }
+      return predicted;
+    };
+    run({0, 1, 2, 3, 4, 5, 6, 7});
+    run({5, 2, 7, 0, 3, 6, 1, 4});
+    CHECK(run({3, 0, 6, 4, 1, 7, 5, 2}) < 100);
+    CHECK(run({6, 7, 3, 1, 5, 0, 2, 4}) < 100);
+  }
+
+  TEST_CASE("AccessSchedule: a step that was not like its record is followed only on proof") {
+    Rig rig{200};
+    auto const slots = round_robin(200, 1000);
+    std::vector<std::uint32_t> other;
+    for (std::uint32_t i = 0; i < 1000; ++i) {
+      other.push_back(i * 73 % 200);
+    }
+    rig.step(slots);
+    rig.step(other);
+    rig.schedule.begin_step();
+    CHECK(!rig.schedule.is_predicting());
+    for (std::uint32_t const slot : other) {
+      rig.use(slot);
+    }
+    CHECK(rig.schedule.is_predicting());
+    rig.schedule.begin_step();
+    CHECK(rig.schedule.is_predicting());
+  }
+
+  TEST_CASE("AccessSchedule: what comes is told in order, over the end of the step") {
+    Rig rig{2};
+    auto const step = [&](std::uint32_t generation) {
+      rig.schedule.begin_step();
+      rig.use(0);
+      rig.schedule.on_create(make_block_id(9, generation), 512);
+      rig.use(make_block_id(9, generation), Access::write);
+      rig.use(1);
+      rig.use(make_block_id(9, generation));
+      rig.schedule.on_destroy(make_block_id(9, generation));
+    };
+    step(1);
+    rig.schedule.begin_step();
+    rig.use(0);
+    rig.schedule.on_create(make_block_id(9, 2), 512);
+    rig.use(make_block_id(9, 2), Access::write);
+
+    std::vector<AccessSchedule::Upcoming> coming;
+    rig.schedule.upcoming([&](AccessSchedule::Upcoming const& use) {
+      coming.push_back(use);
+      return true;
+    });
+    REQUIRE(coming.size() == 4);
+    CHECK(coming[0].position == 6);
+    CHECK(coming[0].id == block(1));
+    CHECK(coming[1].position == 7);
+    CHECK(coming[1].id == make_block_id(9, 2));
+    CHECK(!coming[1].is_birth);
+    CHECK(coming[2].position == 8);
+    CHECK(coming[2].id == block(0));
+    CHECK(coming[3].position == 9);
+    CHECK(coming[3].id == BlockId{});
+    CHECK(coming[3].is_birth);
+    CHECK(coming[3].bytes == 512);
+    CHECK(coming[3].access == Access::write);
+
+    std::size_t visits = 0;
+    rig.schedule.upcoming([&](AccessSchedule::Upcoming const&) { return ++visits < 2; });
+    CHECK(visits == 2);
+  }
+
+  TEST_CASE("AccessSchedule: a use that came early is not told again") {
+    Rig rig{20};
+    rig.step(round_robin(20, 100));
+    rig.schedule.begin_step();
+    rig.use(0);
+    rig.use(2);
+    rig.schedule.upcoming([&](AccessSchedule::Upcoming const& use) {
+      CHECK(use.id == block(1));
+      return false;
+    });
+    rig.use(1);
+    rig.schedule.upcoming([&](AccessSchedule::Upcoming const& use) {
+      CHECK(use.id == block(3));
+      CHECK(use.position == 103);
+      return false;
+    });
+  }
+
+  TEST_CASE("AccessSchedule: a step beyond the limit is not recorded, and the next one is") {
+    AccessSchedule schedule{10};
+    schedule.on_create(block(0), 64);
+    auto const step = [&](int uses) {
+      schedule.begin_step();
+      for (int i = 0; i < uses; ++i) {
+        schedule.on_access(block(0), Access::read);
+        schedule.on_release(block(0));
+      }
+    };
+    step(11);
+    step(5);
+    CHECK(!schedule.is_predicting());
+    schedule.begin_step();
+    CHECK(schedule.is_predicting());
+  }
+
+  TEST_CASE("AccessSchedule: destroying an unknown block has no effect") {
+    Rig rig{1};
+    rig.step({0, 0});
+    rig.schedule.on_destroy(make_block_id(0, 7));
+    rig.schedule.on_destroy(make_block_id(1000, 1));
+    CHECK(rig.step({0, 0}) == std::vector<std::uint64_t>{3, 4});
+  }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/stream/event_pool.hpp>
+#include <spillway/stream/recorded_events.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+
+namespace {
+
+using spillway::EventPool;
+using spillway::ModelApi;
+using spillway::RecordedEvents;
+
+/// The list of one stream, and slots that were recorded one after another.
+struct Bench {
+  using Slot = EventPool<ModelApi>::slot_type;
+
+  ModelApi device{{.capacity_bytes = 1 << 20}};
+  EventPool<ModelApi> pool{device};
+  RecordedEvents<ModelApi> events{pool};
+
+  /// Records an event that covers the points up to `covers`; the caller has it in use.
+  Slot* record(std::uint64_t covers) {
+    Slot* slot = pool.try_take();
+    if (slot == nullptr) {
+      slot = pool.add(pool.make());
+    }
+    events.add(slot, covers);
+    return slot;
+  }
+  /// True if the pool has exactly this slot to give out.
+  bool has_idle(Slot const* slot) {
+    Slot* const idle = pool.try_take();
+    bool const is_it = idle == slot && pool.try_take() == nullptr;
+    if (idle != nullptr) {
+      pool.give_back(idle);
+    }
+    return is_it;
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("recorded_events") {
+  TEST_CASE("RecordedEvents: a point is claimed by the earliest event that covers it") {
+    Bench bench;
+    auto* const first = bench.record(10);
+    auto* const second = bench.record(20);
+    CHECK(bench.events.try_claim(1) == first);
+    CHECK(bench.events.try_claim(10) == first);
+    CHECK(bench.events.try_claim(11) == second);
+    CHECK(bench.events.try_claim(21) == nullptr);
+    CHECK(bench.events.try_claim_newest() == second);
+    CHECK(bench.events.covers(20));
+    CHECK_FALSE(bench.events.covers(21));
+  }
+
+  TEST_CASE("RecordedEvents: an event in use goes back to the pool only when it is released") {
+    Bench bench;
+    auto* const first = bench.record(10);
+    CHECK(bench.events.try_claim(5) == first);  // used twice
+    bench.events.drop(10);
+    CHECK(bench.events.try_claim(5) == nullptr);
+    CHECK(bench.has_idle(nullptr));
+    bench.events.release(first);
+    CHECK(bench.has_idle(nullptr));
+    bench.events.release(first);
+    CHECK(bench.has_idle(first));
+  }
+
+  TEST_CASE("RecordedEvents: one that covers less than the newest serves its recorder alone") {
+    Bench bench;
+    auto* const newest = bench.record(20);
+    auto* const late = bench.record(15);
+    CHECK(bench.events.try_claim(12) == newest);
+    bench.events.release(late);
+    CHECK(bench.has_idle(late));
+  }
+
+  TEST_CASE(
+      "RecordedEvents: a full list forgets its oldest event, and the next covers its points") {
+    Bench bench;
+    auto* const oldest = bench.record(1);
+    bench.events.release(oldest);
+    for (std::uint64_t covers = 2; covers <= RecordedEvents<ModelApi>::most; ++covers) {
+      bench.events.release(bench.record(covers));
+    }
+    CHECK(bench.events.try_claim(1) == oldest);
+    bench.events.release(oldest);
+    bench.events.release(bench.record(100));
+    auto* const next = bench.events.try_claim(1);
+    REQUIRE(next != nullptr);
+    CHECK(next->covers == 2);
+    CHECK(bench.has_idle(oldest));
+  }
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <vector>
+
+namespace {
+
+using spillway::Fence;
+using spillway::SteppedSimApi;
+using spillway::StreamIndex;
+using spillway::Ticket;
+using Order = spillway::StreamOrder<SteppedSimApi>;
+
+/// Three streams, each with host functions that note their name when they run.
+struct Bench {
+  // Before the device, whose end runs what is still enqueued.
+  std::vector<int> ran;
+  struct Note {
+    std::vector<int>* ran;
+    int name;
+  };
+  std::array<Note, 8> notes{};
+  std::size_t used = 0;
+  SteppedSimApi device{{.capacity_bytes = 1 << 20}};
+  Order order{device};
+  std::array<SteppedSimApi::stream_type, 3> streams{
+      device.create_stream(), device.create_stream(), device.create_stream()};
+  std::array<StreamIndex, 3> index{
+      order.index_of(streams[0]), order.index_of(streams[1]), order.index_of(streams[2])};
+
+  void work(std::size_t stream, int name) {
+    notes.at(used) = {&ran, name};
+    device.launch_host(
+        streams.at(stream),
+        [](void* p) noexcept {
+          auto const* note = static_cast<Note*>(p);
+          note->ran->push_back(note->name);
+        },
+        &notes.at(used++));
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("stream_order") {
+  TEST_CASE("Fence: keeps the latest ticket of each stream and folds a fifth stream into all") {
+    Fence fence;
+    CHECK(fence.is_empty());
+    fence.add(Ticket{StreamIndex{1}, 5});
+    fence.add(Ticket{StreamIndex{1}, 3});
+    CHECK(fence == Fence{Ticket{StreamIndex{1}, 5}});
+    fence.add(Ticket{StreamIndex{2}, 6});
+    fence.add(Ticket{StreamIndex{3}, 4});
+    fence.add(Ticket{StreamIndex{4}, 3});
+    CHECK(fence.tickets()[3] == Ticket{StreamIndex{4}, 3});
+
+    fence.add(Ticket{StreamIndex{5}, 2});
+
+    CHECK(fence == Fence{Ticket{StreamIndex::every, 6}});
+  }
+
+  TEST_CASE("StreamOrder: marking makes no device call") {
+    Bench bench;
+    auto const before = bench.device.calls();
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    CHECK(bench.order.is_ordered(ticket, bench.index[0]));
+    CHECK_FALSE(bench.order.is_ordered(ticket, bench.index[1]));
+    bench.order.wait(bench.index[0], ticket);
+    CHECK(bench.device.calls() == before);
+  }
+
+  TEST_CASE("StreamOrder: a wait holds a stream back until the point has passed") {
+    Bench bench;
+    bench.work(0, 1);
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    bench.order.wait(bench.index[1], ticket);
+    bench.work(1, 2);
+
+    bench.device.run(bench.streams[1]);
+    CHECK(bench.ran.empty());
+    bench.device.run_all();
+
+    CHECK(bench.ran == std::vector{1, 2});
+  }
+
+  TEST_CASE("StreamOrder: a second wait for the same point costs no device call") {
+    Bench bench;
+    bench.work(0, 1);
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    bench.order.wait(bench.index[1], ticket);
+    auto const before = bench.device.calls();
+    CHECK(bench.order.is_ordered(ticket, bench.index[1]));
+    bench.order.wait(bench.index[1], ticket);
+    CHECK(bench.device.calls() == before);
+  }
+
+  TEST_CASE("StreamOrder: an event recorded early is not held up by work enqueued since") {
+    Bench bench;
+    bench.work(0, 1);
+    Ticket const early = bench.order.mark(bench.index[0]);
+    bench.order.record(bench.index[0]);
+    bench.work(0, 2);
+    bench.order.wait(bench.index[1], early);
+    bench.work(1, 3);
+
+    bench.device.step(bench.streams[0]);  // the work
+    bench.device.step(bench.streams[0]);  // the record
+    bench.device.run(bench.streams[1]);
+
+    CHECK(bench.ran == std::vector{1, 3});
+  }
+
+  // Law 3: whoever takes something over for a stream waits for its last use and marks a new one.
+  TEST_CASE("StreamOrder: A stalled, B takes over, C takes over from B: C runs after A") {
+    Bench bench;
+    bench.device.stall(bench.streams[0]);
+    bench.work(0, 1);
+    Fence range = bench.order.mark(bench.index[0]);
+
+    bench.order.wait(bench.index[1], range);
+    range = bench.order.mark(bench.index[1]);  // B did not even use it
+    bench.order.wait(bench.index[2], range);
+    bench.work(2, 3);
+    bench.device.run_all();
+    CHECK(bench.ran.empty());
+
+    bench.device.resume(bench.streams[0]);
+    bench.device.run_all();
+    CHECK(bench.ran == std::vector{1, 3});
+  }
+
+  TEST_CASE("StreamOrder: a folded fence waits for every stream") {
+    Bench bench;
+    bench.work(0, 1);
+    bench.work(1, 2);
+    (void)bench.order.mark(bench.index[0]);
+    Ticket const last = bench.order.mark(bench.index[1]);
+    bench.order.wait(bench.index[2], Ticket{StreamIndex::every, last.sequence()});
+    bench.work(2, 3);
+
+    bench.device.run(bench.streams[2]);
+    bench.device.run(bench.streams[1]);
+    bench.device.run(bench.streams[2]);
+    CHECK(bench.ran == std::vector{2});
+    bench.device.run_all();
+    CHECK(bench.ran == std::vector{2, 1, 3});
+  }
+
+  TEST_CASE("StreamOrder: completion is asked of the device, synchronize waits for it") {
+    Bench bench;
+    bench.work(0, 1);
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    CHECK_FALSE(bench.order.is_complete(ticket));
+    bench.order.synchronize(ticket);
+    CHECK(bench.ran == std::vector{1});
+    auto const before = bench.device.calls();
+    CHECK(bench.order.is_complete(ticket));
+    CHECK(bench.order.is_ordered(ticket, bench.index[2]));
+    CHECK(bench.device.calls() == before);
+  }
+
+  TEST_CASE("StreamOrder: points of a retired stream stay valid, its slot is used again") {
+    Bench bench;
+    bench.work(0, 1);
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    bench.order.retire(bench.streams[0]);
+    bench.device.destroy_stream(bench.streams[0]);
+
+    bench.order.wait(bench.index[1], ticket);
+    bench.work(1, 2);
+    bench.device.run_all();
+    CHECK(bench.ran == std::vector{1, 2});
+
+    auto const fresh = bench.device.create_stream();
+    CHECK(bench.order.index_of(fresh) == bench.index[0]);
+    CHECK(bench.order.is_complete(ticket));
+    CHECK_FALSE(bench.order.is_ordered(bench.order.mark(bench.index[0]), bench.index[1]));
+  }
+
+  TEST_CASE("StreamOrder: more streams than it can keep is an error that says what to do") {
+    SteppedSimApi device;
+    Order order{device};
+    std::vector<SteppedSimApi::stream_type> streams;
+    for (std::size_t i = 1; i < Order::max_streams; ++i) {
+      streams.push_back(device.create_stream());
+      (void)order.index_of(streams.back());
+    }
+    auto const one_more = device.create_stream();
+    CHECK_THROWS_AS((void)order.index_of(one_more), spillway::ContractViolation);
+    order.retire(streams.front());
+    CHECK_NOTHROW((void)order.index_of(one_more));
+  }
+
+  TEST_CASE("StreamOrder: a handle that means another stream in every thread is refused") {
+    struct Device : SteppedSimApi {
+      using SteppedSimApi::SteppedSimApi;
+      [[nodiscard]] static bool is_one_stream(stream_type stream) noexcept {
+        return stream != stream_type{};
+      }
+    };
+    Device device{{.capacity_bytes = 1 << 20}};
+    spillway::StreamOrder<Device> order{device};
+    CHECK_THROWS_AS((void)order.index_of({}), spillway::ContractViolation);
+    CHECK_NOTHROW((void)order.index_of(device.create_stream()));
+  }
+
+  TEST_CASE("StreamOrder: a failed record or wait leaves the order usable") {
+    for (auto const call :
+         {spillway::SimCall::create_event, spillway::SimCall::record, spillway::SimCall::wait}) {
+      Bench bench;
+      bench.work(0, 1);
+      Ticket const ticket = bench.order.mark(bench.index[0]);
+      bench.device.fail(call, 1);
+      CHECK_THROWS_AS(bench.order.wait(bench.index[1], ticket), spillway::DeviceError);
+      CHECK_FALSE(bench.order.is_ordered(ticket, bench.index[1]));
+
+      bench.order.wait(bench.index[1], ticket);
+      bench.work(1, 2);
+      bench.device.run(bench.streams[1]);
+      CHECK(bench.ran.empty());
+      bench.device.run_all();
+      CHECK(bench.ran == std::vector{1, 2});
+    }
+  }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/stream/stream_order.hpp>
+#include <spillway/stream_prefetcher.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace {
+
+using namespace spillway;
+
+/// A link of one byte a nanosecond, with copies of a mebibyte each enqueued one after the other.
+struct Link {
+  static constexpr std::uint64_t copy_ns = 1_MiB;
+
+  ModelApi device{{.capacity_bytes = 64_MiB, .link_bytes_per_second = 1'000'000'000}};
+  StreamOrder<ModelApi> order{device};
+  HostSwapPool<ModelApi> pool{device, order, {.pinned_bytes = 64_MiB}};
+  StreamPrefetcher<ModelApi, NoPrefetch> prefetcher{device, order};
+  std::byte* memory = static_cast<std::byte*>(device.try_reserve(32_MiB));
+  std::vector<Transfer> transfers;
+  std::vector<HostSlotId> slots;
+
+  Link() = default;
+  Link(Link const&) = delete;
+  Link& operator=(Link const&) = delete;
+  ~Link() {
+    for (HostSlotId const slot : slots) {
+      pool.give_back(slot);
+    }
+    order.synchronize(prefetcher.out_ticket());
+    order.synchronize(prefetcher.in_ticket());
+    device.release(memory, 32_MiB);
+  }
+
+  void send_out(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      REQUIRE(pool.try_grow(1_MiB));
+      slots.push_back(pool.try_take(1_MiB).value());
+      transfers.push_back(
+          prefetcher.send_out(pool, slots.back(), memory + slots.size() * 1_MiB, 1_MiB, {}));
+    }
+  }
+
+  void bring_in() {
+    transfers.clear();
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      transfers.push_back(prefetcher.bring_in(pool, slots[i], memory + (i + 1) * 1_MiB, 1_MiB, {}));
+    }
+  }
+
+  /// When work on a new stream could run that comes after `fence`.
+  std::uint64_t time_after(Fence const& fence) {
+    auto const stream = device.create_stream();
+    order.wait(order.index_of(stream), fence);
+    std::uint64_t time_ns = 0;
+    struct Call {
+      ModelApi* device;
+      std::uint64_t* time_ns;
+    } call{&device, &time_ns};
+    device.launch_host(
+        stream,
+        [](void* p) noexcept {
+          auto const* const the_call = static_cast<Call*>(p);
+          *the_call->time_ns = the_call->device->clock_ns();
+        },
+        &call);
+    order.retire(stream);
+    device.destroy_stream(stream);
+    return time_ns;
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("prefetch") {
+  TEST_CASE("StreamPrefetcher: who waits for a copy out waits for none that was enqueued later") {
+    Link link;
+    link.send_out(20);
+    CHECK(link.time_after(link.transfers[0].device_done) == Link::copy_ns);
+    CHECK(link.time_after(link.transfers[5].device_done) == 6 * Link::copy_ns);
+    CHECK(link.time_after(link.transfers[19].device_done) == 20 * Link::copy_ns);
+  }
+
+  TEST_CASE("StreamPrefetcher: who waits for a copy in waits for none that was enqueued later") {
+    Link link;
+    link.send_out(8);
+    link.order.synchronize(link.prefetcher.out_ticket());
+    link.bring_in();
+    CHECK(link.time_after(link.transfers[0].device_done) == 9 * Link::copy_ns);
+    CHECK(link.time_after(link.transfers[7].device_done) == 16 * Link::copy_ns);
+  }
+
+  TEST_CASE("StreamPrefetcher: copies of the two directions overlap") {
+    Link link;
+    link.send_out(4);
+    link.order.synchronize(link.prefetcher.out_ticket());
+    std::uint64_t const start = link.device.clock_ns();
+    link.bring_in();
+    link.send_out(4);
+    CHECK(link.device.finish_time_ns() == start + 4 * Link::copy_ns);
+  }
+}
