@@ -100,6 +100,7 @@ set(SPILLWAY_HEADERS
     spillway/pager/lease_book.hpp
     spillway/pager/lease_desk.hpp
     spillway/pager/look_ahead.hpp
+    spillway/pager/pager_options.hpp
     spillway/pager/pager_state.hpp
     spillway/pager/room_maker.hpp
     spillway/pager/swap_pager.hpp

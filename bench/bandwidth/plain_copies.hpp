@@ -26,7 +26,8 @@ class PlainCopies {
   /// For `bytes` in all, in at most `most_blocks` blocks if they are to be copied one by one.
   PlainCopies(Device& device, std::size_t bytes, std::size_t most_blocks = 0)
       : device_{&device},
-        pinned_{spillway::PinnedMemory<Device>::try_allocate(device, bytes, device.numa_node())},
+        pinned_{spillway::detail::PinnedMemory<Device>::try_allocate(
+            device, bytes, device.numa_node())},
         stream_{device.create_stream()} {
     if (pinned_.data() == nullptr) {
       throw std::bad_alloc{};
@@ -94,7 +95,7 @@ class PlainCopies {
   }
 
   Device* device_;
-  spillway::PinnedMemory<Device> pinned_;
+  spillway::detail::PinnedMemory<Device> pinned_;
   stream_type stream_;
   std::vector<typename Device::event_type> events_;
   std::vector<std::byte> expected_;

@@ -26,7 +26,7 @@ class RawFile {
           bool is_direct)
       : file_{folder, is_direct, {}},
         chunk_bytes_{chunk_bytes},
-        buffer_{spillway::HostMapping::try_map(chunk_bytes, any_numa_node)} {
+        buffer_{spillway::detail::HostMapping::try_map(chunk_bytes, any_numa_node)} {
     if (!file_.try_extend(bytes)) {
       throw std::runtime_error{"no room for " + std::to_string(bytes) + " bytes in " +
                                folder.string()};
@@ -49,7 +49,7 @@ class RawFile {
   }
 
  private:
-  using File = spillway::SwapFile<spillway::PosixFileIo>;
+  using File = spillway::detail::SwapFile<spillway::PosixFileIo>;
 
   static constexpr int any_numa_node = -1;
 
@@ -64,7 +64,7 @@ class RawFile {
 
   File file_;
   std::size_t chunk_bytes_;
-  spillway::HostMapping buffer_;
+  spillway::detail::HostMapping buffer_;
 };
 
 }  // namespace bandwidth

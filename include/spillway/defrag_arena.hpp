@@ -131,24 +131,24 @@ class DefragArena {
   /// @throws  ContractViolation for 0 bytes; std::bad_alloc
   /// @cost    O(n) for n ranges, and a bounded search; mostly O(1) beyond `few_ranges`
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<CompactionPlan>
+  [[nodiscard]] std::optional<detail::CompactionPlan>
   plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move);
 
   /// The same where it looks at about `most_ranges` ranges, those around the largest free ones; nothing
   /// either if a wider search would take less time than what is found takes to move.
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
-                                                              std::size_t budget_bytes,
-                                                              CanMove can_move,
-                                                              std::size_t most_ranges);
+  [[nodiscard]] std::optional<detail::CompactionPlan> plan_compaction(std::size_t bytes,
+                                                                      std::size_t budget_bytes,
+                                                                      CanMove can_move,
+                                                                      std::size_t most_ranges);
 
   /// How many ranges to look at first when room has to be made, all of them if there are at most `few`,
   /// and how many when that was in vain. `SearchScope::all` comes last.
   [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
-    return SearchScope::narrowest(ranges(), few);
+    return detail::SearchScope::narrowest(ranges(), few);
   }
   [[nodiscard]] std::size_t wider_search(std::size_t most_ranges) const noexcept {
-    return SearchScope::wider(most_ranges, ranges());
+    return detail::SearchScope::wider(most_ranges, ranges());
   }
   [[nodiscard]] std::size_t few_ranges() const noexcept { return options_.few_ranges; }
 
@@ -164,7 +164,8 @@ class DefragArena {
   /// @throws  std::bad_alloc
   /// @cost    a few times that of `plan_compaction`
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t budget_bytes, CanMove can_move);
+  [[nodiscard]] std::optional<detail::CompactionPlan> plan_pass(std::size_t budget_bytes,
+                                                                CanMove can_move);
 
   /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
   ///
@@ -172,13 +173,13 @@ class DefragArena {
   /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
   ///         nothing has changed then
   /// @cost   O(m log m) for m moves
-  void begin_moves(CompactionPlan& plan);
+  void begin_moves(detail::CompactionPlan& plan);
 
   /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
   /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
   ///
   /// @cost O(m log m) for m moves
-  void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
+  void commit_moves(detail::CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
 
   /// The run of addresses with room for `bytes` whose blocks cost least to evict, among all ranges or
   /// about `most_ranges` around the largest free ones.
@@ -187,8 +188,8 @@ class DefragArena {
   /// @throws ContractViolation for 0 bytes; std::bad_alloc
   /// @cost   O(ranges looked at)
   template <class Cost>
-  [[nodiscard]] std::optional<EvictionWindow>
-  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = SearchScope::all);
+  [[nodiscard]] std::optional<detail::EvictionWindow>
+  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = detail::SearchScope::all);
 
   /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
   template <std::invocable<RangeView const&> Visit>
@@ -241,8 +242,8 @@ class DefragArena {
   Bounce bounce_;
   Fence bounce_fence_;
   bool is_bounce_lent_ = false;
-  RangeMap<Fit> map_;
-  RoomSearch<Compaction> search_;
+  detail::RangeMap<Fit> map_;
+  detail::RoomSearch<Compaction> search_;
 };
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
@@ -251,7 +252,7 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions o
   options_.capacity_bytes &= ~(granule_bytes - 1);
   options_.bounce_bytes &= ~(granule_bytes - 1);
   expects(options_.capacity_bytes != 0 &&
-              options_.capacity_bytes / granule_bytes < RangeList::line_granules,
+              options_.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
           "an arena's capacity is at least 256 B and below 1 TiB");
 }
 
@@ -287,7 +288,7 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions o
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 DefragArena<Device, Fit, Compaction>::~DefragArena() {
   for (std::uint16_t const segment : map_.list().segments()) {
-    RangeList::Span const& span = map_.list().span(segment);
+    detail::RangeList::Span const& span = map_.list().span(segment);
     device_->release(span.base, std::size_t{span.count} * granule_bytes);
   }
   if (bounce_.address != nullptr) {
@@ -336,24 +337,24 @@ void DefragArena<Device, Fit, Compaction>::add_segment(void* segment, std::size_
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+std::optional<detail::CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
-  for (std::size_t most = first_search(few_ranges()); most != SearchScope::all;
+  for (std::size_t most = first_search(few_ranges()); most != detail::SearchScope::all;
        most = wider_search(most)) {
     if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
       return plan;
     }
   }
-  return plan_compaction(bytes, budget_bytes, can_move, SearchScope::all);
+  return plan_compaction(bytes, budget_bytes, can_move, detail::SearchScope::all);
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+std::optional<detail::CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move, std::size_t most_ranges) {
   expects(bytes != 0, "a range of 0 bytes cannot be planned for");
   if (bytes <= largest_free_bytes()) {
-    std::optional<CompactionPlan> plan{std::in_place};
+    std::optional<detail::CompactionPlan> plan{std::in_place};
     plan->makes_bytes = largest_free_bytes();
     plan->claims.version = map_.version();
     return plan;
@@ -370,7 +371,7 @@ std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compact
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan>
+std::optional<detail::CompactionPlan>
 DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMove can_move) {
   if (!Compaction::moves_blocks) {
     return std::nullopt;
@@ -379,7 +380,7 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::begin_moves(CompactionPlan& plan) {
+void DefragArena<Device, Fit, Compaction>::begin_moves(detail::CompactionPlan& plan) {
   map_.begin_moves(plan.claims);
   if (!plan.moves.empty() && !is_bounce_lent_) {
     is_bounce_lent_ = true;
@@ -389,7 +390,7 @@ void DefragArena<Device, Fit, Compaction>::begin_moves(CompactionPlan& plan) {
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
+void DefragArena<Device, Fit, Compaction>::commit_moves(detail::CompactionPlan& plan,
                                                         std::size_t done,
                                                         Fence const& moved) noexcept {
   map_.commit_moves(plan.claims, done, moved);
@@ -402,7 +403,7 @@ void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <class Cost>
-std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
+std::optional<detail::EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
     std::size_t bytes, Cost cost, std::size_t most_ranges) {
   expects(bytes != 0, "a window of 0 bytes is no window");
   if (bytes > options_.capacity_bytes) {
@@ -415,7 +416,7 @@ std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_win
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::invocable<RangeView const&> Visit>
 void DefragArena<Device, Fit, Compaction>::for_each_range(Visit visit) const {
-  RangeList const& list = map_.list();
+  detail::RangeList const& list = map_.list();
   std::size_t rank = 0;
   for (std::uint16_t const segment : list.segments()) {
     for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;

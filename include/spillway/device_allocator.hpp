@@ -39,8 +39,8 @@ namespace spillway {
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
  public:
-  using State = PagerState<Policies>;
-  using pager_type = SwapPager<Policies>;
+  using State = detail::PagerState<Policies>;
+  using pager_type = detail::SwapPager<Policies>;
   using device_type = typename Policies::device;
   using stream_type = typename device_type::stream_type;
   using lease_type = typename pager_type::lease_type;
@@ -217,7 +217,7 @@ class DeviceAllocator {
   typename State::Pool pool_;
   typename State::Prefetcher prefetcher_;
   pager_type pager_;
-  HostStaging<device_type> staging_{*device_};
+  detail::HostStaging<device_type> staging_{*device_};
 };
 
 static_assert(Pager<DeviceAllocator<>>);

@@ -161,7 +161,7 @@ class HostSwapPool {
   [[nodiscard]] std::size_t free_bytes() const { return store_.free_bytes(); }
 
  private:
-  using Carrier = HostCarrier<Device, FileIo>;
+  using Carrier = detail::HostCarrier<Device, FileIo>;
   using Store = typename Carrier::Store;
   using Direction = typename Carrier::Direction;
 

@@ -10,12 +10,14 @@
 
 namespace spillway {
 
+namespace detail {
 struct BlockRecord;
+}
 
 /// What a pager remembers of a lease it gave out.
 struct LeaseRecord {
   BlockId block{};
-  BlockRecord* record = nullptr;  // stays where it is while the block is leased
+  detail::BlockRecord* record = nullptr;  // stays where it is while the block is leased
   StreamIndex stream = StreamIndex::none;
   Access access = Access::read;
   bool is_sole = false;      // nobody else held a lease when this one was given

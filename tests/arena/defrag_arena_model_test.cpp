@@ -22,7 +22,6 @@ namespace {
 
 using spillway::BestFit;
 using spillway::BlockId;
-using spillway::CompactionPlan;
 using spillway::DefragArena;
 using spillway::Fence;
 using spillway::granule_bytes;
@@ -37,6 +36,7 @@ using spillway::RangeView;
 using spillway::SegregatedFit;
 using spillway::StreamIndex;
 using spillway::Ticket;
+using spillway::detail::CompactionPlan;
 
 bool covers(Fence const& fence, Ticket need) {
   return need.is_none() ||

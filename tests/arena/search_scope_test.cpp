@@ -23,10 +23,10 @@ using spillway::Fence;
 using spillway::RangeId;
 using spillway::RangeNode;
 using spillway::RangeState;
-using spillway::SearchScope;
 using spillway::SegregatedFit;
-using spillway::Stretch;
-using Map = spillway::RangeMap<SegregatedFit>;
+using spillway::detail::SearchScope;
+using spillway::detail::Stretch;
+using Map = spillway::detail::RangeMap<SegregatedFit>;
 using Arena = spillway::DefragArena<spillway::ModelApi>;
 
 constexpr std::size_t no_budget = std::numeric_limits<std::size_t>::max();

@@ -8,7 +8,7 @@
 
 namespace {
 
-using spillway::GrowingArray;
+using spillway::detail::GrowingArray;
 
 struct Pair {
   std::uint32_t first = 7;

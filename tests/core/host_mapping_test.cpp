@@ -8,6 +8,7 @@
 #include <utility>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 TEST_SUITE("host_mapping") {
   TEST_CASE("HostMapping: memory can be written from end to end and starts at zero") {

@@ -17,6 +17,7 @@
 namespace {
 
 using namespace spillway;
+using namespace spillway::detail;
 using testing::block;
 
 struct Key {

@@ -15,6 +15,7 @@
 namespace {
 
 using namespace spillway;
+using namespace spillway::detail;
 using testing::block;
 
 std::vector<BlockId> forwards(SlotOrder const& order) {

@@ -15,6 +15,7 @@
 #include <support/batch_copy_api_contract.hpp>
 
 using namespace spillway;
+using namespace spillway::detail;
 using spillway::test::DeviceRig;
 
 TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, SimApi, SteppedSimApi, ModelApi);

@@ -9,6 +9,7 @@
 #include <set>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 TEST_SUITE("size_classes") {
   TEST_CASE("SizeClasses: classes rise with size, without gaps up to the largest size") {

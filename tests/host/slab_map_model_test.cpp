@@ -13,6 +13,7 @@
 #include <vector>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include <thread>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 using Lane = StagingLane<SimApi>;
 

@@ -20,6 +20,7 @@
 #include <sys/resource.h>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-using spillway::JsonStream;
+using spillway::detail::JsonStream;
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include <support/watched_program.hpp>
 
 using namespace spillway;
+using namespace spillway::detail;
 
 namespace {
 

@@ -18,6 +18,7 @@
 #include <support/watched_program.hpp>
 
 using namespace spillway;
+using namespace spillway::detail;
 using nlohmann::json;
 
 namespace {

@@ -19,6 +19,7 @@
 #include <support/small_allocator.hpp>
 
 using namespace spillway;
+using namespace spillway::detail;
 using support::KnownBytes;
 using support::small_options;
 using support::SmallBench;

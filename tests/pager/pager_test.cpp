@@ -50,7 +50,7 @@ struct Stable : Plain {
 };
 // In a short loop, room to prefetch costs a large part of what is away.
 struct RoomyEviction : spillway::ScheduleEviction {
-  RoomyEviction() : ScheduleEviction{spillway::PlanOptions{.most_extra_for_next = 0.5}} {}
+  RoomyEviction() : ScheduleEviction{spillway::detail::PlanOptions{.most_extra_for_next = 0.5}} {}
 };
 struct Scheduled : Plain {
   using eviction = RoomyEviction;

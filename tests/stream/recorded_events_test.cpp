@@ -9,9 +9,9 @@
 
 namespace {
 
-using spillway::EventPool;
 using spillway::ModelApi;
-using spillway::RecordedEvents;
+using spillway::detail::EventPool;
+using spillway::detail::RecordedEvents;
 
 /// The list of one stream, and slots that were recorded one after another.
 struct Bench {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-using spillway::StreamEpoch;
+using spillway::detail::StreamEpoch;
 
 TEST_SUITE("stream_epoch") {
   TEST_CASE("StreamEpoch: points share a number until an event is recorded") {

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What a plan holds of its arena's ranges between begin and commit. In granules.
 struct MoveClaims {
@@ -58,4 +58,4 @@ struct CompactionPlan {
   MoveClaims claims;            ///< the arena's own
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

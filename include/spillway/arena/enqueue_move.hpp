@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// How a move is copied: through scratch or not, and in pieces of how many bytes.
 struct MoveCopies {
@@ -98,4 +98,4 @@ std::size_t enqueue_move(Device& device,
   return copies.count;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

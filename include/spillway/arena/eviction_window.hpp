@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Neighbouring ranges that become one free range once their blocks are evicted.
 struct EvictionWindow {
@@ -84,4 +84,4 @@ template <class Price>
   return is_found ? std::optional{best} : std::nullopt;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The ranges of an arena as a planner wants them: blocks in a row, gaps implied.
 ///
@@ -139,4 +139,4 @@ inline CompactionPlan LayoutSnapshot::to_plan(RangeList const& list, LayoutPlan 
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

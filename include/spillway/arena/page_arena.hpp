@@ -104,30 +104,31 @@ class PageArena {
   void add_segment(void* /*p*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] std::optional<Segment> trim() noexcept { return std::nullopt; }
   template <class CanMove>
-  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t /*bytes*/,
-                                                              std::size_t /*budget_bytes*/,
-                                                              CanMove /*can_move*/,
-                                                              std::size_t /*most_ranges*/) {
+  [[nodiscard]] std::optional<detail::CompactionPlan> plan_compaction(std::size_t /*bytes*/,
+                                                                      std::size_t /*budget_bytes*/,
+                                                                      CanMove /*can_move*/,
+                                                                      std::size_t /*most_ranges*/) {
     return std::nullopt;
   }
-  [[nodiscard]] static std::size_t few_ranges() noexcept { return SearchScope::all; }
+  [[nodiscard]] static std::size_t few_ranges() noexcept { return detail::SearchScope::all; }
   [[nodiscard]] static std::size_t first_search(std::size_t /*few*/) noexcept {
-    return SearchScope::all;
+    return detail::SearchScope::all;
   }
   [[nodiscard]] static std::size_t wider_search(std::size_t /*most_ranges*/) noexcept {
-    return SearchScope::all;
+    return detail::SearchScope::all;
   }
   [[nodiscard]] static std::size_t spare_bytes(std::size_t /*few*/) noexcept { return 0; }
   template <class CanMove>
-  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
-                                                        CanMove /*can_move*/) {
+  [[nodiscard]] std::optional<detail::CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
+                                                                CanMove /*can_move*/) {
     return std::nullopt;
   }
-  void begin_moves(CompactionPlan& /*plan*/) noexcept {}
-  void
-  commit_moves(CompactionPlan& /*plan*/, std::size_t /*done*/, Fence const& /*moved*/) noexcept {}
+  void begin_moves(detail::CompactionPlan& /*plan*/) noexcept {}
+  void commit_moves(detail::CompactionPlan& /*plan*/,
+                    std::size_t /*done*/,
+                    Fence const& /*moved*/) noexcept {}
   template <class Cost>
-  [[nodiscard]] std::optional<EvictionWindow>
+  [[nodiscard]] std::optional<detail::EvictionWindow>
   cheapest_window(std::size_t /*bytes*/, Cost /*cost*/, std::size_t /*most_ranges*/) {
     return std::nullopt;
   }
@@ -205,7 +206,7 @@ class PageArena {
   std::byte* base_ = nullptr;
   std::uint32_t address_pages_ = 0;
   std::uint32_t first_address_ = 0;  // where the map's only segment begins
-  RangeMap<Fit> addresses_;          // in pages
+  detail::RangeMap<Fit> addresses_;  // in pages
   std::vector<Page> pages_;
   std::vector<Range> ranges_;           // by node
   std::vector<std::uint32_t> page_at_;  // page mapped at each page of address space

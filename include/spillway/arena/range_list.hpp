@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The ranges of some segments, each linked to its neighbours by address, with their fences.
 ///
@@ -191,4 +191,4 @@ inline void RangeList::remove_segment(std::uint32_t node) noexcept {
   segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Which granules of an arena's segments are free, taken or on the move. Bookkeeping only.
 ///
@@ -439,4 +439,4 @@ void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& mov
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

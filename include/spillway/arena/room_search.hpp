@@ -16,7 +16,7 @@
 #include <optional>
 #include <utility>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours to
 /// evict. Changes nothing; keeps its memory for the next search.
@@ -116,4 +116,4 @@ class RoomSearch {
   [[no_unique_address]] Compaction compaction_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Neighbouring ranges of one segment: from `from` on up to `past`, which is a range or the segment's
 /// wall and not one of them.
@@ -116,4 +116,4 @@ inline void SearchScope::add_around(RangeList const& list, std::uint32_t node, s
   }
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

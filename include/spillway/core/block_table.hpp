@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// A table of records named by `BlockId`: dense slots, recognisable stale ids, stable references.
 ///
@@ -102,4 +102,4 @@ class BlockTable {
   std::size_t size_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

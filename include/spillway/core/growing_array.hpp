@@ -10,7 +10,7 @@
 #include <new>
 #include <type_traits>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// An array of plain records that grows at its end and never shrinks.
 ///
@@ -74,4 +74,4 @@ class GrowingArray {
   std::size_t capacity_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

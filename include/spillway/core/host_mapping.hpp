@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Ordinary memory straight from the system, near one NUMA node if that can be had.
 ///
@@ -92,4 +92,4 @@ class HostMapping {
   bool is_bound_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

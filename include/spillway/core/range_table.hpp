@@ -90,8 +90,8 @@ class RangeTable {
   std::uint64_t taken_granules = 0;  ///< claimed ones too
 
  private:
-  GrowingArray<RangeNode> nodes_;
-  GrowingArray<std::uint32_t> idle_;  // a stack with a place for every slot
+  detail::GrowingArray<RangeNode> nodes_;
+  detail::GrowingArray<std::uint32_t> idle_;  // a stack with a place for every slot
   std::size_t idle_nodes_ = 0;
 };
 

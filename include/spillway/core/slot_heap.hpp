@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What a caller of `SlotHeap::best` says of the block it is shown.
 enum class Verdict : std::uint8_t { take, skip, key_changed };
@@ -178,4 +178,4 @@ class SlotHeap {
   std::vector<std::uint32_t> where_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

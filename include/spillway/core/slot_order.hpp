@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Blocks in an order that can be changed in constant time: a doubly linked list inside a vector that
 /// is indexed by slot.
@@ -90,4 +90,4 @@ class SlotOrder {
   std::uint32_t back_ = none;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

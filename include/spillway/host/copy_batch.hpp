@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Copies of one kind that are put together and then enqueued at once.
 ///
@@ -69,4 +69,4 @@ class CopyBatch {
   std::vector<std::size_t> sizes_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What transfers of one tier hold while they are being enqueued together. Books all of them under one
 /// lock, and what was enqueued of them under another one.
@@ -183,4 +183,4 @@ void HostBatch<Device, FileIo>::close() noexcept {
   entries_.clear();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

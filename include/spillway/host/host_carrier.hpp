@@ -21,7 +21,7 @@
 #include <span>
 #include <utility>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Carries bytes between the device and the slots of a host store: the transfers of a host pool.
 ///
@@ -373,4 +373,4 @@ void HostCarrier<Device, FileIo>::launch(
   call.jobs = rest;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 template <FileIoApi FileIo>
 class HostJobs;
@@ -304,4 +304,4 @@ auto HostJobs<FileIo>::finish_until(job_type* job,
   return end;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

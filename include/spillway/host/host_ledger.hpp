@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The books of a host pool: which slot lies where in which tier, and what must come before its use.
 ///
@@ -267,4 +267,4 @@ inline HostTierStats HostLedger::stats(HostTier tier) const noexcept {
           .is_failed = books.is_failed};
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

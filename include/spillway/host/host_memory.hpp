@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What the tiers of a host pool are made of: pinned slabs, mappings, and the file.
 ///
@@ -90,4 +90,4 @@ class HostMemory {
   std::optional<SwapFile<FileIo>> file_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -13,34 +13,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
-
-/// How far one transfer of several has got.
-enum class TransferState : std::uint8_t {
-  waiting,  ///< nothing was enqueued: slot and device range are as they were
-  torn,     ///< some of it may have been enqueued, all of it before `done`
-  enqueued
-};
-
-/// One transfer of several that are asked for at once.
-struct TransferRequest {
-  HostSlotId slot{};
-  std::byte* device = nullptr;  ///< where on the device the bytes come from, or go to
-  std::size_t bytes = 0;
-  Fence
-      after{};  ///< what the use of the device range comes after, beside what the stream does already
-  /// Ranges of the same number lie in one reservation of the device, so that those that touch can be
-  /// copied as one; of number 0 nothing is known.
-  std::size_t reservation = 0;
-  // The answer.
-  TransferState state = TransferState::waiting;
-  Transfer done{};
-
-  void forget_answer() noexcept {
-    state = TransferState::waiting;
-    done = {};
-  }
-};
+namespace spillway::detail {
 
 /// Where one slab lies: memory, or for the file tier an offset.
 struct HostSlab {
@@ -151,4 +124,4 @@ struct HostRoute {
   std::size_t piece_count = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -11,7 +11,7 @@
 #include <new>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Carries bytes between ordinary host memory and the device through pinned chunks.
 ///
@@ -107,4 +107,4 @@ class HostStaging {
   std::vector<void*> idle_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

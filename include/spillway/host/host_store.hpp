@@ -24,7 +24,7 @@
 #include <system_error>
 #include <utility>
 
-namespace spillway {
+namespace spillway::detail {
 
 template <DeviceApi Device, FileIoApi FileIo>
 class HostBatch;
@@ -360,4 +360,4 @@ std::uint32_t HostStore<Device, FileIo>::salt() const noexcept {
   return static_cast<std::uint32_t>((address * 0x9E3779B97F4A7C15U) >> 32U);
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

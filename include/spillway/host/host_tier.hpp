@@ -31,6 +31,33 @@ struct Transfer {
   Fence host_done;    ///< after it the host copy is complete (out) or may be overwritten (in)
 };
 
+/// How far one transfer of several has got.
+enum class TransferState : std::uint8_t {
+  waiting,  ///< nothing was enqueued: slot and device range are as they were
+  torn,     ///< some of it may have been enqueued, all of it before `done`
+  enqueued
+};
+
+/// One transfer of several that are asked for at once.
+struct TransferRequest {
+  HostSlotId slot{};
+  std::byte* device = nullptr;  ///< where on the device the bytes come from, or go to
+  std::size_t bytes = 0;
+  Fence
+      after{};  ///< what the use of the device range comes after, beside what the stream does already
+  /// Ranges of the same number lie in one reservation of the device, so that those that touch can be
+  /// copied as one; of number 0 nothing is known.
+  std::size_t reservation = 0;
+  // The answer.
+  TransferState state = TransferState::waiting;
+  Transfer done{};
+
+  void forget_answer() noexcept {
+    state = TransferState::waiting;
+    done = {};
+  }
+};
+
 /// Which tiers a `HostSwapPool` has and how large they may become. A capacity of 0 leaves a tier out.
 struct HostPoolOptions {
   std::size_t pinned_bytes = 0;

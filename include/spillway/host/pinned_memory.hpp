@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Page-locked host memory from a device, freed with this object. All work on it is over by then.
 template <DeviceApi Device>
@@ -47,4 +47,4 @@ class PinnedMemory {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Size classes, eight for each power of two, and the set of those that are in use.
 ///
@@ -66,4 +66,4 @@ class SizeClasses {
   std::array<std::uint64_t, (count + 63) / 64> words_{};
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

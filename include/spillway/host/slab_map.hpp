@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// One piece of a run: where in which slab.
 struct Extent {
@@ -383,4 +383,4 @@ inline void SlabMap::free_extent(std::uint32_t node, Fence const& fence) noexcep
   link(node);
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// One direction of traffic between the device and memory that it cannot reach: a stream for host
 /// functions, and a ring of pinned chunks.
@@ -185,4 +185,4 @@ void StagingLane<Device>::give_back(Piece const& piece) noexcept {
   returned_.notify_one();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

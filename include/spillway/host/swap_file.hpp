@@ -16,7 +16,7 @@
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkostemp is POSIX
 #include <unistd.h>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The file behind the file tier: opened at construction, gone at destruction.
 ///
@@ -141,4 +141,4 @@ class SwapFile {
   bool is_direct_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Writes events as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 ///
@@ -31,8 +31,6 @@ namespace spillway {
 /// @throws std::bad_alloc
 /// @cost   O(n log n); nothing is kept but what changed where. `out` says whether it took it all
 void write_chrome_trace(std::ostream& out, std::span<Event const> events, Stats const& now);
-
-namespace detail {
 
 /// Writes one trace.
 class ChromeTraceWriter {
@@ -185,10 +183,8 @@ class ChromeTraceWriter {
   std::array<Counter, 3> counters_{{{"resident bytes"}, {"swapped-out bytes"}, {"free bytes"}}};
 };
 
-}  // namespace detail
-
 inline void write_chrome_trace(std::ostream& out, std::span<Event const> events, Stats const& now) {
   detail::ChromeTraceWriter{out, events}.write(now);
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -10,7 +10,7 @@
 #include <ostream>
 #include <string_view>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Writes JSON piece by piece, so that large traces never lie in memory as a whole.
 ///
@@ -144,4 +144,4 @@ class JsonStream {
   bool is_line_wanted_ = false;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// A block took a device range, or gave it up.
 struct RangeChange {
@@ -24,8 +24,6 @@ struct RangeChange {
   std::size_t bytes = 0;
   bool is_taken = false;
 };
-
-namespace detail {
 
 /// What `range_changes` keeps while it goes through the events.
 class RangeHistory {
@@ -126,8 +124,6 @@ class RangeHistory {
   std::vector<RangeChange> changes_;
 };
 
-}  // namespace detail
-
 /// Tells from events which block lay where, and when.
 ///
 /// What comes out is consistent even if events are missing, as they are once a `Timeline` has
@@ -141,4 +137,4 @@ class RangeHistory {
   return detail::RangeHistory{events}.take_changes();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

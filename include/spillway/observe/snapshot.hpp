@@ -104,7 +104,7 @@ class ChangeTeller {
 
   void tell() {
     note_segments();
-    std::vector<RangeChange> const changes = range_changes(events_);
+    std::vector<detail::RangeChange> const changes = range_changes(events_);
     auto change = changes.begin();
     for (std::size_t i = 0; i < events_.size(); ++i) {
       Event const& event = events_[i];
@@ -204,7 +204,7 @@ template <class Allocator>
   }
   now.time_ns = allocator.device().clock_ns();
   std::unordered_map<BlockId, MemorySnapshot::Block> resident;
-  allocator.pager().for_each_block([&](BlockId id, BlockRecord const& block) {
+  allocator.pager().for_each_block([&](BlockId id, detail::BlockRecord const& block) {
     if (block.is_resident()) {
       resident[id] = MemorySnapshot::Block{.requested_bytes = block.requested_bytes,
                                            .leases = block.leases,

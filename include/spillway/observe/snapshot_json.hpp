@@ -137,7 +137,7 @@ class SnapshotWriter {
     begin_entry(action, bytes, time_ns).member("addr", address).end_object();
   }
 
-  JsonStream& begin_entry(char const* action, std::size_t bytes, std::uint64_t time_ns) {
+  detail::JsonStream& begin_entry(char const* action, std::size_t bytes, std::uint64_t time_ns) {
     json_.new_line()
         .begin_object()
         .member("action", action)
@@ -147,7 +147,7 @@ class SnapshotWriter {
     return json_.key("frames").begin_array().end_array();
   }
 
-  JsonStream json_;
+  detail::JsonStream json_;
 };
 
 }  // namespace detail

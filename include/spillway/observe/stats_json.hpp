@@ -11,7 +11,7 @@
 
 namespace spillway {
 
-inline void write_value(JsonStream& json, Gauge const& gauge) {
+inline void write_value(detail::JsonStream& json, Gauge const& gauge) {
   json.begin_object()
       .member("current", gauge.current)
       .member("peak", gauge.peak)
@@ -19,15 +19,15 @@ inline void write_value(JsonStream& json, Gauge const& gauge) {
       .end_object();
 }
 
-inline void write_value(JsonStream& json, BlockGauge const& gauge) {
+inline void write_value(detail::JsonStream& json, BlockGauge const& gauge) {
   json.begin_object().member("blocks", gauge.blocks).member("bytes", gauge.bytes).end_object();
 }
 
-inline void write_value(JsonStream& json, Tally const& tally) {
+inline void write_value(detail::JsonStream& json, Tally const& tally) {
   json.begin_object().member("count", tally.count).member("bytes", tally.bytes).end_object();
 }
 
-inline void write_value(JsonStream& json, HostTierStats const& tier) {
+inline void write_value(detail::JsonStream& json, HostTierStats const& tier) {
   json.begin_object()
       .member("capacity_bytes", tier.capacity_bytes)
       .member("reserved_bytes", tier.reserved_bytes)
@@ -44,7 +44,7 @@ inline void write_value(JsonStream& json, HostTierStats const& tier) {
 ///
 /// Members are named as those of `Stats`; arrays become objects with a member for each reason or
 /// source. Sizes are rounded up to the granule unless the name says `requested`.
-inline void write_value(JsonStream& json, Stats const& stats) {
+inline void write_value(detail::JsonStream& json, Stats const& stats) {
   json.begin_object()
       .member("capacity_bytes", stats.capacity_bytes)
       .member("reserved_bytes", stats.reserved_bytes)
@@ -84,7 +84,7 @@ inline void write_value(JsonStream& json, Stats const& stats) {
 }
 
 /// Writes the host pool's statistics as one JSON object: its tiers by name, and what went wrong.
-inline void write_value(JsonStream& json, HostPoolStats const& stats) {
+inline void write_value(detail::JsonStream& json, HostPoolStats const& stats) {
   json.begin_object().key("tiers").begin_object();
   for (std::size_t i = 0; i < host_tier_count; ++i) {
     json.member(name_of(static_cast<HostTier>(i)), stats.tiers[i]);
@@ -101,7 +101,7 @@ inline void write_value(JsonStream& json, HostPoolStats const& stats) {
 /// Writes `{"device": ..., "host": ...}`: all that `allocator.stats()` and `allocator.host_stats()`
 /// know.
 inline void write_json(std::ostream& out, Stats const& stats, HostPoolStats const& host) {
-  JsonStream json{out};
+  detail::JsonStream json{out};
   json.begin_object().member("device", stats).member("host", host).end_object();
 }
 

@@ -77,7 +77,9 @@ class Timeline {
   /// Writes what is remembered as a trace for Perfetto or Chrome, see `write_chrome_trace`.
   ///
   /// @param now  `allocator.stats()`
-  void write(std::ostream& out, Stats const& now) const { write_chrome_trace(out, events(), now); }
+  void write(std::ostream& out, Stats const& now) const {
+    detail::write_chrome_trace(out, events(), now);
+  }
 
   /// How many events came and are not remembered.
   [[nodiscard]] std::uint64_t forgotten() const noexcept {

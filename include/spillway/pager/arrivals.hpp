@@ -12,7 +12,7 @@
 #include <exception>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Brings blocks to the device, one by one or several small ones together.
 ///
@@ -145,4 +145,4 @@ class Arrivals {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

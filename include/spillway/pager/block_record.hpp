@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <thread>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// All that a pager knows of one block.
 struct BlockRecord {
@@ -52,4 +52,4 @@ struct BlockRecord {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

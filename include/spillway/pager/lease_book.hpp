@@ -12,7 +12,7 @@
 
 #include <thread>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Counts who holds which block, and since when on which stream: all of a lease that needs neither a
 /// device call nor a wait, which is all of most leases.
@@ -169,4 +169,4 @@ void LeaseBook<Policies>::close(LeaseRecord const& lease) noexcept {
   state_.tell_observer();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Gives out leases: brings in what is asked for, and orders streams after earlier uses.
 ///
@@ -310,4 +310,4 @@ void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
   book_.end(id, block);
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

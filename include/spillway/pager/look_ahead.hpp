@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Does ahead of need what the schedule says will be needed: brings blocks in, copies others out,
 /// keeps headroom between the watermarks.
@@ -188,4 +188,4 @@ class LookAhead {
   std::vector<Wanted> wanted_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

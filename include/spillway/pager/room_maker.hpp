@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Finds a device range for a block: free, grown, vacated or made contiguous, in that order.
 ///
@@ -364,4 +364,4 @@ class RoomMaker {
   Transfers<Policies>& transfers_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

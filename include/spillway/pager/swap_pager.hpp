@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Knows of every block where its bytes are, who holds it and what was last done with it; makes room
 /// by dropping, swapping out and compacting.
@@ -450,4 +450,4 @@ void SwapPager<Policies>::reset_peak_stats() {
   stats.peak_reserved_bytes = state_.arena.reserved_bytes();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Carries blocks from the device to the host pool, and from place to place inside the device.
 ///
@@ -355,4 +355,4 @@ class Transfers {
   State& state_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -31,7 +31,7 @@ class AccessSchedule {
   static constexpr bool is_thread_safe = false;
 
   /// What an access did to the predictions made before it.
-  using Change = StepFollower::Change;
+  using Change = detail::StepFollower::Change;
 
   /// One predicted use.
   struct Upcoming {
@@ -46,7 +46,7 @@ class AccessSchedule {
   /// `max_step_accesses` bounds the memory of a program that never ends a step it began; a longer
   /// step is not recorded.
   explicit AccessSchedule(std::size_t max_step_accesses)
-      : max_entries_{std::min(max_step_accesses, StepRecord::max_entries)} {}
+      : max_entries_{std::min(max_step_accesses, detail::StepRecord::max_entries)} {}
 
   /// Marks the boundary between two steps: what was recorded since the last one predicts this one.
   ///
@@ -68,7 +68,7 @@ class AccessSchedule {
   void on_release(BlockId id) noexcept {
     std::uint32_t const last = is_known(id) ? blocks_[slot_of(id)].last : none;
     if (last != none) {
-      recording_.entries[last].released = recording_.length() & StepRecord::entry_mask;
+      recording_.entries[last].released = recording_.length() & detail::StepRecord::entry_mask;
     }
   }
 
@@ -87,7 +87,8 @@ class AccessSchedule {
 
   /// The next use of a block as predicted now, for when it comes in ahead of it. @cost O(1)
   [[nodiscard]] Use use_of(BlockId id) const noexcept {
-    return follower_.use_of(is_known(id) ? blocks_[slot_of(id)] : ScheduledBlock{}, position_);
+    return follower_.use_of(is_known(id) ? blocks_[slot_of(id)] : detail::ScheduledBlock{},
+                            position_);
   }
   [[nodiscard]] std::uint64_t next_use(BlockId id) const noexcept { return use_of(id).next; }
 
@@ -103,28 +104,28 @@ class AccessSchedule {
   void upcoming(Visit visit) const;
 
   /// What the current step is predicted from; meaningful only while `is_predicting()`.
-  [[nodiscard]] StepRecord const& record() const noexcept { return follower_.record(); }
+  [[nodiscard]] detail::StepRecord const& record() const noexcept { return follower_.record(); }
   /// The first entry of `record()` that has not been used yet.
   [[nodiscard]] std::uint32_t cursor() const noexcept { return follower_.cursor(); }
 
  private:
-  static constexpr std::uint32_t none = StepRecord::none;
+  static constexpr std::uint32_t none = detail::StepRecord::none;
 
   [[nodiscard]] bool is_known(BlockId id) const noexcept {
     return slot_of(id) < blocks_.size() && blocks_[slot_of(id)].generation == generation_of(id);
   }
 
   Use note_access(BlockId id, Access access) noexcept;
-  void record(ScheduledBlock& block, Access access) noexcept;
+  void record(detail::ScheduledBlock& block, Access access) noexcept;
   bool grow_record() noexcept;
   void close_record() noexcept;
   void cast_parts() noexcept;
   void open_record();
   void abandon_record() noexcept;
 
-  std::vector<ScheduledBlock> blocks_;  // by slot
-  StepRecord recording_;
-  StepFollower follower_;
+  std::vector<detail::ScheduledBlock> blocks_;  // by slot
+  detail::StepRecord recording_;
+  detail::StepFollower follower_;
   std::uint64_t position_ = 0;
   std::uint64_t steps_ = 0;
   std::size_t max_entries_ = std::size_t{1} << 22U;
@@ -136,7 +137,7 @@ inline void AccessSchedule::on_create(BlockId id, std::size_t bytes) {
   if (slot >= blocks_.size()) {
     blocks_.resize(std::size_t{slot} + 1);
   }
-  ScheduledBlock block{.generation = generation_of(id), .bytes = bytes};
+  detail::ScheduledBlock block{.generation = generation_of(id), .bytes = bytes};
   if (is_recording_) {
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
     recording_.blocks.push_back({.id = id, .bytes = bytes});
@@ -148,9 +149,9 @@ inline void AccessSchedule::on_destroy(BlockId id) noexcept {
   if (!is_known(id)) {
     return;
   }
-  ScheduledBlock& block = blocks_[slot_of(id)];
+  detail::ScheduledBlock& block = blocks_[slot_of(id)];
   if (block.recorded != none) {
-    StepRecord::Block& recorded = recording_.blocks[block.recorded];
+    detail::StepRecord::Block& recorded = recording_.blocks[block.recorded];
     recorded.id = BlockId{};
     recorded.last = block.last;
     recorded.freed = recording_.length();
@@ -168,7 +169,7 @@ inline Use AccessSchedule::note_access(BlockId id, Access access) noexcept {
   return follower_.on_access(blocks_, recording_, id, position_++);
 }
 
-inline void AccessSchedule::record(ScheduledBlock& block, Access access) noexcept {
+inline void AccessSchedule::record(detail::ScheduledBlock& block, Access access) noexcept {
   std::uint32_t const entry = recording_.length();
   if (recording_.entries.size() == recording_.entries.capacity() && !grow_record()) {
     abandon_record();
@@ -215,10 +216,10 @@ inline void AccessSchedule::begin_step() noexcept {
 
 /// Completes the record of the step that ends: last entries, and how they go on in the step after.
 inline void AccessSchedule::close_record() noexcept {
-  std::vector<StepRecord::Block>& blocks = recording_.blocks;
+  std::vector<detail::StepRecord::Block>& blocks = recording_.blocks;
   // A block that was left over from the step before is succeeded by the one born at the same place.
   for (std::uint32_t i = 0; i < recording_.born_from; ++i) {
-    StepRecord::Block const& old = blocks[i];
+    detail::StepRecord::Block const& old = blocks[i];
     std::uint32_t const heir = recording_.born_from + old.born_as;
     if (old.freed != none && old.born_as != none && heir < blocks.size() &&
         blocks[heir].bytes == old.bytes) {
@@ -226,7 +227,7 @@ inline void AccessSchedule::close_record() noexcept {
     }
   }
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
-    StepRecord::Block& block = blocks[i];
+    detail::StepRecord::Block& block = blocks[i];
     if (block.freed == none) {
       block.last = blocks_[slot_of(block.id)].last;
     }
@@ -249,10 +250,10 @@ inline void AccessSchedule::close_record() noexcept {
 
 /// Gives the blocks that are alive their parts in the record that is followed from now on.
 inline void AccessSchedule::cast_parts() noexcept {
-  for (ScheduledBlock& block : blocks_) {
-    block = ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
+  for (detail::ScheduledBlock& block : blocks_) {
+    block = detail::ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
   }
-  StepRecord& record = follower_.record();
+  detail::StepRecord& record = follower_.record();
   for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
     BlockId const id = std::exchange(record.blocks[i].id, BlockId{});
     if (id == BlockId{}) {
@@ -260,7 +261,7 @@ inline void AccessSchedule::cast_parts() noexcept {
     }
     std::uint32_t const part = record.part_after(i);
     record.blocks[part].id = id;
-    ScheduledBlock& block = blocks_[slot_of(id)];
+    detail::ScheduledBlock& block = blocks_[slot_of(id)];
     block.part = part;
     block.next = record.blocks[part].first == none ? never_entry : record.blocks[part].first;
     block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
@@ -271,7 +272,7 @@ inline void AccessSchedule::open_record() {
   recording_.clear();
   is_recording_ = true;
   for (std::uint32_t slot = 0; slot < blocks_.size(); ++slot) {
-    ScheduledBlock& block = blocks_[slot];
+    detail::ScheduledBlock& block = blocks_[slot];
     if (block.generation == 0) {
       continue;
     }
@@ -290,12 +291,12 @@ inline void AccessSchedule::open_record() {
 inline void AccessSchedule::abandon_record() noexcept {
   is_recording_ = false;
   recording_ = {};
-  for (ScheduledBlock& block : blocks_) {
+  for (detail::ScheduledBlock& block : blocks_) {
     block.at = none;
     block.recorded = none;
     block.last = none;
   }
-  for (StepRecord::Block& block : follower_.record().blocks) {
+  for (detail::StepRecord::Block& block : follower_.record().blocks) {
     block.recorded = none;
   }
 }
@@ -305,13 +306,13 @@ void AccessSchedule::upcoming(Visit visit) const {
   if (!is_predicting()) {
     return;
   }
-  StepRecord const& record = this->record();
+  detail::StepRecord const& record = this->record();
   std::uint32_t const length = record.length();
   for (std::uint32_t at = cursor(); at < cursor() + length; ++at) {
     bool const is_in_this_step = at < length;
     std::uint32_t const entry = is_in_this_step ? at : at - length;
     std::uint32_t const part = record.entries[entry].block;
-    StepRecord::Block const& block = record.blocks[part];
+    detail::StepRecord::Block const& block = record.blocks[part];
     BlockId const id = is_in_this_step ? block.id : record.player_after(part);
     if ((id == BlockId{} && !record.is_birth(part)) ||
         (is_in_this_step && follower_.is_past(blocks_, entry))) {

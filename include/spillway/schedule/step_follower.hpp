@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What following a record and making one need to know of a block that is alive.
 struct ScheduledBlock {
@@ -372,4 +372,4 @@ class StepFollower {
   Change change_ = Change::none;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

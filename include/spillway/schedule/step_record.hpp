@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Which blocks one step of a program used, in which order, from when to when each could leave.
 ///
@@ -99,4 +99,4 @@ struct StepRecord {
 
 static_assert(sizeof(StepRecord::Entry) == 12);
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// An event of a device, and what a `StreamOrder` uses it for at the moment.
 template <class Event>
@@ -74,4 +74,4 @@ class EventPool {
   std::vector<slot_type*> idle_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The newest events recorded on one stream: oldest first, each covering more points than the one before.
 ///
@@ -92,4 +92,4 @@ class RecordedEvents {
   std::vector<slot_type*> listed_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

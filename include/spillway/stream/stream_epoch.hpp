@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The number that points on one stream share until an event is recorded there.
 ///
@@ -51,4 +51,4 @@ class StreamEpoch {
   std::atomic<std::uint64_t> state_{0};  // twice the number, and 1 more once a point has it
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -86,18 +86,18 @@ class StreamOrder {
   void retire(stream_type stream);
 
  private:
-  using Slot = typename EventPool<Device>::slot_type;
+  using Slot = typename detail::EventPool<Device>::slot_type;
 
   struct Stream {
-    explicit Stream(EventPool<Device>& pool) : events{pool} {}
+    explicit Stream(detail::EventPool<Device>& pool) : events{pool} {}
 
     stream_type handle{};
     StreamIndex index = StreamIndex::none;
-    StreamEpoch epoch;
+    detail::StreamEpoch epoch;
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
-    RecordedEvents<Device> events;
+    detail::RecordedEvents<Device> events;
     std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
     bool is_retired = false;
   };
@@ -161,7 +161,7 @@ class StreamOrder {
   std::array<std::unique_ptr<Stream>, max_streams> streams_{};
   std::size_t stream_count_ = 1;  // slot 0 names no stream
   std::unordered_map<stream_type, StreamIndex> index_;
-  EventPool<Device> events_;
+  detail::EventPool<Device> events_;
 };
 
 template <DeviceApi Device>

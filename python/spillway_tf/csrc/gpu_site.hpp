@@ -66,7 +66,7 @@ struct GpuSite {
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Desk = spillway::BufferDesk<allocator_type>;
-  using Tensors = spillway::tensor_flow::TensorAllocator<GpuSite>;
+  using Tensors = spillway::tensorflow::TensorAllocator<GpuSite>;
   using State = SiteState<GpuSite>;
 
   static constexpr bool is_whole_device = true;
@@ -74,14 +74,14 @@ struct GpuSite {
   static constexpr std::size_t least_share = std::size_t{64} << 20U;
 
   static void install(InstallOptions const& wanted) {
-    if (!spillway::tensor_flow::SwappingGpuProcessState<GpuSite>::try_install()) {
+    if (!spillway::tensorflow::SwappingGpuProcessState<GpuSite>::try_install()) {
       throw std::runtime_error{
           "TensorFlow has begun to use its GPUs already: call spillway_tf.install() before"};
     }
     plan() = new Plan{.wanted = wanted};
     tensorflow::DeviceFactory::Register(
         "GPU",
-        std::make_unique<spillway::tensor_flow::SwappingGpuDeviceFactory<GpuSite>>(),
+        std::make_unique<spillway::tensorflow::SwappingGpuDeviceFactory<GpuSite>>(),
         300,
         false);
   }
@@ -135,7 +135,7 @@ struct GpuSite {
   static bool is_ready() { return state() != nullptr; }
   static Desk& desk() { return state()->desk; }
   static Tensors& tensors() { return *plan()->tensors; }
-  static spillway::tensor_flow::StepWatch& steps() { return state()->steps; }
+  static spillway::tensorflow::StepWatch& steps() { return state()->steps; }
   static Desk::Frame*& frame() {
     thread_local Desk::Frame* mine = nullptr;
     return mine;

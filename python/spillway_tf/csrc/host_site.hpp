@@ -30,7 +30,7 @@ struct HostSite {
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Desk = spillway::BufferDesk<allocator_type>;
-  using Tensors = spillway::tensor_flow::TensorAllocator<HostSite>;
+  using Tensors = spillway::tensorflow::TensorAllocator<HostSite>;
   using State = SiteState<HostSite>;
 
   static constexpr bool is_whole_device = false;
@@ -54,7 +54,7 @@ struct HostSite {
                                 : std::max<std::size_t>(16 * 1024, granularity / 4)};
     tensorflow::DeviceFactory::Register(
         "CPU",
-        std::make_unique<spillway::tensor_flow::SwappingCpuDeviceFactory<HostSite>>(),
+        std::make_unique<spillway::tensorflow::SwappingCpuDeviceFactory<HostSite>>(),
         300,
         false);
     FaultReport<HostSite>::install();
@@ -68,7 +68,7 @@ struct HostSite {
   static bool is_ready() { return state() != nullptr; }
   static Desk& desk() { return state()->desk; }
   static Tensors& tensors() { return *tensors_slot(); }
-  static spillway::tensor_flow::StepWatch& steps() { return state()->steps; }
+  static spillway::tensorflow::StepWatch& steps() { return state()->steps; }
   static Desk::Frame*& frame() {
     thread_local Desk::Frame* mine = nullptr;
     return mine;

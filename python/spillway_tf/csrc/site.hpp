@@ -33,7 +33,7 @@ struct SiteState {
   Allocator memory;
   spillway::BufferDesk<Allocator> desk;
   spillway::Ballast<Allocator> ballast{memory};
-  spillway::tensor_flow::StepWatch steps;
+  spillway::tensorflow::StepWatch steps;
 
   /// @param device_argument  what the device is made with
   template <class DeviceArgument>

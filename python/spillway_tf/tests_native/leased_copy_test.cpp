@@ -46,7 +46,7 @@ struct TestSite {
     HostPagedApi device;
     allocator_type memory{device, options()};
     Desk desk{memory, HostStream::caller};
-    tensor_flow::TensorAllocator<TestSite> tensors{
+    tensorflow::TensorAllocator<TestSite> tensors{
         *tf::ProcessState::singleton()->GetCPUAllocator(tf::port::kNUMANoAffinity), 4096};
 
     static allocator_type::Options options() {
@@ -83,7 +83,7 @@ tf::Tensor on_device(int floats = half) {
   return tf::Tensor{&TestSite::tensors(), tf::DT_FLOAT, tf::TensorShape{floats}};
 }
 TestSite::Desk::View view(tf::Tensor const& tensor) {
-  return TestSite::desk().view(tensor_flow::base_of(tensor));
+  return TestSite::desk().view(tensorflow::base_of(tensor));
 }
 
 /// Copies, but tells only later that it has.
@@ -92,7 +92,7 @@ struct LateCopy {
   int calls = 0;
 
   void run(tf::Tensor const& from, tf::Tensor& to, absl::Status& result) {
-    tensor_flow::copy_leased<TestSite>(
+    tensorflow::copy_leased<TestSite>(
         from,
         to,
         [&result](absl::Status const& status) { result = status; },
@@ -194,8 +194,8 @@ DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces
   };
   tf::core::RefCountPtr<tf::GPUDeviceContext> const other{new tf::GPUDeviceContext{
       0, stream(0), stream(1), stream(2), {stream(3), stream(4)}, nullptr}};
-  tf::core::RefCountPtr<tensor_flow::SwappingGpuContext<TestSite>> const context{
-      new tensor_flow::SwappingGpuContext<TestSite>{*other}};
+  tf::core::RefCountPtr<tensorflow::SwappingGpuContext<TestSite>> const context{
+      new tensorflow::SwappingGpuContext<TestSite>{*other}};
   DOCTEST_CHECK(context->stream() == stream(0));
   DOCTEST_CHECK(context->host_to_device_stream() == stream(1));
   DOCTEST_CHECK(context->device_to_host_stream() == stream(2));

@@ -55,12 +55,12 @@ class Bindings {
 
   /// Brings a tensor in; keeps it there for good if asked to.
   static void bring_in(at::Tensor const& tensor, bool keeps) {
-    spillway::pytorch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
+    spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       c10::StorageImpl* const storage = storage_of(part);
       if (is_ours(storage)) {
         Frame frame;
         frame.enter(
-            {spillway::pytorch::Operand{storage, part.unsafeGetTensorImpl(), {keeps, false}}});
+            {spillway::torch::Operand{storage, part.unsafeGetTensorImpl(), {keeps, false}}});
       }
     });
   }
@@ -72,7 +72,7 @@ class Bindings {
     if (is_ours(storage.unsafeGetStorageImpl())) {
       Frame frame;
       frame.enter(
-          {spillway::pytorch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
+          {spillway::torch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
     }
   }
   /// Whether a storage's memory may come and go.

@@ -23,12 +23,12 @@ namespace spillway_torch {
 /// CUDA tensors of one device.
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
-    using observer = spillway::pytorch::TensorWatch;
+    using observer = spillway::torch::TensorWatch;
     using prefetch = spillway::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::pytorch::StorageDesk<CudaSite>;
-  using TensorAllocator = spillway::pytorch::CudaTensorAllocator<CudaSite>;
+  using Desk = spillway::torch::StorageDesk<CudaSite>;
+  using TensorAllocator = spillway::torch::CudaTensorAllocator<CudaSite>;
 
   struct State : SiteState<CudaSite> {
     c10::DeviceIndex ordinal;
@@ -77,8 +77,8 @@ struct CudaSite {
     thread_local Desk::Frames mine;
     return mine;
   }
-  static spillway::pytorch::HookState& hook() {
-    thread_local spillway::pytorch::HookState mine;
+  static spillway::torch::HookState& hook() {
+    thread_local spillway::torch::HookState mine;
     return mine;
   }
   static cudaStream_t current_stream() {

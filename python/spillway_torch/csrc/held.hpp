@@ -26,7 +26,7 @@ class Held {
     auto const add = [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); };
     for (pybind11::handle const object : objects) {
       if (THPVariable_Check(object.ptr())) {
-        spillway::pytorch::for_each_part(THPVariable_Unpack(object.ptr()), add);
+        spillway::torch::for_each_part(THPVariable_Unpack(object.ptr()), add);
       } else if (torch::isStorage(object.ptr())) {
         storages_.push_back(torch::createStorage(object.ptr()));
       }
@@ -42,7 +42,7 @@ class Held {
     }
     frame_.emplace();
     ++Site::frames().held;
-    spillway::pytorch::Operands operands;
+    spillway::torch::Operands operands;
     for (c10::Storage const& storage : storages_) {
       if (Site::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
         operands.push_back({storage.unsafeGetStorageImpl()});

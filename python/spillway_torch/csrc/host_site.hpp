@@ -23,8 +23,8 @@ struct HostSite {
     using prefetch = spillway::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::pytorch::StorageDesk<HostSite>;
-  using TensorAllocator = spillway::pytorch::HostTensorAllocator<HostSite>;
+  using Desk = spillway::torch::StorageDesk<HostSite>;
+  using TensorAllocator = spillway::torch::HostTensorAllocator<HostSite>;
 
   struct State : SiteState<HostSite> {
     TensorAllocator tensors;
@@ -54,8 +54,8 @@ struct HostSite {
     thread_local Desk::Frames mine;
     return mine;
   }
-  static spillway::pytorch::HookState& hook() {
-    thread_local spillway::pytorch::HookState mine;
+  static spillway::torch::HookState& hook() {
+    thread_local spillway::torch::HookState mine;
     return mine;
   }
   static spillway::HostStream current_stream() { return spillway::HostStream::caller; }

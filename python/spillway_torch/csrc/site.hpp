@@ -49,12 +49,12 @@ template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
   using Device = typename Allocator::device_type;
-  using Hook = spillway::pytorch::FrameHook<Site, hook_key>;
+  using Hook = spillway::torch::FrameHook<Site, hook_key>;
 
   Device device;
   spillway::SharedLimit limit_bytes = std::make_shared<std::atomic<std::size_t>>(0);
   Allocator memory;
-  spillway::pytorch::StorageDesk<Site> desk;
+  spillway::torch::StorageDesk<Site> desk;
   std::unique_ptr<typename Hook::Registration> hook;
   spillway::Ballast<Allocator> ballast{memory};
   std::atomic<std::size_t> foreach_bytes{0};

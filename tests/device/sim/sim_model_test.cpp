@@ -13,6 +13,7 @@
 #include <support/device_rig.hpp>
 
 using namespace spillway;
+using namespace spillway::detail;
 using spillway::test::DeviceRig;
 
 namespace {

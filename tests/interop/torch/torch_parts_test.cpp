@@ -21,7 +21,7 @@
 #include <vector>
 
 using namespace spillway;
-using namespace spillway::pytorch;
+using namespace spillway::torch;
 
 namespace {
 

@@ -13,10 +13,10 @@
 
 namespace {
 
-using spillway::GapIndex;
 using spillway::Layout;
 using spillway::LayoutBlock;
-using spillway::LayoutLine;
+using spillway::detail::GapIndex;
+using spillway::detail::LayoutLine;
 
 // What is left of each gap, looked through one by one.
 std::uint32_t smallest_that_holds(std::vector<std::uint32_t> const& left, std::uint32_t count) {

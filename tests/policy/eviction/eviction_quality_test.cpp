@@ -17,9 +17,9 @@
 #include <set>
 #include <vector>
 
-#include "../../bench/order_changes.hpp"
-#include "../../bench/residency_model.hpp"
-#include "../../bench/swap_bound.hpp"
+#include "../../../bench/order_changes.hpp"
+#include "../../../bench/residency_model.hpp"
+#include "../../../bench/swap_bound.hpp"
 
 namespace {
 

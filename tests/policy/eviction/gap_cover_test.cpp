@@ -15,6 +15,7 @@
 namespace {
 
 using namespace spillway;
+using namespace spillway::detail;
 
 struct Problem {
   std::vector<std::int64_t> excess;

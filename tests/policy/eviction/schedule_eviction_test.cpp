@@ -18,6 +18,7 @@
 namespace {
 
 using namespace spillway;
+using namespace spillway::detail;
 using testing::anyone;
 using testing::block;
 using testing::drain;

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// A device made of host memory, with a capacity that is a real limit. `Executor` runs its streams.
 ///
@@ -462,4 +462,4 @@ void BasicSimApi<Executor>::unmap(void* p, std::size_t bytes) noexcept {
   ++calls_.unmaps;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

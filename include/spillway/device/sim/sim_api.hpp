@@ -12,13 +12,13 @@
 namespace spillway {
 
 /// A device of host memory whose streams run at once, each on a thread: the default without a GPU.
-using SimApi = BasicSimApi<ThreadedExecutor>;
+using SimApi = detail::BasicSimApi<detail::ThreadedExecutor>;
 
 /// The same, but nothing runs until it is told to: for tests of order.
-using SteppedSimApi = BasicSimApi<SteppedExecutor>;
+using SteppedSimApi = detail::BasicSimApi<detail::SteppedExecutor>;
 
 /// A device without bytes, on a virtual clock: for planning at any scale.
-using ModelApi = BasicSimApi<ModelExecutor>;
+using ModelApi = detail::BasicSimApi<detail::ModelExecutor>;
 
 static_assert(BatchCopyApi<SimApi> && VirtualMemoryApi<SimApi>);
 static_assert(BatchCopyApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);

@@ -17,9 +17,7 @@
 #include <thread>
 #include <vector>
 
-namespace spillway {
-
-namespace detail {
+namespace spillway::detail {
 
 /// When a copy engine is taken, in virtual time: one copy at a time, each as early as it can.
 ///
@@ -118,8 +116,6 @@ inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
   }
   return 0;
 }
-
-}  // namespace detail
 
 /// Holds no bytes and runs nothing: every operation only moves a virtual clock.
 ///
@@ -296,4 +292,4 @@ inline std::uint64_t ModelExecutor::clock_ns() const noexcept {
   return now_ns();
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

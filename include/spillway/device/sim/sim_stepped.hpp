@@ -21,17 +21,13 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
-
-namespace detail {
+namespace spillway::detail {
 
 /// A lock for what one thread uses.
 struct NoMutex {
   void lock() noexcept {}
   void unlock() noexcept {}
 };
-
-}  // namespace detail
 
 /// Runs nothing until it is told to, one operation at a time: every order of work can be tried.
 ///
@@ -369,4 +365,4 @@ inline void SteppedExecutor::sweep() noexcept {
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Runs each stream of a simulated device on a thread of its own.
 ///
@@ -225,4 +225,4 @@ inline void ThreadedExecutor::reap() noexcept {
   });
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -14,7 +14,7 @@
 #include <tensorflow/core/common_runtime/threadpool_device.h>
 #include <tensorflow/core/public/session_options.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// TensorFlow's CPU device as a `SwappingDevice`.
 template <class Site>
@@ -28,7 +28,7 @@ class SwappingCpuDevice final : public SwappingDevice<Site, tf::ThreadPoolDevice
 /// Makes `SwappingCpuDevice`s where TensorFlow would make its own CPU devices.
 ///
 /// To be registered before the first device is made, with a priority above TensorFlow's own:
-/// `tensorflow::dfactory::Registrar<SwappingCpuDeviceFactory<Site>>{"CPU", 300, ...}`.
+/// `::tensorflow::dfactory::Registrar<SwappingCpuDeviceFactory<Site>>{"CPU", 300, ...}`.
 template <class Site>
 class SwappingCpuDeviceFactory final : public tf::DeviceFactory {
  public:
@@ -53,4 +53,4 @@ class SwappingCpuDeviceFactory final : public tf::DeviceFactory {
   }
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

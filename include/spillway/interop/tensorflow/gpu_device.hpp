@@ -24,7 +24,7 @@
 #include <tensorflow/core/common_runtime/gpu/gpu_process_state.h>
 #include <tensorflow/core/public/session_options.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// Copies between the host and the GPU, outside of operations.
 ///
@@ -215,4 +215,4 @@ class SwappingGpuProcessState final : public tf::GPUProcessState {
   }
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

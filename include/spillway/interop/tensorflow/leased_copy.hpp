@@ -16,7 +16,7 @@
 #include <tensorflow/core/framework/device_base.h>
 #include <tensorflow/core/framework/tensor.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// Copies one tensor to another, and holds those of the two that are the desk's until the copy is done.
 ///
@@ -61,4 +61,4 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
   });
 }
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

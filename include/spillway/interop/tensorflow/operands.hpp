@@ -16,7 +16,7 @@
 #include <tensorflow/core/kernels/data/optional_ops_util.h>
 #include <tensorflow/core/kernels/tensor_list.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 namespace tf = ::tensorflow;
 
@@ -207,4 +207,4 @@ class Operands {
   std::vector<tf::core::RefCountPtr<tf::Var>> variables_;
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

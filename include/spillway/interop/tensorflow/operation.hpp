@@ -16,7 +16,7 @@
 #include <absl/strings/str_cat.h>
 #include <tensorflow/core/framework/op_kernel.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// Says which frame the calling thread's allocations belong to.
 template <class Site>
@@ -126,4 +126,4 @@ class Operation {
   bool is_open_ = false;
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

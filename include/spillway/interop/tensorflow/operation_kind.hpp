@@ -10,7 +10,7 @@
 #include <tensorflow/core/framework/function.h>
 #include <tensorflow/core/framework/op_kernel.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// What an operation does with the bytes of its operands.
 enum class OperationKind : std::uint8_t {
@@ -130,4 +130,4 @@ belongs_to_program(::tensorflow::OpKernelContext const& context) noexcept {
          !std::string_view{type.name()}.starts_with("N10tensorflow4data");
 }
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

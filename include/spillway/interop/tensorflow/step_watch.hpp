@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// Tells where one step of a program ends and the next begins: where a counter of steps goes up.
 ///
@@ -37,4 +37,4 @@ class StepWatch {
   std::vector<void const*> others_;  // that went up since the leader did
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

@@ -15,7 +15,7 @@
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_var.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// One of TensorFlow's devices, with tensors that may leave its memory while no operation uses them.
 ///
@@ -141,4 +141,4 @@ class SwappingDevice : public Base {
   }
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

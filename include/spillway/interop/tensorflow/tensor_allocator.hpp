@@ -13,7 +13,7 @@
 
 #include <tensorflow/core/framework/allocator.h>
 
-namespace spillway::tensor_flow {
+namespace spillway::tensorflow {
 
 /// TensorFlow's allocator on a `BufferDesk`.
 ///
@@ -97,4 +97,4 @@ class TensorAllocator final : public ::tensorflow::Allocator {
   std::atomic<std::size_t> least_bytes_;
 };
 
-}  // namespace spillway::tensor_flow
+}  // namespace spillway::tensorflow

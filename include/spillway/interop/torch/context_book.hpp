@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Who asked for which block: what was gathered when it was allocated, for as long as it lives and, as
 /// long as history is kept, for a while after.
@@ -70,4 +70,4 @@ class ContextBook {
   std::size_t limit_ = 0;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

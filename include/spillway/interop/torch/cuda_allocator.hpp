@@ -27,7 +27,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// PyTorch's CUDA allocator on a `StorageDesk`, for one device.
 ///
@@ -49,9 +49,9 @@ namespace spillway::pytorch {
 ///          what was enqueued on it and on those that `recordStream` named.
 template <class Site>
 class CudaTensorAllocator final
-    : public torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
+    : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
  public:
-  using Base = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+  using Base = ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
   using Desk = StorageDesk<Site>;
   using Pools = PrivatePools<cudaStream_t>;
   using DeviceIndex = c10::DeviceIndex;
@@ -379,4 +379,4 @@ void CudaTensorAllocator<Site>::createOrIncrefPool(
                                        [own](void* p) { own->raw_delete(p); }});
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

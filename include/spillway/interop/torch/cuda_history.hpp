@@ -19,7 +19,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Who wants to know what a CUDA allocator does: memory history, observers of errors, trackers.
 ///
@@ -160,4 +160,4 @@ class CudaHistory {
   std::vector<std::shared_ptr<Tracker const>> trackers_;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -16,7 +16,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Statistics and snapshots as PyTorch's own values.
 namespace as_torch {
@@ -156,4 +156,4 @@ trace(MemorySnapshot const& from, std::int64_t epoch_ns, Contexts const& context
 
 }  // namespace as_torch
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -26,7 +26,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// What one thread's hook needs beside its frames.
 struct HookState {
@@ -49,15 +49,15 @@ template <class Site, c10::DispatchKey Key>
 class FrameHook {
  public:
   using Desk = StorageDesk<Site>;
-  using Stack = torch::jit::Stack;
+  using Stack = ::torch::jit::Stack;
 
   static constexpr c10::DispatchKey key = Key;
 
   /// What PyTorch knows of the hook; all of it goes when it goes.
   struct Registration {
-    torch::Library fallback;
-    torch::Library operations;
-    torch::Library nested;
+    ::torch::Library fallback;
+    ::torch::Library operations;
+    ::torch::Library nested;
   };
 
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
@@ -71,10 +71,10 @@ class FrameHook {
   [[nodiscard]] static std::unique_ptr<Registration> install() {
     auto const here = static_cast<std::uint32_t>(__LINE__);
     auto library = std::make_unique<Registration>(
-        Registration{{torch::Library::IMPL, "_", Key, __FILE__, here},
-                     {torch::Library::IMPL, "aten", Key, __FILE__, here},
-                     {torch::Library::IMPL, "aten", std::nullopt, __FILE__, here}});
-    library->fallback.fallback(torch::CppFunction::makeFromBoxedFunction<&run>());
+        Registration{{::torch::Library::IMPL, "_", Key, __FILE__, here},
+                     {::torch::Library::IMPL, "aten", Key, __FILE__, here},
+                     {::torch::Library::IMPL, "aten", std::nullopt, __FILE__, here}});
+    library->fallback.fallback(::torch::CppFunction::makeFromBoxedFunction<&run>());
     std::unordered_set<std::string> typed;
     auto& dispatcher = c10::Dispatcher::singleton();
 #define SPILLWAY_TORCH_INSTALL_KERNEL(op, name)                                                    \
@@ -140,8 +140,8 @@ class FrameHook {
       return;
     case OperationKind::lazy_clone: {
       // Sharing would wrap the context that is ours; a copy is what it promises to look like.
-      at::Tensor const copy = torch::jit::pop(*stack).toTensor().clone();
-      torch::jit::push(*stack, copy);
+      at::Tensor const copy = ::torch::jit::pop(*stack).toTensor().clone();
+      ::torch::jit::push(*stack, copy);
       return;
     }
     case OperationKind::exposing:
@@ -230,7 +230,7 @@ class FrameHook {
 
   static void pass_by(Registration& library, c10::OperatorHandle const& op) {
     library.operations.impl(toString(op.operator_name()).c_str(),
-                            torch::CppFunction::makeFallthrough());
+                            ::torch::CppFunction::makeFallthrough());
     NestedKernel<FrameHook>::cover(library.nested, op);
   }
 
@@ -414,4 +414,4 @@ class FrameHook {
   }
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -17,7 +17,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// What the first tensor that was seen of a storage looked like, for reports.
 struct Likeness {
@@ -122,4 +122,4 @@ struct alignas(64) Holding {
       c10::StorageImpl>{}};  // never keeps the storage alive; null before it is seen
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -8,7 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// PyTorch's CPU allocator on a `StorageDesk`.
 ///
@@ -43,4 +43,4 @@ class HostTensorAllocator final : public c10::Allocator {
   c10::Allocator* small_;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -12,7 +12,7 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Where kernels for nested tensors are registered.
 inline constexpr std::array nested_keys{c10::DispatchKey::CompositeImplicitAutogradNestedTensor,
@@ -29,7 +29,7 @@ class NestedKernel final : public c10::OperatorKernel {
   explicit NestedKernel(c10::SafeKernelFunction original) : original_{std::move(original)} {}
 
   void
-  operator()(c10::OperatorHandle const& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  operator()(c10::OperatorHandle const& op, c10::DispatchKeySet keys, ::torch::jit::Stack* stack) {
     if (Hook::is_on()) {
       Hook::run_nested(op, stack, [&] { original_.callBoxed(op, keys, stack); });
     } else {
@@ -39,7 +39,7 @@ class NestedKernel final : public c10::OperatorKernel {
 
   /// Puts such kernels in the place of an operation's own, for as long as `library` lives. Overriding them is
   /// what PyTorch would warn of.
-  static void cover(torch::Library& library, c10::OperatorHandle const& op) {
+  static void cover(::torch::Library& library, c10::OperatorHandle const& op) {
     NoWarnings silence;
     c10::WarningUtils::WarningHandlerGuard const guard{&silence};
     for (c10::DispatchKey const key : nested_keys) {
@@ -50,7 +50,7 @@ class NestedKernel final : public c10::OperatorKernel {
             std::make_unique<NestedKernel>(op.getComputedKernelForDispatchKey(runtime_key));
         library.impl(
             toString(op.operator_name()).c_str(),
-            torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel))));
+            ::torch::dispatch(key, ::torch::CppFunction::makeFromBoxedFunctor(std::move(kernel))));
       }
     }
   }
@@ -63,4 +63,4 @@ class NestedKernel final : public c10::OperatorKernel {
   c10::SafeKernelFunction original_;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -15,7 +15,7 @@
 #include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined; all others
 /// have a key that says what else they are.
@@ -130,4 +130,4 @@ void collect(std::span<c10::IValue const> values,
   }
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

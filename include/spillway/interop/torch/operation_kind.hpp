@@ -12,7 +12,7 @@
 #include <ATen/core/function_schema.h>
 #include <c10/core/DispatchKey.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// How an operation uses its operands' bytes.
 enum class OperationKind : std::uint8_t {
@@ -152,4 +152,4 @@ class OperationKinds {
   std::array<Entry, 1024> entries_{};
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// PyTorch's name of a private pool.
 using PoolId = std::pair<unsigned long long, unsigned long long>;
@@ -356,4 +356,4 @@ auto PrivatePools<Stream>::pieces(PoolId id) const -> std::vector<Piece> {
   return all;
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -15,7 +15,7 @@
 #  include <torch/csrc/distributed/c10d/Work.hpp>
 #endif
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// What tells when communication ends that an operation has begun, if that is among its results.
 /// @returns null if there is nothing that tells: none is going on, or its backend does not say
@@ -71,4 +71,4 @@ class LastingUse {
   typename Desk::Pins pins_;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

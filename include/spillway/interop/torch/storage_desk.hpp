@@ -22,7 +22,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Stands between PyTorch's storages and an allocator: gives them memory, leases it while operations
 /// use it, and takes the addresses away in between.
@@ -400,4 +400,4 @@ auto StorageDesk<Site>::counts() const -> Counts {
           .active_frames = state_.active};
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// A quantity as PyTorch counts it: what it is now, the most it was, and what was added and taken away.
 struct TensorStat {
@@ -123,4 +123,4 @@ struct TensorStats {
   }
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// An observer that counts as PyTorch does, and remembers what happened while it is asked to.
 ///
@@ -165,4 +165,4 @@ class TensorWatch {
 
 static_assert(Observer<TensorWatch>);
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

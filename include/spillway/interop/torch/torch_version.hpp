@@ -9,7 +9,7 @@
   (TORCH_VERSION_MAJOR > (major) ||                                                                \
    (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Storages can say, and take back, why their bytes may not be read: a read of an address that is not
 /// there is then an error with a name.
@@ -30,4 +30,4 @@ inline void allow_access([[maybe_unused]] c10::StorageImpl& storage) {
 #endif
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -220,7 +220,7 @@
   DO(type_as, "type_as")
 // clang-format on
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Calls `visit(tensor, is_written)` for each tensor in an argument or a result, as C++ has it.
 template <class Value, class Visit>
@@ -338,4 +338,4 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   }
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Looks for plans that bring far-off gaps together by exchanging blocks, for when hardly more is
 /// free than is asked for.
@@ -344,4 +344,4 @@ ExchangeSearch::settle(BlockRun const& run, std::uint32_t count, std::uint64_t b
   return plan;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

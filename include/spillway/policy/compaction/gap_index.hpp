@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// The gaps of a layout by size, to be filled from their low ends, with undo.
 ///
@@ -144,4 +144,4 @@ GapIndex::fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
   return first;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

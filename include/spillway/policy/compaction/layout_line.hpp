@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// A layout as alternating gaps and blocks: gap 0, block 0, gap 1, ..., block n - 1, gap n.
 ///
@@ -75,4 +75,4 @@ struct BlockRun {
   return best;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Puts moves in an order in which each destination is free when its turn comes.
 ///
@@ -124,4 +124,4 @@ class MoveOrder {
   std::uint32_t end_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

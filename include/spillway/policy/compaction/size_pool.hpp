@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Blocks by size, from which those are chosen that fill a gap as well as possible (subset sum).
 ///
@@ -122,4 +122,4 @@ class SizePool {
   std::vector<Size> sizes_;  // large ones first
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

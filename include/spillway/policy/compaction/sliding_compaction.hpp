@@ -40,22 +40,24 @@ class SlidingCompaction {
     std::uint64_t score = 0;
   };
 
-  [[nodiscard]] static std::uint64_t room(LayoutLine const& line) noexcept {
+  [[nodiscard]] static std::uint64_t room(detail::LayoutLine const& line) noexcept {
     std::uint64_t room = line.layout().end;
     for (LayoutBlock const& block : line.layout().blocks) {
       room -= block.count;
     }
     return room;
   }
-  [[nodiscard]] static bool is_searched_long(LayoutLine const& line) noexcept {
+  [[nodiscard]] static bool is_searched_long(detail::LayoutLine const& line) noexcept {
     return line.size() <= few_blocks && !line.layout().is_part;
   }
-  [[nodiscard]] static WindowSearch::Limits quick_search(LayoutLine const& line) noexcept {
-    return WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
+  [[nodiscard]] static detail::WindowSearch::Limits
+  quick_search(detail::LayoutLine const& line) noexcept {
+    return detail::WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
   }
-  [[nodiscard]] static LayoutPlan slide(LayoutLine const& line, BlockRun const& run);
+  [[nodiscard]] static LayoutPlan slide(detail::LayoutLine const& line,
+                                        detail::BlockRun const& run);
   [[nodiscard]] std::uint64_t
-  score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count);
+  score(detail::LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count);
 
   std::vector<std::uint32_t> place_;  // of each block after a plan
   std::vector<LayoutBlock> arrived_;  // what a plan puts somewhere, by place
@@ -63,7 +65,7 @@ class SlidingCompaction {
 
 inline std::optional<LayoutPlan>
 SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
-  LayoutLine const line{layout};
+  detail::LayoutLine const line{layout};
   if (room(line) < count) {
     return std::nullopt;
   }
@@ -78,19 +80,21 @@ SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t
     }
     return bound;
   };
-  if (BlockRun const run = cheapest_slide(line, count); run.room >= count && run.cost < bound) {
+  if (detail::BlockRun const run = cheapest_slide(line, count);
+      run.room >= count && run.cost < bound) {
     consider(slide(line, run));
   }
-  WindowSearch{line, layout.is_part ? quick_search(line) : WindowSearch::Limits{}}.search(
-      count, bound, consider);
+  detail::WindowSearch{line, layout.is_part ? quick_search(line) : detail::WindowSearch::Limits{}}
+      .search(count, bound, consider);
   bool const is_dear = !best.plan || 2 * best.plan->cost > count;
   if (is_dear && is_searched_long(line)) {
-    ExchangeSearch{line, {}}.search(count, bound, consider);
+    detail::ExchangeSearch{line, {}}.search(count, bound, consider);
   }
   return std::move(best.plan);
 }
 
-inline LayoutPlan SlidingCompaction::slide(LayoutLine const& line, BlockRun const& run) {
+inline LayoutPlan SlidingCompaction::slide(detail::LayoutLine const& line,
+                                           detail::BlockRun const& run) {
   LayoutPlan plan;
   plan.cost = run.cost;
   std::uint32_t at = line.gap_first(run.from);
@@ -104,8 +108,9 @@ inline LayoutPlan SlidingCompaction::slide(LayoutLine const& line, BlockRun cons
 }
 
 // What the plan moves, and a tenth of what then lies between the free bytes that are left.
-inline std::uint64_t
-SlidingCompaction::score(LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
+inline std::uint64_t SlidingCompaction::score(detail::LayoutLine const& line,
+                                              LayoutPlan const& plan,
+                                              std::uint32_t count) {
   if (!is_searched_long(line)) {
     return plan.cost;
   }

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Looks for a run of blocks whose place can be vacated: some blocks go to gaps elsewhere, the rest
 /// slides together.
@@ -357,4 +357,4 @@ WindowSearch::make_place(Trial& trial, std::uint32_t count, std::uint64_t bound)
   return place;
 }
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -52,17 +52,17 @@ class CostEviction {
     auto const victim = ranking_.best([&](BlockId id, Key& key) noexcept {
       std::optional<EvictionCandidate> const block = inspect(id);
       if (!block) {
-        return Verdict::skip;
+        return detail::Verdict::skip;
       }
       // Ranked as if clean until looked at: whether it is changes without our being told.
       double const transfers = !block->has_contents ? 0.0 : block->is_clean ? 1.0 : 2.0;
       double const price = key.age + transfers * price_per_byte(key.bytes);
       if (price > key.worth) {
         key.worth = price;
-        return Verdict::key_changed;
+        return detail::Verdict::key_changed;
       }
       worth = key.worth;
-      return Verdict::take;
+      return detail::Verdict::take;
     });
     age_ = std::max(age_, worth);
     return victim;
@@ -86,7 +86,7 @@ class CostEviction {
     return {age_ + price_per_byte(bytes), age_, bytes, ++uses_};
   }
 
-  SlotHeap<Key> ranking_;
+  detail::SlotHeap<Key> ranking_;
   double age_ = 0.0;
   double overhead_bytes_ = 256.0 * 1024.0;
   std::uint64_t uses_ = 0;

@@ -39,7 +39,7 @@ class FifoEviction {
   }
 
  private:
-  SlotOrder order_;  // the one that came first, first
+  detail::SlotOrder order_;  // the one that came first, first
 };
 
 static_assert(EvictionPolicy<FifoEviction>);

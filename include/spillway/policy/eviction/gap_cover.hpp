@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Chooses which blocks are away between two uses, so that what remains fits, at the fewest bytes.
 ///
@@ -198,4 +198,4 @@ class GapCover {
   GapSearch search_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Makes a choice of gaps cheaper by trial: throws a few out, fills the hole anew, and keeps what
 /// became no dearer (large neighbourhood search: Shaw, "Using Constraint Programming and Local Search
@@ -177,4 +177,4 @@ class GapSearch {
   std::size_t looks_left_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

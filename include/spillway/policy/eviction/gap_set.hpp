@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// Between two uses a block may be away, and takes its bytes off a run of moments.
 struct Gap {
@@ -135,4 +135,4 @@ class GapSet {
   SlackTree slack_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -39,7 +39,7 @@ class LruEviction {
   }
 
  private:
-  SlotOrder order_;  // the one used longest ago first
+  detail::SlotOrder order_;  // the one used longest ago first
 };
 
 static_assert(EvictionPolicy<LruEviction>);

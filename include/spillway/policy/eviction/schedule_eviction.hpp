@@ -30,14 +30,14 @@ namespace spillway {
 class ScheduleEviction {
  public:
   ScheduleEviction() = default;
-  explicit ScheduleEviction(PlanOptions options) noexcept : plan_{options} {}
+  explicit ScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use use) {
     std::uint32_t const slot = slot_of(id);
     if (slot >= tracked_.size()) {
       tracked_.resize(std::size_t{slot} + 1);
     }
-    for (SlotOrder* order : {&by_use_, &leaving_, &free_to_leave_, &to_offer_}) {
+    for (detail::SlotOrder* order : {&by_use_, &leaving_, &free_to_leave_, &to_offer_}) {
       order->reserve(id);
     }
     by_distance_.reserve(id, blocks_);
@@ -125,8 +125,8 @@ class ScheduleEviction {
   }
 
   [[nodiscard]] bool may_return(AccessSchedule const& schedule, BlockId id) const noexcept {
-    return !is_predicting_ ||
-           plan_.returns_at(schedule.use_of(id).entry) <= schedule.cursor() + StepPlan::next_ops;
+    return !is_predicting_ || plan_.returns_at(schedule.use_of(id).entry) <=
+                                  schedule.cursor() + detail::StepPlan::next_ops;
   }
 
   /// Names each block that the plan sends out once.
@@ -176,7 +176,8 @@ class ScheduleEviction {
   }
 
   template <class Inspect>
-  static std::optional<BlockId> first_of(SlotOrder const& order, Inspect& inspect) noexcept {
+  static std::optional<BlockId> first_of(detail::SlotOrder const& order,
+                                         Inspect& inspect) noexcept {
     for (BlockId id = order.front(); id != BlockId{}; id = order.after(id)) {
       if (inspect(id)) {
         return id;
@@ -265,21 +266,21 @@ class ScheduleEviction {
       return best;
     }
     return by_distance_.best([&](BlockId id, Distance&) noexcept {
-      return inspect(id) ? Verdict::take : Verdict::skip;
+      return inspect(id) ? detail::Verdict::take : detail::Verdict::skip;
     });
   }
 
   std::vector<Tracked> tracked_;
   std::size_t blocks_ = 0;
   std::uint64_t notes_ = 0;
-  SlotOrder by_use_;         // the one used longest ago first
-  SlotOrder leaving_;        // the plan sends them out before their next use
-  SlotOrder free_to_leave_;  // need not come back
-  SlotOrder to_offer_;       // of those in leaving_, not yet named by early_victim
-  SlotHeap<Distance> by_distance_;
+  detail::SlotOrder by_use_;         // the one used longest ago first
+  detail::SlotOrder leaving_;        // the plan sends them out before their next use
+  detail::SlotOrder free_to_leave_;  // need not come back
+  detail::SlotOrder to_offer_;       // of those in leaving_, not yet named by early_victim
+  detail::SlotHeap<Distance> by_distance_;
   std::uint64_t sorted_ = 0;  // notes up to which the orders above are up to date
   std::uint64_t ranked_ = 0;  // notes up to which by_distance_ is
-  StepPlan plan_;
+  detail::StepPlan plan_;
   std::uint64_t planned_step_ = 0;
   std::size_t planned_bytes_ = 0;
   std::uint64_t base_ = 0;    // position of the record's first entry

@@ -36,7 +36,7 @@ class SizeEviction {
   [[nodiscard]] std::optional<BlockId> victim(std::size_t /*short_bytes*/,
                                               Inspect inspect) noexcept {
     return ranking_.best([&](BlockId id, Key const&) noexcept {
-      return inspect(id) ? Verdict::take : Verdict::skip;
+      return inspect(id) ? detail::Verdict::take : detail::Verdict::skip;
     });
   }
 
@@ -49,7 +49,7 @@ class SizeEviction {
     }
   };
 
-  SlotHeap<Key> ranking_;
+  detail::SlotHeap<Key> ranking_;
   std::uint64_t uses_ = 0;
 };
 

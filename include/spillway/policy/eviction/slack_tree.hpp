@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// A number for each moment, to which a run of moments can be added at once and whose least value in a
 /// run is found fast: a segment tree with additions left where they cover a whole node.
@@ -119,4 +119,4 @@ class SlackTree {
   std::vector<std::int64_t> added_;    // to all of a node's moments
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-namespace spillway {
+namespace spillway::detail {
 
 /// What a plan may spend on overlapping transfers with work: room for blocks to come back in before
 /// their use has to be made by others, which then are away longer or more often.
@@ -334,4 +334,4 @@ class StepPlan {
   GapCover cover_;
 };
 
-}  // namespace spillway
+}  // namespace spillway::detail

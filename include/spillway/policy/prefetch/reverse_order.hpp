@@ -95,7 +95,7 @@ class ReverseOrder {
   }
 
   PrefetchOptions options_;
-  SlotOrder by_first_use_;
+  detail::SlotOrder by_first_use_;
   std::vector<std::uint64_t> rank_;  // by slot: its place among the first uses of the step
   std::uint64_t count_ = 0;
   std::uint64_t reached_rank_ = 0;  // of the earliest block that the descent has come to; 0: none

@@ -18,7 +18,7 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// What one thread has in use: the holdings pinned by its outermost operation.
 template <class Holding>
@@ -69,8 +69,8 @@ struct DeskState {
   using stream_type = typename Allocator::stream_type;
   using Lease = typename Allocator::lease_type;
   using Leases = StreamLeases<Lease, stream_type>;
-  using Holding = pytorch::Holding<Lease, stream_type>;
-  using Frames = pytorch::Frames<Holding>;
+  using Holding = torch::Holding<Lease, stream_type>;
+  using Frames = torch::Frames<Holding>;
   using Pins = typename Frames::Pins;
   using Guard = std::unique_lock<std::mutex>;
   using Strong = c10::intrusive_ptr<c10::StorageImpl>;
@@ -208,4 +208,4 @@ struct DeskState {
   std::atomic<std::uint64_t> strays{0};
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

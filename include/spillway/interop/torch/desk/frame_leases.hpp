@@ -17,7 +17,7 @@
 
 #include <c10/util/SmallVector.h>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Leases of what frames use: taken when an operation begins, given up when the outermost one ends and
 /// memory is short.
@@ -459,4 +459,4 @@ std::size_t FrameLeases<Site>::relieve() {
   return bytes;
 }
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

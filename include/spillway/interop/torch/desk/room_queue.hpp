@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Where threads sleep that need room, or a storage that another thread is bringing in.
 ///
@@ -55,4 +55,4 @@ class RoomQueue {
   int starving_ = 0;  // threads that sleep here inside an operation; under the lock
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway::pytorch {
+namespace spillway::torch {
 
 /// Knows every storage whose memory is the desk's: those that no operation has been seen to use, by
 /// address, and those that are enrolled.
@@ -237,4 +237,4 @@ class StorageRoll {
   State& state_;
 };
 
-}  // namespace spillway::pytorch
+}  // namespace spillway::torch
