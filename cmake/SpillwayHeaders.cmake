@@ -26,12 +26,12 @@ set(SPILLWAY_HEADERS
     spillway/core/block_table.hpp
     spillway/core/config.hpp
     spillway/core/error.hpp
-    spillway/core/event.hpp
     spillway/core/fence.hpp
     spillway/core/growing_array.hpp
     spillway/core/host_mapping.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp
+    spillway/core/record.hpp
     spillway/core/slot_heap.hpp
     spillway/core/slot_order.hpp
     spillway/core/stats.hpp

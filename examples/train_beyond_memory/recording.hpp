@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/observe/snapshot.hpp>
 #include <spillway/observe/snapshot_json.hpp>
 #include <spillway/observe/timeline.hpp>
@@ -19,9 +19,9 @@ class Recorder {
  public:
   static constexpr bool is_enabled = true;
 
-  void on_event(spillway::Event const& event) noexcept {
+  void on_record(spillway::Record const& record) noexcept {
     if (is_recording_) {
-      timeline_.on_event(event);
+      timeline_.on_record(record);
     }
   }
 
@@ -54,8 +54,8 @@ class RecordFiles {
       timeline_->finish();
     }
     if (snapshot_) {
-      auto const events = timeline.events();
-      spillway::write_json(snapshot_->out, spillway::snapshot(allocator, events));
+      auto const records = timeline.records();
+      spillway::write_json(snapshot_->out, spillway::snapshot(allocator, records));
       snapshot_->finish();
     }
   }

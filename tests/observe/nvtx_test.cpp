@@ -74,18 +74,18 @@ int attach(NvtxGetExportTableFunc_t get_table) {
 
 TEST_SUITE("nvtx") {
   // One case: a tool is asked for once in a program.
-  TEST_CASE("NvtxMarks: a tool sees a mark for each event and a range for each step") {
+  TEST_CASE("NvtxMarks: a tool sees a mark for each record and a range for each step") {
     InitializeInjectionNvtx2_fnptr = attach;
     {
       NvtxMarks marks;
       CHECK(tool.domain == "spillway");
-      marks.on_event({.kind = EventKind::allocate, .bytes = 10});
-      marks.on_event({.kind = EventKind::step});
-      marks.on_event({.kind = EventKind::swap_out, .bytes = std::size_t{5} << 32U});
-      marks.on_event({.kind = EventKind::step});
+      marks.on_record({.kind = RecordKind::allocate, .bytes = 10});
+      marks.on_record({.kind = RecordKind::step});
+      marks.on_record({.kind = RecordKind::swap_out, .bytes = std::size_t{5} << 32U});
+      marks.on_record({.kind = RecordKind::step});
     }
 
-    CHECK(tool.categories.size() == static_cast<std::size_t>(EventKind::step) + 2);
+    CHECK(tool.categories.size() == static_cast<std::size_t>(RecordKind::step) + 2);
     CHECK(tool.categories.back() == "step");
     std::vector<std::string> const expected{
         "allocate", "start step", "swap_out", "end step", "start step", "end step", "destroyed"};

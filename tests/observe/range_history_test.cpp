@@ -20,18 +20,18 @@ namespace {
 constexpr BlockId a{1};
 constexpr BlockId b{2};
 
-Event event(EventKind kind, BlockId block, std::uintptr_t address, std::size_t bytes = 100) {
+Record record(RecordKind kind, BlockId block, std::uintptr_t address, std::size_t bytes = 100) {
   return {.kind = kind,
           .block = block,
           .bytes = bytes,
           .address = reinterpret_cast<void const*>(address)};
 }
 
-/// `1:+a@100` says that event 1 shows block a taking address 100.
-std::vector<std::string> told(std::vector<Event> const& events) {
+/// `1:+a@100` says that record 1 shows block a taking address 100.
+std::vector<std::string> told(std::vector<Record> const& records) {
   std::vector<std::string> lines;
-  for (RangeChange const& change : range_changes(events)) {
-    lines.push_back(std::to_string(change.event) + ':' + (change.is_taken ? '+' : '-') +
+  for (RangeChange const& change : range_changes(records)) {
+    lines.push_back(std::to_string(change.record) + ':' + (change.is_taken ? '+' : '-') +
                     static_cast<char>('a' + static_cast<int>(change.block) - 1) + '@' +
                     std::to_string(change.address));
   }
@@ -43,58 +43,59 @@ using Lines = std::vector<std::string>;
 }  // namespace
 
 TEST_SUITE("range_history") {
-  TEST_CASE("range_changes: a block takes ranges and gives them up as the events say") {
-    CHECK(told({event(EventKind::allocate, a, 0),
-                event(EventKind::make_resident, a, 100),
-                event(EventKind::swap_out, a, 100),
-                event(EventKind::prefetch, a, 300),
-                event(EventKind::copy_out, a, 300),
-                event(EventKind::drop, a, 300),
-                event(EventKind::swap_in, a, 200),
-                event(EventKind::move, a, 500),
-                event(EventKind::deallocate, a, 500)}) == Lines{"1:+a@100",
-                                                                "2:-a@100",
-                                                                "3:+a@300",
-                                                                "5:-a@300",
-                                                                "6:+a@200",
-                                                                "7:-a@200",
-                                                                "7:+a@500",
-                                                                "8:-a@500"});
+  TEST_CASE("range_changes: a block takes ranges and gives them up as the records say") {
+    CHECK(told({record(RecordKind::allocate, a, 0),
+                record(RecordKind::make_resident, a, 100),
+                record(RecordKind::swap_out, a, 100),
+                record(RecordKind::prefetch, a, 300),
+                record(RecordKind::copy_out, a, 300),
+                record(RecordKind::drop, a, 300),
+                record(RecordKind::swap_in, a, 200),
+                record(RecordKind::move, a, 500),
+                record(RecordKind::deallocate, a, 500)}) == Lines{"1:+a@100",
+                                                                  "2:-a@100",
+                                                                  "3:+a@300",
+                                                                  "5:-a@300",
+                                                                  "6:+a@200",
+                                                                  "7:-a@200",
+                                                                  "7:+a@500",
+                                                                  "8:-a@500"});
   }
 
   TEST_CASE("range_changes: a block that never had a range gives none up") {
-    CHECK(told({event(EventKind::allocate, a, 0), event(EventKind::deallocate, a, 0)}).empty());
+    CHECK(told({record(RecordKind::allocate, a, 0), record(RecordKind::deallocate, a, 0)}).empty());
   }
 
   TEST_CASE("range_changes: whoever lies where another block arrives has left") {
-    CHECK(told({event(EventKind::make_resident, a, 100),
-                event(EventKind::make_resident, b, 199),
-                event(EventKind::deallocate, a, 0)}) == Lines{"0:+a@100", "1:-a@100", "1:+b@199"});
-    CHECK(told({event(EventKind::make_resident, a, 100),
-                event(EventKind::make_resident, b, 200)}) == Lines{"0:+a@100", "1:+b@200"});
-    CHECK(told({event(EventKind::make_resident, a, 300),
-                event(EventKind::make_resident, b, 200, 101)}) ==
+    CHECK(told({record(RecordKind::make_resident, a, 100),
+                record(RecordKind::make_resident, b, 199),
+                record(RecordKind::deallocate, a, 0)}) ==
+          Lines{"0:+a@100", "1:-a@100", "1:+b@199"});
+    CHECK(told({record(RecordKind::make_resident, a, 100),
+                record(RecordKind::make_resident, b, 200)}) == Lines{"0:+a@100", "1:+b@200"});
+    CHECK(told({record(RecordKind::make_resident, a, 300),
+                record(RecordKind::make_resident, b, 200, 101)}) ==
           Lines{"0:+a@300", "1:-a@300", "1:+b@200"});
   }
 
   TEST_CASE("range_changes: what is given up first was there from the start") {
-    CHECK(told({event(EventKind::drop, a, 100),
-                event(EventKind::drop, b, 200),
-                event(EventKind::drop, a, 100)}) == Lines{"0:-a@100", "1:-b@200"});
-    CHECK(told({event(EventKind::deallocate, a, 0)}).empty());
-    CHECK(told({event(EventKind::deallocate, a, 100)}) == Lines{"0:-a@100"});
-    CHECK(told({event(EventKind::move, a, 100), event(EventKind::drop, a, 100)}) ==
+    CHECK(told({record(RecordKind::drop, a, 100),
+                record(RecordKind::drop, b, 200),
+                record(RecordKind::drop, a, 100)}) == Lines{"0:-a@100", "1:-b@200"});
+    CHECK(told({record(RecordKind::deallocate, a, 0)}).empty());
+    CHECK(told({record(RecordKind::deallocate, a, 100)}) == Lines{"0:-a@100"});
+    CHECK(told({record(RecordKind::move, a, 100), record(RecordKind::drop, a, 100)}) ==
           Lines{"0:-a@0", "0:+a@100", "1:-a@100"});
-    CHECK(told({event(EventKind::copy_out, a, 100), event(EventKind::drop, a, 100)}) ==
+    CHECK(told({record(RecordKind::copy_out, a, 100), record(RecordKind::drop, a, 100)}) ==
           Lines{"1:-a@100"});
   }
 
-  TEST_CASE("range_changes: events that concern no block change nothing") {
-    CHECK(told({event(EventKind::grow, {}, 100),
-                event(EventKind::trim, {}, 100),
-                event(EventKind::step, {}, 0),
-                event(EventKind::host_wait, {}, 0),
-                event(EventKind::out_of_memory, a, 0)})
+  TEST_CASE("range_changes: records that concern no block change nothing") {
+    CHECK(told({record(RecordKind::grow, {}, 100),
+                record(RecordKind::trim, {}, 100),
+                record(RecordKind::step, {}, 0),
+                record(RecordKind::host_wait, {}, 0),
+                record(RecordKind::out_of_memory, a, 0)})
               .empty());
   }
 }

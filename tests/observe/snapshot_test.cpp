@@ -135,7 +135,7 @@ TEST_SUITE("snapshot") {
   TEST_CASE("write_json: a snapshot has every member that PyTorch's viewers read") {
     WatchedProgram<Watched> program{7};
     program.run(300);
-    auto const now = snapshot(program.allocator, program.allocator.observer().events());
+    auto const now = snapshot(program.allocator, program.allocator.observer().records());
     json const it = written(now);
 
     REQUIRE(it.at("segments").size() == now.segments.size());

@@ -40,30 +40,30 @@ void run_threads(std::size_t count, Work work) {
 }  // namespace
 
 TEST_SUITE("timeline race") {
-  TEST_CASE("Timeline: threads that tell it events at once lose none, and each keeps its order") {
+  TEST_CASE("Timeline: threads that tell it records at once lose none, and each keeps its order") {
     constexpr std::size_t threads = 4;
-    constexpr std::size_t events_each = 5000;
+    constexpr std::size_t records_each = 5000;
     Timeline timeline;
     std::atomic<bool> is_over{false};
     std::thread reader{[&] {
       while (!is_over) {
-        (void)timeline.events();
+        (void)timeline.records();
         (void)timeline.forgotten();
       }
     }};
     run_threads(threads, [&](std::size_t me) {
-      for (std::size_t i = 0; i < events_each; ++i) {
-        timeline.on_event({.block = make_block_id(static_cast<std::uint32_t>(me), 1), .bytes = i});
+      for (std::size_t i = 0; i < records_each; ++i) {
+        timeline.on_record({.block = make_block_id(static_cast<std::uint32_t>(me), 1), .bytes = i});
       }
     });
     is_over = true;
     reader.join();
 
     std::array<std::size_t, threads> seen{};
-    for (Event const& event : timeline.events()) {
-      CHECK(event.bytes == seen.at(slot_of(event.block))++);
+    for (Record const& record : timeline.records()) {
+      CHECK(record.bytes == seen.at(slot_of(record.block))++);
     }
-    CHECK(std::all_of(seen.begin(), seen.end(), [&](auto n) { return n == events_each; }));
+    CHECK(std::all_of(seen.begin(), seen.end(), [&](auto n) { return n == records_each; }));
   }
 
   TEST_CASE("Timeline: a limit holds while threads tell, and what is missing is counted") {
@@ -71,14 +71,14 @@ TEST_SUITE("timeline race") {
     timeline.set_limit(100);
     run_threads(4, [&](std::size_t me) {
       for (std::size_t i = 0; i < 2000; ++i) {
-        timeline.on_event({.bytes = i});
+        timeline.on_record({.bytes = i});
         if (me == 0 && i % 100 == 0) {
           timeline.set_limit(50 + i % 300);
         }
       }
     });
 
-    CHECK(timeline.events().size() + timeline.forgotten() == 4 * 2000);
+    CHECK(timeline.records().size() + timeline.forgotten() == 4 * 2000);
   }
 
   TEST_CASE("Timeline: it can be read and written while threads use the allocator it watches") {
@@ -91,9 +91,9 @@ TEST_SUITE("timeline race") {
       while (running != 0) {
         std::ostringstream out;
         allocator.observer().write(out, allocator.stats());
-        auto const events = allocator.observer().events();
+        auto const records = allocator.observer().records();
         auto const now =
-            snapshot(allocator, {events.data(), std::min<std::size_t>(events.size(), 50)});
+            snapshot(allocator, {records.data(), std::min<std::size_t>(records.size(), 50)});
         write_json(out, now);
         for (auto const& segment : now.segments) {
           std::size_t bytes = 0;
@@ -126,16 +126,16 @@ TEST_SUITE("timeline race") {
     reader.join();
 
     auto const stats = allocator.stats();
-    std::map<EventKind, std::size_t> counts;
-    for (Event const& event : allocator.observer().events()) {
-      ++counts[event.kind];
+    std::map<RecordKind, std::size_t> counts;
+    for (Record const& record : allocator.observer().records()) {
+      ++counts[record.kind];
     }
-    CHECK(counts[EventKind::allocate] == stats.allocated.blocks.total);
-    CHECK(counts[EventKind::deallocate] == stats.allocated.blocks.total);
-    CHECK(counts[EventKind::swap_out] + counts[EventKind::copy_out] == stats.swap_outs.count);
-    CHECK(counts[EventKind::swap_in] + counts[EventKind::prefetch] == stats.swap_ins.count);
-    CHECK(counts[EventKind::drop] == stats.drops.count);
-    CHECK(counts[EventKind::move] == stats.moves.count);
+    CHECK(counts[RecordKind::allocate] == stats.allocated.blocks.total);
+    CHECK(counts[RecordKind::deallocate] == stats.allocated.blocks.total);
+    CHECK(counts[RecordKind::swap_out] + counts[RecordKind::copy_out] == stats.swap_outs.count);
+    CHECK(counts[RecordKind::swap_in] + counts[RecordKind::prefetch] == stats.swap_ins.count);
+    CHECK(counts[RecordKind::drop] == stats.drops.count);
+    CHECK(counts[RecordKind::move] == stats.moves.count);
     CHECK(stats.swap_outs.count > 50);
   }
 }

@@ -25,22 +25,22 @@ namespace {
 
 using Program = support::WatchedProgram<support::Watched>;
 
-std::size_t count(std::vector<Event> const& events, EventKind kind) {
-  return static_cast<std::size_t>(
-      std::count_if(events.begin(), events.end(), [&](Event const& e) { return e.kind == kind; }));
+std::size_t count(std::vector<Record> const& records, RecordKind kind) {
+  return static_cast<std::size_t>(std::count_if(
+      records.begin(), records.end(), [&](Record const& one) { return one.kind == kind; }));
 }
 
-std::uint64_t bytes(std::vector<Event> const& events, EventKind kind) {
+std::uint64_t bytes(std::vector<Record> const& records, RecordKind kind) {
   std::uint64_t sum = 0;
-  for (Event const& event : events) {
-    sum += event.kind == kind ? event.bytes : 0;
+  for (Record const& record : records) {
+    sum += record.kind == kind ? record.bytes : 0;
   }
   return sum;
 }
 
-json written(std::vector<Event> const& events, Stats const& now) {
+json written(std::vector<Record> const& records, Stats const& now) {
   std::ostringstream out;
-  write_chrome_trace(out, events, now);
+  write_chrome_trace(out, records, now);
   return json::parse(out.str());
 }
 
@@ -64,37 +64,37 @@ TEST_SUITE("timeline") {
       Program program{seed};
       program.run(1500);
       auto const stats = program.allocator.stats();
-      auto const events = program.allocator.observer().events();
+      auto const records = program.allocator.observer().records();
 
-      CHECK(count(events, EventKind::allocate) == stats.allocated.blocks.total);
-      CHECK(bytes(events, EventKind::allocate) == stats.allocated.bytes.total);
-      CHECK(count(events, EventKind::deallocate) ==
+      CHECK(count(records, RecordKind::allocate) == stats.allocated.blocks.total);
+      CHECK(bytes(records, RecordKind::allocate) == stats.allocated.bytes.total);
+      CHECK(count(records, RecordKind::deallocate) ==
             stats.allocated.blocks.total - stats.allocated.blocks.current);
-      CHECK(count(events, EventKind::swap_out) + count(events, EventKind::copy_out) ==
+      CHECK(count(records, RecordKind::swap_out) + count(records, RecordKind::copy_out) ==
             stats.swap_outs.count);
-      CHECK(bytes(events, EventKind::swap_out) + bytes(events, EventKind::copy_out) ==
+      CHECK(bytes(records, RecordKind::swap_out) + bytes(records, RecordKind::copy_out) ==
             stats.swap_outs.bytes);
-      CHECK(count(events, EventKind::swap_in) + count(events, EventKind::prefetch) ==
+      CHECK(count(records, RecordKind::swap_in) + count(records, RecordKind::prefetch) ==
             stats.swap_ins.count);
-      CHECK(count(events, EventKind::drop) == stats.drops.count);
-      CHECK(count(events, EventKind::move) == stats.moves.count);
-      CHECK(bytes(events, EventKind::move) == stats.moves.bytes);
-      CHECK(count(events, EventKind::step) == stats.steps);
-      CHECK(count(events, EventKind::grow) > 1);
+      CHECK(count(records, RecordKind::drop) == stats.drops.count);
+      CHECK(count(records, RecordKind::move) == stats.moves.count);
+      CHECK(bytes(records, RecordKind::move) == stats.moves.bytes);
+      CHECK(count(records, RecordKind::step) == stats.steps);
+      CHECK(count(records, RecordKind::grow) > 1);
       CHECK(stats.swap_ins.count > 100);
       CHECK(program.allocator.observer().forgotten() == 0);
     }
   }
 
-  TEST_CASE("Timeline: events come out in order of time, those of the same time as they came") {
+  TEST_CASE("Timeline: records come out in order of time, those of the same time as they came") {
     Timeline timeline;
     for (std::uint64_t const time : {5U, 3U, 5U, 4U, 3U}) {
-      timeline.on_event({.bytes = timeline.events().size(), .start_ns = time});
+      timeline.on_record({.bytes = timeline.records().size(), .start_ns = time});
     }
 
     std::vector<std::size_t> order;
-    for (Event const& event : timeline.events()) {
-      order.push_back(event.bytes);
+    for (Record const& record : timeline.records()) {
+      order.push_back(record.bytes);
     }
     CHECK(order == std::vector<std::size_t>{1, 4, 3, 0, 2});
   }
@@ -103,28 +103,28 @@ TEST_SUITE("timeline") {
     Timeline timeline;
     timeline.set_limit(3);
     for (std::uint64_t time = 0; time < 10; ++time) {
-      timeline.on_event({.start_ns = time});
+      timeline.on_record({.start_ns = time});
     }
-    REQUIRE(timeline.events().size() == 3);
-    CHECK(timeline.events().front().start_ns == 7);
+    REQUIRE(timeline.records().size() == 3);
+    CHECK(timeline.records().front().start_ns == 7);
     CHECK(timeline.forgotten() == 7);
 
     timeline.set_limit(1);
-    CHECK(timeline.events().front().start_ns == 9);
+    CHECK(timeline.records().front().start_ns == 9);
     CHECK(timeline.forgotten() == 9);
 
     timeline.clear();
-    CHECK(timeline.events().empty());
+    CHECK(timeline.records().empty());
     CHECK(timeline.forgotten() == 0);
   }
 
-  TEST_CASE("Timeline: its trace has a named track for each kind of event") {
+  TEST_CASE("Timeline: its trace has a named track for each kind of record") {
     Program program{1};
     program.run(1000);
     std::ostringstream out;
     program.allocator.observer().write(out, program.allocator.stats());
     json const trace = json::parse(out.str());
-    auto const events = program.allocator.observer().events();
+    auto const records = program.allocator.observer().records();
 
     std::map<std::uint64_t, std::string> names;
     std::set<std::string> distinct;
@@ -134,7 +134,7 @@ TEST_SUITE("timeline") {
         distinct.insert(event.at("args").at("name"));
       }
     }
-    CHECK(names.size() == static_cast<std::size_t>(EventKind::step) + 1);
+    CHECK(names.size() == static_cast<std::size_t>(RecordKind::step) + 1);
     CHECK(distinct.size() == names.size());
     std::map<std::string, std::size_t> seen;
     for (char const* const letter : {"i", "X"}) {
@@ -143,23 +143,23 @@ TEST_SUITE("timeline") {
         ++seen[event.at("name")];
       }
     }
-    CHECK(seen["swap_out"] == count(events, EventKind::swap_out));
-    CHECK(seen["prefetch"] == count(events, EventKind::prefetch));
-    CHECK(seen["move"] == count(events, EventKind::move));
-    CHECK(seen["step"] == count(events, EventKind::step));
-    CHECK(phase(trace, "i").size() + phase(trace, "X").size() == events.size());
+    CHECK(seen["swap_out"] == count(records, RecordKind::swap_out));
+    CHECK(seen["prefetch"] == count(records, RecordKind::prefetch));
+    CHECK(seen["move"] == count(records, RecordKind::move));
+    CHECK(seen["step"] == count(records, RecordKind::step));
+    CHECK(phase(trace, "i").size() + phase(trace, "X").size() == records.size());
   }
 
-  TEST_CASE("write_chrome_trace: an event shows its block, bytes, address and time") {
+  TEST_CASE("write_chrome_trace: a record shows its block, bytes, address and time") {
     std::array<std::byte, 1> place{};
     json const trace =
-        written({{.kind = EventKind::swap_in,
+        written({{.kind = RecordKind::swap_in,
                   .block = make_block_id(7, 3),
                   .bytes = 4096,
                   .address = place.data(),
                   .start_ns = 1'234'567,
                   .end_ns = 1'234'567},
-                 {.kind = EventKind::host_wait, .start_ns = 2'000'000, .end_ns = 2'500'500}},
+                 {.kind = RecordKind::host_wait, .start_ns = 2'000'000, .end_ns = 2'500'500}},
                 {});
 
     json const swap_in = phase(trace, "i").at(0);
@@ -174,10 +174,10 @@ TEST_SUITE("timeline") {
   }
 
   TEST_CASE("write_chrome_trace: a step lasts until the next, the last one until the end") {
-    json const trace = written({{.kind = EventKind::step, .start_ns = 1'000},
-                                {.kind = EventKind::grow, .start_ns = 5'000, .end_ns = 5'000},
-                                {.kind = EventKind::step, .start_ns = 8'000},
-                                {.kind = EventKind::grow, .start_ns = 9'000, .end_ns = 9'000}},
+    json const trace = written({{.kind = RecordKind::step, .start_ns = 1'000},
+                                {.kind = RecordKind::grow, .start_ns = 5'000, .end_ns = 5'000},
+                                {.kind = RecordKind::step, .start_ns = 8'000},
+                                {.kind = RecordKind::grow, .start_ns = 9'000, .end_ns = 9'000}},
                                {});
 
     auto const steps = phase(trace, "X");
@@ -188,7 +188,7 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 2);
   }
 
-  TEST_CASE("write_chrome_trace: no events make an empty trace") {
+  TEST_CASE("write_chrome_trace: no records make an empty trace") {
     json const trace = written({}, {});
 
     CHECK(phase(trace, "C").empty());

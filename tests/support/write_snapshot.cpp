@@ -19,6 +19,6 @@ int main() {
   }
   program.run(100);
   write_json(std::cout,
-             spillway::snapshot(program.allocator, program.allocator.observer().events()));
+             spillway::snapshot(program.allocator, program.allocator.observer().records()));
   return std::cout.good() ? 0 : 1;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/observe/json_stream.hpp>
@@ -18,39 +18,39 @@
 
 namespace spillway::detail {
 
-/// Writes events as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+/// Writes records as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 ///
-/// One track for each kind of event, with the blocks and bytes as arguments, and three counters:
-/// resident bytes, bytes of blocks that are not resident, and free bytes of the reservation. An event
+/// One track for each kind of record, with the blocks and bytes as arguments, and three counters:
+/// resident bytes, bytes of blocks that are not resident, and free bytes of the reservation. A record
 /// is where the call was made on the host, so most of them have no duration; the copies themselves run
 /// later, in stream order. Steps last until the next one.
 ///
-/// @param events  in order of time, as `Timeline::events` gives them
+/// @param records  in order of time, as `Timeline::records` gives them
 /// @param now     what the allocator says after the last of them; the counters start from what must
 ///                have been before the first, so they are right even if older ones are forgotten
 /// @throws std::bad_alloc
 /// @cost   O(n log n); nothing is kept but what changed where. `out` says whether it took it all
-void write_chrome_trace(std::ostream& out, std::span<Event const> events, Stats const& now);
+void write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats const& now);
 
 /// Writes one trace.
 class ChromeTraceWriter {
  public:
-  ChromeTraceWriter(std::ostream& out, std::span<Event const> events)
-      : json_{out}, events_{events} {}
+  ChromeTraceWriter(std::ostream& out, std::span<Record const> records)
+      : json_{out}, records_{records} {}
 
   void write(Stats const& now) {
-    std::vector<RangeChange> const changes = range_changes(events_);
+    std::vector<RangeChange> const changes = range_changes(records_);
     rewind(changes, now);
     json_.begin_object().member("displayTimeUnit", "ns").key("traceEvents").begin_array();
     write_names();
     auto change = changes.begin();
-    for (std::size_t i = 0; i < events_.size(); ++i) {
-      write_event(i);
-      for (; change != changes.end() && change->event == i; ++change) {
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      write_record(i);
+      for (; change != changes.end() && change->record == i; ++change) {
         resident_ += change->is_taken ? change->bytes : -change->bytes;
       }
-      count(events_[i], 1);
-      write_counters(events_[i].start_ns);
+      count(records_[i], 1);
+      write_counters(records_[i].start_ns);
     }
     json_.new_line().end_array().end_object();
   }
@@ -65,11 +65,11 @@ class ChromeTraceWriter {
   static constexpr std::uint64_t process = 1;
 
   /// Threads of the trace are numbered from 1, steps on top.
-  static std::uint64_t track_of(EventKind kind) noexcept {
-    return kind == EventKind::step ? 1 : static_cast<std::uint64_t>(kind) + 2;
+  static std::uint64_t track_of(RecordKind kind) noexcept {
+    return kind == RecordKind::step ? 1 : static_cast<std::uint64_t>(kind) + 2;
   }
 
-  /// What the counters were before the first event, modulo 2^64 as everything here.
+  /// What the counters were before the first record, modulo 2^64 as everything here.
   void rewind(std::vector<RangeChange> const& changes, Stats const& now) {
     resident_ = now.resident.bytes.current;
     allocated_ = now.allocated.bytes.current;
@@ -77,21 +77,21 @@ class ChromeTraceWriter {
     for (RangeChange const& change : changes) {
       resident_ -= change.is_taken ? change.bytes : -change.bytes;
     }
-    for (Event const& event : events_) {
-      count(event, ~std::uint64_t{0});
+    for (Record const& record : records_) {
+      count(record, ~std::uint64_t{0});
     }
     if (allocated_ == 0) {
       resident_ = 0;  // there were no blocks: that much is certain
     }
   }
 
-  void count(Event const& event, std::uint64_t sign) noexcept {
-    allocated_ += event.kind == EventKind::allocate     ? sign * event.bytes
-                  : event.kind == EventKind::deallocate ? -sign * event.bytes
-                                                        : 0;
-    reserved_ += event.kind == EventKind::grow   ? sign * event.bytes
-                 : event.kind == EventKind::trim ? -sign * event.bytes
-                                                 : 0;
+  void count(Record const& record, std::uint64_t sign) noexcept {
+    allocated_ += record.kind == RecordKind::allocate     ? sign * record.bytes
+                  : record.kind == RecordKind::deallocate ? -sign * record.bytes
+                                                          : 0;
+    reserved_ += record.kind == RecordKind::grow   ? sign * record.bytes
+                 : record.kind == RecordKind::trim ? -sign * record.bytes
+                                                   : 0;
   }
 
   JsonStream& begin(char const* name, char const* phase, std::uint64_t track) {
@@ -114,48 +114,48 @@ class ChromeTraceWriter {
 
   void write_names() {
     write_name("process_name", 0, "spillway");
-    for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(EventKind::step); ++i) {
-      auto const kind = static_cast<EventKind>(i);
+    for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(RecordKind::step); ++i) {
+      auto const kind = static_cast<RecordKind>(i);
       write_name("thread_name", track_of(kind), name_of(kind));
       begin("thread_sort_index", "M", track_of(kind)).key("args").begin_object();
       json_.member("sort_index", track_of(kind)).end_object().end_object();
     }
   }
 
-  void write_event(std::size_t i) {
-    Event const& event = events_[i];
-    std::uint64_t const end_ns = event.kind == EventKind::step ? end_of_step(i) : event.end_ns;
-    bool const has_duration = event.kind == EventKind::step || end_ns > event.start_ns;
-    begin(name_of(event.kind), has_duration ? "X" : "i", track_of(event.kind))
+  void write_record(std::size_t i) {
+    Record const& record = records_[i];
+    std::uint64_t const end_ns = record.kind == RecordKind::step ? end_of_step(i) : record.end_ns;
+    bool const has_duration = record.kind == RecordKind::step || end_ns > record.start_ns;
+    begin(name_of(record.kind), has_duration ? "X" : "i", track_of(record.kind))
         .key("ts")
-        .microseconds(event.start_ns);
+        .microseconds(record.start_ns);
     if (has_duration) {
-      json_.key("dur").microseconds(end_ns - event.start_ns);
+      json_.key("dur").microseconds(end_ns - record.start_ns);
     } else {
       json_.member("s", "t");
     }
     json_.key("args").begin_object();
-    if (event.kind == EventKind::step) {
+    if (record.kind == RecordKind::step) {
       json_.member("step", ++steps_);
     }
-    if (event.block != BlockId{}) {
-      json_.member("block", static_cast<std::uint64_t>(event.block));
+    if (record.block != BlockId{}) {
+      json_.member("block", static_cast<std::uint64_t>(record.block));
     }
-    if (event.bytes != 0) {
-      json_.member("bytes", event.bytes);
+    if (record.bytes != 0) {
+      json_.member("bytes", record.bytes);
     }
-    if (event.address != nullptr) {
-      json_.member("address", reinterpret_cast<std::uintptr_t>(event.address));
+    if (record.address != nullptr) {
+      json_.member("address", reinterpret_cast<std::uintptr_t>(record.address));
     }
     json_.end_object().end_object();
   }
 
   /// The start of the next step, or the end of all there is.
   [[nodiscard]] std::uint64_t end_of_step(std::size_t i) const noexcept {
-    auto const rest = events_.subspan(i + 1);
+    auto const rest = records_.subspan(i + 1);
     auto const next = std::find_if(
-        rest.begin(), rest.end(), [](Event const& e) { return e.kind == EventKind::step; });
-    return next != rest.end() ? next->start_ns : events_.back().start_ns;
+        rest.begin(), rest.end(), [](Record const& one) { return one.kind == RecordKind::step; });
+    return next != rest.end() ? next->start_ns : records_.back().start_ns;
   }
 
   void write_counters(std::uint64_t time_ns) {
@@ -168,14 +168,14 @@ class ChromeTraceWriter {
       counter.value = values[k];
       counter.is_written = true;
       begin(counter.name, "C", 0).key("ts").microseconds(time_ns);
-      // A number below zero can only come of events that are missing.
+      // A number below zero can only come of records that are missing.
       json_.key("args").begin_object().member("bytes", static_cast<std::int64_t>(values[k]));
       json_.end_object().end_object();
     }
   }
 
   JsonStream json_;
-  std::span<Event const> events_;
+  std::span<Record const> records_;
   std::uint64_t resident_ = 0;
   std::uint64_t allocated_ = 0;
   std::uint64_t reserved_ = 0;
@@ -183,8 +183,9 @@ class ChromeTraceWriter {
   std::array<Counter, 3> counters_{{{"resident bytes"}, {"swapped-out bytes"}, {"free bytes"}}};
 };
 
-inline void write_chrome_trace(std::ostream& out, std::span<Event const> events, Stats const& now) {
-  detail::ChromeTraceWriter{out, events}.write(now);
+inline void
+write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats const& now) {
+  detail::ChromeTraceWriter{out, records}.write(now);
 }
 
 }  // namespace spillway::detail

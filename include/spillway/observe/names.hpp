@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -11,35 +11,35 @@
 namespace spillway {
 
 /// What is printed for a value of one of our enumerations: in lower case, words joined by `_`.
-[[nodiscard]] constexpr char const* name_of(EventKind kind) noexcept {
+[[nodiscard]] constexpr char const* name_of(RecordKind kind) noexcept {
   switch (kind) {
-  case EventKind::allocate:
+  case RecordKind::allocate:
     return "allocate";
-  case EventKind::deallocate:
+  case RecordKind::deallocate:
     return "deallocate";
-  case EventKind::make_resident:
+  case RecordKind::make_resident:
     return "make_resident";
-  case EventKind::swap_out:
+  case RecordKind::swap_out:
     return "swap_out";
-  case EventKind::copy_out:
+  case RecordKind::copy_out:
     return "copy_out";
-  case EventKind::swap_in:
+  case RecordKind::swap_in:
     return "swap_in";
-  case EventKind::prefetch:
+  case RecordKind::prefetch:
     return "prefetch";
-  case EventKind::drop:
+  case RecordKind::drop:
     return "drop";
-  case EventKind::move:
+  case RecordKind::move:
     return "move";
-  case EventKind::grow:
+  case RecordKind::grow:
     return "grow";
-  case EventKind::trim:
+  case RecordKind::trim:
     return "trim";
-  case EventKind::host_wait:
+  case RecordKind::host_wait:
     return "host_wait";
-  case EventKind::out_of_memory:
+  case RecordKind::out_of_memory:
     return "out_of_memory";
-  case EventKind::step:
+  case RecordKind::step:
     return "step";
   }
   return "?";

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/observe/names.hpp>
 
 #include <atomic>
@@ -12,12 +12,12 @@
 
 namespace spillway {
 
-/// Shows what an allocator does in NVIDIA's profilers: a mark for each event, a range for each step.
+/// Shows what an allocator does in NVIDIA's profilers: a mark for each record, a range for each step.
 ///
 /// Marks are in the domain "spillway", named after what happened, with the bytes as their payload and
 /// a category for each kind. They lie on the time line of the host thread at the moment the call was
 /// made; the copies themselves are on the profiler's rows of their streams. Without a profiler an
-/// event costs a few loads.
+/// record costs a few loads.
 ///
 /// Threads  thread-safe.
 class NvtxMarks {
@@ -25,7 +25,7 @@ class NvtxMarks {
   static constexpr bool is_enabled = true;
 
   NvtxMarks() : domain_{nvtxDomainCreateA("spillway")} {
-    for (auto kind = EventKind::allocate; kind <= EventKind::step; kind = next(kind)) {
+    for (auto kind = RecordKind::allocate; kind <= RecordKind::step; kind = next(kind)) {
       nvtxDomainNameCategoryA(domain_, category_of(kind), name_of(kind));
     }
   }
@@ -37,30 +37,30 @@ class NvtxMarks {
     nvtxDomainDestroy(domain_);
   }
 
-  void on_event(Event const& event) noexcept {
+  void on_record(Record const& record) noexcept {
     nvtxEventAttributes_t attributes{};
     attributes.version = NVTX_VERSION;
     attributes.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-    attributes.category = category_of(event.kind);
+    attributes.category = category_of(record.kind);
     attributes.messageType = NVTX_MESSAGE_TYPE_ASCII;
-    attributes.message.ascii = name_of(event.kind);
-    if (event.kind == EventKind::step) {
+    attributes.message.ascii = name_of(record.kind);
+    if (record.kind == RecordKind::step) {
       end_step(step_.exchange(0));
       end_step(step_.exchange(nvtxDomainRangeStartEx(domain_, &attributes)));
       return;
     }
     attributes.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
-    attributes.payload.ullValue = event.bytes;
+    attributes.payload.ullValue = record.bytes;
     nvtxDomainMarkEx(domain_, &attributes);
   }
 
  private:
-  static constexpr EventKind next(EventKind kind) noexcept {
-    return static_cast<EventKind>(static_cast<std::uint8_t>(kind) + 1);
+  static constexpr RecordKind next(RecordKind kind) noexcept {
+    return static_cast<RecordKind>(static_cast<std::uint8_t>(kind) + 1);
   }
 
   /// Category 0 means none.
-  static constexpr std::uint32_t category_of(EventKind kind) noexcept {
+  static constexpr std::uint32_t category_of(RecordKind kind) noexcept {
     return static_cast<std::uint32_t>(kind) + 1;
   }
 

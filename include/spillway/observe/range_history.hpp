@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>
@@ -18,46 +18,46 @@ namespace spillway::detail {
 
 /// A block took a device range, or gave it up.
 struct RangeChange {
-  std::size_t event = 0;  ///< position of the event that tells of it
+  std::size_t record = 0;  ///< position of the record that tells of it
   BlockId block{};
-  std::uintptr_t address = 0;  ///< 0 where a range is given up that no event has told of
+  std::uintptr_t address = 0;  ///< 0 where a range is given up that no record has told of
   std::size_t bytes = 0;
   bool is_taken = false;
 };
 
-/// What `range_changes` keeps while it goes through the events.
+/// What `range_changes` keeps while it goes through the records.
 class RangeHistory {
  public:
-  explicit RangeHistory(std::span<Event const> events) {
-    for (now_ = 0; now_ < events.size(); ++now_) {
-      Event const& event = events[now_];
-      bool const is_new = event.block != BlockId{} && seen_.insert(event.block).second;
-      switch (event.kind) {
-      case EventKind::make_resident:
-      case EventKind::swap_in:
-      case EventKind::prefetch:
-        arrive(event, true);
+  explicit RangeHistory(std::span<Record const> records) {
+    for (now_ = 0; now_ < records.size(); ++now_) {
+      Record const& record = records[now_];
+      bool const is_new = record.block != BlockId{} && seen_.insert(record.block).second;
+      switch (record.kind) {
+      case RecordKind::make_resident:
+      case RecordKind::swap_in:
+      case RecordKind::prefetch:
+        arrive(record, true);
         break;
-      case EventKind::move:
+      case RecordKind::move:
         if (is_new) {  // it was somewhere
-          changes_.push_back({now_, event.block, 0, event.bytes, false});
+          changes_.push_back({now_, record.block, 0, record.bytes, false});
         }
-        arrive(event, true);
+        arrive(record, true);
         break;
-      case EventKind::copy_out:
-        arrive(event, !is_new);
+      case RecordKind::copy_out:
+        arrive(record, !is_new);
         break;
-      case EventKind::swap_out:
-      case EventKind::drop:
-      case EventKind::deallocate:
-        leave(event, is_new);
+      case RecordKind::swap_out:
+      case RecordKind::drop:
+      case RecordKind::deallocate:
+        leave(record, is_new);
         break;
-      case EventKind::allocate:
-      case EventKind::grow:
-      case EventKind::trim:
-      case EventKind::host_wait:
-      case EventKind::out_of_memory:
-      case EventKind::step:
+      case RecordKind::allocate:
+      case RecordKind::grow:
+      case RecordKind::trim:
+      case RecordKind::host_wait:
+      case RecordKind::out_of_memory:
+      case RecordKind::step:
         break;
       }
     }
@@ -72,14 +72,14 @@ class RangeHistory {
   };
   using Places = std::map<std::uintptr_t, Place>;
 
-  static std::uintptr_t address_of(Event const& event) noexcept {
-    return reinterpret_cast<std::uintptr_t>(event.address);
+  static std::uintptr_t address_of(Record const& record) noexcept {
+    return reinterpret_cast<std::uintptr_t>(record.address);
   }
 
-  /// The block is where the event says. If it is `told`, that is a change, else it was so from the start.
-  void arrive(Event const& event, bool told) {
-    std::uintptr_t const begin = address_of(event);
-    auto const known = homes_.find(event.block);
+  /// The block is where the record says. If it is `told`, that is a change, else it was so from the start.
+  void arrive(Record const& record, bool told) {
+    std::uintptr_t const begin = address_of(record);
+    auto const known = homes_.find(record.block);
     if (known != homes_.end()) {
       if (known->second == begin) {
         return;
@@ -92,22 +92,22 @@ class RangeHistory {
         std::prev(place)->first + std::prev(place)->second.bytes > begin) {
       --place;
     }
-    while (place != places_.end() && place->first < begin + event.bytes) {
+    while (place != places_.end() && place->first < begin + record.bytes) {
       place = vacate(place);
     }
-    places_.emplace_hint(place, begin, Place{event.block, event.bytes});
-    homes_[event.block] = begin;
+    places_.emplace_hint(place, begin, Place{record.block, record.bytes});
+    homes_[record.block] = begin;
     if (told) {
-      changes_.push_back({now_, event.block, begin, event.bytes, true});
+      changes_.push_back({now_, record.block, begin, record.bytes, true});
     }
   }
 
-  void leave(Event const& event, bool is_new) {
-    auto const known = homes_.find(event.block);
+  void leave(Record const& record, bool is_new) {
+    auto const known = homes_.find(record.block);
     if (known != homes_.end()) {
       vacate(places_.find(known->second));
-    } else if (is_new && event.address != nullptr) {
-      changes_.push_back({now_, event.block, address_of(event), event.bytes, false});
+    } else if (is_new && record.address != nullptr) {
+      changes_.push_back({now_, record.block, address_of(record), record.bytes, false});
     }
   }
 
@@ -124,17 +124,17 @@ class RangeHistory {
   std::vector<RangeChange> changes_;
 };
 
-/// Tells from events which block lay where, and when.
+/// Tells from records which block lay where, and when.
 ///
-/// What comes out is consistent even if events are missing, as they are once a `Timeline` has
+/// What comes out is consistent even if records are missing, as they are once a `Timeline` has
 /// forgotten the oldest: ranges that are taken at the same time do not overlap, and a block has at
 /// most one. A range that is given up before it was seen to be taken was there from the start.
 ///
-/// @param events  in order of time
+/// @param records  in order of time
 /// @throws std::bad_alloc
 /// @cost   O(n log n)
-[[nodiscard]] inline std::vector<RangeChange> range_changes(std::span<Event const> events) {
-  return detail::RangeHistory{events}.take_changes();
+[[nodiscard]] inline std::vector<RangeChange> range_changes(std::span<Record const> records) {
+  return detail::RangeHistory{records}.take_changes();
 }
 
 }  // namespace spillway::detail

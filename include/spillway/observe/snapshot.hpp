@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
@@ -96,27 +96,27 @@ struct MemorySnapshot {
 
 namespace detail {
 
-/// Tells events as changes of the segments of a snapshot.
+/// Tells records as changes of the segments of a snapshot.
 class ChangeTeller {
  public:
-  ChangeTeller(MemorySnapshot& snapshot, std::span<Event const> events)
-      : snapshot_{snapshot}, events_{events} {}
+  ChangeTeller(MemorySnapshot& snapshot, std::span<Record const> records)
+      : snapshot_{snapshot}, records_{records} {}
 
   void tell() {
     note_segments();
-    std::vector<detail::RangeChange> const changes = range_changes(events_);
+    std::vector<detail::RangeChange> const changes = range_changes(records_);
     auto change = changes.begin();
-    for (std::size_t i = 0; i < events_.size(); ++i) {
-      Event const& event = events_[i];
-      auto const address = reinterpret_cast<std::uintptr_t>(event.address);
-      if (event.kind == EventKind::grow && is_shown(address, i)) {
-        add(event, {.kind = Kind::reserve, .address = address, .size_bytes = event.bytes});
-      } else if (event.kind == EventKind::out_of_memory) {
-        add(event, {.kind = Kind::out_of_memory, .id = event.block, .size_bytes = event.bytes});
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      Record const& record = records_[i];
+      auto const address = reinterpret_cast<std::uintptr_t>(record.address);
+      if (record.kind == RecordKind::grow && is_shown(address, i)) {
+        add(record, {.kind = Kind::reserve, .address = address, .size_bytes = record.bytes});
+      } else if (record.kind == RecordKind::out_of_memory) {
+        add(record, {.kind = Kind::out_of_memory, .id = record.block, .size_bytes = record.bytes});
       }
-      for (; change != changes.end() && change->event == i; ++change) {
+      for (; change != changes.end() && change->record == i; ++change) {
         if (is_shown(change->address, i)) {
-          add(event,
+          add(record,
               {.kind = change->is_taken ? Kind::take : Kind::leave,
                .id = change->block,
                .address = change->address,
@@ -132,33 +132,33 @@ class ChangeTeller {
 
   struct Reservation {
     std::size_t bytes = 0;
-    std::size_t since = 0;  // position of the event that made it, 0 if none did
+    std::size_t since = 0;  // position of the record that made it, 0 if none did
   };
 
   void note_segments() {
     for (MemorySnapshot::Segment const& segment : snapshot_.segments) {
       segments_[segment.address] = {segment.size_bytes, 0};
     }
-    for (std::size_t i = 0; i < events_.size(); ++i) {
-      auto const found = segments_.find(reinterpret_cast<std::uintptr_t>(events_[i].address));
-      if (events_[i].kind == EventKind::grow && found != segments_.end()) {
+    for (std::size_t i = 0; i < records_.size(); ++i) {
+      auto const found = segments_.find(reinterpret_cast<std::uintptr_t>(records_[i].address));
+      if (records_[i].kind == RecordKind::grow && found != segments_.end()) {
         found->second.since = i;
       }
     }
   }
 
   /// Whether `address` at that time was in a segment that is still there.
-  [[nodiscard]] bool is_shown(std::uintptr_t address, std::size_t event) const {
+  [[nodiscard]] bool is_shown(std::uintptr_t address, std::size_t record) const {
     auto const after = segments_.upper_bound(address);
     if (after == segments_.begin()) {
       return false;
     }
     auto const& [base, segment] = *std::prev(after);
-    return address - base < segment.bytes && event >= segment.since;
+    return address - base < segment.bytes && record >= segment.since;
   }
 
-  void add(Event const& event, MemorySnapshot::Change change) {
-    change.time_ns = event.start_ns;
+  void add(Record const& record, MemorySnapshot::Change change) {
+    change.time_ns = record.start_ns;
     snapshot_.changes.push_back(change);
   }
 
@@ -182,7 +182,7 @@ class ChangeTeller {
   }
 
   MemorySnapshot& snapshot_;
-  std::span<Event const> events_;
+  std::span<Record const> records_;
   std::map<std::uintptr_t, Reservation> segments_;
 };
 
@@ -191,13 +191,13 @@ class ChangeTeller {
 /// Looks at all of an allocator's memory.
 ///
 /// @param allocator  a `DeviceAllocator`
-/// @param events     what led here, in order of time, as `Timeline::events` gives them; may be empty
+/// @param records     what led here, in order of time, as `Timeline::records` gives them; may be empty
 /// @throws std::bad_alloc
 /// @threads blocks, ranges and statistics are read one after another: exact if no other thread uses
 ///          the allocator meanwhile, else a block that comes or goes may show in some of them only
-/// @cost    O(n log n) for n blocks, free ranges and events; the allocator's lock is held for O(n)
+/// @cost    O(n log n) for n blocks, free ranges and records; the allocator's lock is held for O(n)
 template <class Allocator>
-[[nodiscard]] MemorySnapshot snapshot(Allocator& allocator, std::span<Event const> events = {}) {
+[[nodiscard]] MemorySnapshot snapshot(Allocator& allocator, std::span<Record const> records = {}) {
   MemorySnapshot now;
   if constexpr (requires { allocator.device().ordinal(); }) {
     now.device = static_cast<int>(allocator.device().ordinal());
@@ -241,7 +241,7 @@ template <class Allocator>
   });
   now.stats = allocator.stats();
   now.host = allocator.host_stats();
-  detail::ChangeTeller{now, events}.tell();
+  detail::ChangeTeller{now, records}.tell();
   return now;
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/observe/chrome_trace.hpp>
 
@@ -22,7 +22,7 @@ namespace spillway {
 /// Name it as the `observer` of the policies; `allocator.observer()` is it.
 ///
 /// Threads  thread-safe.
-/// Memory   48 bytes an event, taken as they come, for the newest `default_limit` events.
+/// Memory   48 bytes a record, taken as they come, for the newest `default_limit` records.
 class Timeline {
  public:
   static constexpr bool is_enabled = true;
@@ -33,42 +33,42 @@ class Timeline {
   Timeline(Timeline const&) = delete;
   Timeline& operator=(Timeline const&) = delete;
 
-  /// Notes the event. If there is no memory for it, it counts as forgotten.
-  void on_event(Event const& event) noexcept {
+  /// Notes the record. If there is no memory for it, it counts as forgotten.
+  void on_record(Record const& record) noexcept {
     std::scoped_lock const lock{mutex_};
     try {
-      events_.push_back(event);
+      records_.push_back(record);
       trim();
     } catch (std::bad_alloc const&) {
       ++forgotten_;
     }
   }
 
-  /// How many events to remember; older ones are forgotten.
-  void set_limit(std::size_t most_events) noexcept {
+  /// How many records to remember; older ones are forgotten.
+  void set_limit(std::size_t most_records) noexcept {
     std::scoped_lock const lock{mutex_};
-    limit_ = most_events;
+    limit_ = most_records;
     trim();
   }
 
   /// Forgets everything, so that what comes next can be looked at alone.
   void clear() noexcept {
     std::scoped_lock const lock{mutex_};
-    events_.clear();
+    records_.clear();
     forgotten_ = 0;
   }
 
   /// What is remembered, in order of time.
   ///
   /// @throws std::bad_alloc
-  [[nodiscard]] std::vector<Event> events() const {
-    std::vector<Event> copy;
+  [[nodiscard]] std::vector<Record> records() const {
+    std::vector<Record> copy;
     {
       std::scoped_lock const lock{mutex_};
-      copy.assign(events_.begin(), events_.end());
+      copy.assign(records_.begin(), records_.end());
     }
     // Threads tell what they noted each in its order, but not in turns.
-    std::stable_sort(copy.begin(), copy.end(), [](Event const& a, Event const& b) {
+    std::stable_sort(copy.begin(), copy.end(), [](Record const& a, Record const& b) {
       return a.start_ns < b.start_ns;
     });
     return copy;
@@ -78,10 +78,10 @@ class Timeline {
   ///
   /// @param now  `allocator.stats()`
   void write(std::ostream& out, Stats const& now) const {
-    detail::write_chrome_trace(out, events(), now);
+    detail::write_chrome_trace(out, records(), now);
   }
 
-  /// How many events came and are not remembered.
+  /// How many records came and are not remembered.
   [[nodiscard]] std::uint64_t forgotten() const noexcept {
     std::scoped_lock const lock{mutex_};
     return forgotten_;
@@ -89,14 +89,14 @@ class Timeline {
 
  private:
   void trim() noexcept {
-    while (events_.size() > limit_) {
-      events_.pop_front();
+    while (records_.size() > limit_) {
+      records_.pop_front();
       ++forgotten_;
     }
   }
 
   mutable std::mutex mutex_;  // guards what follows
-  std::deque<Event> events_;
+  std::deque<Record> records_;
   std::size_t limit_ = default_limit;
   std::uint64_t forgotten_ = 0;
 };

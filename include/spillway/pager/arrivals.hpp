@@ -42,7 +42,7 @@ class Arrivals {
       --state_.swapped_out_blocks;
     }
     state_.on_range_taken(block, placement);
-    state_.log(EventKind::make_resident, id, block.bytes, block.address);
+    state_.log(RecordKind::make_resident, id, block.bytes, block.address);
   }
 
   /// Gives a block the range it was found; its bytes come at the next `carry_in`, with those of the
@@ -126,7 +126,7 @@ class Arrivals {
       block.is_prefetched = true;
       state_.prefetched_bytes += block.bytes;
     }
-    EventKind const kind = arrival.is_prefetch ? EventKind::prefetch : EventKind::swap_in;
+    RecordKind const kind = arrival.is_prefetch ? RecordKind::prefetch : RecordKind::swap_in;
     state_.log(kind, arrival.id, block.bytes, block.address);
   }
 

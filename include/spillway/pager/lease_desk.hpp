@@ -303,7 +303,7 @@ void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
   if (block.filler == &group) {
     block.filler = nullptr;
     state_.eviction.on_erase(id);
-    state_.log(EventKind::drop, id, block.bytes, block.address);
+    state_.log(RecordKind::drop, id, block.bytes, block.address);
     state_.on_range_left(block, block.last_uses(), State::Leaves::parked);
     ++state_.swapped_out_blocks;
   }

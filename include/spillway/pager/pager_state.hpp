@@ -7,8 +7,8 @@
 #include <spillway/core/block_table.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/core/event.hpp>
 #include <spillway/core/fence.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/defrag_arena.hpp>
@@ -155,17 +155,17 @@ struct PagerState {
     return index;
   }
 
-  void log(EventKind kind, BlockId id, std::size_t bytes, void const* address) noexcept {
+  void log(RecordKind kind, BlockId id, std::size_t bytes, void const* address) noexcept {
     if constexpr (ObserverType::is_enabled) {
       std::uint64_t const now = device.clock_ns();
-      log(Event{kind, id, bytes, address, now, now});
+      log(Record{kind, id, bytes, address, now, now});
     }
   }
 
-  void log(Event const& event) noexcept {
+  void log(Record const& record) noexcept {
     if constexpr (ObserverType::is_enabled) {
       try {
-        events.push_back(event);
+        records.push_back(record);
       } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): an event less to show
       }
     }
@@ -176,20 +176,20 @@ struct PagerState {
     if (count != 0) {
       stats.host_waits += count;
       stats.host_wait_ns += end_ns - start_ns;
-      log(Event{.kind = EventKind::host_wait, .start_ns = start_ns, .end_ns = end_ns});
+      log(Record{.kind = RecordKind::host_wait, .start_ns = start_ns, .end_ns = end_ns});
     }
   }
 
   /// Hands the events noted so far to the observer. Called without the lock.
   void tell_observer() {
     if constexpr (ObserverType::is_enabled) {
-      std::vector<Event> told;
+      std::vector<Record> told;
       {
         Guard const guard{lock};
-        told.swap(events);
+        told.swap(records);
       }
-      for (Event const& event : told) {
-        observer.on_event(event);
+      for (Record const& record : told) {
+        observer.on_record(record);
       }
     }
   }
@@ -333,7 +333,7 @@ struct PagerState {
   }
 
   void free_block(BlockId id, BlockRecord& block) noexcept {
-    log(EventKind::deallocate, id, block.bytes, block.address);
+    log(RecordKind::deallocate, id, block.bytes, block.address);
     if (block.is_resident()) {
       eviction.on_erase(id);
       on_range_left(block, block.last_uses(), Leaves::for_good);
@@ -378,7 +378,7 @@ struct PagerState {
   std::uint64_t last_eviction_step = 0;        // stats.steps + 1 at the last eviction; 0: never
   std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
-  std::vector<Event> events;
+  std::vector<Record> records;
   [[no_unique_address]] ObserverType observer;
 
   /// Counts what a step that is predicted has no use for and cannot leave either, since it is leased: once

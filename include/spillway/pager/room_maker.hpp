@@ -52,7 +52,7 @@ class RoomMaker {
       source = *made_by;
     }
     ++state_.stats.out_of_memory;
-    state_.log(EventKind::out_of_memory, owner, bytes, nullptr);
+    state_.log(RecordKind::out_of_memory, owner, bytes, nullptr);
     throw OutOfDeviceMemory{state_.report(bytes), advice(bytes)};
   }
 
@@ -291,7 +291,7 @@ class RoomMaker {
       state_.device.release(segment, wanted);
       throw;
     }
-    state_.log(EventKind::grow, {}, wanted, segment);
+    state_.log(RecordKind::grow, {}, wanted, segment);
     return true;
   }
 

@@ -263,7 +263,7 @@ BlockId SwapPager<Policies>::add_block(std::size_t size_bytes) {
   }
   state_.stats.allocated.add(bytes);
   state_.stats.requested_bytes.add(size_bytes);
-  state_.log(EventKind::allocate, id, bytes, nullptr);
+  state_.log(RecordKind::allocate, id, bytes, nullptr);
   return id;
 }
 
@@ -370,7 +370,7 @@ void SwapPager<Policies>::begin_step() {
   state_.prefetcher.begin_step();
   state_.note_stuck_bytes();
   state_.eviction.on_step(state_.prefetcher.schedule(), state_.plannable_bytes());
-  state_.log(EventKind::step, {}, 0, nullptr);
+  state_.log(RecordKind::step, {}, 0, nullptr);
   guard.unlock();
   state_.tell_observer();
   state_.pool.check();
@@ -396,7 +396,7 @@ std::size_t SwapPager<Policies>::trim_sync() {
   {
     Turn const turn{state_, guard};
     while (auto const segment = state_.arena.trim()) {
-      state_.log(EventKind::trim, {}, segment->bytes, segment->address);
+      state_.log(RecordKind::trim, {}, segment->bytes, segment->address);
       std::uint64_t const start_ns = state_.device.clock_ns();
       {
         typename State::Unlocked const unlocked{guard};

@@ -135,7 +135,7 @@ class Transfers {
       state_.stats.swap_outs.add(block.bytes);
       state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(
           block.bytes);
-      state_.log(EventKind::copy_out, id, block.bytes, block.address);
+      state_.log(RecordKind::copy_out, id, block.bytes, block.address);
     }
     state_.notify();
     if (failure) {
@@ -190,7 +190,7 @@ class Transfers {
         block.written = moved;
         block.used.clear();
         state_.stats.moves.add(block.bytes);
-        state_.log(EventKind::move, move.owner, block.bytes, block.address);
+        state_.log(RecordKind::move, move.owner, block.bytes, block.address);
       } else {
         block.used.add(moved);  // part of the move may have been enqueued, and its way back
       }
@@ -242,7 +242,7 @@ class Transfers {
   void give_up(BlockId id, BlockRecord& block) {
     if (block.is_host_valid) {
       state_.eviction.on_erase(id);
-      state_.log(EventKind::drop, id, block.bytes, block.address);
+      state_.log(RecordKind::drop, id, block.bytes, block.address);
       state_.on_range_left(block, block.last_uses(), Leaves::parked);
       ++state_.swapped_out_blocks;
     } else {
@@ -278,10 +278,10 @@ class Transfers {
     if (departure.needs_copy) {
       block.is_host_valid = true;
       state_.stats.swap_outs.add(block.bytes);
-      state_.log(EventKind::swap_out, departure.id, block.bytes, block.address);
+      state_.log(RecordKind::swap_out, departure.id, block.bytes, block.address);
     } else {
       state_.stats.drops.add(block.bytes);
-      state_.log(EventKind::drop, departure.id, block.bytes, block.address);
+      state_.log(RecordKind::drop, departure.id, block.bytes, block.address);
     }
     state_.on_range_left(block, after, departure.is_vacated ? Leaves::vacated : Leaves::parked);
     block.written = departure.transfer.host_done;  // what `residency` asks about

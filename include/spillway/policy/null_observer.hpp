@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 
 namespace spillway {
 
@@ -11,7 +11,7 @@ class NullObserver {
  public:
   static constexpr bool is_enabled = false;
 
-  void on_event(Event const& /*event*/) noexcept {}
+  void on_record(Record const& /*record*/) noexcept {}
 };
 
 static_assert(Observer<NullObserver>);

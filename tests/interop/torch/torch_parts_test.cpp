@@ -178,7 +178,7 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(program.stats().num_ooms == 1);
   }
 
-  TEST_CASE("TensorWatch: remembers the newest events while it is asked to, for snapshots") {
+  TEST_CASE("TensorWatch: remembers the newest records while it is asked to, for snapshots") {
     Program program;
     Buffer const before = program.written(1_MiB);
     CHECK(program.memory.observer().history().empty());
@@ -186,8 +186,8 @@ TEST_SUITE("PyTorch's terms") {
     program.memory.observer().record(true, 100);
     Buffer const during = program.written(1_MiB);
     program.memory.swap_out(during.id());
-    auto const events = program.memory.observer().history();
-    MemorySnapshot const snapshot = spillway::snapshot(program.memory, events);
+    auto const records = program.memory.observer().history();
+    MemorySnapshot const snapshot = spillway::snapshot(program.memory, records);
 
     REQUIRE(snapshot.changes.size() == 2);
     CHECK(snapshot.changes[0].kind == MemorySnapshot::Change::Kind::take);
@@ -198,15 +198,15 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(program.memory.observer().history().empty());
   }
 
-  TEST_CASE("TensorWatch: a listener hears each event") {
+  TEST_CASE("TensorWatch: a listener hears each record") {
     Program program;
-    std::vector<EventKind> heard;
-    program.memory.observer().listen([&](Event const& event) { heard.push_back(event.kind); });
+    std::vector<RecordKind> heard;
+    program.memory.observer().listen([&](Record const& record) { heard.push_back(record.kind); });
 
     { Buffer const one = program.written(1_MiB); }
 
     CHECK(heard ==
-          std::vector{EventKind::allocate, EventKind::make_resident, EventKind::deallocate});
+          std::vector{RecordKind::allocate, RecordKind::make_resident, RecordKind::deallocate});
   }
 
   TEST_CASE("ContextBook: remembers the freed for as long as it is told, the oldest first to go") {

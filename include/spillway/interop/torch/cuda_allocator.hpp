@@ -349,8 +349,8 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
     return info;
   }
   auto& memory = Site::desk().memory();
-  std::vector<Event> const events = include_traces ? watch().history() : std::vector<Event>{};
-  MemorySnapshot const now = spillway::snapshot(memory, events);
+  std::vector<Record> const records = include_traces ? watch().history() : std::vector<Record>{};
+  MemorySnapshot const now = spillway::snapshot(memory, records);
   for (MemorySnapshot::Segment const& segment : now.segments) {
     info.segments.push_back(as_torch::segment(segment, device, history_.contexts()));
   }

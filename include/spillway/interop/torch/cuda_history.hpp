@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/context_book.hpp>
 #include <spillway/interop/torch/cuda_snapshot.hpp>
@@ -62,7 +62,7 @@ class CudaHistory {
     bool const is_first = trackers_.size() == 1;
     lock.unlock();
     if (is_first) {
-      watch.listen([this, device](Event const& event) { tell_trackers(event, device); });
+      watch.listen([this, device](Record const& record) { tell_trackers(record, device); });
     }
   }
 
@@ -108,29 +108,29 @@ class CudaHistory {
 
  private:
   /// Blocks that move are told neither as freed nor as allocated: segments are what trackers are for.
-  void tell_trackers(Event const& event, c10::DeviceIndex device) noexcept {
+  void tell_trackers(Record const& record, c10::DeviceIndex device) noexcept {
     Entry::Action action{};
-    switch (event.kind) {
-    case EventKind::make_resident:
-    case EventKind::swap_in:
-    case EventKind::prefetch:
+    switch (record.kind) {
+    case RecordKind::make_resident:
+    case RecordKind::swap_in:
+    case RecordKind::prefetch:
       action = Entry::ALLOC;
       break;
-    case EventKind::swap_out:
-    case EventKind::drop:
-    case EventKind::deallocate:
+    case RecordKind::swap_out:
+    case RecordKind::drop:
+    case RecordKind::deallocate:
       action = Entry::FREE_COMPLETED;
       break;
-    case EventKind::grow:
+    case RecordKind::grow:
       action = Entry::SEGMENT_ALLOC;
       break;
-    case EventKind::trim:
+    case RecordKind::trim:
       action = Entry::SEGMENT_FREE;
       break;
     default:
       return;
     }
-    if (event.address == nullptr) {
+    if (record.address == nullptr) {
       return;  // it was not on the device
     }
     std::vector<std::shared_ptr<Tracker const>> trackers;
@@ -141,8 +141,8 @@ class CudaHistory {
       }
       Entry const entry{action,
                         device,
-                        reinterpret_cast<std::size_t>(event.address),
-                        event.bytes,
+                        reinterpret_cast<std::size_t>(record.address),
+                        record.bytes,
                         nullptr,
                         c10::MempoolId_t{0, 0},
                         c10::approx_time_t{}};

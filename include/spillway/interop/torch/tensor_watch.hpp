@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
 #include <spillway/observe/timeline.hpp>
@@ -19,14 +19,14 @@ namespace spillway::torch {
 
 /// An observer that counts as PyTorch does, and remembers what happened while it is asked to.
 ///
-/// What the allocator does comes as events; what the program does (asks for a tensor's memory, frees it,
+/// What the allocator does comes as records; what the program does (asks for a tensor's memory, frees it,
 /// is refused) is told by whoever serves it.
 ///
 /// Units    bytes rounded up to the granule, but for `requested_bytes`.
 /// Threads  thread-safe. The listener is called outside of every lock.
 class TensorWatch {
  public:
-  using Listener = std::function<void(Event const&)>;
+  using Listener = std::function<void(Record const&)>;
 
   static constexpr bool is_enabled = true;
   static constexpr bool is_thread_safe = true;
@@ -35,23 +35,23 @@ class TensorWatch {
   TensorWatch(TensorWatch const&) = delete;
   TensorWatch& operator=(TensorWatch const&) = delete;
 
-  void on_event(Event const& event) noexcept {
+  void on_record(Record const& record) noexcept {
     {
       std::scoped_lock const lock{mutex_};
-      count(event);
+      count(record);
     }
     if (is_recording_.load(std::memory_order_relaxed)) {
-      history_.on_event(event);
+      history_.on_record(record);
     }
     if (has_listener_.load(std::memory_order_acquire)) {
-      listener_(event);
+      listener_(record);
     }
   }
 
-  /// What was reserved before the first event.
+  /// What was reserved before the first record.
   void on_reserved(std::size_t bytes) noexcept {
     if (bytes != 0) {
-      on_event({.kind = EventKind::grow, .bytes = bytes});
+      on_record({.kind = RecordKind::grow, .bytes = bytes});
     }
   }
   void on_requested(std::size_t bytes) noexcept {
@@ -88,58 +88,58 @@ class TensorWatch {
     stats_.reset_accumulated();
   }
 
-  /// Remembers the newest `most_events` from now on, or nothing more.
-  void record(bool on, std::size_t most_events = Timeline::default_limit) noexcept {
-    history_.set_limit(most_events);
+  /// Remembers the newest `most_records` from now on, or nothing more.
+  void record(bool on, std::size_t most_records = Timeline::default_limit) noexcept {
+    history_.set_limit(most_records);
     is_recording_ = on;
   }
   [[nodiscard]] bool is_recording() const noexcept { return is_recording_; }
   void forget_history() noexcept { history_.clear(); }
   /// In order of time. @throws std::bad_alloc
-  [[nodiscard]] std::vector<Event> history() const { return history_.events(); }
+  [[nodiscard]] std::vector<Record> history() const { return history_.records(); }
 
-  /// Calls `listener` for each event from now on; it must not throw. To be set once.
+  /// Calls `listener` for each record from now on; it must not throw. To be set once.
   void listen(Listener listener) {
     listener_ = std::move(listener);
     has_listener_.store(true, std::memory_order_release);
   }
 
  private:
-  void count(Event const& event) noexcept {
-    switch (event.kind) {
-    case EventKind::deallocate:
-      if (event.address != nullptr) {
-        retire(event.bytes);
+  void count(Record const& record) noexcept {
+    switch (record.kind) {
+    case RecordKind::deallocate:
+      if (record.address != nullptr) {
+        retire(record.bytes);
       }
       return;
-    case EventKind::make_resident:
-    case EventKind::swap_in:
-    case EventKind::prefetch:
-      stats_.active.add(event.bytes, 1);
-      stats_.active_bytes.add(event.bytes, event.bytes);
+    case RecordKind::make_resident:
+    case RecordKind::swap_in:
+    case RecordKind::prefetch:
+      stats_.active.add(record.bytes, 1);
+      stats_.active_bytes.add(record.bytes, record.bytes);
       break;
-    case EventKind::swap_out:
-    case EventKind::drop:
-      retire(event.bytes);
+    case RecordKind::swap_out:
+    case RecordKind::drop:
+      retire(record.bytes);
       return;
-    case EventKind::grow:
-      stats_.segment.add(event.bytes, 1);
-      stats_.reserved_bytes.add(event.bytes, event.bytes);
+    case RecordKind::grow:
+      stats_.segment.add(record.bytes, 1);
+      stats_.reserved_bytes.add(record.bytes, record.bytes);
       ++stats_.num_device_alloc;
       break;
-    case EventKind::trim:
-      stats_.segment.subtract(event.bytes, 1);
-      stats_.reserved_bytes.subtract(event.bytes, event.bytes);
+    case RecordKind::trim:
+      stats_.segment.subtract(record.bytes, 1);
+      stats_.reserved_bytes.subtract(record.bytes, record.bytes);
       ++stats_.num_device_free;
       break;
-    case EventKind::out_of_memory:
+    case RecordKind::out_of_memory:
       ++stats_.num_alloc_retries;
       return;
-    case EventKind::allocate:  // may fail yet; `on_requested` tells of those that do not
-    case EventKind::copy_out:
-    case EventKind::move:
-    case EventKind::host_wait:
-    case EventKind::step:
+    case RecordKind::allocate:  // may fail yet; `on_requested` tells of those that do not
+    case RecordKind::copy_out:
+    case RecordKind::move:
+    case RecordKind::host_wait:
+    case RecordKind::step:
       return;
     }
     derive();

@@ -8,14 +8,14 @@
 
 namespace spillway {
 
-/// What an observer is told of.
-enum class EventKind : std::uint8_t {
-  allocate,       ///< a block came to be; it has no range yet
+/// What a record tells of.
+enum class RecordKind : std::uint8_t {
+  allocate,       ///< a block was made; it has no range yet
   deallocate,     ///< a block is gone, and its range if it had one
   make_resident,  ///< a block got a range, and no bytes have to come
   swap_out,       ///< bytes are on their way to the host pool, and the range was given up
   copy_out,       ///< bytes are on their way to the host pool ahead of need, and the range was kept
-  swap_in,        ///< bytes are on their way back, because somebody waits for them
+  swap_in,        ///< bytes are on their way back, because an acquire needs them
   prefetch,       ///< bytes are on their way back ahead of need
   drop,           ///< a range was given up without a copy
   move,           ///< bytes are on their way to another place in the device
@@ -26,14 +26,16 @@ enum class EventKind : std::uint8_t {
   step            ///< `begin_step` was called
 };
 
-/// One thing that happened. Times are the device's `clock_ns()` at which the call was made on the
-/// host; the work itself runs later, in stream order. Only waits last.
-struct Event {
-  EventKind kind{};
+/// One thing that an allocator did, as its observer is told.
+///
+/// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs later,
+/// in stream order. Only a `host_wait` has a duration.
+struct Record {
+  RecordKind kind{};
   BlockId block{};
   std::size_t bytes = 0;
-  void const* address =
-      nullptr;  ///< of the range after the event, or of the one given up; may be null
+  /// Of the range that the block has now, or of the one given up; null if there is none.
+  void const* address = nullptr;
   std::uint64_t start_ns = 0;
   std::uint64_t end_ns = 0;
 };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an observer is told, put together, is what the allocator knows of itself.
-#include <spillway/core/event.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/compaction/remap_compaction.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
@@ -21,47 +21,47 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 using spillway::BlockId;
-using spillway::Event;
-using spillway::EventKind;
+using spillway::Record;
+using spillway::RecordKind;
 using spillway::Tally;
 
-/// Keeps all events, and where each block is according to them.
+/// Keeps all records, and where each block is according to them.
 class Ledger {
  public:
   static constexpr bool is_enabled = true;
 
-  void on_event(Event const& event) noexcept {
-    ++counts_[static_cast<std::size_t>(event.kind)].count;
-    counts_[static_cast<std::size_t>(event.kind)].bytes += event.bytes;
-    switch (event.kind) {
-    case EventKind::allocate:
-      CHECK(alive_.emplace(event.block, event.bytes).second);
+  void on_record(Record const& record) noexcept {
+    ++counts_[static_cast<std::size_t>(record.kind)].count;
+    counts_[static_cast<std::size_t>(record.kind)].bytes += record.bytes;
+    switch (record.kind) {
+    case RecordKind::allocate:
+      CHECK(alive_.emplace(record.block, record.bytes).second);
       break;
-    case EventKind::deallocate:
-      CHECK(alive_.erase(event.block) == 1);
-      CHECK(give_up(event.block) == event.address);
+    case RecordKind::deallocate:
+      CHECK(alive_.erase(record.block) == 1);
+      CHECK(give_up(record.block) == record.address);
       break;
-    case EventKind::make_resident:
-    case EventKind::swap_in:
-    case EventKind::prefetch:
-      CHECK(resident_.emplace(event.block, event.address).second);
+    case RecordKind::make_resident:
+    case RecordKind::swap_in:
+    case RecordKind::prefetch:
+      CHECK(resident_.emplace(record.block, record.address).second);
       break;
-    case EventKind::swap_out:
-    case EventKind::drop:
-      CHECK(give_up(event.block) == event.address);
+    case RecordKind::swap_out:
+    case RecordKind::drop:
+      CHECK(give_up(record.block) == record.address);
       break;
-    case EventKind::copy_out:
-      CHECK(resident_.at(event.block) == event.address);
+    case RecordKind::copy_out:
+      CHECK(resident_.at(record.block) == record.address);
       break;
-    case EventKind::move:
-      resident_.at(event.block) = event.address;
+    case RecordKind::move:
+      resident_.at(record.block) = record.address;
       break;
     default:
       break;
     }
   }
 
-  [[nodiscard]] Tally tally(EventKind kind) const {
+  [[nodiscard]] Tally tally(RecordKind kind) const {
     return counts_.at(static_cast<std::size_t>(kind));
   }
   [[nodiscard]] std::map<BlockId, void const*> const& resident() const { return resident_; }
@@ -111,22 +111,22 @@ void check_ledger(Allocator& allocator) {
   CHECK(ledger.resident() == resident);
 
   auto const stats = allocator.stats();
-  auto const sum = [&](EventKind a, EventKind b) {
+  auto const sum = [&](RecordKind a, RecordKind b) {
     return Tally{ledger.tally(a).count + ledger.tally(b).count,
                  ledger.tally(a).bytes + ledger.tally(b).bytes};
   };
-  CHECK(stats.swap_outs == sum(EventKind::swap_out, EventKind::copy_out));
-  CHECK(stats.swap_ins == sum(EventKind::swap_in, EventKind::prefetch));
-  CHECK(stats.moves == ledger.tally(EventKind::move));
-  CHECK(stats.steps == ledger.tally(EventKind::step).count);
-  CHECK(stats.out_of_memory == ledger.tally(EventKind::out_of_memory).count);
+  CHECK(stats.swap_outs == sum(RecordKind::swap_out, RecordKind::copy_out));
+  CHECK(stats.swap_ins == sum(RecordKind::swap_in, RecordKind::prefetch));
+  CHECK(stats.moves == ledger.tally(RecordKind::move));
+  CHECK(stats.steps == ledger.tally(RecordKind::step).count);
+  CHECK(stats.out_of_memory == ledger.tally(RecordKind::out_of_memory).count);
 }
 
 }  // namespace
 
-TEST_SUITE("event_history") {
+TEST_SUITE("record_history") {
   TEST_CASE_TEMPLATE(
-      "Observer: the events tell where every block is", Policies, Scheduled, Lru, Remapped) {
+      "Observer: the records tell where every block is", Policies, Scheduled, Lru, Remapped) {
     using Allocator = spillway::DeviceAllocator<Policies>;
     constexpr std::uint32_t seed = 20261121;
     CAPTURE(seed);
