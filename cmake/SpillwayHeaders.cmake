@@ -138,8 +138,8 @@ set(SPILLWAY_HEADERS
     spillway/schedule/use.hpp
     spillway/spillway.hpp
     spillway/stream/event_pool.hpp
-    spillway/stream/recorded_events.hpp
     spillway/stream/stream_epoch.hpp
+    spillway/stream/stream_events.hpp
     spillway/stream/stream_order.hpp
     spillway/stream_prefetcher.hpp
     spillway/swappable_buffer.hpp

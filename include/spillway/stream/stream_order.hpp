@@ -6,7 +6,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/stream/event_pool.hpp>
-#include <spillway/stream/recorded_events.hpp>
+#include <spillway/stream/stream_events.hpp>
 #include <spillway/stream/stream_epoch.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/stream/event_pool.hpp>
-#include <spillway/stream/recorded_events.hpp>
+#include <spillway/stream/stream_events.hpp>
 
 #include <doctest/doctest.h>
 
