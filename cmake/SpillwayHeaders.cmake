@@ -137,8 +137,6 @@ set(SPILLWAY_HEADERS
     spillway/schedule/step_record.hpp
     spillway/schedule/use.hpp
     spillway/spillway.hpp
-    spillway/stream/event_pool.hpp
-    spillway/stream/stream_epoch.hpp
     spillway/stream/stream_events.hpp
     spillway/stream/stream_order.hpp
     spillway/stream_prefetcher.hpp

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
-#include <spillway/stream/event_pool.hpp>
 #include <spillway/stream/stream_events.hpp>
 
 #include <doctest/doctest.h>
@@ -12,6 +11,7 @@ namespace {
 using spillway::ModelApi;
 using spillway::detail::EventPool;
 using spillway::detail::RecordedEvents;
+using spillway::detail::StreamEpoch;
 
 /// The list of one stream, and slots that were recorded one after another.
 struct Bench {
@@ -94,5 +94,45 @@ TEST_SUITE("recorded_events") {
     REQUIRE(next != nullptr);
     CHECK(next->covers == 2);
     CHECK(bench.has_idle(oldest));
+  }
+}
+
+TEST_SUITE("stream_epoch") {
+  TEST_CASE("StreamEpoch: points share a number until an event is recorded") {
+    StreamEpoch epoch;
+    epoch.start(7);
+    CHECK(epoch.last() == 6);  // nothing is marked
+    CHECK(epoch.mark() == 7);
+    CHECK(epoch.mark() == 7);
+    CHECK(epoch.last() == 7);
+
+    CHECK(epoch.close([] { return std::uint64_t{20}; }) == 19);
+    CHECK(epoch.last() == 19);
+    CHECK(epoch.mark() == 20);
+  }
+
+  TEST_CASE("StreamEpoch: an event after which nothing was marked closes nothing") {
+    StreamEpoch epoch;
+    epoch.start(7);
+    auto const none = []() -> std::uint64_t {
+      FAIL("no number is needed");
+      return 0;
+    };
+    CHECK(epoch.close(none) == 6);
+    CHECK(epoch.mark() == 7);
+  }
+
+  TEST_CASE("StreamEpoch: a point marked while another thread closes is not taken for covered") {
+    StreamEpoch epoch;
+    epoch.start(7);
+    (void)epoch.mark();
+    std::uint64_t marked = 0;
+    std::uint64_t number = 10;
+    auto const covered = epoch.close([&] {
+      marked = epoch.mark();  // just before the number changes
+      return number++;
+    });
+    CHECK(marked <= covered);
+    CHECK(epoch.mark() > covered);
   }
 }

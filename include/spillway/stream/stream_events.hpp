@@ -2,20 +2,136 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
-#include <spillway/stream/event_pool.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace spillway::detail {
 
-/// The newest events recorded on one stream: oldest first, each covering more points than the one before.
+/// Numbers the points on one stream: all points between two recorded events share one number.
 ///
-/// A slot is in use from `try_claim` or `add` until whoever has it says `release`, and goes back to the
-/// pool when nobody uses it and it is not in the list any more.
-/// Threads  thread-unsafe, like the pool that it shares with other streams.
+/// An event covers everything enqueued before it. Two points without an event between them are
+/// therefore waited for by the same event, and need no numbers of their own. `StreamOrder` has one
+/// epoch for each stream.
+///
+/// Threads  thread-safe.
+class StreamEpoch {
+ public:
+  /// Begins with number `first`; numbers below it stand for nothing. Must not run beside other calls.
+  void start(std::uint64_t first) noexcept { state_ = 2 * first; }
+
+  /// The number of a point that stands for all work enqueued so far. @cost one load, mostly
+  [[nodiscard]] std::uint64_t mark() noexcept {
+    std::uint64_t now = state_.load();
+    if (now % 2 == 0) {
+      now = state_.fetch_or(1);
+    }
+    return now / 2;
+  }
+
+  /// No point marked so far has a greater number.
+  [[nodiscard]] std::uint64_t last() const noexcept {
+    std::uint64_t const now = state_.load();
+    return now % 2 == 0 ? now / 2 - 1 : now / 2;
+  }
+
+  /// Must be called before an event is recorded. Points marked from now on get the greater number that
+  /// `next()` returns; the event covers all points up to the number that this function returns. A
+  /// thread enqueues its work before it marks a point, so all work of the old number is on the stream
+  /// already and the event comes after it.
+  template <class Next>
+  [[nodiscard]] std::uint64_t close(Next next) noexcept {
+    std::uint64_t now = state_.load();
+    while (now % 2 != 0) {
+      std::uint64_t const wanted = 2 * next();
+      if (state_.compare_exchange_strong(now, wanted)) {
+        now = wanted;
+      }
+    }
+    return now / 2 - 1;
+  }
+
+ private:
+  std::atomic<std::uint64_t> state_{0};  // twice the number, plus 1 once a point has it
+};
+
+/// An event of a device, and what a `StreamOrder` uses it for now.
+template <class Event>
+struct EventSlot {
+  Event event{};
+  std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
+  std::uint32_t users = 0;   // threads between looking it up and having enqueued their wait
+  bool is_listed = false;    // still in its stream's list
+};
+
+/// Creates the events of a `StreamOrder` and reuses those that no stream needs any more.
+///
+/// Threads  thread-unsafe, except that `make`, which alone calls the device, may run beside any call.
+template <DeviceApi Device>
+class EventPool {
+ public:
+  using slot_type = EventSlot<typename Device::event_type>;
+
+  /// `device` is not owned and must outlive the pool.
+  explicit EventPool(Device& device) : device_{&device} {}
+  EventPool(EventPool const&) = delete;
+  EventPool& operator=(EventPool const&) = delete;
+  ~EventPool() {
+    for (auto const& slot : slots_) {
+      device_->destroy_event(slot->event);
+    }
+  }
+
+  /// An idle slot, or null if there is none.
+  [[nodiscard]] slot_type* try_take() noexcept {
+    if (idle_.empty()) {
+      return nullptr;
+    }
+    slot_type* const slot = idle_.back();
+    idle_.pop_back();
+    return slot;
+  }
+
+  /// Creates an event, to be handed to `add`. @throws DeviceError, std::bad_alloc
+  [[nodiscard]] std::unique_ptr<slot_type> make() const {
+    auto fresh = std::make_unique<slot_type>();
+    fresh->event = device_->create_event();
+    return fresh;
+  }
+
+  /// Takes over a slot from `make` and counts it as taken.
+  ///
+  /// @throws std::bad_alloc; the event is destroyed then
+  [[nodiscard]] slot_type* add(std::unique_ptr<slot_type> fresh) {
+    try {
+      idle_.reserve(slots_.size() + 1);  // so that `give_back` cannot fail
+      slots_.push_back(std::move(fresh));
+    } catch (...) {
+      device_->destroy_event(fresh->event);
+      throw;
+    }
+    return slots_.back().get();
+  }
+
+  void give_back(slot_type* slot) noexcept { idle_.push_back(slot); }
+
+ private:
+  Device* device_;
+  std::vector<std::unique_ptr<slot_type>> slots_;
+  std::vector<slot_type*> idle_;
+};
+
+/// The newest events recorded on one stream, oldest first; each covers more points than the previous.
+///
+/// A slot is in use from `try_claim` or `add` until `release`. It goes back to the pool when it is
+/// neither in use nor in the list.
+///
+/// Threads  thread-unsafe, like the pool, which all streams of a `StreamOrder` share.
 template <DeviceApi Device>
 class RecordedEvents {
  public:
@@ -30,7 +146,7 @@ class RecordedEvents {
     return !listed_.empty() && listed_.back()->covers >= sequence;
   }
 
-  /// The earliest event that covers the point; null if none does.
+  /// The earliest event that covers the point, or null.
   [[nodiscard]] slot_type* try_claim(std::uint64_t sequence) noexcept {
     auto const found = std::lower_bound(
         listed_.begin(), listed_.end(), sequence, [](slot_type const* slot, std::uint64_t wanted) {
@@ -42,9 +158,9 @@ class RecordedEvents {
     return listed_.empty() ? nullptr : claim(listed_.back());
   }
 
-  /// Takes in a slot whose event has been recorded, for the caller to use and release.
+  /// Adds a slot whose event has been recorded. The caller uses it and must release it.
   ///
-  /// One that covers less than the newest, since two threads recorded at once, is not listed.
+  /// If two threads recorded at once, the event that covers less is not listed.
   void add(slot_type* slot, std::uint64_t covers) noexcept {
     slot->covers = covers;
     slot->users = 1;
@@ -63,7 +179,7 @@ class RecordedEvents {
     }
   }
 
-  /// Drops what covers no more than `sequence`.
+  /// Removes the events that cover no more than `sequence` from the list.
   void drop(std::uint64_t sequence) noexcept {
     auto const kept = std::find_if(listed_.begin(), listed_.end(), [=](slot_type const* slot) {
       return slot->covers > sequence;

@@ -5,9 +5,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/stream/event_pool.hpp>
 #include <spillway/stream/stream_events.hpp>
-#include <spillway/stream/stream_epoch.hpp>
 
 #include <algorithm>
 #include <array>
