@@ -97,6 +97,7 @@ set(SPILLWAY_HEADERS
     spillway/observe/timeline.hpp
     spillway/pager/arrivals.hpp
     spillway/pager/block_record.hpp
+    spillway/pager/copy_streams.hpp
     spillway/pager/lease_book.hpp
     spillway/pager/lease_desk.hpp
     spillway/pager/look_ahead.hpp
@@ -137,6 +138,7 @@ set(SPILLWAY_HEADERS
     spillway/schedule/step_record.hpp
     spillway/schedule/use.hpp
     spillway/spillway.hpp
+    spillway/stream/owned_stream.hpp
     spillway/stream/stream_events.hpp
     spillway/stream/stream_order.hpp
     spillway/stream_prefetcher.hpp

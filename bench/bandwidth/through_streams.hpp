@@ -4,9 +4,8 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/pager/copy_streams.hpp>
 #include <spillway/stream/stream_order.hpp>
-#include <spillway/stream_prefetcher.hpp>
 
 #include <array>
 #include <cstddef>
@@ -19,8 +18,8 @@
 
 namespace bandwidth {
 
-/// Two sets of blocks, one on its way out and one on its way in, through a host pool and the streams
-/// of a prefetcher: what a pager does with blocks it sends out or brings in.
+/// Two sets of blocks, one on its way out and one on its way in, through a host pool and the
+/// copy streams of a pager: what a pager does with the blocks that it swaps out and in.
 template <spillway::DeviceApi Device>
 class ThroughStreams {
  public:
@@ -31,7 +30,7 @@ class ThroughStreams {
       : device_{&device},
         order_{device},
         pool_{device, order_, options},
-        prefetcher_{device, order_} {
+        streams_{device, order_, pool_} {
     for (std::size_t set = 0; set < sets.size(); ++set) {
       for (std::byte* const block : sets[set]->blocks()) {
         auto slot = pool_.try_take(block_bytes);
@@ -47,8 +46,8 @@ class ThroughStreams {
     }
   }
 
-  void enqueue_out(std::size_t set) { prefetcher_.send_out_all(pool_, requests_[set]); }
-  void enqueue_in(std::size_t set) { prefetcher_.bring_in_all(pool_, requests_[set]); }
+  void enqueue_out(std::size_t set) { streams_.swap_out(requests_[set]); }
+  void enqueue_in(std::size_t set) { streams_.swap_in(requests_[set]); }
   void synchronize(std::size_t set) {
     order_.synchronize(requests_[set].back().done.device_done);
     order_.synchronize(requests_[set].back().done.host_done);
@@ -68,16 +67,16 @@ class ThroughStreams {
   /// What stays on the device must not be taken for what came back.
   void wipe_sync(std::size_t set) {
     for (spillway::TransferRequest const& r : requests_[set]) {
-      device_->fill(r.device, 0xD5, r.bytes, prefetcher_.move_handle());
+      device_->fill(r.device, 0xD5, r.bytes, streams_.moves().handle());
     }
-    device_->synchronize(prefetcher_.move_handle());
+    device_->synchronize(streams_.moves().handle());
   }
 
  private:
   Device* device_;
   spillway::StreamOrder<Device> order_;
   spillway::HostSwapPool<Device> pool_;
-  spillway::StreamPrefetcher<Device, spillway::NoPrefetch> prefetcher_;
+  spillway::detail::CopyStreams<Device> streams_;
   std::array<std::vector<spillway::TransferRequest>, 2> requests_;
 };
 

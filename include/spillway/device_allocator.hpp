@@ -166,8 +166,9 @@ class DeviceAllocator {
         order_{*device_},
         arena_(make_arena(*device_, order_, options)),
         pool_{*device_, order_, host_options(options)},
-        prefetcher_{*device_, order_, std::move(options.prefetch)},
-        pager_{*device_, order_, arena_, pool_, prefetcher_, checked(options.paging)} {}
+        streams_{*device_, order_, pool_},
+        prefetcher_{std::move(options.prefetch)},
+        pager_{*device_, order_, arena_, pool_, streams_, prefetcher_, checked(options.paging)} {}
 
   static ArenaOptions arena_options(device_type const& device, Options const& options) {
     std::size_t const capacity = options.capacity_bytes != 0
@@ -215,6 +216,7 @@ class DeviceAllocator {
   StreamOrder<device_type> order_;
   typename State::Arena arena_;
   typename State::Pool pool_;
+  detail::CopyStreams<device_type> streams_;
   typename State::Prefetcher prefetcher_;
   pager_type pager_;
   detail::HostStaging<device_type> staging_{*device_};

@@ -22,7 +22,7 @@ LAYERS = {
     "host": BASE | {"stream"},
     "defrag_arena.hpp": BASE | {"stream", "arena", "policy"},
     "host_swap_pool.hpp": BASE | {"stream", "host"},
-    "stream_prefetcher.hpp": BASE | {"stream", "host", "host_swap_pool.hpp"},
+    "stream_prefetcher.hpp": BASE,
     "lease.hpp": BASE,
     "pager": PARTS | {"defrag_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
     "swappable_buffer.hpp": BASE | {"lease.hpp"},

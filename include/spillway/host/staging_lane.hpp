@@ -7,6 +7,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/pinned_memory.hpp>
+#include <spillway/stream/owned_stream.hpp>
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
@@ -55,7 +56,6 @@ class StagingLane {
               int numa_node);
   StagingLane(StagingLane const&) = delete;
   StagingLane& operator=(StagingLane const&) = delete;
-  ~StagingLane();
 
   /// Sole use of one chunk while its next use is being enqueued.
   class Chunk {
@@ -74,8 +74,8 @@ class StagingLane {
     Piece piece_;
   };
 
-  [[nodiscard]] stream_type stream() const noexcept { return stream_; }
-  [[nodiscard]] StreamIndex index() const noexcept { return index_; }
+  [[nodiscard]] stream_type stream() const noexcept { return stream_.handle(); }
+  [[nodiscard]] StreamIndex index() const noexcept { return stream_.index(); }
 
   /// Waits on the host until every enqueued host function has returned and no chunk is in use.
   void drain_sync();
@@ -87,6 +87,17 @@ class StagingLane {
   }
 
  private:
+  /// @throws OutOfHostMemory
+  static PinnedMemory<Device> pinned_memory(Device& device, std::size_t bytes, int numa_node) {
+    auto memory = PinnedMemory<Device>::try_allocate(device, bytes + alignment_bytes, numa_node);
+    if (memory.data() == nullptr) {
+      throw OutOfHostMemory{bytes,
+                            0,
+                            "There is no pinned memory to stage transfers to pageable memory or a "
+                            "file; raise the limit on locked memory or lower staging_bytes."};
+    }
+    return memory;
+  }
   [[nodiscard]] Piece take();
   void give_back(Piece const& piece) noexcept;
 
@@ -94,8 +105,7 @@ class StagingLane {
   StreamOrder<Device>* order_;
   std::size_t chunk_bytes_;
   PinnedMemory<Device> memory_;
-  stream_type stream_{};
-  StreamIndex index_ = StreamIndex::none;
+  OwnedStream<Device> stream_;
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::condition_variable returned_;
   std::vector<Piece>
@@ -111,15 +121,11 @@ StagingLane<Device>::StagingLane(Device& device,
                                  std::size_t chunk_count,
                                  std::size_t chunk_bytes,
                                  int numa_node)
-    : device_{&device}, order_{&order}, chunk_bytes_{chunk_bytes_for(chunk_bytes)} {
-  memory_ = PinnedMemory<Device>::try_allocate(
-      device, chunk_count * chunk_bytes_ + alignment_bytes, numa_node);
-  if (memory_.data() == nullptr) {
-    throw OutOfHostMemory{chunk_count * chunk_bytes_,
-                          0,
-                          "There is no pinned memory to stage transfers to pageable memory or a "
-                          "file; raise the limit on locked memory or lower staging_bytes."};
-  }
+    : device_{&device},
+      order_{&order},
+      chunk_bytes_{chunk_bytes_for(chunk_bytes)},
+      memory_{pinned_memory(device, chunk_count * chunk_bytes_, numa_node)},
+      stream_{device, order} {
   void* data = memory_.data();
   std::size_t space = memory_.size_bytes();
   auto* const first =
@@ -129,27 +135,11 @@ StagingLane<Device>::StagingLane(Device& device,
     ring_[i].data = first + i * chunk_bytes_;
   }
   idle_count_ = chunk_count;
-  stream_ = device.create_stream();
-  try {
-    index_ = order.index_of(stream_);
-  } catch (...) {
-    device.destroy_stream(stream_);
-    throw;
-  }
-}
-
-template <DeviceApi Device>
-StagingLane<Device>::~StagingLane() {
-  try {
-    order_->retire(stream_);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): the device is gone, and its streams with it
-  }
-  device_->destroy_stream(stream_);
 }
 
 template <DeviceApi Device>
 void StagingLane<Device>::drain_sync() {
-  device_->synchronize(stream_);
+  device_->synchronize(stream_.handle());
   std::vector<Piece> idle;
   {
     std::scoped_lock const lock{mutex_};

@@ -84,7 +84,7 @@ class Arrivals {
     {
       Unlocked const unlocked{guard};
       try {
-        state_.prefetcher.bring_in_all(state_.pool, requests_);
+        state_.streams.swap_in(requests_);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -134,7 +134,7 @@ class Arrivals {
   void take_back(Arrival const& arrival) noexcept {
     state_.eviction.on_erase(arrival.id);
     Fence after = arrival.placement.fence;
-    after.add(state_.prefetcher.in_ticket());
+    after.add(state_.streams.in().mark());
     state_.unplace(arrival.id, arrival.placement, after);
   }
 

@@ -14,6 +14,7 @@
 #include <spillway/defrag_arena.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/block_record.hpp>
+#include <spillway/pager/copy_streams.hpp>
 #include <spillway/pager/pager_options.hpp>
 #include <spillway/stream/stream_order.hpp>
 #include <spillway/stream_prefetcher.hpp>
@@ -59,7 +60,7 @@ struct PagerState {
   using Device = typename Policies::device;
   using Arena = typename ArenaOf<Policies>::type;
   using Pool = HostSwapPool<Device>;
-  using Prefetcher = StreamPrefetcher<Device, typename Policies::prefetch>;
+  using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
   using Eviction = typename Policies::eviction;
   using Lock = typename Policies::lock;
   using ObserverType = typename Policies::observer;
@@ -76,12 +77,14 @@ struct PagerState {
              StreamOrder<Device>& the_order,
              Arena& the_arena,
              Pool& the_pool,
+             CopyStreams<Device>& the_streams,
              Prefetcher& the_prefetcher,
              PagerOptions the_options)
       : device{the_device},
         order{the_order},
         arena{the_arena},
         pool{the_pool},
+        streams{the_streams},
         prefetcher{the_prefetcher},
         options{the_options} {
     lease_waiters.reserve(64);
@@ -361,6 +364,7 @@ struct PagerState {
   StreamOrder<Device>& order;
   Arena& arena;
   Pool& pool;
+  CopyStreams<Device>& streams;
   Prefetcher& prefetcher;
   PagerOptions options;
 

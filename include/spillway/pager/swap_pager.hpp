@@ -53,9 +53,10 @@ class SwapPager {
             StreamOrder<device_type>& order,
             typename State::Arena& arena,
             typename State::Pool& pool,
+            CopyStreams<device_type>& streams,
             typename State::Prefetcher& prefetcher,
             PagerOptions options)
-      : state_{device, order, arena, pool, prefetcher, options} {}
+      : state_{device, order, arena, pool, streams, prefetcher, options} {}
   SwapPager(SwapPager const&) = delete;
   SwapPager& operator=(SwapPager const&) = delete;
 

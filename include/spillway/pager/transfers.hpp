@@ -61,7 +61,7 @@ class Transfers {
         }
       }
       Unlocked const unlocked{guard};
-      state_.prefetcher.send_out_all(state_.pool, requests);
+      state_.streams.swap_out(requests);
       for (Departure& departure : departures) {
         if (departure.may_leave) {
           if constexpr (State::vacates) {
@@ -109,28 +109,24 @@ class Transfers {
   bool copy_out(Guard& guard, BlockId id) {
     BlockRecord& block = *state_.blocks.find(id);
     block.is_busy = true;
-    Fence const after = block.written;
-    Transfer transfer;
-    bool is_started = false;
-    bool is_copied = false;
+    TransferRequest request;
     std::exception_ptr failure;
     try {
       if (has_host_slot(guard, block)) {
-        is_started = true;
+        request = request_for(block, block.written);
         Unlocked const unlocked{guard};
-        transfer = state_.prefetcher.send_out(
-            state_.pool, block.host, block.address, block.requested_bytes, after);
-        is_copied = true;
+        state_.streams.swap_out({&request, 1});
       }
     } catch (...) {
       failure = std::current_exception();
     }
     block.is_busy = false;
-    if (is_started && !is_copied) {
+    if (request.state == TransferState::torn) {
       forget_host_copy(block);
     }
+    bool const is_copied = request.state == TransferState::enqueued;
     if (is_copied) {
-      block.used.add(transfer.device_done);
+      block.used.add(request.done.device_done);
       block.is_host_valid = true;
       state_.stats.swap_outs.add(block.bytes);
       state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(
@@ -163,13 +159,13 @@ class Transfers {
     std::exception_ptr failure;
     {
       Unlocked const unlocked{guard};
-      StreamIndex const stream = state_.prefetcher.move_stream();
+      StreamIndex const stream = state_.streams.moves().index();
       try {
         state_.order.wait(stream, plan.fence);
         for (Move const& move : plan.moves) {
           state_.order.wait(stream, move.fence);
           state_.order.wait(stream, after[done]);
-          enqueue_move(state_.device, move, state_.prefetcher.move_handle(), plan.bounce);
+          enqueue_move(state_.device, move, state_.streams.moves().handle(), plan.bounce);
           ++done;
         }
       } catch (BlockLost const&) {
@@ -179,7 +175,7 @@ class Transfers {
         failure = std::current_exception();
       }
     }
-    Fence const moved = state_.prefetcher.move_ticket();
+    Fence const moved = state_.streams.moves().mark();
     state_.arena.commit_moves(plan, done, moved);
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
       Move const& move = plan.moves[i];
@@ -253,21 +249,21 @@ class Transfers {
 
   /// Overwrites the range that is given up, so that a use of a stale address shows.
   void poison(Departure& departure) {
-    StreamIndex const stream = state_.prefetcher.out_stream();
+    StreamIndex const stream = state_.streams.out().index();
     state_.order.wait(stream, departure.after);
     state_.device.fill(departure.block->address,
                        poison_byte,
                        departure.block->bytes,
-                       state_.prefetcher.out_handle());
-    departure.transfer.device_done.add(state_.prefetcher.out_ticket());
+                       state_.streams.out().handle());
+    departure.transfer.device_done.add(state_.streams.out().mark());
   }
 
   /// Has the range unmapped when its bytes are on the host.
   void vacate(Departure& departure) {
-    state_.order.wait(state_.prefetcher.out_stream(), departure.after);
+    state_.order.wait(state_.streams.out().index(), departure.after);
     state_.device.vacate(
-        departure.block->address, departure.block->bytes, state_.prefetcher.out_handle());
-    departure.transfer.device_done.add(state_.prefetcher.out_ticket());
+        departure.block->address, departure.block->bytes, state_.streams.out().handle());
+    departure.transfer.device_done.add(state_.streams.out().mark());
     departure.is_vacated = true;
   }
 
@@ -301,7 +297,7 @@ class Transfers {
 
   /// After a failed copy: part of it may have been enqueued, and what the slot holds is undefined.
   void forget_host_copy(BlockRecord& block) noexcept {
-    Ticket const reached = state_.prefetcher.out_ticket();
+    Ticket const reached = state_.streams.out().mark();
     block.used.add(reached);
     state_.pool.give_back(block.host, reached);
     block.host = HostSlotId{};

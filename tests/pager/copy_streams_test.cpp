@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/pager/copy_streams.hpp>
 #include <spillway/stream/stream_order.hpp>
-#include <spillway/stream_prefetcher.hpp>
 
 #include <doctest/doctest.h>
 
@@ -22,7 +21,7 @@ struct Link {
   ModelApi device{{.capacity_bytes = 64_MiB, .link_bytes_per_second = 1'000'000'000}};
   StreamOrder<ModelApi> order{device};
   HostSwapPool<ModelApi> pool{device, order, {.pinned_bytes = 64_MiB}};
-  StreamPrefetcher<ModelApi, NoPrefetch> prefetcher{device, order};
+  detail::CopyStreams<ModelApi> streams{device, order, pool};
   std::byte* memory = static_cast<std::byte*>(device.try_reserve(32_MiB));
   std::vector<Transfer> transfers;
   std::vector<HostSlotId> slots;
@@ -34,25 +33,36 @@ struct Link {
     for (HostSlotId const slot : slots) {
       pool.give_back(slot);
     }
-    order.synchronize(prefetcher.out_ticket());
-    order.synchronize(prefetcher.in_ticket());
+    order.synchronize(streams.out().mark());
+    order.synchronize(streams.in().mark());
     device.release(memory, 32_MiB);
   }
 
-  void send_out(std::size_t count) {
+  /// Swaps out `count` more blocks, one by one.
+  void swap_out(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
       REQUIRE(pool.try_grow(1_MiB));
       slots.push_back(pool.try_take(1_MiB).value());
-      transfers.push_back(
-          prefetcher.send_out(pool, slots.back(), memory + slots.size() * 1_MiB, 1_MiB, {}));
+      TransferRequest request = request_for(slots.size() - 1);
+      streams.swap_out({&request, 1});
+      REQUIRE(request.state == TransferState::enqueued);
+      transfers.push_back(request.done);
     }
   }
 
-  void bring_in() {
+  /// Swaps all of them in, one by one.
+  void swap_in() {
     transfers.clear();
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      transfers.push_back(prefetcher.bring_in(pool, slots[i], memory + (i + 1) * 1_MiB, 1_MiB, {}));
+      TransferRequest request = request_for(i);
+      streams.swap_in({&request, 1});
+      REQUIRE(request.state == TransferState::enqueued);
+      transfers.push_back(request.done);
     }
+  }
+
+  TransferRequest request_for(std::size_t i) {
+    return {.slot = slots[i], .device = memory + (i + 1) * 1_MiB, .bytes = 1_MiB};
   }
 
   /// When work on a new stream could run that comes after `fence`.
@@ -79,31 +89,45 @@ struct Link {
 
 }  // namespace
 
-TEST_SUITE("prefetch") {
-  TEST_CASE("StreamPrefetcher: who waits for a copy out waits for none that was enqueued later") {
+TEST_SUITE("copy_streams") {
+  TEST_CASE("CopyStreams: who waits for a copy out waits for none that was enqueued later") {
     Link link;
-    link.send_out(20);
+    link.swap_out(20);
     CHECK(link.time_after(link.transfers[0].device_done) == Link::copy_ns);
     CHECK(link.time_after(link.transfers[5].device_done) == 6 * Link::copy_ns);
     CHECK(link.time_after(link.transfers[19].device_done) == 20 * Link::copy_ns);
   }
 
-  TEST_CASE("StreamPrefetcher: who waits for a copy in waits for none that was enqueued later") {
+  TEST_CASE("CopyStreams: who waits for a copy in waits for none that was enqueued later") {
     Link link;
-    link.send_out(8);
-    link.order.synchronize(link.prefetcher.out_ticket());
-    link.bring_in();
+    link.swap_out(8);
+    link.order.synchronize(link.streams.out().mark());
+    link.swap_in();
     CHECK(link.time_after(link.transfers[0].device_done) == 9 * Link::copy_ns);
     CHECK(link.time_after(link.transfers[7].device_done) == 16 * Link::copy_ns);
   }
 
-  TEST_CASE("StreamPrefetcher: copies of the two directions overlap") {
+  TEST_CASE("CopyStreams: copies of the two directions overlap") {
     Link link;
-    link.send_out(4);
-    link.order.synchronize(link.prefetcher.out_ticket());
+    link.swap_out(4);
+    link.order.synchronize(link.streams.out().mark());
     std::uint64_t const start = link.device.clock_ns();
-    link.bring_in();
-    link.send_out(4);
+    link.swap_in();
+    link.swap_out(4);
     CHECK(link.device.finish_time_ns() == start + 4 * Link::copy_ns);
+  }
+
+  TEST_CASE("CopyStreams: of blocks that leave together, one can be waited for without the last") {
+    Link link;
+    std::vector<TransferRequest> requests;
+    for (std::size_t i = 0; i < 20; ++i) {
+      REQUIRE(link.pool.try_grow(1_MiB));
+      link.slots.push_back(link.pool.try_take(1_MiB).value());
+      requests.push_back(link.request_for(i));
+    }
+    link.streams.swap_out(requests);
+    CHECK(link.time_after(requests[0].done.device_done) == 2 * Link::copy_ns);
+    CHECK(link.time_after(requests[5].done.device_done) == 6 * Link::copy_ns);
+    CHECK(link.time_after(requests[19].done.device_done) == 20 * Link::copy_ns);
   }
 }
