@@ -11,6 +11,6 @@
 #include <spillway/interop/tensorflow/operands.hpp>
 #include <spillway/interop/tensorflow/operation.hpp>
 #include <spillway/interop/tensorflow/operation_kind.hpp>
-#include <spillway/interop/tensorflow/step_watch.hpp>
+#include <spillway/interop/tensorflow/step_detector.hpp>
 #include <spillway/interop/tensorflow/swapping_device.hpp>
 #include <spillway/interop/tensorflow/tensor_allocator.hpp>

@@ -6,9 +6,9 @@
 /// Needs PyTorch's headers, 2.11 or newer. `python/spillway_torch` makes a Python module of it.
 
 #include <spillway/interop/torch/frame_hook.hpp>
-#include <spillway/interop/torch/holding.hpp>
+#include <spillway/interop/torch/storage_entry.hpp>
 #include <spillway/interop/torch/host_tensor_allocator.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operation_kind.hpp>
-#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
 #include <spillway/interop/torch/torch_version.hpp>

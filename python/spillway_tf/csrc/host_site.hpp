@@ -4,7 +4,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/policies.hpp>

@@ -3,8 +3,8 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/interop/framework/ballast.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/install_options.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>

@@ -5,7 +5,7 @@
 #define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES  // TensorFlow has the same
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/compaction/remap_compaction.hpp>

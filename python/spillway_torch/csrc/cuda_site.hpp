@@ -5,7 +5,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/interop/torch/cuda_allocator.hpp>
-#include <spillway/interop/torch/tensor_watch.hpp>
+#include <spillway/interop/torch/tensor_observer.hpp>
 
 #include <cstddef>
 #include <memory>

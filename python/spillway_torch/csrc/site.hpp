@@ -3,7 +3,7 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/interop/framework/ballast.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/install_options.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/torch.hpp>

@@ -3,10 +3,10 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/leased_memory.hpp>
-#include <spillway/interop/torch/context_book.hpp>
+#include <spillway/interop/torch/context_table.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
-#include <spillway/interop/torch/tensor_watch.hpp>
+#include <spillway/interop/torch/tensor_observer.hpp>
 #include <spillway/observe/snapshot.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/swappable_buffer.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/tensorflow/leased_copy.hpp>
 #include <spillway/interop/tensorflow/operation.hpp>
 #include <spillway/interop/tensorflow/operation_kind.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/core/stats.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 
 #include <atomic>
 #include <cstddef>

@@ -5,8 +5,8 @@
 #include <spillway/interop/torch/cuda_history.hpp>
 #include <spillway/interop/torch/cuda_snapshot.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
-#include <spillway/interop/torch/storage_desk.hpp>
-#include <spillway/interop/torch/tensor_watch.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
+#include <spillway/interop/torch/tensor_observer.hpp>
 #include <spillway/observe/snapshot.hpp>
 
 #include <algorithm>

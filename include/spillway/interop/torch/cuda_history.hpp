@@ -3,9 +3,9 @@
 
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/interop/torch/context_book.hpp>
+#include <spillway/interop/torch/context_table.hpp>
 #include <spillway/interop/torch/cuda_snapshot.hpp>
-#include <spillway/interop/torch/tensor_watch.hpp>
+#include <spillway/interop/torch/tensor_observer.hpp>
 
 #include <atomic>
 #include <chrono>

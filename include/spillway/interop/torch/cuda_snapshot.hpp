@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/core/types.hpp>
-#include <spillway/interop/torch/context_book.hpp>
+#include <spillway/interop/torch/context_table.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
 #include <spillway/observe/snapshot.hpp>

@@ -6,7 +6,7 @@
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operation_kind.hpp>
 #include <spillway/interop/torch/running_work.hpp>
-#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
 #include <spillway/interop/torch/typed_operations.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
 
 #include <cstddef>
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/interop/torch/operands.hpp>
-#include <spillway/interop/torch/storage_desk.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
 
 #include <optional>
 #include <tuple>

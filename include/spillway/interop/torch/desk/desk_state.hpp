@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/core/types.hpp>
-#include <spillway/interop/torch/holding.hpp>
+#include <spillway/interop/torch/storage_entry.hpp>
 #include <spillway/interop/torch/torch_version.hpp>
 
 #include <atomic>

@@ -5,7 +5,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/desk/desk_state.hpp>
-#include <spillway/interop/torch/desk/storage_roll.hpp>
+#include <spillway/interop/torch/storage_table.hpp>
 
 #include <atomic>
 #include <cstddef>

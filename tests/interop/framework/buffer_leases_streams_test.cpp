@@ -2,7 +2,7 @@
 // A desk on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/compaction/remap_compaction.hpp>
@@ -90,7 +90,7 @@ struct StreamBench {
 
 }  // namespace
 
-TEST_SUITE("buffer_desk") {
+TEST_SUITE("buffer_leases") {
   TEST_CASE("BufferDesk: an operation that is enqueued is finished before what it uses leaves") {
     StreamBench bench;
     std::array<void*, 5> buffers{};

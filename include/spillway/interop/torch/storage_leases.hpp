@@ -7,7 +7,7 @@
 #include <spillway/interop/torch/desk/desk_state.hpp>
 #include <spillway/interop/torch/desk/frame_leases.hpp>
 #include <spillway/interop/torch/desk/room_queue.hpp>
-#include <spillway/interop/torch/desk/storage_roll.hpp>
+#include <spillway/interop/torch/storage_table.hpp>
 
 #include <algorithm>
 #include <atomic>

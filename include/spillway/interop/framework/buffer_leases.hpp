@@ -233,5 +233,5 @@ class BufferDesk {
 
 }  // namespace spillway
 
-#include <spillway/interop/framework/buffer_desk/frames.hpp>
-#include <spillway/interop/framework/buffer_desk/room.hpp>
+#include <spillway/interop/framework/buffer_leases/frames.hpp>
+#include <spillway/interop/framework/buffer_leases/room.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/interop/framework/ballast.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,13 +11,13 @@
 #include <thread>
 #include <vector>
 
-#include <support/buffer_desk_bench.hpp>
+#include <support/buffer_leases_bench.hpp>
 
 using namespace spillway;
 using spillway::test::DeskBench;
 using Bytes = std::vector<unsigned char>;
 
-TEST_SUITE("buffer_desk") {
+TEST_SUITE("buffer_leases") {
   TEST_CASE("BufferDesk: what no operation uses leaves when room is needed, and comes back in its "
             "place") {
     DeskBench bench{256_KiB};

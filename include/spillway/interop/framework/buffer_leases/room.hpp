@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How `BufferDesk` makes room, and what it counts; buffer_desk.hpp includes it.
+// How `BufferDesk` makes room, and what it counts; buffer_leases.hpp includes it.
 
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -3,7 +3,7 @@
 
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/framework/buffer_desk.hpp>
+#include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/compaction/remap_compaction.hpp>
 

@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
-#include <support/buffer_desk_bench.hpp>
+#include <support/buffer_leases_bench.hpp>
 
 using namespace spillway;
 using spillway::test::DeskBench;
 
-TEST_SUITE("buffer_desk_race") {
+TEST_SUITE("buffer_leases_race") {
   TEST_CASE("BufferDesk: operations of several threads find the bytes that they left") {
     constexpr std::size_t threads = 3;
     constexpr std::size_t bytes = 32_KiB;
