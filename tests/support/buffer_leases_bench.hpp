@@ -18,16 +18,16 @@
 namespace spillway::test {
 
 /// A desk on the host's memory, with what its tests do again and again.
-struct DeskBench {
+struct LeasesBench {
   struct Policies : SimPolicies {
     using device = HostPagedApi;
     using compaction = StableAddresses;
   };
   using Allocator = DeviceAllocator<Policies>;
-  using Desk = BufferDesk<Allocator>;
-  using Frame = Desk::Frame;
+  using Leases = framework::BufferLeases<Allocator>;
+  using Frame = Leases::Frame;
 
-  explicit DeskBench(std::size_t capacity_bytes) : memory{device, options(capacity_bytes)} {}
+  explicit LeasesBench(std::size_t capacity_bytes) : memory{device, options(capacity_bytes)} {}
 
   static Allocator::Options options(std::size_t capacity_bytes) {
     Allocator::Options options;
@@ -40,40 +40,40 @@ struct DeskBench {
   /// The result of an operation without operands, full of `byte`. Null if there is no room.
   unsigned char* make(std::size_t bytes, unsigned char byte) {
     Frame frame{1};
-    if (!desk.try_enter(frame, {}).empty()) {
+    if (!leases.try_enter(frame, {}).empty()) {
       return nullptr;
     }
-    auto* const p = static_cast<unsigned char*>(desk.try_allocate(bytes, &frame));
+    auto* const p = static_cast<unsigned char*>(leases.try_allocate(bytes, &frame));
     if (p != nullptr) {
       std::memset(p, byte, bytes);
       std::array<void*, 1> const shown{p};
-      desk.show(shown, false);
+      leases.show(shown, false);
     }
-    desk.leave(frame);
+    leases.leave(frame);
     return p;
   }
 
   /// Reads the first byte of each in one operation; throws if that cannot be.
   std::vector<unsigned char> read(std::initializer_list<unsigned char*> buffers) {
-    std::vector<BufferUse> uses;
+    std::vector<framework::BufferUse> uses;
     for (unsigned char* const p : buffers) {
       uses.push_back({p, false});
     }
     Frame frame{1};
-    if (std::string const why = desk.try_enter(frame, uses); !why.empty()) {
+    if (std::string const why = leases.try_enter(frame, uses); !why.empty()) {
       throw OutOfDeviceMemory{{}, why};
     }
     std::vector<unsigned char> bytes;
     for (unsigned char* const p : buffers) {
       bytes.push_back(*p);
     }
-    desk.leave(frame);
+    leases.leave(frame);
     return bytes;
   }
 
   HostPagedApi device;
   Allocator memory;
-  Desk desk{memory, HostStream::caller};
+  Leases leases{memory, HostStream::caller};
 };
 
 }  // namespace spillway::test

@@ -68,7 +68,7 @@ struct Bindings {
     Held<Site> held{{address}};
     held.enter();
     std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
-    Site::desk().show(addresses, true);
+    Site::leases().show(addresses, true);
   }
 
   static py::dict raw_stats() {
@@ -76,18 +76,18 @@ struct Bindings {
     auto& state = installed();
     spillway::Stats const now = state.memory.stats();
     spillway::HostPoolStats const host = state.memory.host_stats();
-    auto const counts = state.desk.counts();
+    auto const counts = state.leases.counts();
     py::dict out;
     auto const set = [&out](char const* key, auto value) { out[key] = value; };
-    std::size_t const ballast = state.ballast.bytes();
-    std::size_t const in_use = now.resident.bytes.current - ballast;
+    std::size_t const reservation = state.reservation.bytes();
+    std::size_t const in_use = now.resident.bytes.current - reservation;
     std::size_t const active = counts.active_bytes;
     spillway::Tally const for_room = now.evicted(
         {EvictionReason::pressure, EvictionReason::watermark, EvictionReason::prefetch});
     set("bytes_in_use", in_use);
-    set("peak_bytes_in_use", now.resident.bytes.peak - ballast);
-    set("bytes_allocated", now.allocated.bytes.current - ballast);
-    set("peak_bytes_allocated", now.allocated.bytes.peak - ballast);
+    set("peak_bytes_in_use", now.resident.bytes.peak - reservation);
+    set("bytes_allocated", now.allocated.bytes.current - reservation);
+    set("peak_bytes_allocated", now.allocated.bytes.peak - reservation);
     set("bytes_active", active);
     set("peak_bytes_active", counts.peak_active_bytes);
     set("bytes_inactive", in_use - std::min(active, in_use));
@@ -101,7 +101,7 @@ struct Bindings {
     set("bytes_defragged", 0);
     set("num_allocs", counts.allocations);
     set("largest_alloc_size", counts.largest_bytes);
-    set("bytes_limit", state.ballast.limit_bytes());
+    set("bytes_limit", state.reservation.limit_bytes());
     set("bytes_reserved", in_use);
     set("num_buffers", counts.buffers);
     set("swap_outs", now.swap_outs.count);
@@ -129,7 +129,7 @@ struct Bindings {
   }
 
   static py::dict view(std::size_t address) {
-    auto const seen = installed().desk.view(reinterpret_cast<void*>(address));
+    auto const seen = installed().leases.view(reinterpret_cast<void*>(address));
     py::dict out;
     out["ours"] = seen.bytes != 0;
     out["bytes"] = seen.bytes;
@@ -143,25 +143,25 @@ struct Bindings {
     using release = py::call_guard<py::gil_scoped_release>;
     m.def("install", &install);
     m.def("is_installed", &Site::is_installed);
-    m.def("enable", [](bool on) { installed().desk.enable(on); });
-    m.def("is_enabled", [] { return Site::is_ready() && installed().desk.is_enabled(); });
+    m.def("enable", [](bool on) { installed().leases.enable(on); });
+    m.def("is_enabled", [] { return Site::is_ready() && installed().leases.is_enabled(); });
     m.def("set_limit", &set_limit, release());
-    m.def("limit", [] { return installed().ballast.limit_bytes(); });
+    m.def("limit", [] { return installed().reservation.limit_bytes(); });
     m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
     m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
     m.def("granularity", [] { return installed().device.granularity_bytes(); });
     m.def(
-        "reclaim", [] { return installed().desk.reclaim(); }, release());
+        "reclaim", [] { return installed().leases.reclaim(); }, release());
     m.def(
-        "begin_step", [] { installed().desk.begin_step(); }, release());
+        "begin_step", [] { installed().leases.begin_step(); }, release());
     m.def("last_failure",
-          [] { return !Site::is_ready() ? std::string{} : installed().desk.last_failure(); });
+          [] { return !Site::is_ready() ? std::string{} : installed().leases.last_failure(); });
     m.def("raw_stats", &raw_stats);
-    m.def("reset_peaks", [] { installed().desk.reset_peaks(); });
+    m.def("reset_peaks", [] { installed().leases.reset_peaks(); });
     m.def("view", &view);
     m.def("owns", [](std::size_t address) {
       auto* const p = reinterpret_cast<void*>(address);
-      return Site::is_ready() && Site::may_own(p) && Site::desk().owns(p);
+      return Site::is_ready() && Site::may_own(p) && Site::leases().owns(p);
     });
     m.def("keep", &keep, release());
     py::class_<Held<Site>>(m, "Held", py::module_local())

@@ -62,10 +62,10 @@ struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;
     using compaction = spillway::StableAddresses;
-    using prefetch = spillway::LimitedLookahead;
+    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::BufferDesk<allocator_type>;
+  using Leases = spillway::framework::BufferLeases<allocator_type>;
   using Tensors = spillway::tensorflow::TensorAllocator<GpuSite>;
   using State = SiteState<GpuSite>;
 
@@ -133,17 +133,17 @@ struct GpuSite {
     return the_state;
   }
   static bool is_ready() { return state() != nullptr; }
-  static Desk& desk() { return state()->desk; }
+  static Leases& leases() { return state()->leases; }
   static Tensors& tensors() { return *plan()->tensors; }
-  static spillway::tensorflow::StepWatch& steps() { return state()->steps; }
-  static Desk::Frame*& frame() {
-    thread_local Desk::Frame* mine = nullptr;
+  static spillway::tensorflow::StepDetector& steps() { return state()->steps; }
+  static Leases::Frame*& frame() {
+    thread_local Leases::Frame* mine = nullptr;
     return mine;
   }
   static bool may_own(void const* p) { return is_ready() && state()->device.may_own(p); }
-  static std::size_t ballast_bytes() { return state()->ballast.bytes(); }
+  static std::size_t reservation_bytes() { return state()->reservation.bytes(); }
   static std::size_t limit_bytes() {
-    return is_ready() ? state()->ballast.limit_bytes() : plan()->capacity_bytes;
+    return is_ready() ? state()->reservation.limit_bytes() : plan()->capacity_bytes;
   }
 
  private:

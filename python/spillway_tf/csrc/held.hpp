@@ -28,8 +28,8 @@ class Held {
     if (frame_ != nullptr || !Site::is_ready()) {
       return;
     }
-    auto frame = std::make_unique<typename Site::Desk::Frame>();
-    std::string const why = Site::desk().try_enter(*frame, uses_);
+    auto frame = std::make_unique<typename Site::Leases::Frame>();
+    std::string const why = Site::leases().try_enter(*frame, uses_);
     if (!why.empty()) {
       throw std::runtime_error{why};
     }
@@ -37,14 +37,14 @@ class Held {
   }
   void exit() {
     if (frame_ != nullptr) {
-      Site::desk().leave(*frame_);
+      Site::leases().leave(*frame_);
       frame_.reset();
     }
   }
 
  private:
-  std::vector<spillway::BufferUse> uses_;
-  std::unique_ptr<typename Site::Desk::Frame> frame_;
+  std::vector<spillway::framework::BufferUse> uses_;
+  std::unique_ptr<typename Site::Leases::Frame> frame_;
 };
 
 }  // namespace spillway_tf

@@ -26,10 +26,10 @@ struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
     using compaction = spillway::StableAddresses;
-    using prefetch = spillway::LimitedLookahead;
+    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::BufferDesk<allocator_type>;
+  using Leases = spillway::framework::BufferLeases<allocator_type>;
   using Tensors = spillway::tensorflow::TensorAllocator<HostSite>;
   using State = SiteState<HostSite>;
 
@@ -66,16 +66,16 @@ struct HostSite {
     return the_state;
   }
   static bool is_ready() { return state() != nullptr; }
-  static Desk& desk() { return state()->desk; }
+  static Leases& leases() { return state()->leases; }
   static Tensors& tensors() { return *tensors_slot(); }
-  static spillway::tensorflow::StepWatch& steps() { return state()->steps; }
-  static Desk::Frame*& frame() {
-    thread_local Desk::Frame* mine = nullptr;
+  static spillway::tensorflow::StepDetector& steps() { return state()->steps; }
+  static Leases::Frame*& frame() {
+    thread_local Leases::Frame* mine = nullptr;
     return mine;
   }
   static bool may_own(void const* p) { return state()->device.may_own(p); }
-  static std::size_t ballast_bytes() { return state()->ballast.bytes(); }
-  static std::size_t limit_bytes() { return state()->ballast.limit_bytes(); }
+  static std::size_t reservation_bytes() { return state()->reservation.bytes(); }
+  static std::size_t limit_bytes() { return state()->reservation.limit_bytes(); }
 
  private:
   static Tensors*& tensors_slot() {

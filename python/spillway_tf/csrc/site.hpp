@@ -17,7 +17,7 @@
 
 namespace spillway_tf {
 
-using spillway::InstallOptions;
+using spillway::framework::InstallOptions;
 
 /// All that exists once in a process, but for the allocator that TensorFlow sees. Never destroyed:
 /// tensors outlive everything else.
@@ -28,12 +28,12 @@ struct SiteState {
 
   typename Allocator::device_type device;
   stream_type stream;
-  spillway::SharedLimit limit;
-  spillway::LimitedLookahead prefetch;
+  spillway::framework::SharedLimit limit;
+  spillway::framework::LimitedLookahead prefetch;
   Allocator memory;
-  spillway::BufferDesk<Allocator> desk;
-  spillway::Ballast<Allocator> ballast{memory};
-  spillway::tensorflow::StepWatch steps;
+  spillway::framework::BufferLeases<Allocator> leases;
+  spillway::framework::LimitReservation<Allocator> reservation{memory};
+  spillway::tensorflow::StepDetector steps;
 
   /// @param device_argument  what the device is made with
   template <class DeviceArgument>
@@ -48,22 +48,22 @@ struct SiteState {
                   .max_inflight_bytes = std::numeric_limits<std::size_t>::max()},
                  limit},
         memory{device, with(prefetch, std::move(options))},
-        desk{memory, stream} {}
+        leases{memory, stream} {}
 
   /// Lowers the limit below the capacity that was reserved, or raises it again.
   ///
   /// @throws OutOfDeviceMemory if what is in use does not fit
   void set_limit(std::size_t bytes) {
     *limit = bytes;
-    desk.set_limit(bytes);
-    ballast.set_limit(bytes, stream, [this] {
-      return desk.is_enabled() && !desk.is_under_pressure() && (desk.relieve(), true);
+    leases.set_limit(bytes);
+    reservation.set_limit(bytes, stream, [this] {
+      return leases.is_enabled() && !leases.is_under_pressure() && (leases.start_reclaim(), true);
     });
-    desk.reset_peaks();  // they counted what is no tensor otherwise
+    leases.reset_peaks();  // they counted what is no tensor otherwise
   }
 
  private:
-  [[nodiscard]] static typename Allocator::Options with(spillway::LimitedLookahead const& prefetch,
+  [[nodiscard]] static typename Allocator::Options with(spillway::framework::LimitedLookahead const& prefetch,
                                                         typename Allocator::Options options) {
     options.prefetch = prefetch;
     return options;

@@ -28,6 +28,7 @@
 
 namespace tf = tensorflow;
 using namespace spillway;
+using namespace spillway::framework;
 
 namespace {
 
@@ -41,11 +42,11 @@ struct TestSite {
     using compaction = StableAddresses;
   };
   using allocator_type = DeviceAllocator<Policies>;
-  using Desk = BufferDesk<allocator_type>;
+  using Leases = BufferLeases<allocator_type>;
   struct State {
     HostPagedApi device;
     allocator_type memory{device, options()};
-    Desk desk{memory, HostStream::caller};
+    Leases leases{memory, HostStream::caller};
     tensorflow::TensorAllocator<TestSite> tensors{
         *tf::ProcessState::singleton()->GetCPUAllocator(tf::port::kNUMANoAffinity), 4096};
 
@@ -68,22 +69,22 @@ struct TestSite {
     static bool is = true;
     return is;
   }
-  static Desk& desk() { return state().desk; }
+  static Leases& leases() { return state().leases; }
   static auto& tensors() { return state().tensors; }
-  static Desk::Frame*& frame() {
-    thread_local Desk::Frame* mine = nullptr;
+  static Leases::Frame*& frame() {
+    thread_local Leases::Frame* mine = nullptr;
     return mine;
   }
   static bool may_own(void const* p) { return state().device.may_own(p); }
   static std::size_t limit_bytes() { return capacity_bytes; }
-  static std::size_t ballast_bytes() { return 0; }
+  static std::size_t reservation_bytes() { return 0; }
 };
 
 tf::Tensor on_device(int floats = half) {
   return tf::Tensor{&TestSite::tensors(), tf::DT_FLOAT, tf::TensorShape{floats}};
 }
-TestSite::Desk::View view(tf::Tensor const& tensor) {
-  return TestSite::desk().view(tensorflow::base_of(tensor));
+TestSite::Leases::View view(tf::Tensor const& tensor) {
+  return TestSite::leases().view(tensorflow::base_of(tensor));
 }
 
 /// Copies, but tells only later that it has.
@@ -116,14 +117,14 @@ DOCTEST_TEST_CASE("copy_leased: both tensors stay until the copy is done, and ma
   DOCTEST_CHECK(view(from).is_in_use);
   DOCTEST_CHECK(view(to).is_in_use);
   DOCTEST_CHECK_FALSE(view(to).may_leave);
-  DOCTEST_CHECK(TestSite::desk().reclaim() == 0);
+  DOCTEST_CHECK(TestSite::leases().reclaim() == 0);
   DOCTEST_CHECK_FALSE(result.ok());
   copy.after(absl::OkStatus());
   DOCTEST_CHECK(result.ok());
   DOCTEST_CHECK_FALSE(view(from).is_in_use);
   DOCTEST_CHECK(view(to).may_leave);
   DOCTEST_CHECK_FALSE(view(from).may_leave);  // nobody has shown it
-  DOCTEST_CHECK(TestSite::desk().reclaim() == capacity_bytes / 2);
+  DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   DOCTEST_CHECK_FALSE(view(to).is_resident);
 
   tf::Tensor back{tf::DT_FLOAT, tf::TensorShape{half}};
@@ -140,7 +141,7 @@ DOCTEST_TEST_CASE("copy_leased: what cannot be brought in is an error, and nothi
   LateCopy first;
   first.run(from, to, result);
   first.after(absl::OkStatus());
-  DOCTEST_CHECK(TestSite::desk().reclaim() == capacity_bytes / 2);
+  DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   tf::Tensor const a = on_device();
   tf::Tensor const b = on_device();  // never shown: there is no room left
   LateCopy second;
@@ -156,31 +157,31 @@ DOCTEST_TEST_CASE(
     "copy_leased: other tensors are copied without more ado, and errors are handed on") {
   tf::Tensor const from{tf::DT_FLOAT, tf::TensorShape{4}};
   tf::Tensor to{tf::DT_FLOAT, tf::TensorShape{4}};
-  auto const frames = TestSite::desk().counts().frames;
+  auto const frames = TestSite::leases().counts().frames;
   absl::Status result;
   LateCopy copy;
   copy.run(from, to, result);
   copy.after(absl::InternalError("broken"));
   DOCTEST_CHECK(result.message() == "broken");
-  DOCTEST_CHECK(TestSite::desk().counts().frames == frames);
+  DOCTEST_CHECK(TestSite::leases().counts().frames == frames);
 }
 
 DOCTEST_TEST_CASE(
     "TensorAllocator: of a whole device what no operation made counts, and too much is refused") {
-  auto const before = TestSite::desk().counts().fixed_bytes;
+  auto const before = TestSite::leases().counts().fixed_bytes;
   tf::Tensor const a = on_device();
-  DOCTEST_CHECK(TestSite::desk().counts().fixed_bytes == before + capacity_bytes / 2);
+  DOCTEST_CHECK(TestSite::leases().counts().fixed_bytes == before + capacity_bytes / 2);
   DOCTEST_CHECK(TestSite::tensors().AllocateRaw(64, 2 * capacity_bytes) == nullptr);
   void* const small = TestSite::tensors().AllocateRaw(64, 100);
   DOCTEST_CHECK(small != nullptr);
-  DOCTEST_CHECK_FALSE(TestSite::desk().owns(small));
+  DOCTEST_CHECK_FALSE(TestSite::leases().owns(small));
   TestSite::tensors().DeallocateRaw(small);
   DOCTEST_CHECK(TestSite::tensors().GetStats()->bytes_limit == std::int64_t{capacity_bytes});
 
   TestSite::ready() = false;  // as before the device has its stream
   void* const early = TestSite::tensors().AllocateRaw(64, 8192);
   DOCTEST_CHECK(early != nullptr);
-  DOCTEST_CHECK_FALSE(TestSite::desk().owns(early));
+  DOCTEST_CHECK_FALSE(TestSite::leases().owns(early));
   TestSite::tensors().DeallocateRaw(early);
   DOCTEST_CHECK(TestSite::tensors().GetStats()->bytes_limit == std::int64_t{capacity_bytes});
   TestSite::ready() = true;
@@ -211,7 +212,7 @@ DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces
     result = status;
     ++calls;
   };
-  auto const frames = TestSite::desk().counts().frames;
+  auto const frames = TestSite::leases().counts().frames;
   context->CopyCPUTensorToDevice(&from, nullptr, &to, done, false);
   DOCTEST_CHECK(absl::IsInternal(result));
   DOCTEST_CHECK_FALSE(view(to).is_in_use);
@@ -219,7 +220,7 @@ DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces
   context->CopyDeviceTensorToCPU(&to, "edge", nullptr, &host, done);
   context->CopyTensorInSameDevice(&to, nullptr, &to, done);
   DOCTEST_CHECK(calls == 3);
-  DOCTEST_CHECK(TestSite::desk().counts().frames == frames + 3);
-  DOCTEST_CHECK(TestSite::desk().counts().active_bytes == 0);
+  DOCTEST_CHECK(TestSite::leases().counts().frames == frames + 3);
+  DOCTEST_CHECK(TestSite::leases().counts().active_bytes == 0);
 }
 #endif

@@ -24,7 +24,7 @@ class Bindings {
  public:
   using State = typename Site::State;
   using Frame = typename State::Hook::Frame;
-  using Desk = typename Site::Desk;
+  using Leases = typename Site::Leases;
 
   static void define(pybind11::module_& m);
 
@@ -50,7 +50,7 @@ class Bindings {
                                                     : nullptr;
   }
   [[nodiscard]] static bool is_ours(c10::StorageImpl* storage) {
-    return storage != nullptr && is_installed() && Desk::is_ours(*storage);
+    return storage != nullptr && is_installed() && Leases::is_ours(*storage);
   }
 
   /// Brings a tensor in; keeps it there for good if asked to.
@@ -82,7 +82,7 @@ class Bindings {
   }
   static void freeze(at::Tensor const& tensor, bool frozen) {
     if (auto* const storage = storage_of(tensor)) {
-      installed().desk.freeze(*storage, frozen);
+      installed().leases.freeze(*storage, frozen);
     }
   }
 
@@ -91,7 +91,7 @@ class Bindings {
     c10::StorageImpl* const storage = storage_of(tensor);
     out["ours"] = is_ours(storage);
     if (is_ours(storage)) {
-      auto const seen = Site::desk().view(*storage);
+      auto const seen = Site::leases().view(*storage);
       out["enrolled"] = seen.is_enrolled;
       out["leased"] = seen.is_leased;
       out["in_use"] = seen.is_in_use;
@@ -117,7 +117,7 @@ class Bindings {
 
   [[nodiscard]] static pybind11::list holders() {
     pybind11::list out;
-    for (auto const& one : installed().desk.views()) {
+    for (auto const& one : installed().leases.views()) {
       pybind11::dict row;
       row["bytes"] = one.bytes;
       row["tensor"] = one.is_enrolled ? one.likeness.text() : std::string{"?"};
@@ -134,7 +134,7 @@ class Bindings {
 
   static void before_fork() {
     if (is_installed()) {
-      installed().desk.before_fork();
+      installed().leases.before_fork();
       if constexpr (forks) {
         installed().device.before_fork();
       }
@@ -146,7 +146,7 @@ class Bindings {
         is_child ? installed().device.after_fork_in_child()
                  : installed().device.after_fork_in_parent();
       }
-      installed().desk.after_fork();
+      installed().leases.after_fork();
     }
   }
   /// What has threads of its own. CUDA cannot be used in a child process either way.
@@ -162,8 +162,8 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("set_hook", [](bool on) { c10::impl::tls_set_dispatch_key_included(hook_key, on); });
   m.def("has_hook", [] { return c10::impl::tls_is_dispatch_key_included(hook_key); });
   m.def("hook_key", [] { return std::string{c10::toString(hook_key)}; });
-  m.def("enable", [](bool on) { installed().desk.enable(on); });
-  m.def("is_enabled", [] { return is_installed() && installed().desk.is_enabled(); });
+  m.def("enable", [](bool on) { installed().leases.enable(on); });
+  m.def("is_enabled", [] { return is_installed() && installed().leases.is_enabled(); });
   m.def(
       "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
   m.def("limit", [] { return installed().limit(); });
@@ -171,10 +171,10 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("least_bytes", [] { return installed().least_bytes.load(); });
   m.def("set_foreach_bytes", [](std::size_t bytes) { installed().foreach_bytes = bytes; });
   m.def(
-      "reclaim", [] { return installed().desk.reclaim(); }, WithoutLock());
+      "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
   m.def(
-      "begin_step", [] { installed().desk.begin_step(); }, WithoutLock());
-  m.def("take_warning", [] { return installed().desk.take_warning(); });
+      "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
+  m.def("take_warning", [] { return installed().leases.take_warning(); });
   m.def("raw_stats", [] { return statistics(installed()); });
   m.def("reset_peaks", [] { installed().memory.reset_peak_stats(); });
   m.def(
@@ -187,7 +187,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("is_holding", [] { return Site::frames().depth > 0; });
   m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
   m.def("freeze", &freeze, WithoutLock());
-  m.def("end_frames_early", [](bool early) { installed().desk.end_frames_early(early); });
+  m.def("end_frames_early", [](bool early) { installed().leases.end_frames_early(early); });
   m.def("before_fork", &before_fork);
   m.def("after_fork_in_parent", [] { after_fork(false); });
   m.def("after_fork_in_child", [] { after_fork(true); });

@@ -23,11 +23,11 @@ namespace spillway_torch {
 /// CUDA tensors of one device.
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
-    using observer = spillway::torch::TensorWatch;
-    using prefetch = spillway::LimitedLookahead;
+    using observer = spillway::torch::TensorObserver;
+    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::torch::StorageDesk<CudaSite>;
+  using Leases = spillway::torch::StorageLeases<CudaSite>;
   using TensorAllocator = spillway::torch::CudaTensorAllocator<CudaSite>;
 
   struct State : SiteState<CudaSite> {
@@ -71,10 +71,10 @@ struct CudaSite {
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
   }
 
-  static Desk& desk() { return state()->desk; }
+  static Leases& leases() { return state()->leases; }
   static TensorAllocator& tensors() { return *state()->tensors; }
-  static Desk::Frames& frames() {
-    thread_local Desk::Frames mine;
+  static Leases::Frames& frames() {
+    thread_local Leases::Frames mine;
     return mine;
   }
   static spillway::torch::HookState& hook() {

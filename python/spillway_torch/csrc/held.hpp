@@ -44,7 +44,7 @@ class Held {
     ++Site::frames().held;
     spillway::torch::Operands operands;
     for (c10::Storage const& storage : storages_) {
-      if (Site::Desk::is_ours(*storage.unsafeGetStorageImpl())) {
+      if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
         operands.push_back({storage.unsafeGetStorageImpl()});
       }
     }
@@ -79,7 +79,7 @@ class Barrier {
     }
     if (suspends_) {
       suspended_ = std::exchange(Site::frames(), {});
-      was_counted_ = Site::desk().suspend(suspended_);
+      was_counted_ = Site::leases().suspend(suspended_);
     }
   }
   void exit() {
@@ -91,7 +91,7 @@ class Barrier {
     if (suspends_) {
       Site::frames() = std::move(suspended_);
       if (was_counted_) {
-        Site::desk().resume(Site::frames());
+        Site::leases().resume(Site::frames());
       }
     }
   }
@@ -101,7 +101,7 @@ class Barrier {
   bool suspends_ = Site::state() != nullptr && Site::frames().held == 0;
   bool was_counted_ = false;
   bool is_done_ = false;
-  typename Site::Desk::Frames suspended_;
+  typename Site::Leases::Frames suspended_;
 };
 
 }  // namespace spillway_torch

@@ -20,10 +20,10 @@ namespace spillway_torch {
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostApi;
-    using prefetch = spillway::LimitedLookahead;
+    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
-  using Desk = spillway::torch::StorageDesk<HostSite>;
+  using Leases = spillway::torch::StorageLeases<HostSite>;
   using TensorAllocator = spillway::torch::HostTensorAllocator<HostSite>;
 
   struct State : SiteState<HostSite> {
@@ -49,9 +49,9 @@ struct HostSite {
     c10::SetAllocator(c10::DeviceType::CPU, &state()->tensors, 200);
   }
 
-  static Desk& desk() { return state()->desk; }
-  static Desk::Frames& frames() {
-    thread_local Desk::Frames mine;
+  static Leases& leases() { return state()->leases; }
+  static Leases::Frames& frames() {
+    thread_local Leases::Frames mine;
     return mine;
   }
   static spillway::torch::HookState& hook() {
@@ -65,7 +65,7 @@ struct HostSite {
     return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
-  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones are not the desk's
+  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones are not StorageLeases's
   static void drop_foreign(void* p) { state()->tensors.drop_small(p); }
   static WithoutInterpreter let_others_run() { return {}; }
   static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}

@@ -39,7 +39,7 @@ class WithoutInterpreter {
 constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 /// What `install` is told.
-struct InstallOptions : spillway::InstallOptions {
+struct InstallOptions : spillway::framework::InstallOptions {
   int ordinal = -1;  // of the device; -1: the current one
 };
 
@@ -52,11 +52,11 @@ struct SiteState {
   using Hook = spillway::torch::FrameHook<Site, hook_key>;
 
   Device device;
-  spillway::SharedLimit limit_bytes = std::make_shared<std::atomic<std::size_t>>(0);
+  spillway::framework::SharedLimit limit_bytes = std::make_shared<std::atomic<std::size_t>>(0);
   Allocator memory;
-  spillway::torch::StorageDesk<Site> desk;
+  spillway::torch::StorageLeases<Site> leases;
   std::unique_ptr<typename Hook::Registration> hook;
-  spillway::Ballast<Allocator> ballast{memory};
+  spillway::framework::LimitReservation<Allocator> reservation{memory};
   std::atomic<std::size_t> foreach_bytes{0};
   std::atomic<std::size_t> least_bytes{0};
 
@@ -66,7 +66,7 @@ struct SiteState {
                      Args... device_args)
       : device{device_args...},
         memory{device, with_limit(std::move(memory_options))},
-        desk{memory},
+        leases{memory},
         least_bytes{least} {
     note_limit(memory.stats().capacity_bytes);
   }
@@ -85,7 +85,7 @@ struct SiteState {
     }
   }
 
-  [[nodiscard]] std::size_t limit() const { return ballast.limit_bytes(); }
+  [[nodiscard]] std::size_t limit() const { return reservation.limit_bytes(); }
 
   /// Lowers the limit below what was reserved, or raises it again.
   void set_limit(std::size_t limit) {
@@ -95,11 +95,11 @@ struct SiteState {
                 capacity,
                 " bytes at most, with which spillway_torch was installed");
     try {
-      ballast.set_limit(limit, Site::current_stream(), [this] {
-        return !desk.is_under_pressure() && (desk.relieve(), true);
+      reservation.set_limit(limit, Site::current_stream(), [this] {
+        return !leases.is_under_pressure() && (leases.start_reclaim(), true);
       });
     } catch (spillway::OutOfDeviceMemory const& error) {
-      note_limit(ballast.limit_bytes());
+      note_limit(reservation.limit_bytes());
       TORCH_CHECK_WITH(
           OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
     }
@@ -108,7 +108,7 @@ struct SiteState {
 
  private:
   [[nodiscard]] typename Allocator::Options with_limit(typename Allocator::Options options) const {
-    options.prefetch = spillway::LimitedLookahead{
+    options.prefetch = spillway::framework::LimitedLookahead{
         {.max_inflight_bytes = std::numeric_limits<std::size_t>::max()}, limit_bytes};
     return options;
   }

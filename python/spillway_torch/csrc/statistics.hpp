@@ -32,7 +32,7 @@ pybind11::dict statistics(State& state) {
   using spillway::RangeSource;
   spillway::Stats const now = state.memory.stats();
   spillway::HostPoolStats const host = state.memory.host_stats();
-  auto const counts = state.desk.counts();
+  auto const counts = state.leases.counts();
   pybind11::dict out;
   put(out, "allocation", now.allocated.blocks);
   put(out, "allocated_bytes", now.allocated.bytes);
@@ -81,7 +81,7 @@ pybind11::dict statistics(State& state) {
   set("steps", now.steps);
   set("frames", counts.frames);
   set("active_frames", counts.active_frames);
-  set("enrolled", counts.holdings);
+  set("enrolled", counts.entries);
   set("strays", counts.strays);
   set("waits", counts.waits);
   set("pressures", counts.pressures);

@@ -13,13 +13,14 @@
 #include <support/buffer_leases_bench.hpp>
 
 using namespace spillway;
-using spillway::test::DeskBench;
+using namespace spillway::framework;
+using spillway::test::LeasesBench;
 
 TEST_SUITE("buffer_leases_race") {
-  TEST_CASE("BufferDesk: operations of several threads find the bytes that they left") {
+  TEST_CASE("BufferLeases: operations of several threads find the bytes that they left") {
     constexpr std::size_t threads = 3;
     constexpr std::size_t bytes = 32_KiB;
-    DeskBench bench{512_KiB};
+    LeasesBench bench{512_KiB};
     std::vector<unsigned char*> shared;
     for (unsigned char i = 0; i < 12; ++i) {
       shared.push_back(bench.make(bytes, i));
@@ -37,10 +38,10 @@ TEST_SUITE("buffer_leases_race") {
           std::size_t const which = random() % shared.size();
           bool const has_mine = !mine.empty();
           unsigned char* const own = has_mine ? mine[random() % mine.size()] : nullptr;
-          DeskBench::Frame frame{1, i % 2 == 0};
+          LeasesBench::Frame frame{1, i % 2 == 0};
           std::array<BufferUse, 2> const uses{BufferUse{shared[which], false},
                                               BufferUse{own, true}};
-          if (!bench.desk.try_enter(frame, uses).empty()) {
+          if (!bench.leases.try_enter(frame, uses).empty()) {
             ++refused;
             continue;
           }
@@ -49,33 +50,33 @@ TEST_SUITE("buffer_leases_race") {
             wrong += own[0] != own[bytes - 1] ? 1 : 0;
             own[0] = own[bytes - 1] = static_cast<unsigned char>(i);
           }
-          auto* const made = static_cast<unsigned char*>(bench.desk.try_allocate(bytes, &frame));
+          auto* const made = static_cast<unsigned char*>(bench.leases.try_allocate(bytes, &frame));
           if (made != nullptr) {
             made[0] = made[bytes - 1] = 77;
             std::array<void*, 1> const result{made};
-            bench.desk.show(result, false);
+            bench.leases.show(result, false);
             mine.push_back(made);
           } else {
             ++refused;
           }
-          bench.desk.leave(frame);
+          bench.leases.leave(frame);
           if (mine.size() > 6) {
-            bench.desk.free(mine.front());
+            bench.leases.free(mine.front());
             mine.erase(mine.begin());
           }
           if (thread == 0 && i % 50 == 0) {
-            bench.desk.begin_step();
+            bench.leases.begin_step();
           }
         }
         for (unsigned char* const p : mine) {
-          bench.desk.free(p);
+          bench.leases.free(p);
         }
       });
     }
     running.clear();
     CHECK(wrong == 0);
     CHECK(refused == 0);  // three operations at once use less than half of the memory
-    CHECK(bench.desk.counts().active_bytes == 0);
+    CHECK(bench.leases.counts().active_bytes == 0);
     CHECK(bench.memory.stats().swap_outs.count > 0);
   }
 }

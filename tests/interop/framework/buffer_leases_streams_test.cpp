@@ -20,6 +20,7 @@
 #include <support/pattern.hpp>
 
 using namespace spillway;
+using namespace spillway::framework;
 
 namespace {
 
@@ -32,7 +33,7 @@ struct StreamBench {
     using compaction = StableAddresses;
   };
   using Allocator = DeviceAllocator<Policies>;
-  using Desk = BufferDesk<Allocator>;
+  using Leases = BufferLeases<Allocator>;
   using stream_type = SteppedSimApi::stream_type;
 
   static Allocator::Options options() {
@@ -50,23 +51,23 @@ struct StreamBench {
 
   /// An operation that is enqueued on the compute stream and makes a buffer.
   void* make(std::uint64_t seed) {
-    Desk::Frame frame{1};
-    REQUIRE(desk.try_enter(frame, {}).empty());
-    void* const p = desk.try_allocate(block_bytes, &frame);
+    Leases::Frame frame{1};
+    REQUIRE(leases.try_enter(frame, {}).empty());
+    void* const p = leases.try_allocate(block_bytes, &frame);
     REQUIRE(p != nullptr);
     kernels.write(device, compute, p, block_bytes, seed);
     std::array<void*, 1> const shown{p};
-    desk.show(shown, false);
-    desk.leave(frame);
+    leases.show(shown, false);
+    leases.leave(frame);
     return p;
   }
   /// An operation that is enqueued on the compute stream and finds what was written.
   void check(void* p, std::uint64_t seed) {
-    Desk::Frame frame{1};
+    Leases::Frame frame{1};
     std::array<BufferUse, 1> const uses{BufferUse{p, false}};
-    REQUIRE(desk.try_enter(frame, uses).empty());
+    REQUIRE(leases.try_enter(frame, uses).empty());
     kernels.check(device, compute, p, block_bytes, seed);
-    desk.leave(frame);
+    leases.leave(frame);
   }
   /// The stream for copies waits for what has been enqueued on the compute stream.
   void join() {
@@ -85,13 +86,13 @@ struct StreamBench {
   Allocator memory{device, options()};
   stream_type compute = device.create_stream();
   stream_type copies = device.create_stream();
-  Desk desk{memory, compute};
+  Leases leases{memory, compute};
 };
 
 }  // namespace
 
 TEST_SUITE("buffer_leases") {
-  TEST_CASE("BufferDesk: an operation that is enqueued is finished before what it uses leaves") {
+  TEST_CASE("BufferLeases: an operation that is enqueued is finished before what it uses leaves") {
     StreamBench bench;
     std::array<void*, 5> buffers{};
     for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -109,46 +110,46 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.memory.stats().swap_ins.count >= 3);
   }
 
-  TEST_CASE("BufferDesk: a copy on a stream that waits for the compute stream finds what was on "
+  TEST_CASE("BufferLeases: a copy on a stream that waits for the compute stream finds what was on "
             "its way in") {
     StreamBench bench;
     void* const a = bench.make(1);
     void* const b = bench.make(2);
     void* const c = bench.make(3);
     for (void* const p : {a, b, c}) {
-      StreamBench::Desk::Frame frame;
+      StreamBench::Leases::Frame frame;
       std::array<BufferUse, 1> const uses{BufferUse{p, false}};
-      REQUIRE(bench.desk.try_enter(frame, uses).empty());
+      REQUIRE(bench.leases.try_enter(frame, uses).empty());
       bench.join();
       bench.kernels.check(bench.device, bench.copies, p, block_bytes, p == a ? 1 : p == b ? 2 : 3);
       bench.device.synchronize(bench.copies);  // which is when a framework is called back
-      bench.desk.leave(frame);
+      bench.leases.leave(frame);
     }
     bench.run();
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("BufferDesk: what is copied to on another stream stays until the host has seen the "
+  TEST_CASE("BufferLeases: what is copied to on another stream stays until the host has seen the "
             "copy end") {
     StreamBench bench;
     (void)bench.make(1);
     (void)bench.make(2);
-    void* const target = bench.desk.try_allocate(block_bytes, nullptr);
+    void* const target = bench.leases.try_allocate(block_bytes, nullptr);
     REQUIRE(target != nullptr);
-    StreamBench::Desk::Frame frame;
+    StreamBench::Leases::Frame frame;
     std::array<BufferUse, 1> const uses{BufferUse{target, true}};
-    REQUIRE(bench.desk.try_enter(frame, uses).empty());
+    REQUIRE(bench.leases.try_enter(frame, uses).empty());
     bench.join();
     bench.kernels.write(bench.device, bench.copies, target, block_bytes, 7);
     void* const other = bench.make(3);  // in the place of one of the first two
     std::array<void*, 1> const shown{target};
-    bench.desk.show(shown, false);
-    CHECK(bench.desk.view(target).is_resident);
+    bench.leases.show(shown, false);
+    CHECK(bench.leases.view(target).is_resident);
     bench.device.synchronize(bench.copies);
-    bench.desk.leave(frame);
+    bench.leases.leave(frame);
     (void)bench.make(4);
     (void)bench.make(5);
-    CHECK_FALSE(bench.desk.view(target).is_resident);
+    CHECK_FALSE(bench.leases.view(target).is_resident);
     bench.check(target, 7);
     bench.check(other, 3);
     bench.run();

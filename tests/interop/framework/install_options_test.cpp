@@ -10,6 +10,7 @@
 #include <support/small_allocator.hpp>
 
 using namespace spillway;
+using namespace spillway::framework;
 using support::SmallAllocator;
 
 TEST_SUITE("install_options") {

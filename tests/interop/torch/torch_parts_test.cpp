@@ -26,7 +26,7 @@ using namespace spillway::torch;
 namespace {
 
 struct WatchedPolicies : SimPolicies {
-  using observer = TensorWatch;
+  using observer = TensorObserver;
 };
 using Memory = DeviceAllocator<WatchedPolicies>;
 using Buffer = SwappableBuffer<Memory>;
@@ -111,7 +111,7 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(array.large().current == 10);
   }
 
-  TEST_CASE("TensorWatch: what leaves is active no longer, and reserved still") {
+  TEST_CASE("TensorObserver: what leaves is active no longer, and reserved still") {
     Program program;
     Buffer const one = program.written(2_MiB);
     Buffer const two = program.written(2_MiB);
@@ -128,7 +128,7 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(now.inactive_split_bytes.all().current == 2_MiB);
   }
 
-  TEST_CASE("TensorWatch: active and inactive agree with the allocator after evictions and moves") {
+  TEST_CASE("TensorObserver: active and inactive agree with the allocator after evictions and moves") {
     Program program;
     std::vector<Buffer> buffers;
     for (std::size_t i = 1; i <= 9; ++i) {  // more than fits; sizes differ, so that blocks move
@@ -149,8 +149,8 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(now.reserved_bytes.all().current == static_cast<std::int64_t>(truth.reserved_bytes));
   }
 
-  TEST_CASE("TensorWatch: requested bytes are before rounding, allocated ones after") {
-    TensorWatch watch;
+  TEST_CASE("TensorObserver: requested bytes are before rounding, allocated ones after") {
+    TensorObserver watch;
     watch.on_requested(1000);
     watch.on_requested(2_MiB + 1);
     watch.on_request_freed(1000);
@@ -164,7 +164,7 @@ TEST_SUITE("PyTorch's terms") {
   }
 
   TEST_CASE(
-      "TensorWatch: an allocation that fails is a retry, and an error only when it is refused") {
+      "TensorObserver: an allocation that fails is a retry, and an error only when it is refused") {
     Program program;
     Buffer const one = program.written(3_MiB);
     auto const lease = program.memory.acquire(one.id(), Access::read, program.stream);
@@ -178,7 +178,7 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(program.stats().num_ooms == 1);
   }
 
-  TEST_CASE("TensorWatch: remembers the newest records while it is asked to, for snapshots") {
+  TEST_CASE("TensorObserver: remembers the newest records while it is asked to, for snapshots") {
     Program program;
     Buffer const before = program.written(1_MiB);
     CHECK(program.memory.observer().history().empty());
@@ -198,7 +198,7 @@ TEST_SUITE("PyTorch's terms") {
     CHECK(program.memory.observer().history().empty());
   }
 
-  TEST_CASE("TensorWatch: a listener hears each record") {
+  TEST_CASE("TensorObserver: a listener hears each record") {
     Program program;
     std::vector<RecordKind> heard;
     program.memory.observer().listen([&](Record const& record) { heard.push_back(record.kind); });
@@ -209,8 +209,8 @@ TEST_SUITE("PyTorch's terms") {
           std::vector{RecordKind::allocate, RecordKind::make_resident, RecordKind::deallocate});
   }
 
-  TEST_CASE("ContextBook: remembers the freed for as long as it is told, the oldest first to go") {
-    ContextBook<std::string> book;
+  TEST_CASE("ContextTable: remembers the freed for as long as it is told, the oldest first to go") {
+    ContextTable<std::string> book;
     book.set_limit(1);
     auto const block = [](std::uint32_t i) { return make_block_id(i, 1); };
     for (std::uint32_t i = 0; i < 3; ++i) {

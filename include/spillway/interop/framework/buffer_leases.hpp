@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::framework {
 
 /// One buffer among the operands of an operation.
 struct BufferUse {
@@ -44,7 +44,7 @@ struct BufferUse {
 /// Streams  leases belong to the stream given to the constructor; threads wait only for frames of others.
 /// Address  of a buffer: fixed for its life; to be used inside a frame that has it, only.
 template <class Allocator>
-class BufferDesk {
+class BufferLeases {
   static_assert(Allocator::State::keeps_addresses, "buffers have one address for life");
 
  public:
@@ -84,7 +84,7 @@ class BufferDesk {
     [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
 
    private:
-    friend BufferDesk;
+    friend BufferLeases;
     int depth_;
     bool runs_alone_;
     bool is_alone_ = false;
@@ -96,13 +96,13 @@ class BufferDesk {
   /// `memory` is not owned and must outlive the desk. It should have `lease_wait` zero: threads wait
   /// for each other here.
   /// @param patience  how long to wait for operations of others while nothing is released
-  explicit BufferDesk(Allocator& memory,
+  explicit BufferLeases(Allocator& memory,
                       stream_type stream,
                       std::chrono::milliseconds patience = std::chrono::seconds{10})
       : memory_{&memory}, stream_{stream}, patience_{patience} {}
-  BufferDesk(BufferDesk const&) = delete;
-  BufferDesk& operator=(BufferDesk const&) = delete;
-  ~BufferDesk();
+  BufferLeases(BufferLeases const&) = delete;
+  BufferLeases& operator=(BufferLeases const&) = delete;
+  ~BufferLeases();
 
   /// A buffer, in use by `frame` if there is one. Null if room cannot be made.
   [[nodiscard]] void* try_allocate(std::size_t bytes, Frame* frame);
@@ -121,7 +121,7 @@ class BufferDesk {
   void leave(Frame& frame) noexcept;
 
   /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
-  std::size_t relieve();
+  std::size_t start_reclaim();
   /// Makes everything that is not in use leave, and waits until it is gone. @returns bytes that left
   std::size_t reclaim();
   /// Marks the boundary between two steps of a program that repeats.
@@ -231,7 +231,7 @@ class BufferDesk {
   std::atomic<std::uint64_t> releases_{0};
 };
 
-}  // namespace spillway
+}  // namespace spillway::framework
 
 #include <spillway/interop/framework/buffer_leases/frames.hpp>
 #include <spillway/interop/framework/buffer_leases/room.hpp>

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-namespace spillway {
+namespace spillway::framework {
 
 /// What a framework's module is told when it puts an allocator in the place of the framework's own.
 struct InstallOptions {
@@ -37,4 +37,4 @@ struct InstallOptions {
   }
 };
 
-}  // namespace spillway
+}  // namespace spillway::framework

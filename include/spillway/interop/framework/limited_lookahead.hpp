@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-namespace spillway {
+namespace spillway::framework {
 
 /// A limit that may change while others go by it.
 ///
@@ -36,4 +36,4 @@ class LimitedLookahead : public ScheduleLookahead {
 
 static_assert(PrefetchPolicy<LimitedLookahead>);
 
-}  // namespace spillway
+}  // namespace spillway::framework

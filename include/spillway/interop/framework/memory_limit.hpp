@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::framework {
 
 /// Lowers an allocator's limit below its capacity: leased blocks that nobody else may have the room of.
 ///
 /// Threads  thread-safe.
 /// Streams  the leases belong to the stream given to `set_limit`.
 template <class Allocator>
-class Ballast {
+class LimitReservation {
  public:
   using Lease = typename Allocator::lease_type;
   using stream_type = typename Allocator::stream_type;
@@ -26,11 +26,11 @@ class Ballast {
   static constexpr bool is_thread_safe = true;
   static constexpr std::size_t piece_bytes = 1_MiB;
 
-  /// `memory` is not owned and must outlive the ballast.
-  explicit Ballast(Allocator& memory) : memory_{&memory} {}
-  Ballast(Ballast const&) = delete;
-  Ballast& operator=(Ballast const&) = delete;
-  ~Ballast() { drop_to(0); }
+  /// `memory` is not owned and must outlive the reservation.
+  explicit LimitReservation(Allocator& memory) : memory_{&memory} {}
+  LimitReservation(LimitReservation const&) = delete;
+  LimitReservation& operator=(LimitReservation const&) = delete;
+  ~LimitReservation() { drop_to(0); }
 
   [[nodiscard]] std::size_t limit_bytes() const {
     std::scoped_lock const lock{mutex_};
@@ -45,12 +45,12 @@ class Ballast {
 
   /// Rounded up by less than `piece_bytes`.
   ///
-  /// @param relieve  called when room is needed that leases stand in the way of; returns whether it may
+  /// @param start_reclaim  called when room is needed that leases stand in the way of; returns whether it may
   ///                 have helped
   /// @throws ContractViolation for more than the capacity; OutOfDeviceMemory if what is in use does not
   ///         fit: the limit is then lowered as far as it can be
   void
-  set_limit(std::size_t limit_bytes, stream_type stream, std::function<bool()> const& relieve) {
+  set_limit(std::size_t limit_bytes, stream_type stream, std::function<bool()> const& start_reclaim) {
     std::scoped_lock const lock{mutex_};
     std::size_t const capacity = memory_->stats().capacity_bytes;
     expects(limit_bytes <= capacity, "a limit cannot be above the capacity");
@@ -62,7 +62,7 @@ class Ballast {
       try {
         add(bytes, stream);
       } catch (OutOfDeviceMemory const&) {
-        if (relieve()) {
+        if (start_reclaim()) {
           continue;
         }
         if (bytes <= piece_bytes) {
@@ -101,4 +101,4 @@ class Ballast {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace spillway
+}  // namespace spillway::framework

@@ -27,8 +27,8 @@ namespace spillway::tensorflow {
 /// @param done  called once, with the status
 template <class Site, class Copy>
 void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallback done, Copy copy) {
-  using Frame = typename BufferDesk<typename Site::allocator_type>::Frame;
-  std::vector<BufferUse> uses;
+  using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
+  std::vector<framework::BufferUse> uses;
   auto const add = [&uses](tf::Tensor const& tensor, bool writes) {
     if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
       uses.push_back({p, writes});
@@ -42,7 +42,7 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
   }
   auto const frame = std::make_shared<Frame>();
   try {
-    std::string const why = Site::desk().try_enter(*frame, uses);
+    std::string const why = Site::leases().try_enter(*frame, uses);
     if (!why.empty()) {
       done(absl::ResourceExhaustedError(
           absl::StrCat("OOM when bringing in a tensor that is copied: ", why)));
@@ -55,8 +55,8 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
   }
   std::array<void*, 1> const target{uses.back().writes ? uses.back().address : nullptr};
   copy([frame, target, done = std::move(done)](absl::Status const& status) {
-    Site::desk().show(target, false);
-    Site::desk().leave(*frame);
+    Site::leases().show(target, false);
+    Site::leases().leave(*frame);
     done(status);
   });
 }

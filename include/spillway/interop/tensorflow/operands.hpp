@@ -87,7 +87,7 @@ class Operands {
     captures_ = captures_ || (!holds_tensors_ && makes_variant(context));
   }
 
-  [[nodiscard]] std::vector<BufferUse> const& uses() const noexcept { return uses_; }
+  [[nodiscard]] std::vector<framework::BufferUse> const& uses() const noexcept { return uses_; }
   /// Operands that code outside of operations may use from now on.
   [[nodiscard]] bool captures() const noexcept { return captures_; }
 
@@ -201,7 +201,7 @@ class Operands {
   OperationKind kind_;
   bool captures_ = false;
   bool holds_tensors_ = false;  // variants that are made of tensors are among the operands
-  std::vector<BufferUse> uses_;
+  std::vector<framework::BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> variables_held_;
   std::vector<tf::core::RefCountPtr<tf::Var>> variables_;

@@ -21,7 +21,7 @@ namespace spillway::tensorflow {
 /// Says which frame the calling thread's allocations belong to.
 template <class Site>
 class InFrame {
-  using Frame = typename BufferDesk<typename Site::allocator_type>::Frame;
+  using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
 
  public:
   explicit InFrame(Frame* frame) : before_{std::exchange(Site::frame(), frame)} {}
@@ -37,7 +37,7 @@ class InFrame {
 template <class Site>
 class Operation {
  public:
-  using Frame = typename BufferDesk<typename Site::allocator_type>::Frame;
+  using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
 
   Operation(tf::OpKernelContext& context,
             std::string_view name,
@@ -60,7 +60,7 @@ class Operation {
     }
     std::string why;
     try {
-      why = Site::desk().try_enter(frame_, operands_.uses());
+      why = Site::leases().try_enter(frame_, operands_.uses());
       is_open_ = why.empty();
       if (!is_open_) {
         context_->SetStatus(absl::ResourceExhaustedError(
@@ -73,10 +73,10 @@ class Operation {
     operands_.drop_variables_memory();
     if (is_open_ && must_keep()) {
       std::vector<void*> kept;
-      for (BufferUse const& use : operands_.uses()) {
+      for (framework::BufferUse const& use : operands_.uses()) {
         kept.push_back(use.address);
       }
-      Site::desk().show(kept, true);
+      Site::leases().show(kept, true);
     }
     return is_open_;
   }
@@ -93,17 +93,17 @@ class Operation {
                                                                     " by allocator ",
                                                                     Site::tensors().Name(),
                                                                     ": ",
-                                                                    Site::desk().last_failure())));
+                                                                    Site::leases().last_failure())));
     }
     auto const results = operands_.results(*context_);
     if (!results.empty()) {
-      Site::desk().show(results, must_keep());
+      Site::leases().show(results, must_keep());
     }
   }
 
   void end() noexcept {
     if (std::exchange(is_open_, false)) {
-      Site::desk().leave(frame_);
+      Site::leases().leave(frame_);
     }
     operands_.drop();
   }

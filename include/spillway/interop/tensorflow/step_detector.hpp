@@ -13,7 +13,7 @@ namespace spillway::tensorflow {
 /// since it last did.
 ///
 /// Threads  thread-safe.
-class StepWatch {
+class StepDetector {
  public:
   static constexpr bool is_thread_safe = true;
 

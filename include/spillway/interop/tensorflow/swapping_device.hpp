@@ -32,13 +32,13 @@ namespace spillway::tensorflow {
 /// | `Site::allocator_type`   | a `DeviceAllocator` that keeps addresses                        |
 /// | `Site::is_whole_device`  | whether all memory of the device is the desk's: what is not made by operations counts, too, and what there is no room for is refused |
 /// | `Site::is_ready()`       | whether there is a desk; there is before the first operation    |
-/// | `Site::desk()`           | the `BufferDesk`; lives until the process ends                  |
+/// | `Site::leases()`           | the `BufferLeases`; lives until the process ends                  |
 /// | `Site::tensors()`        | the `TensorAllocator`; lives until the process ends             |
-/// | `Site::steps()`          | the `StepWatch`                                                 |
+/// | `Site::steps()`          | the `StepDetector`                                                 |
 /// | `Site::frame()`          | a reference to the calling thread's pointer to a frame          |
 /// | `Site::may_own(p)`       | false if the desk certainly gave out no such address            |
 /// | `Site::limit_bytes()`    | the limit, for statistics                                       |
-/// | `Site::ballast_bytes()`  | resident bytes that are no tensors                              |
+/// | `Site::reservation_bytes()`  | resident bytes that are no tensors                              |
 template <class Site, class Base>
 class SwappingDevice : public Base {
  public:
@@ -133,7 +133,7 @@ class SwappingDevice : public Base {
         tf::LookupResource(&context, tf::HandleFromInput(&context, 0), &variable).ok();
     if (is_counter && Site::steps().on_count(variable.get())) {
       try {
-        Site::desk().begin_step();
+        Site::leases().begin_step();
       } catch (FileTierError const& error) {
         context.SetStatus(absl::DataLossError(error.what()));
       }

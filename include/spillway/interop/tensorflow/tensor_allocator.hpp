@@ -15,7 +15,7 @@
 
 namespace spillway::tensorflow {
 
-/// TensorFlow's allocator on a `BufferDesk`.
+/// TensorFlow's allocator on a `BufferLeases`.
 ///
 /// What an operation allocates while it runs comes from the desk. Everything else comes from the
 /// allocator that was there before, does not count and never leaves: tensors smaller than
@@ -47,13 +47,13 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     }
     void* p = nullptr;
     try {
-      p = Site::desk().try_allocate(bytes, frame);
+      p = Site::leases().try_allocate(bytes, frame);
     } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): TensorFlow knows none
     }
     return p != nullptr || Site::is_whole_device ? p : others_->AllocateRaw(alignment, bytes);
   }
   void DeallocateRaw(void* p) override {
-    if (!Site::may_own(p) || !Site::desk().free(p)) {
+    if (!Site::may_own(p) || !Site::leases().free(p)) {
       others_->DeallocateRaw(p);
     }
   }
@@ -65,13 +65,13 @@ class TensorAllocator final : public ::tensorflow::Allocator {
       early.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
       return early;
     }
-    Stats const now = Site::desk().memory().stats();
-    auto const counts = Site::desk().counts();
+    Stats const now = Site::leases().memory().stats();
+    auto const counts = Site::leases().counts();
     ::tensorflow::AllocatorStats stats;
     stats.num_allocs = static_cast<std::int64_t>(counts.allocations);
-    auto const ballast = static_cast<std::int64_t>(Site::ballast_bytes());
-    stats.bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.current) - ballast;
-    stats.peak_bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.peak) - ballast;
+    auto const reservation = static_cast<std::int64_t>(Site::reservation_bytes());
+    stats.bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.current) - reservation;
+    stats.peak_bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.peak) - reservation;
     stats.largest_alloc_size = static_cast<std::int64_t>(counts.largest_bytes);
     stats.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
     stats.bytes_reserved = stats.bytes_in_use;
@@ -81,7 +81,7 @@ class TensorAllocator final : public ::tensorflow::Allocator {
   }
   bool ClearStats() override {
     if (Site::is_ready()) {
-      Site::desk().reset_peaks();
+      Site::leases().reset_peaks();
     }
     return true;
   }

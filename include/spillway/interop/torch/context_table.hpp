@@ -17,7 +17,7 @@ namespace spillway::torch {
 ///
 /// Threads  thread-safe.
 template <class Context>
-class ContextBook {
+class ContextTable {
  public:
   using Pointer = std::shared_ptr<Context>;
 

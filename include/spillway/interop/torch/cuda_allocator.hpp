@@ -29,20 +29,20 @@
 
 namespace spillway::torch {
 
-/// PyTorch's CUDA allocator on a `StorageDesk`, for one device.
+/// PyTorch's CUDA allocator on a `StorageLeases`, for one device.
 ///
 /// Does all that PyTorch asks of its own one, but for what contradicts memory that comes and goes, which is
 /// refused by name: sharing with other processes by CUDA IPC, and the checkpoints of pools that
 /// CUDA graph trees make. Memory of private pools (`torch.cuda.MemPool`, CUDA graphs) never leaves.
 ///
-/// `Site` is as for `StorageDesk`, and has
+/// `Site` is as for `StorageLeases`, and has
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
 /// | `Site::tensors()`        | this object; lives until the process ends                       |
 /// | `Site::limit()`, `Site::set_limit(bytes)`, `Site::total_bytes()` | bytes that tensors may take up, now, from now on; of the device |
 ///
-/// and its allocator's observer is a `TensorWatch`.
+/// and its allocator's observer is a `TensorObserver`.
 ///
 /// Threads  thread-safe.
 /// Streams  as PyTorch's: memory belongs to the stream that was current, and is reused by others after
@@ -52,7 +52,7 @@ class CudaTensorAllocator final
     : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
  public:
   using Base = ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
-  using Desk = StorageDesk<Site>;
+  using Leases = StorageLeases<Site>;
   using Pools = PrivatePools<cudaStream_t>;
   using DeviceIndex = c10::DeviceIndex;
 
@@ -67,9 +67,9 @@ class CudaTensorAllocator final
   c10::DataPtr allocate(std::size_t bytes) override {
     check(c10::cuda::current_device());
     void* const p = bytes == 0 ? nullptr : take(bytes, Site::current_stream());
-    return {p, p, Desk::deleter(), Site::device()};
+    return {p, p, Leases::deleter(), Site::device()};
   }
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Desk::deleter(); }
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Leases::deleter(); }
   [[nodiscard]] void* raw_alloc(std::size_t bytes) override {
     return raw_alloc_with_stream(bytes, Site::current_stream());
   }
@@ -77,7 +77,7 @@ class CudaTensorAllocator final
     check(c10::cuda::current_device());
     return bytes == 0 ? nullptr : take(bytes, stream);
   }
-  void raw_delete(void* p) override { Desk::deleter()(p); }
+  void raw_delete(void* p) override { Leases::deleter()(p); }
   /// What the desk does not know is a pool's. Anything else is a pointer that was freed before.
   void drop_pooled(void* p) {
     if (!pools_.free(p, Site::is_capturing())) {
@@ -90,23 +90,23 @@ class CudaTensorAllocator final
         Site::is_capturing()) {
       return;  // what a capture uses never leaves
     }
-    Site::desk().note_stream(data, stream.stream());
+    Site::leases().note_stream(data, stream.stream());
   }
 
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
     bool const is_all = pool == c10::MempoolId_t{0, 0};
     pools_.trim(is_all ? std::nullopt : std::optional<PoolId>{pool});
     if (is_all) {
-      (void)Site::desk().memory().trim_sync();
+      (void)Site::leases().memory().trim_sync();
     }
   }
   /// The largest piece that can be had without making anything leave.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     check(device);
-    Stats const now = Site::desk().memory().stats();
+    Stats const now = Site::leases().memory().stats();
     std::size_t const growth =
         std::min<std::size_t>(now.capacity_bytes - now.reserved_bytes,
-                              Site::desk().memory().device().memory_info().free_bytes);
+                              Site::leases().memory().device().memory_info().free_bytes);
     *largest = std::max({*largest, std::size_t{now.largest_free_bytes}, growth});
   }
   /// The reservation that an address lies in.
@@ -127,7 +127,7 @@ class CudaTensorAllocator final
         fraction > 0 && fraction <= 1, "a fraction of memory is in (0, 1], not ", fraction);
     auto const wanted =
         static_cast<std::size_t>(fraction * static_cast<double>(Site::total_bytes()));
-    Site::set_limit(std::min<std::size_t>(wanted, Site::desk().memory().stats().capacity_bytes));
+    Site::set_limit(std::min<std::size_t>(wanted, Site::leases().memory().stats().capacity_bytes));
   }
   [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
   getExpandableSegmentSizes(DeviceIndex /*device*/) override {
@@ -146,7 +146,7 @@ class CudaTensorAllocator final
   void resetPeakStats(DeviceIndex device) override {
     check(device);
     watch().reset_peak();
-    Site::desk().memory().reset_peak_stats();
+    Site::leases().memory().reset_peak_stats();
   }
   [[nodiscard]] c10::cuda::CUDACachingAllocator::SnapshotInfo
   snapshot(c10::MempoolId_t pool = {0, 0}, bool include_traces = true) override;
@@ -178,7 +178,7 @@ class CudaTensorAllocator final
   }
   void on_out_of_memory(std::size_t bytes) {
     watch().on_refused();
-    Stats const now = Site::desk().memory().stats();
+    Stats const now = Site::leases().memory().stats();
     c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes),
                                      now.allocated.bytes.current,
                                      now.reserved_bytes,
@@ -186,7 +186,7 @@ class CudaTensorAllocator final
     history_.on_out_of_memory(Site::device().index(),
                               bytes,
                               Site::total_bytes(),
-                              Site::desk().memory().device().memory_info().free_bytes);
+                              Site::leases().memory().device().memory_info().free_bytes);
   }
 
   // Private pools
@@ -210,7 +210,7 @@ class CudaTensorAllocator final
     check(device);
     // On these two, most of what is free now was used last.
     for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
-      Site::desk().memory().prepare_capture(stream);
+      Site::leases().memory().prepare_capture(stream);
     }
     pools_.begin(pool, std::move(filter));
   }
@@ -218,7 +218,7 @@ class CudaTensorAllocator final
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
     check(device);
     rethrow_as_torch([&] { pools_.end(pool); });
-    Site::desk().memory().device().synchronize(Site::quiet_stream());
+    Site::leases().memory().device().synchronize(Site::quiet_stream());
   }
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
     check(device);
@@ -283,7 +283,7 @@ class CudaTensorAllocator final
       TORCH_CHECK(false, "spillway: ", error.what());
     }
   }
-  [[nodiscard]] static TensorWatch& watch() { return Site::desk().memory().observer(); }
+  [[nodiscard]] static TensorObserver& watch() { return Site::leases().memory().observer(); }
 
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
     if (pools_.is_routing()) {
@@ -293,25 +293,25 @@ class CudaTensorAllocator final
       }
     }
     try {
-      return Site::desk().allocate_raw(bytes, stream);
+      return Site::leases().allocate_raw(bytes, stream);
     } catch (c10::OutOfMemoryError const&) {
       if (pools_.lend() == 0) {
         throw;
       }
     }
-    return Site::desk().allocate_raw(bytes, stream);
+    return Site::leases().allocate_raw(bytes, stream);
   }
 
   Pools pools_{
-      {[](std::size_t bytes, cudaStream_t stream) { return Site::desk().lend(bytes, stream); },
-       [](void* p) { Site::desk().take_back(p); }}};
+      {[](std::size_t bytes, cudaStream_t stream) { return Site::leases().lend(bytes, stream); },
+       [](void* p) { Site::leases().take_back(p); }}};
   CudaHistory history_;
 };
 
 template <class Site>
 void* CudaTensorAllocator<Site>::getBaseAllocation(void* p, std::size_t* size) {
   auto const wanted = reinterpret_cast<std::uintptr_t>(p);
-  for (auto const& segment : spillway::snapshot(Site::desk().memory()).segments) {
+  for (auto const& segment : spillway::snapshot(Site::leases().memory()).segments) {
     if (wanted - segment.address < segment.size_bytes) {
       if (size != nullptr) {
         *size = segment.size_bytes;
@@ -327,7 +327,7 @@ c10::CachingDeviceAllocator::DeviceStats
 CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
   check(device);
   std::size_t free_ranges = 0;
-  Site::desk().memory().pager().for_each_range(
+  Site::leases().memory().pager().for_each_range(
       [&](RangeView const& range) { free_ranges += range.state == RangeState::free ? 1U : 0U; });
   auto stats = as_torch::device_stats(watch().stats(free_ranges));
   for (PoolId const& id : pools_.ids()) {
@@ -348,7 +348,7 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
     }
     return info;
   }
-  auto& memory = Site::desk().memory();
+  auto& memory = Site::leases().memory();
   std::vector<Record> const records = include_traces ? watch().history() : std::vector<Record>{};
   MemorySnapshot const now = spillway::snapshot(memory, records);
   for (MemorySnapshot::Segment const& segment : now.segments) {

@@ -37,7 +37,7 @@ class CudaHistory {
   CudaHistory& operator=(CudaHistory const&) = delete;
 
   /// As `torch.cuda.memory._record_memory_history`.
-  void record(TensorWatch& watch,
+  void record(TensorObserver& watch,
               bool enabled,
               Gather gather,
               std::size_t most_entries,
@@ -56,7 +56,7 @@ class CudaHistory {
     std::scoped_lock const lock{mutex_};
     observers_.push_back(std::move(observer));
   }
-  void attach(TensorWatch& watch, Tracker tracker, c10::DeviceIndex device) {
+  void attach(TensorObserver& watch, Tracker tracker, c10::DeviceIndex device) {
     std::unique_lock lock{mutex_};
     trackers_.push_back(std::make_shared<Tracker const>(std::move(tracker)));
     bool const is_first = trackers_.size() == 1;

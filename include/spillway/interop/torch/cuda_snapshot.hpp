@@ -21,7 +21,7 @@ namespace spillway::torch {
 /// Statistics and snapshots as PyTorch's own values.
 namespace as_torch {
 
-using Contexts = ContextBook<c10::GatheredContext>;
+using Contexts = ContextTable<c10::GatheredContext>;
 
 inline c10::CachingAllocator::Stat stat(TensorStat const& from) {
   c10::CachingAllocator::Stat to;

@@ -41,14 +41,14 @@ struct HookState {
 /// allocated inside a frame is enrolled only if it is a result, and memory that is returned without
 /// contents only when it is first used: until then somebody may be filling it through its address.
 ///
-/// `Site` is as for `StorageDesk`, and has `Site::hook()`, the calling thread's `HookState`, and
+/// `Site` is as for `StorageLeases`, and has `Site::hook()`, the calling thread's `HookState`, and
 /// `Site::foreach_bytes()`, the most that one call of a `_foreach_` kernel may pin.
 ///
 /// Threads  thread-safe; runs in each thread that has `Key` in its local set.
 template <class Site, c10::DispatchKey Key>
 class FrameHook {
  public:
-  using Desk = StorageDesk<Site>;
+  using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
 
   static constexpr c10::DispatchKey key = Key;
@@ -158,7 +158,7 @@ class FrameHook {
    public:
     Frame() : frames_{Site::frames()} {
       ++frames_.depth;
-      is_outermost_ = frames_.depth == 1 || Site::desk().ends_frames_early();
+      is_outermost_ = frames_.depth == 1 || Site::leases().ends_frames_early();
     }
     Frame(Frame const&) = delete;
     Frame& operator=(Frame const&) = delete;
@@ -169,11 +169,11 @@ class FrameHook {
     }
 
     [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
-    [[nodiscard]] typename Desk::Frames const& frames() const noexcept { return frames_; }
+    [[nodiscard]] typename Leases::Frames const& frames() const noexcept { return frames_; }
     void enter(Operands const& operands) {
       if (!operands.empty()) {
         rethrow_as_torch(
-            [&] { Site::desk().enter(frames_, frames_.pins, operands, is_outermost_); });
+            [&] { Site::leases().enter(frames_, frames_.pins, operands, is_outermost_); });
       }
     }
     /// To be called once, with the results if this is the outermost frame.
@@ -181,12 +181,12 @@ class FrameHook {
       has_ended_ = true;
       --frames_.depth;
       if (is_outermost_) {
-        Site::desk().leave(frames_, frames_.pins, results);
+        Site::leases().leave(frames_, frames_.pins, results);
       }
     }
 
    private:
-    typename Desk::Frames& frames_;
+    typename Leases::Frames& frames_;
     bool is_outermost_ = false;
     bool has_ended_ = false;
   };
@@ -199,16 +199,16 @@ class FrameHook {
     Beside& operator=(Beside const&) = delete;
     ~Beside() {
       --frames_.beside;
-      Site::desk().leave(frames_, pins_, {});
+      Site::leases().leave(frames_, pins_, {});
     }
 
     void enter(Operands const& operands) {
-      rethrow_as_torch([&] { Site::desk().enter(frames_, pins_, operands, frames_.depth == 0); });
+      rethrow_as_torch([&] { Site::leases().enter(frames_, pins_, operands, frames_.depth == 0); });
     }
 
    private:
-    typename Desk::Frames& frames_ = Site::frames();
-    typename Desk::Pins pins_;
+    typename Leases::Frames& frames_ = Site::frames();
+    typename Leases::Pins pins_;
   };
 
   /// Passes the library's errors on as PyTorch's.
@@ -239,7 +239,7 @@ class FrameHook {
     auto const& arguments = op.schema().arguments();
     auto const values = last(stack, arguments.size());
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      collect<Desk>(
+      collect<Leases>(
           values.subspan(i, 1), operands, {/*keeps=*/false, detail::writes(arguments[i])});
     }
     return operands;
@@ -260,7 +260,7 @@ class FrameHook {
     call();
     if (frame.is_outermost()) {
       operands.clear();
-      collect<Desk>(last(*stack, op.schema().returns().size()), operands, {}, kept_only);
+      collect<Leases>(last(*stack, op.schema().returns().size()), operands, {}, kept_only);
       frame.end(operands);
     }
   }
@@ -291,7 +291,7 @@ class FrameHook {
       for_each_dense(arguments[i], is_dense, [&](at::Tensor const& tensor) {
         if (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
           c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-          if (storage != nullptr && Desk::is_ours(*storage)) {
+          if (storage != nullptr && Leases::is_ours(*storage)) {
             operands.push_back(
                 {storage, tensor.unsafeGetTensorImpl(), OperandUse{/*keeps=*/false, is_written}});
           }

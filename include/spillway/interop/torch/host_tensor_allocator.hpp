@@ -10,17 +10,17 @@
 
 namespace spillway::torch {
 
-/// PyTorch's CPU allocator on a `StorageDesk`.
+/// PyTorch's CPU allocator on a `StorageLeases`.
 ///
 /// Tensors smaller than `Site::least_bytes()` come from the allocator that was there before: they are
 /// many, and moving them gains nothing. They do not count against the limit.
 ///
 /// Threads  thread-safe.
-/// Address  fixed while a lease stands behind it; see `StorageDesk`.
+/// Address  fixed while a lease stands behind it; see `StorageLeases`.
 template <class Site>
 class HostTensorAllocator final : public c10::Allocator {
  public:
-  using Desk = StorageDesk<Site>;
+  using Leases = StorageLeases<Site>;
 
   /// `small` is not owned and lives until the process ends, as PyTorch's allocators do.
   explicit HostTensorAllocator(c10::Allocator& small) : small_{&small} {}
@@ -29,9 +29,9 @@ class HostTensorAllocator final : public c10::Allocator {
     if (bytes < Site::least_bytes()) {
       return small_->allocate(bytes);
     }
-    return Site::desk().allocate(bytes);
+    return Site::leases().allocate(bytes);
   }
-  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Desk::deleter(); }
+  [[nodiscard]] c10::DeleterFnPtr raw_deleter() const override { return Leases::deleter(); }
   void copy_data(void* to, void const* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }

@@ -106,14 +106,14 @@ void for_each_tensor(c10::IValue const& value, Visit const& visit) {
 /// Collects what among `values` may be the desk's.
 ///
 /// @param kept_only  nothing but what PyTorch reads outside of operations
-template <class Desk>
+template <class Leases>
 void collect(std::span<c10::IValue const> values,
              Operands& operands,
              OperandUse use,
              bool kept_only = false) {
   auto const add = [&operands, use, kept_only](at::Tensor const& tensor, bool keeps) {
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-    if (storage != nullptr && Desk::is_ours(*storage) && (keeps || !kept_only)) {
+    if (storage != nullptr && Leases::is_ours(*storage) && (keeps || !kept_only)) {
       operands.push_back(
           {storage, tensor.unsafeGetTensorImpl(), OperandUse{use.keeps() || keeps, use.writes()}});
     }
@@ -121,7 +121,7 @@ void collect(std::span<c10::IValue const> values,
   for (c10::IValue const& value : values) {
     if (value.isStorage()) {
       c10::StorageImpl* const storage = value.toStorage().unsafeGetStorageImpl();
-      if (storage != nullptr && Desk::is_ours(*storage)) {
+      if (storage != nullptr && Leases::is_ours(*storage)) {
         operands.push_back({storage, nullptr, use});
       }
     } else {

@@ -44,31 +44,31 @@ running_work([[maybe_unused]] std::span<c10::IValue const> results) {
 template <class Site>
 class LastingUse {
  public:
-  using Desk = StorageDesk<Site>;
+  using Leases = StorageLeases<Site>;
 
   /// The calling thread has the operands pinned.
-  explicit LastingUse(Operands const& operands) { Site::desk().pin_also(pins_, operands); }
+  explicit LastingUse(Operands const& operands) { Site::leases().pin_also(pins_, operands); }
   LastingUse(LastingUse const&) = delete;
   LastingUse& operator=(LastingUse const&) = delete;
   ~LastingUse() {
     try {
-      Site::desk().note_stream(pins_, Site::current_stream());
+      Site::leases().note_stream(pins_, Site::current_stream());
     } catch (...) {
       keep();  // nobody would know when the memory may be used again
     }
-    Site::desk().leave(frames_, pins_, {});
+    Site::leases().leave(frames_, pins_, {});
   }
 
   /// For good, since nothing tells when it ends.
-  void keep() noexcept { Site::desk().keep(pins_); }
+  void keep() noexcept { Site::leases().keep(pins_); }
 
   static void end_with(c10::ivalue::Future& future, std::shared_ptr<LastingUse> use) {
     future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
   }
 
  private:
-  typename Desk::Frames frames_;
-  typename Desk::Pins pins_;
+  typename Leases::Frames frames_;
+  typename Leases::Pins pins_;
 };
 
 }  // namespace spillway::torch

@@ -100,9 +100,9 @@ class StreamLeases {
 ///
 /// While `leases` hold, the storage's pointer is their address; otherwise it is null and the
 /// bytes may be anywhere. All members are guarded by the desk's lock, but for `pinner`; `storage` does not
-/// change while the holding is pinned. What every operation looks at comes first, in one cache line.
+/// change while the entry is pinned. What every operation looks at comes first, in one cache line.
 template <class Lease, class Stream>
-struct alignas(64) Holding {
+struct alignas(64) StorageEntry {
   /// The list of pins of the thread that pinned last and still does. A thread that finds its own here has
   /// it pinned, without the lock.
   std::atomic<void const*> pinner{nullptr};
@@ -116,8 +116,8 @@ struct alignas(64) Holding {
   std::size_t bytes = 0;
   bool is_lent = false;  // to somebody who gives it back by name; never enrolled
   Likeness likeness{};
-  Holding* previous = this;
-  Holding* next = this;
+  StorageEntry* previous = this;
+  StorageEntry* next = this;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<
       c10::StorageImpl>{}};  // never keeps the storage alive; null before it is seen
 };

@@ -29,8 +29,8 @@ namespace spillway::torch {
 ///
 /// A storage gets its memory as a block under a lease (`allocate`). When an operation has it as an
 /// operand or a result for the first time, the storage is *enrolled*: the context of its `DataPtr`
-/// becomes a `Holding`, which owns the lease from then on. As long as memory suffices, leases are
-/// simply kept. Once an allocation fails, the desk is *under pressure*: a holding that no frame
+/// becomes a `StorageEntry`, which owns the lease from then on. As long as memory suffices, leases are
+/// simply kept. Once an allocation fails, the desk is *under pressure*: a entry that no frame
 /// pins gives up its lease, and the storage's pointer becomes null, so that the block may leave, move
 /// or come back early as the pager sees fit. The next frame that has the storage among its operands
 /// acquires the block again. So a storage has an address exactly while a lease stands behind it.
@@ -40,7 +40,7 @@ namespace spillway::torch {
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
 /// | `Site::allocator_type`   | a `DeviceAllocator`                                             |
-/// | `Site::desk()`           | the desk; lives until the process ends                          |
+/// | `Site::leases()`           | the desk; lives until the process ends                          |
 /// | `Site::frames()`         | the calling thread's `Frames`                                   |
 /// | `Site::current_stream()` | the stream that the calling thread's operations are enqueued on |
 /// | `Site::is_capturing()`   | if there is such a thing: whether that stream is being captured |
@@ -58,24 +58,24 @@ namespace spillway::torch {
 /// Streams  see `FrameLeases`; nothing waits but a thread that needs room while other threads'
 ///          operations are all that holds it.
 template <class Site>
-class StorageDesk {
+class StorageLeases {
  public:
   using State = DeskState<Site>;
   using Allocator = typename State::Allocator;
   using Lease = typename State::Lease;
-  using Holding = typename State::Holding;
+  using StorageEntry = typename State::StorageEntry;
   using Frames = typename State::Frames;
   using Pins = typename State::Pins;
-  using View = typename StorageRoll<Site>::View;
+  using View = typename StorageTable<Site>::View;
   using stream_type = typename State::stream_type;
 
   static constexpr bool is_thread_safe = true;
 
   /// `memory` is not owned and must outlive the desk. It should have `lease_wait` zero: threads wait
   /// for each other here, where it is known which of them can go on.
-  explicit StorageDesk(Allocator& memory) : state_{memory} {}
-  StorageDesk(StorageDesk const&) = delete;
-  StorageDesk& operator=(StorageDesk const&) = delete;
+  explicit StorageLeases(Allocator& memory) : state_{memory} {}
+  StorageLeases(StorageLeases const&) = delete;
+  StorageLeases& operator=(StorageLeases const&) = delete;
 
   /// Memory for a storage; its context is its address, as `raw_deallocate` expects.
   ///
@@ -119,8 +119,8 @@ class StorageDesk {
   /// Makes what is pinned stay for good.
   void keep(Pins const& pins) noexcept {
     Guard const guard{state_.mutex};
-    for (Holding* const holding : pins) {
-      holding->is_kept = true;
+    for (StorageEntry* const entry : pins) {
+      entry->is_kept = true;
     }
   }
   /// Between the two nobody waits for the thread to let go of something. @returns whether somebody did
@@ -143,13 +143,13 @@ class StorageDesk {
   /// @stream `stream` runs after what has been enqueued for this memory so far
   void note_stream(c10::DataPtr const& data, stream_type stream);
   void note_stream(Pins const& pins, stream_type stream) {
-    for (Holding* const holding : pins) {
-      leases_.note_stream(*holding, stream);
+    for (StorageEntry* const entry : pins) {
+      leases_.note_stream(*entry, stream);
     }
   }
 
   /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
-  std::size_t relieve() { return leases_.relieve(); }
+  std::size_t start_reclaim() { return leases_.start_reclaim(); }
   /// Makes everything that is not in use leave now. @returns bytes that left
   std::size_t reclaim();
   /// Marks the boundary between two steps of a program that repeats.
@@ -168,14 +168,14 @@ class StorageDesk {
   void end_frames_early(bool early) noexcept { state_.ends_frames_early = early; }
   [[nodiscard]] bool ends_frames_early() const noexcept { return state_.ends_frames_early; }
 
-  /// The holding of a storage of ours; null for any other.
-  [[nodiscard]] static Holding* holding_of(c10::StorageImpl& storage) noexcept {
-    return State::holding_of(storage);
+  /// The entry of a storage of ours; null for any other.
+  [[nodiscard]] static StorageEntry* entry_of(c10::StorageImpl& storage) noexcept {
+    return State::entry_of(storage);
   }
   /// A cheap test without the lock: might `enter` have anything to do with it?
   [[nodiscard]] static bool is_ours(c10::StorageImpl& storage) noexcept {
     auto const deleter = storage._mutable_data_ptr_no_checks().get_deleter();
-    return deleter == &State::drop_holding || deleter == &State::drop_raw;
+    return deleter == &State::drop_entry || deleter == &State::drop_raw;
   }
 
   /// The same for what no operation has been seen to use.
@@ -186,10 +186,10 @@ class StorageDesk {
   /// pinned on the current stream is in its place.
   [[nodiscard]] static bool
   is_wanted(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
-    Holding const* const holding = holding_of(storage);
-    return holding != nullptr && (use.keeps() || use.writes() ||
-                                  holding->pinner.load(std::memory_order_relaxed) != &frames.pins ||
-                                  !holding->leases.is_home(Site::current_stream()));
+    StorageEntry const* const entry = entry_of(storage);
+    return entry != nullptr && (use.keeps() || use.writes() ||
+                                  entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
+                                  !entry->leases.is_home(Site::current_stream()));
   }
 
   [[nodiscard]] View view(c10::StorageImpl& storage) const { return roll_.view(storage); }
@@ -202,7 +202,7 @@ class StorageDesk {
     std::uint64_t out_of_memory = 0;  // errors thrown
     std::uint64_t pressures = 0;      // times pressure began
     std::uint64_t strays = 0;         // storages whose pointer had been moved elsewhere
-    std::size_t holdings = 0;
+    std::size_t entries = 0;
     int active_frames = 0;
   };
   [[nodiscard]] Counts counts() const;
@@ -231,7 +231,7 @@ class StorageDesk {
 
   /// Called by deleters.
   [[nodiscard]] bool free_raw(void* p) noexcept { return roll_.free_raw(p, false); }
-  void on_storage_gone(Holding& holding) noexcept { roll_.on_storage_gone(holding); }
+  void on_storage_gone(StorageEntry& entry) noexcept { roll_.on_storage_gone(entry); }
 
  private:
   using Guard = typename State::Guard;
@@ -247,18 +247,18 @@ class StorageDesk {
     if (!state_.is_enabled) {
       return false;
     }
-    return !state_.is_under_pressure ? (relieve(), true) : queue_.await_others(frames, seen);
+    return !state_.is_under_pressure ? (start_reclaim(), true) : queue_.await_others(frames, seen);
   }
 
   State state_;
-  StorageRoll<Site> roll_{state_};
+  StorageTable<Site> roll_{state_};
   FrameLeases<Site> leases_{state_, roll_};
   RoomQueue<Site> queue_{state_};
   std::uint64_t evictions_seen_ = 0;
 };
 
 template <class Site>
-void* StorageDesk<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_lent) {
+void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_lent) {
   for (;;) {
     std::uint64_t const seen = state_.changes();
     std::string failure;
@@ -287,10 +287,10 @@ void* StorageDesk<Site>::allocate_raw(std::size_t bytes, stream_type stream, boo
   }
 }
 
-/// Acquires blocks for holdings that this thread has pinned. Each is acquired by one thread; others
+/// Acquires blocks for entries that this thread has pinned. Each is acquired by one thread; others
 /// wait for it after they have acquired theirs.
 template <class Site>
-void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
+void StorageLeases<Site>::attach(Frames& frames, MissingList const& missing) {
   std::vector<Missing> mine;
   for (;;) {
     std::uint64_t const seen = state_.changes();
@@ -299,18 +299,18 @@ void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
     {
       Guard guard{state_.mutex};
       for (Missing const& one : missing) {
-        Holding& holding = *one.holding;
-        if (holding.leases) {
+        StorageEntry& entry = *one.entry;
+        if (entry.leases) {
           continue;
         }
-        if (holding.is_arriving) {
+        if (entry.is_arriving) {
           is_somebody_elses =
               std::none_of(mine.begin(),
                            mine.end(),
-                           [&](Missing const& other) { return other.holding == one.holding; }) ||
+                           [&](Missing const& other) { return other.entry == one.entry; }) ||
               is_somebody_elses;
         } else {
-          holding.is_arriving = true;
+          entry.is_arriving = true;
           mine.push_back(one);
         }
       }
@@ -326,7 +326,7 @@ void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
     if (!leases_.acquire(mine, failure) && !make_room(frames, seen + 1)) {  // one was our own
       std::size_t bytes = 0;
       for (Missing const& one : mine) {
-        bytes += one.holding->bytes;
+        bytes += one.entry->bytes;
       }
       refuse(bytes, failure);
     }
@@ -334,21 +334,21 @@ void StorageDesk<Site>::attach(Frames& frames, MissingList const& missing) {
 }
 
 template <class Site>
-void StorageDesk<Site>::note_stream(c10::DataPtr const& data, stream_type stream) {
-  if (data.get_deleter() == &State::drop_holding) {
-    leases_.note_stream(*static_cast<Holding*>(data.get_context()), stream);
+void StorageLeases<Site>::note_stream(c10::DataPtr const& data, stream_type stream) {
+  if (data.get_deleter() == &State::drop_entry) {
+    leases_.note_stream(*static_cast<StorageEntry*>(data.get_context()), stream);
   } else if (data.get_deleter() == &State::drop_raw) {
     leases_.note_stream(data.get_context(), stream);
   }
 }
 
 template <class Site>
-std::size_t StorageDesk<Site>::reclaim() {
-  (void)relieve();
+std::size_t StorageLeases<Site>::reclaim() {
+  (void)start_reclaim();
   std::vector<BlockId> blocks;
   {
     Guard const guard{state_.mutex};
-    for (Holding* one = state_.all.next; one != &state_.all; one = one->next) {
+    for (StorageEntry* one = state_.all.next; one != &state_.all; one = one->next) {
       if (!one->leases) {
         blocks.push_back(one->block);
       }
@@ -366,7 +366,7 @@ std::size_t StorageDesk<Site>::reclaim() {
 }
 
 template <class Site>
-void StorageDesk<Site>::begin_step() {
+void StorageLeases<Site>::begin_step() {
   memory().begin_step();
   Stats const now = memory().stats();
   std::uint64_t const evictions = now.evicted().count;
@@ -377,26 +377,26 @@ void StorageDesk<Site>::begin_step() {
 }
 
 template <class Site>
-void StorageDesk<Site>::freeze(c10::StorageImpl& storage, bool is_frozen) {
+void StorageLeases<Site>::freeze(c10::StorageImpl& storage, bool is_frozen) {
   Guard const guard{state_.mutex};
-  Holding* holding = holding_of(storage);
-  if (holding == nullptr) {
-    holding = roll_.try_enrol({&storage});
+  StorageEntry* entry = entry_of(storage);
+  if (entry == nullptr) {
+    entry = roll_.try_enrol({&storage});
   }
-  if (holding != nullptr) {
-    holding->is_frozen = is_frozen;
+  if (entry != nullptr) {
+    entry->is_frozen = is_frozen;
   }
 }
 
 template <class Site>
-auto StorageDesk<Site>::counts() const -> Counts {
+auto StorageLeases<Site>::counts() const -> Counts {
   Guard const guard{state_.mutex};
   return {.frames = state_.frames_ended,
           .waits = state_.waits,
           .out_of_memory = state_.out_of_memory,
           .pressures = state_.pressures,
           .strays = state_.strays,
-          .holdings = state_.holdings,
+          .entries = state_.entries,
           .active_frames = state_.active};
 }
 

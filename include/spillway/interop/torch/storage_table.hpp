@@ -17,11 +17,11 @@ namespace spillway::torch {
 ///
 /// Threads  thread-safe, but for `try_enrol`, which is called with the lock.
 template <class Site>
-class StorageRoll {
+class StorageTable {
  public:
   using State = DeskState<Site>;
   using Guard = typename State::Guard;
-  using Holding = typename State::Holding;
+  using StorageEntry = typename State::StorageEntry;
   using Frames = typename State::Frames;
   using Leases = typename State::Leases;
 
@@ -37,7 +37,7 @@ class StorageRoll {
     Likeness likeness{};
   };
 
-  explicit StorageRoll(State& state) : state_{state} {}
+  explicit StorageTable(State& state) : state_{state} {}
 
   /// What a thread has allocated. @throws std::bad_alloc; then `leases` are as they were
   void add_raw(Frames& frames, BlockId block, std::size_t bytes, Leases& leases, bool is_lent) {
@@ -45,17 +45,17 @@ class StorageRoll {
     Guard const guard{state_.mutex};
     auto const added = state_.raw.try_emplace(p);
     try {
-      added.first->second = state_.make_holding();
+      added.first->second = state_.make_entry();
     } catch (...) {
       state_.raw.erase(added.first);
       throw;
     }
-    Holding& holding = *added.first->second;
-    holding.block = block;
-    holding.bytes = bytes;
-    holding.leases = std::move(leases);
-    holding.is_kept = frames.keeps_new;
-    holding.is_lent = is_lent;
+    StorageEntry& entry = *added.first->second;
+    entry.block = block;
+    entry.bytes = bytes;
+    entry.leases = std::move(leases);
+    entry.is_kept = frames.keeps_new;
+    entry.is_lent = is_lent;
     if (frames.is_inside()) {
       state_.count(frames);
     }
@@ -67,7 +67,7 @@ class StorageRoll {
     Leases leases;
     BlockId block{};
     std::size_t bytes = 0;
-    std::unique_ptr<Holding> surplus;
+    std::unique_ptr<StorageEntry> surplus;
     {
       Guard const guard{state_.mutex};
       auto const found = state_.raw.find(p);
@@ -97,34 +97,34 @@ class StorageRoll {
     return found == state_.raw.end() ? 0 : found->second->bytes;
   }
 
-  void on_storage_gone(Holding& holding) noexcept {
+  void on_storage_gone(StorageEntry& entry) noexcept {
     typename State::Leases leases;
     typename State::Weak storage{typename State::Strong{}};
     bool is_last = false;
-    BlockId const block = holding.block;
-    std::size_t const bytes = holding.bytes;
+    BlockId const block = entry.block;
+    std::size_t const bytes = entry.bytes;
     {
       Guard const guard{state_.mutex};
-      state_.unlink(holding);
-      holding.is_dead = true;
-      leases = std::move(holding.leases);
-      if (holding.pins == 0) {
-        storage = std::exchange(holding.storage, storage);
-        is_last = !state_.put_aside(holding);
+      state_.unlink(entry);
+      entry.is_dead = true;
+      leases = std::move(entry.leases);
+      if (entry.pins == 0) {
+        storage = std::exchange(entry.storage, storage);
+        is_last = !state_.put_aside(entry);
       }
     }
     leases.release();
     state_.memory->abandon(block);
     Site::on_freed(bytes, block);
     if (is_last) {
-      delete &holding;
+      delete &entry;
     }
     state_.tell_waiters();
   }
 
   /// Wraps a storage that has its memory from here and nothing else to do with it. Under the lock.
   /// @returns null if it is not one
-  [[nodiscard]] Holding* try_enrol(Operand const& operand) noexcept {
+  [[nodiscard]] StorageEntry* try_enrol(Operand const& operand) noexcept {
     c10::StorageImpl& storage = *operand.storage;
     c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
     void* const p = data.get();
@@ -137,21 +137,21 @@ class StorageRoll {
         !Site::enrols(found->second->bytes)) {
       return nullptr;
     }
-    Holding& holding = *found->second.release();
+    StorageEntry& entry = *found->second.release();
     state_.raw.erase(found);
-    holding.storage = State::weak_reference(storage);
+    entry.storage = State::weak_reference(storage);
     if (operand.tensor != nullptr) {
-      holding.likeness.look_at(*operand.tensor);
+      entry.likeness.look_at(*operand.tensor);
     }
-    State::wrap(data, holding, p);
-    state_.link(holding);
-    return &holding;
+    State::wrap(data, entry, p);
+    state_.link(entry);
+    return &entry;
   }
 
   [[nodiscard]] View view(c10::StorageImpl& storage) const {
     Guard const guard{state_.mutex};
-    if (Holding const* const holding = State::holding_of(storage)) {
-      return view_of(*holding);
+    if (StorageEntry const* const entry = State::entry_of(storage)) {
+      return view_of(*entry);
     }
     auto const found = state_.raw.find(storage._mutable_data_ptr_no_checks().get_context());
     return found == state_.raw.end() ? View{} : view_of_raw(*found->second);
@@ -162,8 +162,8 @@ class StorageRoll {
     std::vector<View> all;
     {
       Guard const guard{state_.mutex};
-      all.reserve(state_.holdings + state_.raw.size());
-      for (Holding const* one = state_.all.next; one != &state_.all; one = one->next) {
+      all.reserve(state_.entries + state_.raw.size());
+      for (StorageEntry const* one = state_.all.next; one != &state_.all; one = one->next) {
         all.push_back(view_of(*one));
       }
       for (auto const& [p, raw] : state_.raw) {
@@ -220,17 +220,17 @@ class StorageRoll {
   }
 
  private:
-  [[nodiscard]] static View view_of(Holding const& holding) {
-    return {.block = holding.block,
-            .bytes = holding.bytes,
+  [[nodiscard]] static View view_of(StorageEntry const& entry) {
+    return {.block = entry.block,
+            .bytes = entry.bytes,
             .is_enrolled = true,
-            .is_leased = static_cast<bool>(holding.leases),
-            .is_in_use = holding.pins != 0,
-            .is_kept = holding.is_kept,
-            .is_frozen = holding.is_frozen,
-            .likeness = holding.likeness};
+            .is_leased = static_cast<bool>(entry.leases),
+            .is_in_use = entry.pins != 0,
+            .is_kept = entry.is_kept,
+            .is_frozen = entry.is_frozen,
+            .likeness = entry.likeness};
   }
-  [[nodiscard]] static View view_of_raw(Holding const& raw) {
+  [[nodiscard]] static View view_of_raw(StorageEntry const& raw) {
     return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
   }
 

@@ -24,16 +24,16 @@ namespace spillway::torch {
 ///
 /// Units    bytes rounded up to the granule, but for `requested_bytes`.
 /// Threads  thread-safe. The listener is called outside of every lock.
-class TensorWatch {
+class TensorObserver {
  public:
   using Listener = std::function<void(Record const&)>;
 
   static constexpr bool is_enabled = true;
   static constexpr bool is_thread_safe = true;
 
-  TensorWatch() = default;
-  TensorWatch(TensorWatch const&) = delete;
-  TensorWatch& operator=(TensorWatch const&) = delete;
+  TensorObserver() = default;
+  TensorObserver(TensorObserver const&) = delete;
+  TensorObserver& operator=(TensorObserver const&) = delete;
 
   void on_record(Record const& record) noexcept {
     {
@@ -163,6 +163,6 @@ class TensorWatch {
   Listener listener_;
 };
 
-static_assert(Observer<TensorWatch>);
+static_assert(Observer<TensorObserver>);
 
 }  // namespace spillway::torch

@@ -247,10 +247,10 @@ void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
 
 /// Collects what among typed arguments the desk has to hold. Not inlined, since operations are many and
 /// caches of instructions small.
-template <class Desk>
+template <class Leases>
 struct TypedCollector {
   Operands& operands;
-  typename Desk::Frames const& frames;
+  typename Leases::Frames const& frames;
   bool is_outermost;
 
   C10_NOINLINE void operator()(at::Tensor const& tensor, bool is_written) const {
@@ -259,7 +259,7 @@ struct TypedCollector {
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
       OperandUse const use{keeps, is_written};
       if (storage != nullptr &&
-          (is_outermost ? Desk::is_ours(*storage) : Desk::is_wanted(frames, *storage, use))) {
+          (is_outermost ? Leases::is_ours(*storage) : Leases::is_wanted(frames, *storage, use))) {
         operands.push_back({storage, impl, use});
       }
     });
@@ -268,7 +268,7 @@ struct TypedCollector {
 
 /// Collects results that have never been an operand or a result before. Few arguments that are returned
 /// have not, and those that have cost no lock.
-template <class Desk>
+template <class Leases>
 struct NewcomerCollector {
   Operands& operands;
 
@@ -276,7 +276,7 @@ struct NewcomerCollector {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
       c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Desk::is_newcomer(*storage)) {
+      if (storage != nullptr && Leases::is_newcomer(*storage)) {
         operands.push_back({storage, impl, OperandUse{keeps, /*writes=*/false}});
       }
     });
@@ -294,20 +294,20 @@ struct TypedKernel;
 
 template <class Hook, class Op, class Result, class... Arguments>
 struct TypedKernel<Hook, Op, Result(Arguments...)> {
-  using Desk = typename Hook::Desk;
+  using Leases = typename Hook::Leases;
 
   C10_ALWAYS_INLINE static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     typename Hook::Frame frame;
     Operands operands;
     (for_each_typed(arguments,
-                    TypedCollector<Desk>{operands, frame.frames(), frame.is_outermost()}),
+                    TypedCollector<Leases>{operands, frame.frames(), frame.is_outermost()}),
      ...);
     frame.enter(operands);
     Result result = go_on(keys, std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {
       // Also of arguments that are returned: they may have got their memory meanwhile.
       operands.clear();
-      for_each_typed(std::as_const(result), NewcomerCollector<Desk>{operands});
+      for_each_typed(std::as_const(result), NewcomerCollector<Leases>{operands});
       frame.end(operands);
     }
     return result;

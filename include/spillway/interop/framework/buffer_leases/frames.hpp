@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How `BufferDesk` gives and frees buffers and how operations use them; buffer_leases.hpp includes it.
+// How `BufferLeases` gives and frees buffers and how operations use them; buffer_leases.hpp includes it.
 
 #include <spillway/interop/framework/buffer_leases.hpp>
 
@@ -15,17 +15,17 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::framework {
 
 template <class Allocator>
-BufferDesk<Allocator>::~BufferDesk() {
+BufferLeases<Allocator>::~BufferLeases() {
   while (all_.next != &all_) {
     (void)free(all_.next->address);
   }
 }
 
 template <class Allocator>
-void* BufferDesk<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
+void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
   auto one = std::make_unique<Buffer>();
   one->bytes = bytes;
   for (;;) {
@@ -77,7 +77,7 @@ void* BufferDesk<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
 }
 
 template <class Allocator>
-bool BufferDesk<Allocator>::free(void* address) noexcept {
+bool BufferLeases<Allocator>::free(void* address) noexcept {
   Lease lease;
   BlockId block{};
   Buffer* grave = nullptr;
@@ -110,13 +110,13 @@ bool BufferDesk<Allocator>::free(void* address) noexcept {
 }
 
 template <class Allocator>
-bool BufferDesk<Allocator>::owns(void* address) const {
+bool BufferLeases<Allocator>::owns(void* address) const {
   Guard const guard{mutex_};
   return find(address) != nullptr;
 }
 
 template <class Allocator>
-std::size_t BufferDesk<Allocator>::bytes_of(void* address) const {
+std::size_t BufferLeases<Allocator>::bytes_of(void* address) const {
   Guard const guard{mutex_};
   Buffer const* const one = find(address);
   return one == nullptr ? 0 : one->bytes;
@@ -124,7 +124,7 @@ std::size_t BufferDesk<Allocator>::bytes_of(void* address) const {
 
 /// The lock is held.
 template <class Allocator>
-void BufferDesk<Allocator>::pin(Frame& frame, Buffer& one) {
+void BufferLeases<Allocator>::pin(Frame& frame, Buffer& one) {
   frame.pins_.push_back(&one);
   if (one.pins++ == 0) {
     counts_.active_bytes += one.bytes;
@@ -134,7 +134,7 @@ void BufferDesk<Allocator>::pin(Frame& frame, Buffer& one) {
 
 /// Under pressure, until no other frame that runs alone is open. Nothing is pinned yet.
 template <class Allocator>
-void BufferDesk<Allocator>::await_solitude(Guard& guard, Frame& frame) {
+void BufferLeases<Allocator>::await_solitude(Guard& guard, Frame& frame) {
   if (!frame.runs_alone_ || !is_tight()) {
     return;
   }
@@ -145,7 +145,7 @@ void BufferDesk<Allocator>::await_solitude(Guard& guard, Frame& frame) {
 }
 
 template <class Allocator>
-std::string BufferDesk<Allocator>::try_enter(Frame& frame, std::span<BufferUse const> uses) {
+std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse const> uses) {
   std::vector<BufferUse> wanted;
   {
     Guard guard{mutex_};
@@ -179,7 +179,7 @@ std::string BufferDesk<Allocator>::try_enter(Frame& frame, std::span<BufferUse c
 
 /// Acquires what is pinned and has no lease that allows the use, all of it together.
 template <class Allocator>
-std::string BufferDesk<Allocator>::attach(Frame const& frame,
+std::string BufferLeases<Allocator>::attach(Frame const& frame,
                                           std::vector<BufferUse> const& wanted) {
   for (;;) {
     std::vector<Buffer*> mine;
@@ -246,7 +246,7 @@ std::string BufferDesk<Allocator>::attach(Frame const& frame,
 }
 
 template <class Allocator>
-void BufferDesk<Allocator>::show(std::span<void* const> addresses, bool is_kept) {
+void BufferLeases<Allocator>::show(std::span<void* const> addresses, bool is_kept) {
   std::vector<Lease> leases;  // of what nobody has in use: it may leave from now on
   Guard guard{mutex_};
   for (void* const address : addresses) {
@@ -272,7 +272,7 @@ void BufferDesk<Allocator>::show(std::span<void* const> addresses, bool is_kept)
 }
 
 template <class Allocator>
-void BufferDesk<Allocator>::leave(Frame& frame) noexcept {
+void BufferLeases<Allocator>::leave(Frame& frame) noexcept {
   std::vector<Lease> leases;
   {
     Guard const guard{mutex_};
@@ -302,4 +302,4 @@ void BufferDesk<Allocator>::leave(Frame& frame) noexcept {
   tell_waiters();
 }
 
-}  // namespace spillway
+}  // namespace spillway::framework

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// How `BufferDesk` makes room, and what it counts; buffer_leases.hpp includes it.
+// How `BufferLeases` makes room, and what it counts; buffer_leases.hpp includes it.
 
 #include <spillway/interop/framework/buffer_leases.hpp>
 
@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-namespace spillway {
+namespace spillway::framework {
 
 template <class Allocator>
-void BufferDesk<Allocator>::tell_waiters() noexcept {
+void BufferLeases<Allocator>::tell_waiters() noexcept {
   releases_.fetch_add(1);
   if (waiters_.load() != 0) {
     Guard const guard{mutex_};
@@ -26,17 +26,17 @@ void BufferDesk<Allocator>::tell_waiters() noexcept {
 /// After an allocation failed: lets go what is idle, or waits for others. @returns false if neither
 /// can help
 template <class Allocator>
-bool BufferDesk<Allocator>::make_room(Frame const* frame, std::uint64_t seen) {
+bool BufferLeases<Allocator>::make_room(Frame const* frame, std::uint64_t seen) {
   if (!is_enabled_) {
     return false;
   }
-  return !is_under_pressure_ ? (relieve(), true) : await_others(frame, seen);
+  return !is_under_pressure_ ? (start_reclaim(), true) : await_others(frame, seen);
 }
 
 /// Sleeps until something is let go. @returns false if every thread inside a frame waits, or nothing
 /// happens for too long
 template <class Allocator>
-bool BufferDesk<Allocator>::await_others(Frame const* frame, std::uint64_t seen) {
+bool BufferLeases<Allocator>::await_others(Frame const* frame, std::uint64_t seen) {
   Guard guard{mutex_};
   int const self = frame != nullptr ? frame->depth() : 0;
   waiters_.fetch_add(1);
@@ -55,7 +55,7 @@ bool BufferDesk<Allocator>::await_others(Frame const* frame, std::uint64_t seen)
 }
 
 template <class Allocator>
-std::size_t BufferDesk<Allocator>::relieve() {
+std::size_t BufferLeases<Allocator>::start_reclaim() {
   std::vector<Lease> leases;
   std::size_t bytes = 0;
   {
@@ -76,8 +76,8 @@ std::size_t BufferDesk<Allocator>::relieve() {
 }
 
 template <class Allocator>
-std::size_t BufferDesk<Allocator>::reclaim() {
-  (void)relieve();
+std::size_t BufferLeases<Allocator>::reclaim() {
+  (void)start_reclaim();
   std::vector<BlockId> blocks;
   {
     Guard const guard{mutex_};
@@ -102,7 +102,7 @@ std::size_t BufferDesk<Allocator>::reclaim() {
 }
 
 template <class Allocator>
-void BufferDesk<Allocator>::begin_step() {
+void BufferLeases<Allocator>::begin_step() {
   memory_->begin_step();
   Stats const now = memory_->stats();
   std::uint64_t const evictions = now.evicted().count;
@@ -115,7 +115,7 @@ void BufferDesk<Allocator>::begin_step() {
 
 /// Bytes that are away are seen only while something may be.
 template <class Allocator>
-void BufferDesk<Allocator>::note_reclaimed() {
+void BufferLeases<Allocator>::note_reclaimed() {
   if (!is_under_pressure_) {
     return;
   }
@@ -126,13 +126,13 @@ void BufferDesk<Allocator>::note_reclaimed() {
 }
 
 template <class Allocator>
-auto BufferDesk<Allocator>::counts() const -> Counts {
+auto BufferLeases<Allocator>::counts() const -> Counts {
   Guard const guard{mutex_};
   return counts_;
 }
 
 template <class Allocator>
-void BufferDesk<Allocator>::reset_peaks() {
+void BufferLeases<Allocator>::reset_peaks() {
   memory_->reset_peak_stats();
   Guard const guard{mutex_};
   counts_.peak_bytes = counts_.bytes;
@@ -143,7 +143,7 @@ void BufferDesk<Allocator>::reset_peaks() {
 }
 
 template <class Allocator>
-auto BufferDesk<Allocator>::view(void* address) const -> View {
+auto BufferLeases<Allocator>::view(void* address) const -> View {
   View seen;
   BlockId block{};
   {
@@ -169,7 +169,7 @@ auto BufferDesk<Allocator>::view(void* address) const -> View {
 }
 
 template <class Allocator>
-std::string BufferDesk<Allocator>::explain(std::string const& why) {
+std::string BufferLeases<Allocator>::explain(std::string const& why) {
   Guard const guard{mutex_};
   ++counts_.out_of_memory;
   std::string text = why;
@@ -182,4 +182,4 @@ std::string BufferDesk<Allocator>::explain(std::string const& why) {
   return failure_;
 }
 
-}  // namespace spillway
+}  // namespace spillway::framework

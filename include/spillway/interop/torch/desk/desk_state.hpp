@@ -20,10 +20,10 @@
 
 namespace spillway::torch {
 
-/// What one thread has in use: the holdings pinned by its outermost operation.
-template <class Holding>
+/// What one thread has in use: the entries pinned by its outermost operation.
+template <class StorageEntry>
 struct Frames {
-  using Pins = std::vector<Holding*>;
+  using Pins = std::vector<StorageEntry*>;
 
   int depth = 0;   ///< of operations that hold their operands
   int beside = 0;  ///< of operations that hold some of them beside the frames of those inside
@@ -60,7 +60,7 @@ struct Operand {
 };
 using Operands = c10::SmallVector<Operand, 12>;
 
-/// What the parts of a `StorageDesk` share.
+/// What the parts of a `StorageLeases` share.
 ///
 /// Threads  `mutex` guards the members that are not atomic; it is held for bookkeeping alone.
 template <class Site>
@@ -69,8 +69,8 @@ struct DeskState {
   using stream_type = typename Allocator::stream_type;
   using Lease = typename Allocator::lease_type;
   using Leases = StreamLeases<Lease, stream_type>;
-  using Holding = torch::Holding<Lease, stream_type>;
-  using Frames = torch::Frames<Holding>;
+  using StorageEntry = torch::StorageEntry<Lease, stream_type>;
+  using Frames = torch::Frames<StorageEntry>;
   using Pins = typename Frames::Pins;
   using Guard = std::unique_lock<std::mutex>;
   using Strong = c10::intrusive_ptr<c10::StorageImpl>;
@@ -81,18 +81,18 @@ struct DeskState {
   DeskState& operator=(DeskState const&) = delete;
 
   /// The deleters that say whose a storage's memory is.
-  static void drop_holding(void* context) {
-    Site::desk().on_storage_gone(*static_cast<Holding*>(context));
+  static void drop_entry(void* context) {
+    Site::leases().on_storage_gone(*static_cast<StorageEntry*>(context));
   }
   static void drop_raw(void* p) {
-    if (p != nullptr && !Site::desk().free_raw(p)) {
+    if (p != nullptr && !Site::leases().free_raw(p)) {
       Site::drop_foreign(p);
     }
   }
 
-  [[nodiscard]] static Holding* holding_of(c10::StorageImpl& storage) noexcept {
+  [[nodiscard]] static StorageEntry* entry_of(c10::StorageImpl& storage) noexcept {
     c10::DataPtr const& data = storage._mutable_data_ptr_no_checks();
-    return data.get_deleter() == &drop_holding ? static_cast<Holding*>(data.get_context())
+    return data.get_deleter() == &drop_entry ? static_cast<StorageEntry*>(data.get_context())
                                                : nullptr;
   }
 
@@ -102,55 +102,55 @@ struct DeskState {
     return Weak::reclaim(&storage);
   }
 
-  /// Makes a holding the context of a pointer, whose context has another owner or is that holding already.
-  static void wrap(c10::DataPtr& data, Holding& holding, void* p) noexcept {
+  /// Makes a entry the context of a pointer, whose context has another owner or is that entry already.
+  static void wrap(c10::DataPtr& data, StorageEntry& entry, void* p) noexcept {
     c10::Device const device = data.device();
     (void)data.release_context();
-    data = c10::DataPtr{p, &holding, &drop_holding, device};
+    data = c10::DataPtr{p, &entry, &drop_entry, device};
   }
   /// Changes only the pointer; the context stays. The lock is held, and a reference to the storage.
-  static void point(c10::StorageImpl& storage, Holding& holding, void* p) {
-    wrap(storage._mutable_data_ptr_no_checks(), holding, p);
+  static void point(c10::StorageImpl& storage, StorageEntry& entry, void* p) {
+    wrap(storage._mutable_data_ptr_no_checks(), entry, p);
     if constexpr (has_named_access_error) {
       p == nullptr ? forbid_access(storage) : allow_access(storage);
     }
   }
 
-  /// A holding as new, often one that was of use before: results come and go with every operation. Under
+  /// A entry as new, often one that was of use before: results come and go with every operation. Under
   /// the lock.
-  [[nodiscard]] std::unique_ptr<Holding> make_holding() {
+  [[nodiscard]] std::unique_ptr<StorageEntry> make_entry() {
     if (spares.empty()) {
       spares.reserve(most_spares);
-      return std::make_unique<Holding>();
+      return std::make_unique<StorageEntry>();
     }
-    std::unique_ptr<Holding> holding = std::move(spares.back());
+    std::unique_ptr<StorageEntry> entry = std::move(spares.back());
     spares.pop_back();
-    return holding;
+    return entry;
   }
   /// Takes back one that nobody points to, without its leases and storage. Under the lock. @returns false
   /// if there are enough
-  [[nodiscard]] bool put_aside(Holding& holding) noexcept {
+  [[nodiscard]] bool put_aside(StorageEntry& entry) noexcept {
     if (spares.size() == spares.capacity()) {
       return false;
     }
-    holding.likeness.forget();
-    holding.pinner.store(nullptr, std::memory_order_relaxed);
-    holding.is_arriving = holding.is_dead = holding.is_kept = holding.is_frozen = false;
-    spares.emplace_back(&holding);
+    entry.likeness.forget();
+    entry.pinner.store(nullptr, std::memory_order_relaxed);
+    entry.is_arriving = entry.is_dead = entry.is_kept = entry.is_frozen = false;
+    spares.emplace_back(&entry);
     return true;
   }
 
-  void link(Holding& holding) noexcept {
-    holding.previous = all.previous;
-    holding.next = &all;
-    all.previous->next = &holding;
-    all.previous = &holding;
-    ++holdings;
+  void link(StorageEntry& entry) noexcept {
+    entry.previous = all.previous;
+    entry.next = &all;
+    all.previous->next = &entry;
+    all.previous = &entry;
+    ++entries;
   }
-  void unlink(Holding& holding) noexcept {
-    holding.previous->next = holding.next;
-    holding.next->previous = holding.previous;
-    --holdings;
+  void unlink(StorageEntry& entry) noexcept {
+    entry.previous->next = entry.next;
+    entry.next->previous = entry.previous;
+    --entries;
   }
 
   /// A thread that is inside an operation may let go of something when that ends. Under the lock.
@@ -188,11 +188,11 @@ struct DeskState {
   Allocator* memory;
   mutable std::mutex mutex;
   std::condition_variable changed;
-  std::unordered_map<void*, std::unique_ptr<Holding>>
+  std::unordered_map<void*, std::unique_ptr<StorageEntry>>
       raw;      // those that no operation has been seen to use
-  Holding all;  // head of a ring of the others
-  std::size_t holdings = 0;
-  std::vector<std::unique_ptr<Holding>> spares;
+  StorageEntry all;  // head of a ring of the others
+  std::size_t entries = 0;
+  std::vector<std::unique_ptr<StorageEntry>> spares;
   std::uint64_t frames_ended = 0;
   int active = 0;  // threads inside an operation that uses what is ours
   std::atomic<bool> is_enabled{true};

@@ -25,7 +25,7 @@ namespace spillway::torch {
 /// Threads  thread-safe. References to storages are taken and dropped without the lock, since their
 ///          counts may need the interpreter's.
 /// Streams  leases belong to the stream that is current when an operation begins. An operation on
-///          another stream than the holding's adds a lease there: its stream then runs after what has been
+///          another stream than the entry's adds a lease there: its stream then runs after what has been
 ///          enqueued on the others so far, and its work comes before whatever takes the range. While a
 ///          stream is captured, what is away comes in on `Site::quiet_stream()` and stays for good.
 template <class Site>
@@ -33,19 +33,19 @@ class FrameLeases {
  public:
   using State = DeskState<Site>;
   using Guard = typename State::Guard;
-  using Holding = typename State::Holding;
+  using StorageEntry = typename State::StorageEntry;
   using Frames = typename State::Frames;
   using Pins = typename State::Pins;
   using Lease = typename State::Lease;
   using stream_type = typename State::stream_type;
 
   struct Missing {
-    Holding* holding = nullptr;
+    StorageEntry* entry = nullptr;
     c10::StorageImpl* storage = nullptr;
   };
   using MissingList = c10::SmallVector<Missing, 8>;
 
-  FrameLeases(State& state, StorageRoll<Site>& roll) : state_{state}, roll_{roll} {}
+  FrameLeases(State& state, StorageTable<Site>& roll) : state_{state}, roll_{roll} {}
 
   /// Pins the operands for one operation of the thread, and enrols those that have not been seen if asked
   /// to. @returns those that are away, to be given to `acquire`
@@ -63,11 +63,11 @@ class FrameLeases {
   [[nodiscard]] bool acquire(std::vector<Missing> const& mine, std::string& failure);
 
   /// Another stream uses a storage whose pointer is known; as `Tensor.record_stream`.
-  void note_stream(Holding& holding, stream_type stream);
+  void note_stream(StorageEntry& entry, stream_type stream);
   void note_stream(void* raw, stream_type stream);
 
   /// Begins pressure, and lets all that is idle leave. @returns bytes that may leave now
-  std::size_t relieve();
+  std::size_t start_reclaim();
 
  private:
   using Strong = typename State::Strong;
@@ -87,32 +87,32 @@ class FrameLeases {
       return Site::current_stream();
     }
   }
-  static void pin(Pins& pins, Holding& holding) {
-    if (holding.pinner.load(std::memory_order_relaxed) == &pins) {
+  static void pin(Pins& pins, StorageEntry& entry) {
+    if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
       return;
     }
-    pins.push_back(&holding);
-    ++holding.pins;
-    holding.pinner.store(&pins, std::memory_order_relaxed);
+    pins.push_back(&entry);
+    ++entry.pins;
+    entry.pinner.store(&pins, std::memory_order_relaxed);
   }
   /// @returns whether nobody pins it any more
-  [[nodiscard]] static bool unpin(Pins const& pins, Holding& holding) noexcept {
-    if (holding.pinner.load(std::memory_order_relaxed) == &pins) {
-      holding.pinner.store(nullptr, std::memory_order_relaxed);
+  [[nodiscard]] static bool unpin(Pins const& pins, StorageEntry& entry) noexcept {
+    if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
+      entry.pinner.store(nullptr, std::memory_order_relaxed);
     }
-    return --holding.pins == 0;
+    return --entry.pins == 0;
   }
-  /// Enrols a result. @returns its holding if it has not been seen before
-  Holding* enrol(Operand const& result) noexcept {
-    Holding* holding = State::holding_of(*result.storage);
-    Holding* const seen = holding;
-    if (holding == nullptr) {
-      holding = roll_.try_enrol(result);
+  /// Enrols a result. @returns its entry if it has not been seen before
+  StorageEntry* enrol(Operand const& result) noexcept {
+    StorageEntry* entry = State::entry_of(*result.storage);
+    StorageEntry* const seen = entry;
+    if (entry == nullptr) {
+      entry = roll_.try_enrol(result);
     }
-    if (holding != nullptr && result.use.keeps()) {
-      holding->is_kept = true;
+    if (entry != nullptr && result.use.keeps()) {
+      entry->is_kept = true;
     }
-    return seen == nullptr ? holding : nullptr;
+    return seen == nullptr ? entry : nullptr;
   }
   /// What is left to be counted, and told to others, when all that it let go of is there for them. Under the
   /// lock.
@@ -123,21 +123,21 @@ class FrameLeases {
     }
   }
   void leave_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
-  static void bury(std::span<Holding* const> graves) noexcept {
-    for (Holding* const holding : graves) {
-      delete holding;
+  static void bury(std::span<StorageEntry* const> graves) noexcept {
+    for (StorageEntry* const entry : graves) {
+      delete entry;
     }
   }
 
   [[nodiscard]] MissingList prepare(Operands const& operands, stream_type stream, bool captured);
-  void thaw(Holding& holding, stream_type stream);
-  void visit(Holding& holding, stream_type stream);
+  void thaw(StorageEntry& entry, stream_type stream);
+  void visit(StorageEntry& entry, stream_type stream);
   /// Takes the leases and the address away. @returns false if the storage is not where it was
   [[nodiscard]] bool
-  detach(Holding& holding, c10::StorageImpl& storage, std::vector<Lease>& leases);
+  detach(StorageEntry& entry, c10::StorageImpl& storage, std::vector<Lease>& leases);
 
   State& state_;
-  StorageRoll<Site>& roll_;
+  StorageTable<Site>& roll_;
 };
 
 template <class Site>
@@ -150,14 +150,14 @@ auto FrameLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& operan
     Guard const guard{state_.mutex};
     state_.count(frames);
     for (Operand const& operand : operands) {
-      Holding* holding = State::holding_of(*operand.storage);
-      if (holding == nullptr && enrols) {
-        holding = roll_.try_enrol(operand);
+      StorageEntry* entry = State::entry_of(*operand.storage);
+      if (entry == nullptr && enrols) {
+        entry = roll_.try_enrol(operand);
       }
-      if (holding != nullptr) {
-        pin(pins, *holding);
-        is_usual = is_usual && holding->leases.is_home(stream) && holding->leases &&
-                   !holding->is_frozen && !operand.use.keeps();
+      if (entry != nullptr) {
+        pin(pins, *entry);
+        is_usual = is_usual && entry->leases.is_home(stream) && entry->leases &&
+                   !entry->is_frozen && !operand.use.keeps();
       }
     }
   }
@@ -169,32 +169,32 @@ template <class Site>
 auto FrameLeases<Site>::prepare(Operands const& operands, stream_type stream, bool captured)
     -> MissingList {
   MissingList missing;
-  c10::SmallVector<Holding*, 2> thawing;
-  c10::SmallVector<Holding*, 2> visited;
+  c10::SmallVector<StorageEntry*, 2> thawing;
+  c10::SmallVector<StorageEntry*, 2> visited;
   {
     Guard const guard{state_.mutex};
     for (Operand const& operand : operands) {
-      Holding* const holding = State::holding_of(*operand.storage);
-      if (holding == nullptr) {
+      StorageEntry* const entry = State::entry_of(*operand.storage);
+      if (entry == nullptr) {
         continue;
       }
       // A graph that is being captured will use the address whenever it is launched.
-      holding->is_kept = holding->is_kept || operand.use.keeps() || captured;
-      if (operand.use.writes() && holding->is_frozen) {
-        thawing.push_back(holding);
+      entry->is_kept = entry->is_kept || operand.use.keeps() || captured;
+      if (operand.use.writes() && entry->is_frozen) {
+        thawing.push_back(entry);
       }
-      if (!holding->leases) {
-        missing.push_back({holding, operand.storage});
-      } else if (!captured && !holding->leases.covers(stream)) {
-        visited.push_back(holding);
+      if (!entry->leases) {
+        missing.push_back({entry, operand.storage});
+      } else if (!captured && !entry->leases.covers(stream)) {
+        visited.push_back(entry);
       }
     }
   }
-  for (Holding* const holding : thawing) {
-    thaw(*holding, stream);
+  for (StorageEntry* const entry : thawing) {
+    thaw(*entry, stream);
   }
-  for (Holding* const holding : visited) {
-    visit(*holding, stream);
+  for (StorageEntry* const entry : visited) {
+    visit(*entry, stream);
   }
   return missing;
 }
@@ -204,9 +204,9 @@ void FrameLeases<Site>::pin_also(Pins& pins, Operands const& operands) {
   pins.reserve(pins.size() + operands.size());
   Guard const guard{state_.mutex};
   for (Operand const& operand : operands) {
-    if (Holding* const holding = State::holding_of(*operand.storage)) {
-      pins.push_back(holding);
-      ++holding->pins;
+    if (StorageEntry* const entry = State::entry_of(*operand.storage)) {
+      pins.push_back(entry);
+      ++entry->pins;
     }
   }
 }
@@ -214,45 +214,45 @@ void FrameLeases<Site>::pin_also(Pins& pins, Operands const& operands) {
 /// A frozen storage is leased for reading. Before it is written its lease becomes one for writing, at
 /// the same address, since the first ends after the second began.
 template <class Site>
-void FrameLeases<Site>::thaw(Holding& holding, stream_type stream) {
+void FrameLeases<Site>::thaw(StorageEntry& entry, stream_type stream) {
   {
     Guard const guard{state_.mutex};
-    holding.is_frozen = false;
-    if (!holding.leases) {
+    entry.is_frozen = false;
+    if (!entry.leases) {
       return;
     }
   }
-  Lease lease = state_.memory->acquire(holding.block, Access::read_write, stream);
+  Lease lease = state_.memory->acquire(entry.block, Access::read_write, stream);
   Guard const guard{state_.mutex};
-  lease = holding.leases.exchange_home(std::move(lease));
+  lease = entry.leases.exchange_home(std::move(lease));
 }
 
-/// The holding is pinned, so that its address stays.
+/// The entry is pinned, so that its address stays.
 template <class Site>
-void FrameLeases<Site>::visit(Holding& holding, stream_type stream) {
-  Access const access = holding.is_frozen ? Access::read : Access::read_write;
-  Lease lease = state_.memory->acquire(holding.block, access, stream);
+void FrameLeases<Site>::visit(StorageEntry& entry, stream_type stream) {
+  Access const access = entry.is_frozen ? Access::read : Access::read_write;
+  Lease lease = state_.memory->acquire(entry.block, access, stream);
   Guard const guard{state_.mutex};
-  if (!holding.leases.covers(stream)) {
-    holding.leases.add(std::move(lease), stream);
+  if (!entry.leases.covers(stream)) {
+    entry.leases.add(std::move(lease), stream);
   }
 }
 
 template <class Site>
-void FrameLeases<Site>::note_stream(Holding& holding, stream_type stream) {
+void FrameLeases<Site>::note_stream(StorageEntry& entry, stream_type stream) {
   {
     Guard const guard{state_.mutex};
-    if (!holding.leases || holding.leases.covers(stream)) {
+    if (!entry.leases || entry.leases.covers(stream)) {
       return;  // what has left since was leased on every stream that used it
     }
-    ++holding.pins;
+    ++entry.pins;
   }
   auto const unpin = [&] {
     Guard const guard{state_.mutex};
-    --holding.pins;
+    --entry.pins;
   };
   try {
-    visit(holding, stream);
+    visit(entry, stream);
   } catch (...) {
     unpin();
     throw;
@@ -288,7 +288,7 @@ bool FrameLeases<Site>::acquire(std::vector<Missing> const& mine, std::string& f
     requests.reserve(mine.size());
     for (Missing const& one : mine) {
       requests.push_back(
-          {one.holding->block, one.holding->is_frozen ? Access::read : Access::read_write});
+          {one.entry->block, one.entry->is_frozen ? Access::read : Access::read_write});
     }
     leases = state_.memory->acquire_all(requests, stream);
   } catch (OutOfDeviceMemory const& out) {
@@ -301,11 +301,11 @@ bool FrameLeases<Site>::acquire(std::vector<Missing> const& mine, std::string& f
   {
     Guard const guard{state_.mutex};
     for (std::size_t i = 0; i < mine.size(); ++i) {
-      Holding& holding = *mine[i].holding;
-      holding.is_arriving = false;
+      StorageEntry& entry = *mine[i].entry;
+      entry.is_arriving = false;
       if (!leases.empty()) {
-        holding.leases = {std::move(leases[i]), stream};
-        State::point(*mine[i].storage, holding, holding.leases.data());
+        entry.leases = {std::move(leases[i]), stream};
+        State::point(*mine[i].storage, entry, entry.leases.data());
       }
     }
   }
@@ -317,16 +317,16 @@ bool FrameLeases<Site>::acquire(std::vector<Missing> const& mine, std::string& f
 }
 
 template <class Site>
-bool FrameLeases<Site>::detach(Holding& holding,
+bool FrameLeases<Site>::detach(StorageEntry& entry,
                                c10::StorageImpl& storage,
                                std::vector<Lease>& leases) {
-  if (State::holding_of(storage) != &holding) {
-    holding.is_kept = true;  // its pointer was moved to a storage that is not known
+  if (State::entry_of(storage) != &entry) {
+    entry.is_kept = true;  // its pointer was moved to a storage that is not known
     state_.strays.fetch_add(1);
     return false;
   }
-  holding.leases.move_to(leases);
-  State::point(storage, holding, nullptr);
+  entry.leases.move_to(leases);
+  State::point(storage, entry, nullptr);
   return true;
 }
 
@@ -350,9 +350,9 @@ void FrameLeases<Site>::leave(Frames& frames,
     for (Operand const& result : results) {
       enrol(result);
     }
-    for (Holding* const holding : pins) {
-      if (unpin(pins, *holding) && holding->is_dead) {
-        pins[graves++] = holding;
+    for (StorageEntry* const entry : pins) {
+      if (unpin(pins, *entry) && entry->is_dead) {
+        pins[graves++] = entry;
       }
     }
     has_pressure_begun = state_.is_under_pressure;
@@ -365,7 +365,7 @@ void FrameLeases<Site>::leave(Frames& frames,
   }
   pins.clear();
   if (has_pressure_begun) {
-    (void)relieve();
+    (void)start_reclaim();
     Guard const guard{state_.mutex};
     end(frames, had_operands);
   }
@@ -377,30 +377,30 @@ void FrameLeases<Site>::leave_under_pressure(Frames& frames,
                                              Pins& pins,
                                              std::span<Operand const> results) noexcept {
   std::vector<Lease> leases;
-  std::vector<Holding*> graves;
+  std::vector<StorageEntry*> graves;
   std::vector<Strong> storages;
   storages.reserve(pins.size());
   leases.reserve(pins.size() + results.size());
-  for (Holding* const holding : pins) {
-    storages.push_back(holding->storage.lock());
+  for (StorageEntry* const entry : pins) {
+    storages.push_back(entry->storage.lock());
   }
   {
     Guard const guard{state_.mutex};
     for (Operand const& result : results) {
-      Holding* const holding = enrol(result);
-      if (holding != nullptr && !holding->is_kept) {
-        (void)detach(*holding, *result.storage, leases);
+      StorageEntry* const entry = enrol(result);
+      if (entry != nullptr && !entry->is_kept) {
+        (void)detach(*entry, *result.storage, leases);
       }
     }
     for (std::size_t i = 0; i < pins.size(); ++i) {
-      Holding& holding = *pins[i];
-      if (!unpin(pins, holding)) {
+      StorageEntry& entry = *pins[i];
+      if (!unpin(pins, entry)) {
         continue;
       }
-      if (holding.is_dead) {
-        graves.push_back(&holding);
-      } else if (!holding.is_kept && holding.leases && storages[i]) {
-        (void)detach(holding, *storages[i], leases);
+      if (entry.is_dead) {
+        graves.push_back(&entry);
+      } else if (!entry.is_kept && entry.leases && storages[i]) {
+        (void)detach(entry, *storages[i], leases);
       }
     }
   }
@@ -413,10 +413,10 @@ void FrameLeases<Site>::leave_under_pressure(Frames& frames,
 }
 
 template <class Site>
-std::size_t FrameLeases<Site>::relieve() {
+std::size_t FrameLeases<Site>::start_reclaim() {
   std::vector<Lease> leases;
-  std::vector<Holding*> idle;
-  std::vector<Holding*> graves;
+  std::vector<StorageEntry*> idle;
+  std::vector<StorageEntry*> graves;
   std::vector<Strong> storages;
   std::size_t bytes = 0;
   {
@@ -424,31 +424,31 @@ std::size_t FrameLeases<Site>::relieve() {
     if (!state_.is_under_pressure.exchange(true)) {
       state_.pressures.fetch_add(1);
     }
-    for (Holding* one = state_.all.next; one != &state_.all; one = one->next) {
+    for (StorageEntry* one = state_.all.next; one != &state_.all; one = one->next) {
       if (one->pins == 0 && !one->is_kept && one->leases) {
         idle.push_back(one);
       }
     }
-    for (Holding* const one : idle) {
-      ++one->pins;  // keeps the holding, not its lease
+    for (StorageEntry* const one : idle) {
+      ++one->pins;  // keeps the entry, not its lease
     }
   }
   storages.reserve(idle.size());
-  for (Holding* const one : idle) {
+  for (StorageEntry* const one : idle) {
     storages.push_back(one->storage.lock());
   }
   {
     Guard const guard{state_.mutex};
     for (std::size_t i = 0; i < idle.size(); ++i) {
-      Holding& holding = *idle[i];
-      if (--holding.pins != 0) {
+      StorageEntry& entry = *idle[i];
+      if (--entry.pins != 0) {
         continue;
       }
-      if (holding.is_dead) {
-        graves.push_back(&holding);
-      } else if (!holding.is_kept && holding.leases && storages[i] &&
-                 detach(holding, *storages[i], leases)) {
-        bytes += holding.bytes;
+      if (entry.is_dead) {
+        graves.push_back(&entry);
+      } else if (!entry.is_kept && entry.leases && storages[i] &&
+                 detach(entry, *storages[i], leases)) {
+        bytes += entry.bytes;
       }
     }
   }
