@@ -22,10 +22,6 @@ flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", 
 for folder in include_paths():
     flags += ["-isystem", folder]  # no warnings about PyTorch's own headers
 flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
-extensions = [
-    CppExtension("spillway_torch._spillway_torch", ["csrc/module.cpp"], include_dirs=[str(include)],
-                 extra_compile_args=flags)
-]
 
 
 def cuda_toolkits():
@@ -41,33 +37,57 @@ def cuda_toolkits():
     yield pathlib.Path("/usr/local/cuda")
 
 
+def find_cuda(toolkits, major):
+    """The include folders and the runtime library to build with, or why there are none.
+
+    The headers of the package nvidia-cuda-runtime include some that are in a package of their own: crt/.
+    """
+    toolkits = list(toolkits)
+    for toolkit in toolkits:
+        headers = toolkit / "include"
+        runtime = next((f / f"libcudart.so.{major}" for f in (toolkit / "lib", toolkit / "lib64")
+                        if (f / f"libcudart.so.{major}").exists()), None)
+        if (headers / "cuda_runtime_api.h").exists() and (headers / "cuda.h").exists() and runtime:
+            crt = next((t / "include" for t in [toolkit, *toolkits] if (t / "include/crt/host_defines.h").exists()), None)
+            if crt is None:
+                return f"{headers} has no crt/host_defines.h: pip install 'nvidia-cuda-crt=={major}.*', or set CUDA_HOME"
+            return list(dict.fromkeys([headers, crt])), runtime
+    return f"no CUDA {major} runtime with headers was found: pip install 'nvidia-cuda-runtime=={major}.*' " \
+           f"'nvidia-cuda-crt=={major}.*', or set CUDA_HOME"
+
+
 def cuda_extension():
     """The part for CUDA, or why it cannot be built."""
     libraries = pathlib.Path(torch.__file__).parent / "lib"
     if torch.version.cuda is None or not (libraries / "libc10_cuda.so").exists():
         return "this PyTorch has no CUDA libraries"
-    major = torch.version.cuda.split(".")[0]
-    for toolkit in cuda_toolkits():
-        headers = toolkit / "include"
-        runtime = next((f / f"libcudart.so.{major}" for f in (toolkit / "lib", toolkit / "lib64")
-                        if (f / f"libcudart.so.{major}").exists()), None)
-        if (headers / "cuda_runtime_api.h").exists() and (headers / "cuda.h").exists() and runtime:
-            return CppExtension(
-                "spillway_torch._spillway_torch_cuda", ["csrc/cuda_module.cpp"], include_dirs=[str(include)],
-                extra_compile_args=[*flags, "-isystem", str(headers)],
-                library_dirs=[*library_paths(device_type="cuda"), str(libraries)],
-                libraries=["c10_cuda", "torch_cuda"], extra_link_args=[str(runtime)])
-    return f"no CUDA {major} runtime with headers was found: set CUDA_HOME"
+    found = find_cuda(cuda_toolkits(), torch.version.cuda.split(".")[0])
+    if isinstance(found, str):
+        return found
+    headers, runtime = found
+    return CppExtension(
+        "spillway_torch._spillway_torch_cuda", ["csrc/cuda_module.cpp"], include_dirs=[str(include)],
+        extra_compile_args=[*flags, *(flag for folder in headers for flag in ("-isystem", str(folder)))],
+        library_dirs=[*library_paths(device_type="cuda"), str(libraries)],
+        libraries=["c10_cuda", "torch_cuda"], extra_link_args=[str(runtime)])
 
 
-wanted = os.environ.get("SPILLWAY_TORCH_CUDA", "")
-if wanted != "0":
-    extension = cuda_extension()
-    if not isinstance(extension, str):
-        extensions.append(extension)
-    elif wanted == "1":
-        raise SystemExit(f"spillway_torch cannot be built for CUDA: {extension}")
-    else:
-        print(f"spillway_torch is built without its CUDA part: {extension}")
+def main():
+    extensions = [
+        CppExtension("spillway_torch._spillway_torch", ["csrc/module.cpp"], include_dirs=[str(include)],
+                     extra_compile_args=flags)
+    ]
+    wanted = os.environ.get("SPILLWAY_TORCH_CUDA", "")
+    if wanted != "0":
+        extension = cuda_extension()
+        if not isinstance(extension, str):
+            extensions.append(extension)
+        elif wanted == "1":
+            raise SystemExit(f"spillway_torch cannot be built for CUDA: {extension}")
+        else:
+            print(f"spillway_torch is built without its CUDA part: {extension}")
+    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
 
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
+
+if __name__ == "__main__":  # the tests import what is above
+    main()

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the build looks for CUDA's headers and runtime."""
+import importlib.util
+import pathlib
+
+import pytest
+
+SETUP = pathlib.Path(__file__).resolve().parents[1] / "setup.py"
+
+
+@pytest.fixture(scope="module")
+def find_cuda():
+    spec = importlib.util.spec_from_file_location("spillway_torch_setup", SETUP)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.find_cuda
+
+
+def toolkit(folder, *files):
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+RUNTIME = ("include/cuda.h", "include/cuda_runtime_api.h", "lib/libcudart.so.13")
+CRT = "include/crt/host_defines.h"
+
+
+def test_packages_alone_serve_where_they_are_complete(find_cuda, tmp_path):
+    packages = toolkit(tmp_path / "packages", *RUNTIME, CRT)
+    assert find_cuda([packages, tmp_path / "none"], "13") == ([packages / "include"], packages / "lib/libcudart.so.13")
+
+
+def test_headers_that_the_runtime_package_lacks_are_taken_from_a_toolkit(find_cuda, tmp_path):
+    packages, cuda = toolkit(tmp_path / "packages", *RUNTIME), toolkit(tmp_path / "cuda", *RUNTIME, CRT)
+    assert find_cuda([packages, cuda], "13") == ([packages / "include", cuda / "include"], packages / "lib/libcudart.so.13")
+
+
+def test_what_is_missing_is_named_with_the_command_that_installs_it(find_cuda, tmp_path):
+    packages = toolkit(tmp_path / "packages", *RUNTIME)
+    assert "crt/host_defines.h: pip install 'nvidia-cuda-crt==13.*'" in find_cuda([packages], "13")
+    assert "nvidia-cuda-runtime==12.*" in find_cuda([packages], "12")
