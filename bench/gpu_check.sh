@@ -1,97 +1,178 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds, tests and measures spillway on a machine with a GPU: one call, less than ten minutes.
+# Builds, tests and measures spillway on a machine with a GPU, in less than ten minutes a call.
 #
-#   bench/gpu_check.sh RESULTS [DEPENDENCIES]
+#   bench/gpu_check.sh core|torch RESULTS [DEPENDENCIES]
 #
-# RESULTS       folder for the full results; a short table is printed last
+# core          the C++ library: GPU tests, compute-sanitizer, bandwidth, compaction, the training job
+# torch         the PyTorch module, with the PyTorch that python3 has
+# RESULTS       folder for results.tgz, the full output of every step
 # DEPENDENCIES  folder that scripts/download-dependencies.sh has filled, where nothing can be installed
 #
-# Ends with 0 if every step did, with 77 where there is no GPU, else with 1 after all steps have run.
-# SPILLWAY_GPU_ARCHITECTURES builds for another GPU than the one there.
+# The result of each step is printed when it ends, and the table of all of them last, whatever happens: after
+# a failed build, and when the time is over. A step that no longer fits into the time is skipped and named.
+# Ends with 0 if every step did, with 77 where there is no GPU, else with 1.
+#
+# SPILLWAY_GPU_SECONDS        time for all steps; 540
+# SPILLWAY_GPU_ARCHITECTURES  builds for another GPU than the one there
+# SPILLWAY_GPU_BUILD          build folder; build-gpu
+# SPILLWAY_CUDA_STAND_IN=1    runs what needs no kernels on a stand-in for the CUDA runtime: a rehearsal of
+#                             this script on a machine without a GPU, whose figures mean nothing
+#
 # It changes no setting of the card and asks for no more memory than is free.
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '3,13s/^# \?//p' "$0" >&2; exit 2; }
-mkdir -p "$1"
-results=$(cd "$1" && pwd)
+usage() { sed -n '3,23s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+part=$1
+case $part in core | torch) ;; *) usage ;; esac
+mkdir -p "$2" || exit 2
+results=$(cd "$2" && pwd)
+dependencies=
+[ $# -lt 3 ] || dependencies=$(cd "$3" && pwd) || exit 2
 cd "$(dirname "$0")/.."
 source=$PWD
 build=${SPILLWAY_GPU_BUILD:-$source/build-gpu}
+seconds=${SPILLWAY_GPU_SECONDS:-540}
+stand_in=${SPILLWAY_CUDA_STAND_IN:-0}
 export PATH=$PATH:/usr/local/cuda/bin
 
-nvidia-smi --query-gpu=name,driver_version,memory.total,memory.free --format=csv,noheader \
-  >"$results/gpu.txt" 2>&1 || { echo "no GPU: nvidia-smi fails"; exit 77; }
-nvcc --version | tail -n 2 >>"$results/gpu.txt"
-cat "$results/gpu.txt"
-
+# Everything is written here and packed at the end: few files have to be fetched from the machine.
+work=$(mktemp -d)
+: >"$work/steps.txt"
 failed=0
-: >"$results/steps.txt"
-# step NAME SECONDS COMMAND...: runs it with a limit, its output in RESULTS/NAME.txt.
+
+finish() {
+  local status=$?
+  trap - EXIT
+  [ "$status" -eq 0 ] || failed=1
+  wait
+  echo
+  python3 "$source/bench/gpu_table.py" "$work" || failed=1
+  tar -C "$work" --exclude=./torch --exclude=./stand-in -czf "$results/results.tgz" . || failed=1
+  rm -rf "$work"
+  exit "$failed"
+}
+
+if [ "$stand_in" = 1 ]; then
+  echo "stand-in for the CUDA runtime: the figures below are not those of a GPU"
+elif ! nvidia-smi --query-gpu=name,driver_version,memory.total,memory.free --format=csv,noheader >"$work/gpu.txt" 2>&1; then
+  rm -rf "$work"
+  echo "no GPU: nvidia-smi fails"
+  exit 77
+else
+  { nvcc --version 2>/dev/null | tail -n 2; date -u +%F; git rev-parse --short HEAD 2>/dev/null; } >>"$work/gpu.txt"
+  cat "$work/gpu.txt"
+fi
+trap finish EXIT
+trap 'exit 143' TERM INT
+
+record() { echo "$1 $2 $3" >>"$work/steps.txt"; }
+broken=  # the step without which the following ones cannot run, once it has failed
+
+# step NAME LEAST MOST COMMAND...: runs it for at most MOST seconds and no longer than the time that is left; skips it
+# if less than LEAST seconds are. Its output goes to NAME.txt, its standard output alone to NAME.json for `json`.
 step() {
-  local name=$1 limit=$2 start=$SECONDS status=0
-  shift 2
-  timeout "$limit" "$@" >"$results/$name.txt" 2>&1 || status=$?
-  echo "$name $status $((SECONDS - start))" | tee -a "$results/steps.txt"
-  [ "$status" -eq 0 ] || { failed=1; tail -n 15 "$results/$name.txt"; }
+  local name=$1 least=$2 most=$3 start=$SECONDS status=0 left=$((seconds - SECONDS))
+  shift 3
+  if [ -n "$broken" ]; then
+    record "$name" "not-run" 0
+    echo "$name not run: $broken failed"
+    return 1
+  fi
+  if [ "$left" -lt "$least" ]; then
+    record "$name" late 0
+    echo "$name skipped: it needs $least s, and $left s of $seconds are left"
+    failed=1
+    return 1
+  fi
+  timeout -k 5 "$((most < left ? most : left))" "$@" >"$work/$name.txt" 2>&1 || status=$?
+  record "$name" "$status" $((SECONDS - start))
+  if [ "$status" -ne 0 ]; then
+    failed=1
+    tail -n 15 "$work/$name.txt"
+  fi
+  python3 bench/gpu_table.py "$work" "$name"
   return "$status"
 }
+json() {
+  local name=$1 least=$2 most=$3
+  shift 3
+  # shellcheck disable=SC2016
+  step "$name" "$least" "$most" bash -c '"${@:2}" >"$1"' - "$work/$name.json" "$@"
+}
+# A step that launches kernels, needs gigabytes or the driver: the stand-in has none of them.
+on_gpu() {
+  if [ "$stand_in" = 1 ]; then
+    record "$2" 77 0
+  else
+    "$@"
+  fi
+}
 
-prefix=()
-dependencies=
-if [ $# -ge 2 ]; then
-  dependencies=$(cd "$2" && pwd)
-  prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr")
+if [ -n "$dependencies" ]; then
   export LD_LIBRARY_PATH=$dependencies/usr/lib/x86_64-linux-gnu:${LD_LIBRARY_PATH-}
 fi
-# The PyTorch module is compiled while everything else is: it takes one core and a minute or two.
-has_torch() { python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; }
-export PYTHONPATH=$results/torch:$dependencies/python:${PYTHONPATH-} PYTHONDONTWRITEBYTECODE=1
-torch_build=
-if has_torch; then
-  (step torch_build 300 scripts/build-pytorch.sh "$results/torch") &
-  torch_build=$!
-fi
-
-step configure 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
-  "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-native}" -DSPILLWAY_INSTALL=OFF "${prefix[@]}" || exit 1
-step build 240 cmake --build "$build" --target spillway_gpu_tests train_beyond_memory spillway-replay \
-  spillway-bandwidth bench_device_moves bench_allocate_latency bench_virtual_memory || exit 1
-
-export SPILLWAY_REQUIRE_GPU=1
-step tests 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
-sanitizer() { step "$1" 90 compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}"; }
-sanitizer memcheck "$build/tests/bin/test_gpu_allocator" --no-intro
-sanitizer racecheck "$build/tests/bin/test_gpu_interop" --no-intro
-
-bin=$build/bin
-# json NAME SECONDS COMMAND...: a step whose standard output is kept as RESULTS/NAME.json.
-json() {
-  local name=$1 limit=$2
-  shift 2
-  # shellcheck disable=SC2016
-  step "$name" "$limit" bash -c '"${@:2}" >"$1"' - "$results/$name.json" "$@"
-}
-json training 120 "$bin/train_beyond_memory" --device cuda --json
-json bandwidth 120 "$bin/spillway-bandwidth" --device cuda --json
-json bandwidth_file 60 "$bin/spillway-bandwidth" --device cuda --json --tier file --file-folder "$results" \
-  --max-size 64MiB --repetitions 3
-json device_moves 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
-json allocate_latency 60 "$bin/bench_allocate_latency" --benchmark_filter=^cuda --benchmark_format=json
-json virtual_memory 60 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
-if [ -n "$torch_build" ]; then
-  json torch_allocate_latency 60 python3 scripts/torch-allocate-latency.py
-  if wait "$torch_build"; then
-    step torch_tests 240 python3 -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda
-    json torch_training 120 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 --size 224 \
-      --caps 0.5 0.3 --rounds 1 --steps 8 --json
-    json torch_page 60 python3 examples/pytorch/bench_page.py --device cuda --width 4096 --json
-  else
-    failed=1
-  fi
+preload=()
+if [ "$stand_in" = 1 ]; then
+  headers=$(dirname "$(dirname "$(command -v nvcc)")")/include
+  mkdir -p "$work/stand-in"
+  step stand_in 60 120 "${CXX:-g++}" -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers" \
+    -o "$work/stand-in/libcuda.so.1" tests/support/fake_cuda_device.cpp tests/support/fake_cuda_missing.cpp \
+    tests/support/fake_cudart.cpp tests/support/fake_cuda_driver.cpp -pthread || exit 1
+  export LD_LIBRARY_PATH=$work/stand-in:${LD_LIBRARY_PATH-} SPILLWAY_FAKE_CUDA_BYTES=$((4 << 30))
+  preload=(env "LD_PRELOAD=$work/stand-in/libcuda.so.1")
 else
-  echo "torch 77 0" >>"$results/steps.txt"
-  echo "PyTorch is NOT tested: python3 has none that finds a GPU"
+  export SPILLWAY_REQUIRE_GPU=1
 fi
 
-python3 bench/gpu_table.py "$results" || failed=1
-exit "$failed"
+run_core() {
+  local prefix=() bin=$build/bin small=() architectures=native
+  [ -z "$dependencies" ] || prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr")
+  if [ "$stand_in" = 1 ]; then
+    architectures=90
+    small=(--max-size 16MiB)
+  fi
+  step configure 10 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
+    "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-$architectures}" -DSPILLWAY_INSTALL=OFF \
+    "${prefix[@]}" || broken=configure
+  local targets=(spillway-bandwidth)
+  [ "$stand_in" = 1 ] || targets+=(spillway_gpu_tests train_beyond_memory spillway-replay bench_device_moves
+                                   bench_allocate_latency bench_virtual_memory)
+  step build 60 300 cmake --build "$build" --target "${targets[@]}" || broken=${broken:-build}
+
+  on_gpu step tests 30 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
+  json bandwidth 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --tier pinned --json "${small[@]}"
+  on_gpu json device_moves 10 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
+  on_gpu json allocate_latency 5 30 "$bin/bench_allocate_latency" --benchmark_filter=^cuda \
+    --benchmark_format=json
+  if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+    json torch_allocate_latency 10 30 python3 scripts/torch-allocate-latency.py
+  fi
+  on_gpu json virtual_memory 5 30 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
+  on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
+  # Each access takes a hundred times as long here, so the test works on a sixteenth of its bytes.
+  sanitizer() { on_gpu step "$1" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}" --no-intro; }
+  export SPILLWAY_GPU_TEST_SCALE=1
+  sanitizer memcheck "$build/tests/bin/test_gpu_allocator"
+  sanitizer racecheck "$build/tests/bin/test_gpu_interop"
+  json bandwidth_file 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --json --tier file \
+    --file-folder "$work" --max-size 16MiB --repetitions 3
+}
+
+run_torch() {
+  export PYTHONPATH=$work/torch:$dependencies/python:$source/python/spillway_torch/tests_cuda:${PYTHONPATH-}
+  export PYTHONDONTWRITEBYTECODE=1
+  if ! "${preload[@]}" python3 -c 'import torch; assert torch.cuda.is_available()' >"$work/torch.txt" 2>&1; then
+    record torch 77 0
+    echo "PyTorch is NOT tested: python3 has none that finds a GPU"
+    failed=1
+    return
+  fi
+  step torch_build 60 300 scripts/build-pytorch.sh "$work/torch" || broken=torch_build
+  step torch_tests 60 240 "${preload[@]}" python3 -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda
+  on_gpu json torch_training 60 150 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 \
+    --size 224 --caps 0.5 0.3 --rounds 1 --steps 8 --json
+  on_gpu json torch_page 20 60 python3 examples/pytorch/bench_page.py --device cuda --width 4096 --json
+}
+
+"run_$part"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the short table of what gpu_check.sh has left in a folder.
+"""Prints the short table of what gpu_check.sh has left in a folder, or the rows of one step.
 
-usage: gpu_table.py RESULTS
+usage: gpu_table.py RESULTS [STEP]
 
 Each figure is set against the peer or the floor that was measured in the same run. What is missing or failed is said, and
 ends it with 1.
@@ -14,10 +14,22 @@ from pathlib import Path
 
 
 def load(folder, name):
+    """The values that a step has written: one JSON value, or one on each line. A last line that was cut off is left out."""
     try:
-        return json.loads((folder / f"{name}.json").read_text())
-    except (OSError, ValueError):
+        text = (folder / f"{name}.json").read_text()
+    except OSError:
         return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    values = []
+    for line in text.splitlines():
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            break
+    return values
 
 
 def row(what, value, against="", ratio=None, goal=""):
@@ -35,7 +47,7 @@ def training(result):
 
 def bandwidth(rows):
     for one in rows:
-        if one["tier"] == "pageable" or one["size_bytes"] not in (4096, 1 << 20, 64 << 20, 1 << 30):
+        if one["tier"] == "pageable" or one["size_bytes"] not in (4096, 1 << 20, 16 << 20, 64 << 20, 1 << 30):
             continue
         layout = "" if one["layout"] == "one" else ", " + one["layout"]
         what = f"swap {one['direction']}, {one['count']} x {one['size_bytes'] // 1024} KiB{layout}"
@@ -67,16 +79,18 @@ def device_moves(result):
             row("  faster than by way of the host", f"{one['real_time']:.0f} us", f"{back['real_time']:.0f} us", ratio, ">=20")
 
 
-def torch_training(result):
-    for one in result["rows"]:
-        what = f"PyTorch {result['net']}: {one['line']}"
+def torch_training(lines):
+    """`bench_lms.py` writes what is measured first, then a line for each way as soon as it has been timed."""
+    head, *rows = lines if isinstance(lines, list) else [lines]
+    for one in rows:
+        what = f"PyTorch {head['net']}: {one['line']}"
         if "error" in one:
             row(what[:44], "FAILED", one["error"][:24])
             continue
         same = "same bits" if one["bitwise"] else "other bits"
         goal = "<=1.02" if one["line"] == "support on, no cap" else ""
         row(what[:44], f"{one['ms']:.0f} ms/step", f"{one['peak_mib']:.0f} MiB, {same}", one["ratio"], goal)
-    return not any("error" in one for one in result["rows"])
+    return bool(rows) and not any("error" in one for one in rows)
 
 
 def torch_page(result):
@@ -86,10 +100,12 @@ def torch_page(result):
         row(f"PyTorch inference: {name}", f"{one['ms']:.1f} ms", read, one["ms"] / floor)
 
 
-def latency(result, torch):
-    runs = {one["name"]: one["real_time"] for one in result["benchmarks"]}
-    if torch:
-        runs[torch["name"] + " " + torch["torch"]] = torch["ns"]
+def ns_of(result):
+    return {one["name"]: one["real_time"] for one in result["benchmarks"]}
+
+
+def latency(result):
+    runs = ns_of(result)
     ours = runs.pop("cuda/spillway")
     row("allocate and free", f"{ours:.0f} ns")
     for name, ns in runs.items():
@@ -102,34 +118,49 @@ def virtual_memory(result):
         row(f"{what}, {int(granules) * 2} MiB", f"{one['real_time'] / 1000:.1f} us")
 
 
+OUTCOMES = {"0": "ok", "77": "SKIPPED", "late": "NO TIME LEFT", "not-run": "NOT RUN"}
+# How the figures of a step are printed. A function returns False if they are bad.
+FIGURES = {
+    "training": training,
+    "bandwidth": bandwidth,
+    "bandwidth_file": bandwidth,
+    "device_moves": device_moves,
+    "virtual_memory": virtual_memory,
+    "allocate_latency": latency,
+    "torch_training": torch_training,
+    "torch_page": torch_page,
+}
+
+
+def show(folder, name, status, seconds):
+    """Prints one step and its figures. Returns False unless it ended well."""
+    outcome = OUTCOMES.get(status, "FAILED with " + status)
+    print(f"step {name:<39} {seconds:>12} s {outcome:>24}")
+    is_good = status in {"0", "77"}
+    if name == "torch_allocate_latency" and status == "0":
+        ns, ours = load(folder, name)["ns"], load(folder, "allocate_latency")
+        ratio = ns_of(ours)["cuda/spillway"] / ns if ours else None
+        row("  against PyTorch, called from Python", "", f"{ns:.0f} ns", ratio, "<1")
+    if name in FIGURES and status not in {"77", "late", "not-run"}:
+        results = load(folder, name)
+        if not results:
+            print(f"{name}: no results")
+            return False
+        is_good = FIGURES[name](results) is not False and is_good
+    return is_good
+
+
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
     folder = Path(sys.argv[1])
-    print(f"\n{'':<44} {'measured':>14} {'against':>24} {'ratio':>8} {'goal':>8}")
-    shown = {
-        "training": training,
-        "bandwidth": bandwidth,
-        "bandwidth_file": bandwidth,
-        "device_moves": device_moves,
-        "virtual_memory": virtual_memory,
-        "allocate_latency": lambda result: latency(result, load(folder, "torch_allocate_latency")),
-    }
     steps = [line.split() for line in (folder / "steps.txt").read_text().splitlines()]
-    if ["torch", "77", "0"] not in steps:
-        shown |= {"torch_training": torch_training, "torch_page": torch_page}
-    is_good = True
-    for name, show in shown.items():
-        result = load(folder, name)
-        if result is None:
-            print(f"{name}: no results")
-            is_good = False
-        elif show(result) is False:
-            is_good = False
-    for name, status, seconds in steps:
-        outcome = {"0": "ok", "77": "SKIPPED"}.get(status, "FAILED with " + status)
-        print(f"step {name:<39} {seconds:>12} s {outcome:>24}")
-    sys.exit(0 if is_good else 1)
+    if len(sys.argv) == 3:
+        steps = [step for step in steps if step[0] == sys.argv[2]]
+    else:
+        print(f"{'':<44} {'measured':>14} {'against':>24} {'ratio':>8} {'goal':>8}")
+    # All are shown, whatever the first says.
+    sys.exit(0 if all([show(folder, *step) for step in steps]) else 1)
 
 
 if __name__ == "__main__":

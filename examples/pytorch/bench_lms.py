@@ -23,6 +23,8 @@ import torch.nn.functional as F
 import nets
 from host_copies import host_copy
 
+MIB = 1 << 20
+
 
 def saving(kind, lms, device):
     """What `save_on_cpu` does on a GPU: what is saved is copied to the host, and back when it is used."""
@@ -122,53 +124,66 @@ def main():
         lines[f"cap {cap:g} P"] = {"limit": int(cap * peak)}
     lines["save_on_cpu"] = {"kind": "cpu"}
     lines["checkpointing"] = {"kind": "checkpoint"}
+    report = Report(options, peak)
     results = {name: [] for name in lines}
-    for _ in range(options.rounds):
+    for turn in range(options.rounds):
         for name, how in lines.items():
             results[name].append(run(**shared, **how))
-    for name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
-        results[name][0]["peak"] = run(**shared, **lines[name], limit=plenty, off=True).get("peak", 0)
-    report(options, peak, results)
+            if turn + 1 < options.rounds:
+                continue
+            if name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
+                results[name][0]["peak"] = run(**shared, **how, limit=plenty, off=True).get("peak", 0)
+            report.add(name, results)
 
 
-def report(options, peak, results):
-    mib = 1 << 20
-    stock = results["PyTorch as it is"]
+def least_step(runs):
+    return min(min(r["seconds"][2:]) for r in runs)
 
-    def step(rows):
-        return min(min(r["seconds"][2:]) for r in rows)
-    rows = []
-    for name, runs in results.items():
-        first = runs[0]
+
+class Report:
+    """Prints a row for each way to train as soon as it has been timed: a table, or with --json an object on each line."""
+
+    def __init__(self, options, peak):
+        self.options, self.peak = options, peak
+        if options.json:
+            self.print_json({"net": options.net, "device": options.device, "torch": torch.__version__, "peak_bytes": peak})
+            return
+        print(f"{options.net} on {options.device}: P = {peak / MIB:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
+              f"{options.steps} steps\n")
+        print("| | ms/step | over PyTorch | over no cap | bitwise | device MiB | out MiB/step | in | moved | prefetched in time / late / wasted |")
+        print("|---|---:|---:|---:|---|---:|---:|---:|---:|---:|", flush=True)
+
+    @staticmethod
+    def print_json(value):
+        print(json.dumps(value), flush=True)
+
+    def row(self, name, results):
+        runs, stock, uncapped = results[name], results["PyTorch as it is"], results["support on, no cap"]
         if not all(r["ok"] for r in runs):
-            rows.append({"line": name, "error": next(r["error"] for r in runs if not r["ok"])})
-            continue
-        stats = first.get("stats", {})
-        same = all(r["losses"] == stock[0]["losses"] and r["digest"] == stock[0]["digest"] for r in runs)
-        rows.append({
-            "line": name, "ms": 1e3 * step(runs), "ratio": step(runs) / step(stock),
-            "ratio_uncapped": step(runs) / step(results["support on, no cap"]), "bitwise": same,
-            "peak_mib": min(first.get("peak", peak), lines_cap(name, peak)) / mib,
-            "out_mib": stats.get("swap_out_bytes", 0) / mib / options.steps,
-            "in_mib": stats.get("swap_in_bytes", 0) / mib / options.steps,
-            "moved_mib": stats.get("moved_bytes", 0) / mib / options.steps,
+            return {"line": name, "error": next(r["error"] for r in runs if not r["ok"])}
+        stats = runs[0].get("stats", {})
+        per_step = {key: stats.get(key, 0) / MIB / self.options.steps for key in ("swap_out_bytes", "swap_in_bytes", "moved_bytes")}
+        return {
+            "line": name, "ms": 1e3 * least_step(runs), "ratio": least_step(runs) / least_step(stock),
+            "ratio_uncapped": least_step(runs) / least_step(uncapped) if uncapped else None,
+            "bitwise": all(r["losses"] == stock[0]["losses"] and r["digest"] == stock[0]["digest"] for r in runs),
+            "peak_mib": min(runs[0].get("peak", self.peak), lines_cap(name, self.peak)) / MIB,
+            "out_mib": per_step["swap_out_bytes"], "in_mib": per_step["swap_in_bytes"], "moved_mib": per_step["moved_bytes"],
             "hits": stats.get("prefetch.hits", 0), "late": stats.get("prefetch.late", 0),
-            "wasted": stats.get("prefetch.wasted", 0), "waits_ms": stats.get("host_wait_ns", 0) / 1e6 / options.steps,
-        })
-    if options.json:
-        print(json.dumps({"net": options.net, "device": options.device, "torch": torch.__version__, "peak_bytes": peak, "rows": rows}))
-        return
-    print(f"{options.net} on {options.device}: P = {peak / mib:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
-          f"{options.steps} steps\n")
-    print("| | ms/step | over PyTorch | over no cap | bitwise | device MiB | out MiB/step | in | moved | prefetched in time / late / wasted |")
-    print("|---|---:|---:|---:|---|---:|---:|---:|---:|---:|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['line']} | {row['error']} |")
+            "wasted": stats.get("prefetch.wasted", 0), "waits_ms": stats.get("host_wait_ns", 0) / 1e6 / self.options.steps,
+        }
+
+    def add(self, name, results):
+        row = self.row(name, results)
+        if self.options.json:
+            self.print_json(row)
+        elif "error" in row:
+            print(f"| {name} | {row['error']} |", flush=True)
         else:
-            print(f"| {row['line']} | {row['ms']:.0f} | {row['ratio']:.3f} | {row['ratio_uncapped']:.3f} | "
+            over_uncapped = f"{row['ratio_uncapped']:.3f}" if row["ratio_uncapped"] else ""
+            print(f"| {name} | {row['ms']:.0f} | {row['ratio']:.3f} | {over_uncapped} | "
                   f"{'yes' if row['bitwise'] else 'no'} | {row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | {row['moved_mib']:.0f} | "
-                  f"{row['hits']} / {row['late']} / {row['wasted']} |")
+                  f"{row['hits']} / {row['late']} / {row['wasted']} |", flush=True)
 
 
 def lines_cap(name, peak):

@@ -30,7 +30,7 @@
 // | `e.wrong()`             | the count; all work has finished                                        |
 // | `E::gate_type`          | made from the device; `close(s)` holds a stream up until `open()`       |
 // | `e.is_sound()`          | false if a gate opened by itself                                        |
-// | `E::scale`              | by how much every size is multiplied                                    |
+// | `E::scale()`            | by how much every size is multiplied                                    |
 
 namespace spillway::test {
 
@@ -87,9 +87,9 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
   using Block = KnownBlock<Allocator>;
   E e;
   DeviceRig rig{e.device};
-  constexpr std::size_t kib = E::scale * 1_KiB;
-  constexpr std::size_t mib = E::scale * 1_MiB;
-  constexpr std::size_t capacity = 8 * mib;
+  std::size_t const kib = E::scale() * 1_KiB;
+  std::size_t const mib = E::scale() * 1_MiB;
+  std::size_t const capacity = 8 * mib;
   typename Allocator::Options options{};
   options.capacity_bytes = capacity;
   // Pinned at once: pinning waits for the device, and so for what the test holds up.

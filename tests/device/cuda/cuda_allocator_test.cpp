@@ -33,7 +33,7 @@ template <class Policies>
 struct FakeCuda : FakeRuntime {
   using policies = Policies;
   using stream_type = cudaStream_t;
-  static constexpr std::size_t scale = 1;
+  [[nodiscard]] static std::size_t scale() { return 1; }
 
   [[nodiscard]] test::HostGate make_gate() { return {}; }
   void write(void* p, std::size_t n, std::uint32_t tag, cudaStream_t stream) {

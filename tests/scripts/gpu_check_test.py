@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What bench/gpu_check.sh prints when its time is over or its build fails. Usage: gpu_check_test.py <project root>
+
+Nothing is built: a cmake that fails stands in its place, and no GPU is asked for.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+root = pathlib.Path(sys.argv[1])
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "bin").mkdir()
+for name, status in {"nvidia-smi": 0, "nvcc": 0, "cmake": 3}.items():
+    program = folder / "bin" / name
+    program.write_text(f"#!/bin/sh\necho {name} ran\nexit {status}\n")
+    program.chmod(0o755)
+
+
+def run(part, **environment):
+    results = folder / "results"
+    done = subprocess.run(["bash", root / "bench/gpu_check.sh", part, results], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(folder), **environment})
+    left = sorted(path.name for path in results.iterdir())
+    assert left == ["results.tgz"], left
+    return done.returncode, done.stdout, tarfile.open(results / "results.tgz").getnames()
+
+
+status, out, packed = run("core")
+table = out[out.rindex("measured"):]
+assert status == 1, out
+assert "step configure" in table and "FAILED with 3" in table, table
+assert "bandwidth not run: configure failed" in out and table.count("NOT RUN") >= 5, out
+assert "./configure.txt" in packed and "./gpu.txt" in packed, packed
+
+status, out, packed = run("core", SPILLWAY_GPU_SECONDS="0")
+table = out[out.rindex("measured"):]
+assert status == 1 and "configure skipped: it needs 10 s" in out, out
+assert "NO TIME LEFT" in table and "FAILED" not in table, table
+
+wrong = subprocess.run(["bash", root / "bench/gpu_check.sh", "all", folder], capture_output=True, text=True, check=False)
+assert wrong.returncode == 2 and "core|torch RESULTS" in wrong.stderr, wrong
