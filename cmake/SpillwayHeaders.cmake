@@ -138,6 +138,7 @@ set(SPILLWAY_HEADERS
     spillway/schedule/step_record.hpp
     spillway/schedule/use.hpp
     spillway/spillway.hpp
+    spillway/stream.hpp
     spillway/stream/owned_stream.hpp
     spillway/stream/stream_events.hpp
     spillway/stream/stream_order.hpp

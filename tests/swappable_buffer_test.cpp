@@ -21,13 +21,30 @@ static_assert(std::is_nothrow_move_constructible_v<Buffer> &&
               std::is_nothrow_move_assignable_v<Buffer>);
 static_assert(!std::is_copy_constructible_v<Buffer> && !std::is_copy_assignable_v<Buffer>);
 
+// What a lease for reading refuses, the compiler refuses.
+static_assert(
+    std::is_same_v<
+        decltype(std::declval<Buffer&>().acquire<Access::read>(std::declval<SimStream>()).data()),
+        void const*>);
+static_assert(std::is_same_v<
+              decltype(std::declval<Buffer&>().acquire_write(std::declval<SimStream>()).data()),
+              void*>);
+template <class B, Access access>
+concept IsAcquirable = requires(B& buffer, SimStream stream) {
+  buffer.template acquire<access>(stream);
+};
+static_assert(IsAcquirable<Buffer const, Access::read>);
+static_assert(!IsAcquirable<Buffer const, Access::write>, "a const buffer is only read");
+static_assert(!IsAcquirable<Buffer const, Access::read_write>);
+static_assert(!std::is_convertible_v<ReadLease<Buffer::lease_type>, Buffer::lease_type>);
+
 TEST_SUITE("swappable_buffer") {
   TEST_CASE("SwappableBuffer: it has a block as long as it lives") {
     SmallBench bench;
     {
       Buffer const buffer{bench.allocator, 1000};
       CHECK(buffer.size_bytes() == 1000);
-      CHECK_FALSE(buffer.is_empty());
+      CHECK_FALSE(buffer.empty());
       CHECK(buffer.id() != BlockId{});
       CHECK(bench.allocator.stats().allocated.blocks.current == 1);
       CHECK(bench.allocator.stats().requested_bytes.current == 1000);
@@ -84,7 +101,7 @@ TEST_SUITE("swappable_buffer") {
 
     CHECK(to.id() == id);
     CHECK(to.size_bytes() == 1000);
-    CHECK(from.is_empty());
+    CHECK(from.empty());
     CHECK(from.size_bytes() == 0);
     CHECK(from.id() == BlockId{});
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
@@ -94,7 +111,9 @@ TEST_SUITE("swappable_buffer") {
     SmallBench bench;
     Buffer empty;
 
-    CHECK(empty.is_empty());
+    CHECK(empty.empty());
+    CHECK_FALSE(empty);
+    CHECK_THROWS_AS((void)empty.acquire_read(bench.stream), ContractViolation);
     CHECK_THROWS_AS((void)empty.acquire(Access::read, bench.stream), ContractViolation);
     CHECK_THROWS_AS(empty.swap_out(), ContractViolation);
     CHECK_THROWS_AS(empty.swap_in(), ContractViolation);
@@ -147,7 +166,7 @@ TEST_SUITE("swappable_buffer") {
     CHECK(lease.data() != nullptr);
     lease.release();
     buffer.reset();
-    CHECK(buffer.is_empty());
+    CHECK(buffer.empty());
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
   }
 
@@ -168,6 +187,28 @@ TEST_SUITE("swappable_buffer") {
     lease.release();
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
     CHECK(bench.allocator.stats().resident.blocks.current == 0);
+  }
+
+  TEST_CASE("SwappableBuffer: a typed lease has the access that it was acquired for") {
+    SmallBench bench;
+    Buffer buffer{bench.allocator, 100};
+    CHECK(buffer);
+    CHECK(buffer.acquire_write(bench.stream).access() == Access::write);
+    CHECK(buffer.acquire_read_write(bench.stream).access() == Access::read_write);
+    auto lease = buffer.acquire_read(bench.stream);
+    CHECK(lease.access() == Access::read);
+    CHECK(lease.block() == buffer.id());
+    CHECK(lease.size_bytes() == 100);
+    CHECK_THROWS_AS(buffer.swap_out(), ContractViolation);
+    Buffer::lease_type plain = std::move(lease).take_lease();
+    CHECK(lease.empty());
+    CHECK_FALSE(lease);
+    CHECK(plain);
+    plain.release();
+    CHECK(plain.empty());
+    CHECK_NOTHROW(buffer.swap_out());
+    CHECK(bench.allocator.acquire<Access::read>(buffer.id(), bench.stream).access() ==
+          Access::read);
   }
 
   TEST_CASE("SwappableBuffer: its request names it as an operand") {

@@ -23,18 +23,47 @@ using support::SmallBench;
 namespace {
 
 template <class T, std::size_t Rank>
-using Tensor = SwappableTensor<T, Rank, SmallAllocator>;
+using SmallTensor = spillway::Tensor<T, Rank, support::SmallPolicies>;
+static_assert(std::is_same_v<SmallTensor<int, 3>, SwappableTensor<int, 3, SmallAllocator>>);
+static_assert(std::is_same_v<spillway::Tensor<int, 3>, SwappableTensor<int, 3, DeviceAllocator<>>>);
 
-static_assert(std::is_nothrow_move_constructible_v<Tensor<float, 2>> &&
-              std::is_nothrow_move_assignable_v<Tensor<float, 2>>);
-static_assert(!std::is_copy_constructible_v<Tensor<float, 2>>);
+static_assert(std::is_nothrow_move_constructible_v<SmallTensor<float, 2>> &&
+              std::is_nothrow_move_assignable_v<SmallTensor<float, 2>>);
+static_assert(!std::is_copy_constructible_v<SmallTensor<float, 2>>);
 
 template <class T>
 constexpr bool can_be_element = requires {
-  typename Tensor<T, 1>;
+  typename SmallTensor<T, 1>;
 };
 static_assert(can_be_element<std::array<float, 3>>);
 static_assert(!can_be_element<std::string>, "elements are copied byte by byte");
+
+// What a lease for reading refuses, the compiler refuses.
+template <class Lease>
+concept AllowsWriting = requires(Lease& lease) {
+  *lease.data() = 1;
+};
+template <class Lease>
+concept AllowsWritingThroughView = requires(Lease& lease) {
+  lease.view()(0, 0) = 1;
+};
+template <class T, Access access>
+concept IsAcquirable = requires(T& tensor, SimStream stream) {
+  tensor.template acquire<access>(stream);
+};
+using Matrix = SmallTensor<int, 2>;
+template <Access access>
+using MatrixLease = Matrix::lease_for<access>;
+
+static_assert(!AllowsWriting<MatrixLease<Access::read>>);
+static_assert(!AllowsWritingThroughView<MatrixLease<Access::read>>);
+static_assert(AllowsWriting<MatrixLease<Access::write>>);
+static_assert(AllowsWritingThroughView<MatrixLease<Access::write>>);
+static_assert(AllowsWriting<MatrixLease<Access::read_write>>);
+static_assert(AllowsWritingThroughView<MatrixLease<Access::read_write>>);
+static_assert(IsAcquirable<Matrix const, Access::read>);
+static_assert(!IsAcquirable<Matrix const, Access::write>, "a const tensor is only read");
+static_assert(!IsAcquirable<Matrix const, Access::read_write>);
 
 std::vector<int> counted(std::size_t n, int first) {
   std::vector<int> values(n);
@@ -43,7 +72,7 @@ std::vector<int> counted(std::size_t n, int first) {
 }
 
 template <std::size_t Rank>
-std::vector<int> read(Tensor<int, Rank>& tensor, SmallBench& bench) {
+std::vector<int> read(SmallTensor<int, Rank>& tensor, SmallBench& bench) {
   std::vector<int> values(tensor.size());
   tensor.copy_to_host_sync(values, bench.stream);
   return values;
@@ -67,7 +96,8 @@ TEST_SUITE("swappable_tensor") {
 
   TEST_CASE("SwappableTensor: without dimensions it is one element") {
     SmallBench bench;
-    auto tensor = Tensor<int, 0>::from_host_sync(bench.allocator, {}, counted(1, 42), bench.stream);
+    auto tensor =
+        SmallTensor<int, 0>::from_host_sync(bench.allocator, {}, counted(1, 42), bench.stream);
 
     CHECK(tensor.size() == 1);
     CHECK(read(tensor, bench) == std::vector{42});
@@ -78,15 +108,16 @@ TEST_SUITE("swappable_tensor") {
     SmallBench bench;
     auto& allocator = bench.allocator;
 
-    CHECK_THROWS_AS((Tensor<float, 2>{allocator, {0, 5}}), ContractViolation);
-    CHECK_THROWS_AS((Tensor<float, 2>{allocator, {5, 0}}), ContractViolation);
-    CHECK_THROWS_AS((Tensor<float, 1>{allocator, {most}}), ContractViolation);
-    CHECK_THROWS_AS((Tensor<float, 1>{allocator, {most / 4 + 1}}), ContractViolation);
-    CHECK_THROWS_AS((Tensor<char, 2>{allocator, {most / 2 + 1, 2}}), ContractViolation);
-    CHECK_THROWS_AS((Tensor<char, 3>{allocator, {1ULL << 32U, 1ULL << 31U, 2}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<float, 2>{allocator, {0, 5}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<float, 2>{allocator, {5, 0}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<float, 1>{allocator, {most}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<float, 1>{allocator, {most / 4 + 1}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<char, 2>{allocator, {most / 2 + 1, 2}}), ContractViolation);
+    CHECK_THROWS_AS((SmallTensor<char, 3>{allocator, {1ULL << 32U, 1ULL << 31U, 2}}),
+                    ContractViolation);
     // The last one that fits into 64 bits fits into no device.
-    CHECK_THROWS_AS((Tensor<char, 1>{allocator, {most}}), OutOfDeviceMemory);
-    CHECK_THROWS_AS((Tensor<char, 2>{allocator, {1ULL << 32U, (1ULL << 32U) - 1}}),
+    CHECK_THROWS_AS((SmallTensor<char, 1>{allocator, {most}}), OutOfDeviceMemory);
+    CHECK_THROWS_AS((SmallTensor<char, 2>{allocator, {1ULL << 32U, (1ULL << 32U) - 1}}),
                     OutOfDeviceMemory);
     CHECK(allocator.stats().allocated.blocks.total == 0);
   }
@@ -94,7 +125,8 @@ TEST_SUITE("swappable_tensor") {
   TEST_CASE("SwappableTensor: elements come back from the device as they were given") {
     SmallBench bench;
     auto const values = counted(5000, 7);
-    auto tensor = Tensor<int, 2>::from_host_sync(bench.allocator, {50, 100}, values, bench.stream);
+    auto tensor =
+        SmallTensor<int, 2>::from_host_sync(bench.allocator, {50, 100}, values, bench.stream);
 
     CHECK(read(tensor, bench) == values);
     auto const others = counted(5000, -3);
@@ -104,9 +136,9 @@ TEST_SUITE("swappable_tensor") {
 
   TEST_CASE("SwappableTensor: elements survive swap-outs, moves and other tensors") {
     SmallBench bench;
-    std::vector<Tensor<int, 1>> tensors;
+    std::vector<SmallTensor<int, 1>> tensors;
     for (int i = 0; i < 12; ++i) {  // 2.9 MB on 1 MiB
-      tensors.push_back(Tensor<int, 1>::from_host_sync(
+      tensors.push_back(SmallTensor<int, 1>::from_host_sync(
           bench.allocator, {60'000}, counted(60'000, i), bench.stream));
     }
     tensors.erase(tensors.begin() + 10);
@@ -125,7 +157,7 @@ TEST_SUITE("swappable_tensor") {
     SmallBench bench{support::small_options(16_MiB)};
     auto const values = counted(9_MiB / sizeof(int) + 3, 11);
     auto tensor =
-        Tensor<int, 1>::from_host_sync(bench.allocator, {values.size()}, values, bench.stream);
+        SmallTensor<int, 1>::from_host_sync(bench.allocator, {values.size()}, values, bench.stream);
 
     CHECK(read(tensor, bench) == values);
   }
@@ -133,7 +165,8 @@ TEST_SUITE("swappable_tensor") {
   TEST_CASE("SwappableTensor: another number of elements is refused, and none is touched") {
     SmallBench bench;
     auto const values = counted(6, 1);
-    auto tensor = Tensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, values, bench.stream);
+    auto tensor =
+        SmallTensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, values, bench.stream);
     std::vector<int> five(5);
     std::vector<int> seven(7);
 
@@ -142,7 +175,7 @@ TEST_SUITE("swappable_tensor") {
     CHECK_THROWS_AS(tensor.copy_to_host_sync(five, bench.stream), ContractViolation);
     CHECK_THROWS_AS(tensor.copy_to_host_sync(seven, bench.stream), ContractViolation);
     CHECK_THROWS_AS(
-        (void)(Tensor<int, 2>::from_host_sync(bench.allocator, {2, 2}, values, bench.stream)),
+        (void)(SmallTensor<int, 2>::from_host_sync(bench.allocator, {2, 2}, values, bench.stream)),
         ContractViolation);
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
     CHECK(read(tensor, bench) == values);
@@ -151,7 +184,7 @@ TEST_SUITE("swappable_tensor") {
   TEST_CASE("SwappableTensor: a lease shows the elements") {
     SmallBench bench;
     auto tensor =
-        Tensor<int, 2>::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
+        SmallTensor<int, 2>::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
     auto lease = tensor.acquire(Access::read_write, bench.stream);
     bench.device.synchronize(bench.stream);  // the simulated device is host memory
 
@@ -167,6 +200,90 @@ TEST_SUITE("swappable_tensor") {
     CHECK_FALSE(lease);
     CHECK(lease.data() == nullptr);
     CHECK(read(tensor, bench)[7] == 70);
+  }
+
+  TEST_CASE("SwappableTensor: a lease has the access and the elements that it was acquired for") {
+    SmallBench bench;
+    auto const tensor =
+        Matrix::from_host_sync(bench.allocator, {4, 3}, counted(12, 0), bench.stream);
+    Matrix other = make_tensor<int>(bench.allocator, {4, 3});
+    {
+      auto const from = tensor.acquire<Access::read>(bench.stream);
+      auto const to = other.acquire<Access::write>(bench.stream);
+      bench.device.synchronize(bench.stream);
+
+      CHECK(from.access() == Access::read);
+      CHECK(to.access() == Access::write);
+      CHECK(from.block() == tensor.id());
+      CHECK(from.size_bytes() == 48);
+      TensorView<int const, 2> const in = from.view();
+      TensorView<int, 2> const out = to.view();
+      for (std::size_t i = 0; i < 4; ++i) {
+        for (std::size_t j = 0; j < 3; ++j) {
+          out(i, j) = 10 * in(i, j);
+        }
+      }
+    }
+    CHECK(read(other, bench)[7] == 70);
+    CHECK(tensor.acquire_read(bench.stream).access() == Access::read);
+    CHECK(other.acquire_write(bench.stream).access() == Access::write);
+    CHECK(other.acquire_read_write(bench.stream).access() == Access::read_write);
+  }
+
+  TEST_CASE("SwappableTensor: a lease for reading leaves it clean, one for writing does not") {
+    SmallBench bench;
+    auto tensor = Matrix::from_host_sync(bench.allocator, {2, 2}, counted(4, 5), bench.stream);
+    tensor.swap_out();
+    tensor.acquire_read(bench.stream).release();
+    tensor.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 1);
+    tensor.acquire_read_write(bench.stream).release();
+    tensor.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 2);
+    auto const swap_ins = bench.allocator.stats().swap_ins.count;
+    tensor.acquire_write(bench.stream).release();
+    CHECK(bench.allocator.stats().swap_ins.count == swap_ins);
+  }
+
+  TEST_CASE("SwappableTensor: operands of one operation get leases of their types, all or none") {
+    SmallBench bench;
+    auto const x = Matrix::from_host_sync(bench.allocator, {2, 2}, counted(4, 1), bench.stream);
+    auto y = SmallTensor<double, 1>{bench.allocator, {3}};
+    SwappableBuffer<SmallAllocator> z{bench.allocator, 16};
+    {
+      auto const [a, b, c] =
+          bench.allocator.acquire_all(bench.stream, reads(x), writes(y), updates(z));
+      static_assert(std::is_same_v<decltype(a.data()), int const*>);
+      static_assert(std::is_same_v<decltype(b.data()), double*>);
+      static_assert(std::is_same_v<decltype(c.data()), void*>);
+
+      CHECK(a.block() == x.id());
+      CHECK(a.access() == Access::read);
+      CHECK(a.extents() == x.extents());
+      CHECK(b.block() == y.id());
+      CHECK(b.access() == Access::write);
+      CHECK(c.block() == z.id());
+      CHECK(c.access() == Access::read_write);
+      CHECK(bench.allocator.stats().leased.blocks.current == 3);
+    }
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    z.reset();
+    CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, reads(x), writes(z)),
+                    ContractViolation);
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+  }
+
+  TEST_CASE("TensorLease: it is empty before it is given and after it has ended") {
+    SmallBench bench;
+    Matrix tensor = make_tensor<int>(bench.allocator, {2, 2});
+    Matrix::lease_type lease;
+    CHECK(lease.empty());
+    CHECK_FALSE(lease);
+    lease = tensor.acquire_write(bench.stream);
+    CHECK_FALSE(lease.empty());
+    CHECK(lease);
+    lease.release();
+    CHECK(lease.empty());
   }
 
   TEST_CASE("SwappableTensor: the plain lease can be taken out and holds the tensor in its place") {
@@ -186,16 +303,17 @@ TEST_SUITE("swappable_tensor") {
   TEST_CASE("SwappableTensor: a tensor that was moved from or reset is empty") {
     SmallBench bench;
     auto from =
-        Tensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, counted(6, 1), bench.stream);
-    Tensor<int, 2> to{std::move(from)};
+        SmallTensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, counted(6, 1), bench.stream);
+    SmallTensor<int, 2> to{std::move(from)};
 
     CHECK(to.extents() == Extents<2>{2, 3});
     CHECK(read(to, bench) == counted(6, 1));
-    Tensor<int, 2> never;
-    Tensor<int, 2> reset{bench.allocator, {3, 3}};
+    SmallTensor<int, 2> never;
+    SmallTensor<int, 2> reset{bench.allocator, {3, 3}};
     reset.reset();
     for (auto* const empty : {&from, &never, &reset}) {
-      CHECK(empty->is_empty());
+      CHECK(empty->empty());
+      CHECK_FALSE(*empty);
       CHECK(empty->size() == 0);
       CHECK(empty->size_bytes() == 0);
       CHECK(empty->extents() == Extents<2>{});
@@ -214,12 +332,14 @@ TEST_SUITE("swappable_tensor") {
 
   TEST_CASE("SwappableTensor: assignment frees what was there, and to itself changes nothing") {
     SmallBench bench;
-    auto first = Tensor<int, 1>::from_host_sync(bench.allocator, {4}, counted(4, 1), bench.stream);
-    auto second = Tensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 9), bench.stream);
+    auto first =
+        SmallTensor<int, 1>::from_host_sync(bench.allocator, {4}, counted(4, 1), bench.stream);
+    auto second =
+        SmallTensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 9), bench.stream);
 
     first = std::move(second);
     CHECK(bench.allocator.stats().allocated.blocks.current == 1);
-    Tensor<int, 1>& same = first;
+    SmallTensor<int, 1>& same = first;
     first = std::move(same);
     CHECK(first.extents() == Extents<1>{6});
     CHECK(read(first, bench) == counted(6, 9));
@@ -227,7 +347,8 @@ TEST_SUITE("swappable_tensor") {
 
   TEST_CASE("SwappableTensor: reset while leased is refused and changes nothing") {
     SmallBench bench;
-    auto tensor = Tensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 1), bench.stream);
+    auto tensor =
+        SmallTensor<int, 1>::from_host_sync(bench.allocator, {6}, counted(6, 1), bench.stream);
     auto lease = tensor.acquire(Access::read, bench.stream);
 
     CHECK_THROWS_AS(tensor.reset(), ContractViolation);

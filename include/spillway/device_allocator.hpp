@@ -8,10 +8,14 @@
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_staging.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/lease.hpp>
 #include <spillway/pager/swap_pager.hpp>
 #include <spillway/policies.hpp>
+#include <spillway/stream.hpp>
+#include <spillway/swappable_tensor.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -19,6 +23,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,15 +31,20 @@
 
 namespace spillway {
 
-/// A device's memory, larger than it is: blocks that are not leased may leave it and come back.
+/// A device's memory, larger than it is: blocks that are not leased may leave the device and come back.
 ///
-/// Owns one of each part: the arena, the host pool, the prefetcher with its copy streams, the pager.
-/// Every call is documented at `SwapPager`; this class builds the parts, checks the options and sees
-/// to an orderly end.
+/// The class that a program instantiates, once for each device. It owns one of each part: the arena, the
+/// host pool, the prefetcher with its copy streams, the pager. Programs use it through `SwappableBuffer`
+/// and `SwappableTensor`, which call what takes a `BlockId` here; code that manages blocks by itself, such
+/// as an adapter, calls it directly.
 ///
-/// Threads  thread-safe, unless the policies' lock is `NullLock`.
-/// Streams  a stream that leases were acquired on lives until `retire_stream` or the end of this
-///          object.
+/// Every call that can fail leaves all blocks as they were or validly swapped out, and may be repeated.
+///
+/// Units    bytes. Sizes are rounded up to 256, and addresses are multiples of 256.
+/// Threads  thread-safe, unless the policies' lock is `NullLock`. One thread at a time makes room;
+///          others go on with resident blocks meanwhile.
+/// Streams  everything is ordered by events on streams. A stream that leases were acquired on lives until
+///          `retire_stream` or the end of this object; `create_stream` makes one that sees to that.
 /// Address  promised by leases only.
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
@@ -103,13 +113,73 @@ class DeviceAllocator {
     }
   }
 
+  /// Makes a block of `size_bytes`, resident and without contents.
+  ///
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory, DeviceError, FileTierError if room
+  ///         cannot be made; std::bad_alloc. Nothing is left behind.
+  /// @stream no call on any stream unless blocks have to leave or move
+  /// @cost   O(1) when a free range fits
   [[nodiscard]] BlockId allocate(std::size_t size_bytes) { return pager_.allocate(size_bytes); }
+
+  /// Makes a block of `size_bytes` that gets its range when it is first leased.
+  ///
+  /// Meant for the results of an operation: they are leased together with its operands, so nothing is
+  /// evicted or fixed in its place for them before all of them are known.
+  ///
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger than
+  ///         the capacity; std::bad_alloc
+  /// @cost   O(1), no device call
   [[nodiscard]] BlockId declare(std::size_t size_bytes) { return pager_.declare(size_bytes); }
+
+  /// Frees a block. Its range and its copy on the host are reused only after its last uses.
+  ///
+  /// @throws ContractViolation if the block is unknown or leased; it is then unchanged
   void deallocate(BlockId id) { pager_.deallocate(id); }
+
+  /// Frees a block now, or when its last lease ends. Builds with assertions end the program for an
+  /// unknown id; others ignore it.
   void abandon(BlockId id) noexcept { pager_.abandon(id); }
+
+  /// Makes a block resident and holds it there: see `SwappableBuffer::acquire`.
+  ///
+  /// The form with a template argument returns a `ReadLease` for `Access::read`, whose address is
+  /// `void const*`. The run-time form is for code that learns the access when it runs.
+  ///
+  /// @param access  `write` promises to overwrite everything that is read later, so nothing is brought
+  ///                in and a copy on the host is forgotten
+  /// @throws ContractViolation for an unknown block, or if something would have to be enqueued on a
+  ///         stream that is being captured into a graph; OutOfDeviceMemory, OutOfHostMemory,
+  ///         DeviceError, FileTierError. No lease is held then and no byte is lost.
+  /// @stream orders `stream` after earlier uses that conflict: writes before a read, all uses before
+  ///         a write. Makes no device call for uses on the same stream. Does not wait.
+  /// @cost   O(1) for a resident block
   [[nodiscard]] lease_type acquire(BlockId id, Access access, stream_type stream) {
     return pager_.acquire(id, access, stream);
   }
+  template <Access access>
+  [[nodiscard]] LeaseFor<lease_type, access> acquire(BlockId id, stream_type stream) {
+    return LeaseFor<lease_type, access>{pager_.acquire(id, access, stream)};
+  }
+
+  /// Leases all operands of one operation: all are held before any is brought in, so none is evicted to
+  /// make room for another.
+  ///
+  /// Returns a tuple of leases of the types that the accesses allow, in the order of the operands:
+  /// ```
+  /// auto const [a, b, sum] = memory.acquire_all(stream, reads(x), reads(y), writes(z));
+  /// ```
+  /// @throws as `acquire`; then no lease of the group is held
+  /// @stream as `acquire`
+  template <Access... access, class... Holders>
+  [[nodiscard]] auto acquire_all(stream_type stream, Operand<access, Holders> const&... operands) {
+    std::array<LeaseRequest, sizeof...(operands)> const requests{operands.request()...};
+    std::vector<lease_type> leases = pager_.acquire_all(requests, stream);
+    auto lease = leases.begin();
+    // Braces: the leases are taken from left to right.
+    return std::tuple<decltype(operands.typed(std::move(*lease)))...>{
+        operands.typed(std::move(*lease++))...};
+  }
+  /// The run-time form: leases in the order of `requests`, in which a block may occur more than once.
   [[nodiscard]] std::vector<lease_type> acquire_all(std::span<LeaseRequest const> requests,
                                                     stream_type stream) {
     return pager_.acquire_all(requests, stream);
@@ -118,22 +188,80 @@ class DeviceAllocator {
                                                     stream_type stream) {
     return pager_.acquire_all({requests.begin(), requests.size()}, stream);
   }
+
+  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and gives
+  /// its range back.
+  ///
+  /// @throws ContractViolation if the block is unknown or leased, OutOfHostMemory, DeviceError,
+  ///         FileTierError; the block then stays resident
+  /// @stream enqueues on the outgoing copy stream; does not wait
   void swap_out(BlockId id) { pager_.swap_out(id); }
+
+  /// Brings a block's bytes back ahead of need. No effect on a resident block or one without contents.
+  ///
+  /// @throws as `acquire`; the block then stays on the host
+  /// @stream enqueues on the incoming copy stream; does not wait
   void swap_in(BlockId id) { pager_.swap_in(id); }
+
+  /// Where the bytes are now. Asks the device whether a copy is still in flight.
+  ///
+  /// @throws ContractViolation if the block is unknown
   [[nodiscard]] Residency residency(BlockId id) const { return pager_.residency(id); }
 
+  /// The block's address for life, with policies that keep addresses (`StableAddresses`). Nothing is
+  /// promised to be there but under a lease.
+  ///
+  /// @throws ContractViolation if the block is unknown
   [[nodiscard]] void* stable_address(BlockId id) const requires State::keeps_addresses {
     return pager_.stable_address(id);
   }
 
+  /// Marks the boundary between two steps of a program that repeats: the uses recorded since the last
+  /// mark predict those of the step that begins, for eviction and prefetch.
+  ///
+  /// @throws FileTierError if the file tier failed to give bytes back since it was last asked; the
+  ///         step has begun all the same, and only those bytes are lost
   void begin_step() { pager_.begin_step(); }
+
+  /// Moves blocks together so that free ranges join. Room is made when it is needed anyway; this does
+  /// it at a time of the caller's choice.
+  ///
+  /// @param budget_bytes  the most to move
+  /// @returns bytes moved
+  /// @throws DeviceError; the blocks moved before it stay where they are now
+  /// @stream enqueues on the moving copy stream; does not wait
   std::size_t compact(std::size_t budget_bytes = std::numeric_limits<std::size_t>::max()) {
     return pager_.compact(budget_bytes);
   }
+
+  /// Gives reservations that are wholly free back to the device, after waiting on the host for their
+  /// last uses.
+  ///
+  /// @returns bytes released
   std::size_t trim_sync() { return pager_.trim_sync(); }
+
+  /// Must be called before work on `stream` is captured into a graph: streams that wait for what has
+  /// been done there then need no event of a stream that is being captured.
+  ///
+  /// The graph keeps addresses: hold leases on all it uses from before the capture until it has run for
+  /// the last time, and release none that was acquired on `stream` during the capture.
+  ///
+  /// @throws DeviceError
   void prepare_capture(stream_type stream) { pager_.prepare_capture(stream); }
+
+  /// A stream of this allocator's device that retires itself at its end. @throws DeviceError
+  [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
+
+  /// Must be called before a stream that leases were acquired on is destroyed, unless it is one of
+  /// `create_stream`. No lease on it may be held any more.
+  ///
+  /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then live on
+  /// @stream does not wait for the stream
   void retire_stream(stream_type stream) { pager_.retire_stream(stream); }
+
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
+  ///
+  /// @throws DeviceError
   void synchronize() {
     order_.synchronize(
         Ticket{StreamIndex::every, std::numeric_limits<std::uint64_t>::max() >> 16U});
@@ -143,7 +271,7 @@ class DeviceAllocator {
   ///
   /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
-  /// @threads one such copy at a time; others wait their turn
+  /// @threads one such copy at a time; others wait for it
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
     staging_.copy_from_host_sync(device_to, from, bytes, stream);
@@ -152,11 +280,15 @@ class DeviceAllocator {
     staging_.copy_to_host_sync(to, device_from, bytes, stream);
   }
 
+  /// What this allocator has done and holds now, and the same of its host pool.
   [[nodiscard]] Stats stats() const { return pager_.stats(); }
   [[nodiscard]] HostPoolStats host_stats() const { return pool_.stats(); }
+  /// Makes every peak what is current now.
   void reset_peak_stats() { pager_.reset_peak_stats(); }
+  /// The observer that the policies name, such as a `Timeline`.
   [[nodiscard]] observer_type& observer() noexcept { return pager_.observer(); }
   [[nodiscard]] device_type& device() noexcept { return *device_; }
+  /// The part that knows every block, for snapshots and adapters.
   [[nodiscard]] pager_type const& pager() const noexcept { return pager_; }
 
  private:
@@ -223,5 +355,9 @@ class DeviceAllocator {
 };
 
 static_assert(Pager<DeviceAllocator<>>);
+
+/// The common tensor: on a `DeviceAllocator` with the default policies, or with `Policies`.
+template <class T, std::size_t Rank, PolicySet Policies = DefaultPolicies>
+using Tensor = SwappableTensor<T, Rank, DeviceAllocator<Policies>>;
 
 }  // namespace spillway

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/pager.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 namespace spillway {
@@ -24,7 +28,12 @@ struct LeaseRecord {
   std::uint32_t serial = 0;  // the block's lease counter at that moment
 };
 
-/// Holds one block on the device and in its place for as long as it lives.
+/// Keeps one block on the device, at one address, for as long as the lease lives.
+///
+/// This is the run-time form: `data()` is `void*` whatever the access is. Bytes written under a lease
+/// for `Access::read` are lost when the block leaves the device, since its copy on the host is still
+/// held to be valid. `ReadLease` and the typed calls of `SwappableBuffer` and `SwappableTensor` let the
+/// compiler refuse that.
 ///
 /// Shape    the block's `size_bytes()` bytes, contiguous, aligned to 256 B.
 /// Threads  thread-compatible; may be released by another thread than the one that acquired it.
@@ -34,6 +43,7 @@ struct LeaseRecord {
 template <class P>
 class Lease {
  public:
+  /// Holds nothing.
   Lease() noexcept = default;
   Lease(Lease&& other) noexcept
       : pager_{std::exchange(other.pager_, nullptr)},
@@ -67,7 +77,9 @@ class Lease {
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   [[nodiscard]] BlockId block() const noexcept { return record_.block; }
   [[nodiscard]] Access access() const noexcept { return record_.access; }
-  [[nodiscard]] explicit operator bool() const noexcept { return pager_ != nullptr; }
+  /// True if nothing is held: the lease has ended, was moved from or was never given.
+  [[nodiscard]] bool empty() const noexcept { return pager_ == nullptr; }
+  [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
  private:
   friend P;
@@ -79,5 +91,79 @@ class Lease {
   void* data_ = nullptr;
   std::size_t size_bytes_ = 0;
 };
+
+/// A lease for `Access::read`: the same, with an address that nothing can be written through.
+///
+/// @tparam L  the run-time form, `Lease<P>`
+template <class L>
+class ReadLease {
+ public:
+  ReadLease() noexcept = default;
+  /// Takes over `lease`, which was acquired for `Access::read`.
+  explicit ReadLease(L lease) noexcept : lease_{std::move(lease)} {
+    SPILLWAY_ASSERT(lease_.empty() || lease_.access() == Access::read);
+  }
+
+  /// The device address; null once the lease has ended.
+  [[nodiscard]] void const* data() const noexcept { return lease_.data(); }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return lease_.size_bytes(); }
+  [[nodiscard]] BlockId block() const noexcept { return lease_.block(); }
+  [[nodiscard]] Access access() const noexcept { return lease_.access(); }
+  [[nodiscard]] bool empty() const noexcept { return lease_.empty(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
+  /// As `Lease::release`.
+  void release() noexcept { lease_.release(); }
+  /// The run-time form, for code that keeps leases of every access in one place.
+  [[nodiscard]] L take_lease() && noexcept { return std::move(lease_); }
+
+ private:
+  L lease_;
+};
+
+/// What a typed `acquire` of bytes returns: `ReadLease` for `read`, else the lease `L` itself.
+template <class L, Access access>
+using LeaseFor = std::conditional_t<access == Access::read, ReadLease<L>, L>;
+
+/// What can be an operand: a `SwappableBuffer`, a `SwappableTensor`.
+template <class H>
+concept Leasable = requires(H const& holder) {
+  { holder.request(Access::read) } -> std::same_as<LeaseRequest>;
+};
+
+/// One operand of an operation, with an access that the compiler knows: made by `reads`, `writes` and
+/// `updates`, and taken by `DeviceAllocator::acquire_all`. Refers to the buffer or tensor.
+template <Access how, class Holder>
+class Operand {
+ public:
+  static constexpr Access access = how;
+
+  explicit constexpr Operand(Holder& holder) noexcept : holder_{&holder} {}
+
+  [[nodiscard]] LeaseRequest request() const noexcept { return holder_->request(how); }
+  /// Gives `lease`, which was acquired for `request()`, the type that `how` allows.
+  template <class L>
+  [[nodiscard]] auto typed(L lease) const noexcept {
+    return holder_->template typed<how>(std::move(lease));
+  }
+
+ private:
+  Holder* holder_;  // not owned
+};
+
+/// The operation reads `holder`, a buffer or tensor, and does not change it.
+template <Leasable Holder>
+[[nodiscard]] constexpr Operand<Access::read, Holder const> reads(Holder const& holder) noexcept {
+  return Operand<Access::read, Holder const>{holder};
+}
+/// The operation overwrites all of `holder`; what it held is not brought in.
+template <Leasable Holder>
+[[nodiscard]] constexpr Operand<Access::write, Holder> writes(Holder& holder) noexcept {
+  return Operand<Access::write, Holder>{holder};
+}
+/// The operation reads `holder` and changes it.
+template <Leasable Holder>
+[[nodiscard]] constexpr Operand<Access::read_write, Holder> updates(Holder& holder) noexcept {
+  return Operand<Access::read_write, Holder>{holder};
+}
 
 }  // namespace spillway

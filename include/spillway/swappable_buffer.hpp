@@ -2,20 +2,27 @@
 #pragma once
 
 #include <spillway/concepts/pager.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/lease.hpp>
 
 #include <cstddef>
 #include <utility>
 
 namespace spillway {
 
-/// A move-only run of untyped bytes that lives on the device or in host swap.
+/// Untyped bytes that live on the device or in host swap. Move-only, like `std::unique_ptr`.
+///
+/// Holds one block of a `DeviceAllocator` and frees it at its end. For elements with a type and a shape
+/// use `SwappableTensor`.
 ///
 /// Shape    one contiguous range of `size_bytes()` bytes, aligned to 256 B while resident.
 /// Threads  thread-compatible: distinct buffers may be used at once, one buffer may not.
 /// Streams  `acquire` enqueues on the stream it is given; nothing waits, and no stream is kept.
 /// Address  fixed only while a lease is held; ask the lease each time, never cache it.
+/// Errors   every call on an empty buffer but the queries without `@throws`, `reset` and assignment
+///          throws ContractViolation.
 template <Pager P>
 class SwappableBuffer {
  public:
@@ -63,33 +70,71 @@ class SwappableBuffer {
     }
   }
 
-  /// Makes the block resident and holds it there.
+  /// Makes the block resident and holds it there, with the access that the type of the lease allows:
+  /// `read` gives a `ReadLease`, whose address is `void const*`; `write` and `read_write` give a `Lease`
+  /// with a `void*`. A buffer that is const can be acquired for `read` only.
   ///
-  /// @param access  `write` discards the contents and brings nothing in
+  /// `write` discards the contents and brings nothing in: everything that is read later has to be
+  /// written under this lease.
+  ///
   /// @param stream  work enqueued there until the lease ends may use the bytes
   /// @throws OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError; the contents are safe
   /// @stream  orders `stream` after earlier conflicting uses of the block; does not wait
   /// @cost    O(1) when the block is resident; else what making room and one swap-in cost
+  template <Access access>
+    requires(access == Access::read)
+  [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream) const {
+    return typed<access>(pager().acquire(id_, access, stream));
+  }
+  template <Access access>
+    requires(access != Access::read)
+  [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream) {
+    return typed<access>(pager().acquire(id_, access, stream));
+  }
+  /// The same three by name, for templates, where `acquire<...>` would have to be `template acquire<...>`.
+  [[nodiscard]] auto acquire_read(stream_type stream) const {
+    return acquire<Access::read>(stream);
+  }
+  [[nodiscard]] auto acquire_write(stream_type stream) { return acquire<Access::write>(stream); }
+  [[nodiscard]] auto acquire_read_write(stream_type stream) {
+    return acquire<Access::read_write>(stream);
+  }
+
+  /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
+  /// address is `void*` for every access: see `Lease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream) {
     return pager().acquire(id_, access, stream);
   }
 
-  /// Copies the bytes to host swap and gives the device range back.
+  /// Copies the bytes to host swap and gives the device range back; drops the range without a copy if
+  /// the bytes on the host are still valid. No effect on a buffer that is not resident.
   ///
   /// @throws ContractViolation if a lease is held, OutOfHostMemory, DeviceError; then unchanged
+  /// @stream  enqueues on a copy stream of the allocator; does not wait
   void swap_out() { pager().swap_out(id_); }
 
-  /// Brings the bytes back ahead of need.
+  /// Brings the bytes back ahead of need. No effect on a buffer that is resident or was never written.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; then unchanged
+  /// @stream  as `swap_out`
   void swap_in() { pager().swap_in(id_); }
 
+  /// Where the bytes are now. Asks the device whether a copy is still in flight.
   [[nodiscard]] Residency residency() const { return pager().residency(id_); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return size_bytes_; }
   [[nodiscard]] BlockId id() const noexcept { return id_; }
-  [[nodiscard]] bool is_empty() const noexcept { return pager_ == nullptr; }
-  /// What `acquire_all` takes: this buffer as an operand.
+  /// True if there is no block: after a move or `reset`, and if there never was one.
+  [[nodiscard]] bool empty() const noexcept { return pager_ == nullptr; }
+  [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
+
+  /// This buffer as an operand for `acquire_all` in its run-time form.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id_, access}; }
+  /// Gives a lease on this buffer, acquired for `access` in its run-time form, the type for `access`.
+  template <Access access>
+  [[nodiscard]] LeaseFor<lease_type, access> typed(lease_type lease) const noexcept {
+    SPILLWAY_ASSERT(lease.block() == id_ && lease.access() == access);
+    return LeaseFor<lease_type, access>{std::move(lease)};
+  }
 
  private:
   [[nodiscard]] P& pager() const {

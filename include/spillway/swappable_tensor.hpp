@@ -2,9 +2,11 @@
 #pragma once
 
 #include <spillway/concepts/pager.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/tensor_view.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/lease.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <array>
@@ -18,36 +20,54 @@ namespace spillway {
 
 /// A lease on a tensor: its address, its extents and its strides.
 ///
+/// `TensorLease<T const, Rank, P>` is a lease for `Access::read`: nothing can be written through it. The
+/// run-time form of `SwappableTensor::acquire` gives `T*` for every access; there a write under a lease
+/// for `Access::read` is lost when the tensor leaves the device.
+///
+/// Shape    `extents()`, outermost first; strides count elements.
 /// Threads  thread-compatible.
 /// Streams  as `Lease`: all work with the elements belongs on the stream it was acquired on.
 /// Address  fixed until the lease ends.
 template <class T, std::size_t Rank, Pager P>
 class TensorLease {
  public:
+  using element_type = T;
   using lease_type = typename P::lease_type;
 
+  /// Holds nothing.
+  TensorLease() noexcept = default;
+  /// Takes over `lease`, which is on a block of the elements that extents and strides describe.
   TensorLease(lease_type lease, Extents<Rank> const& extents, Extents<Rank> const& strides) noexcept
       : lease_{std::move(lease)}, extents_{extents}, strides_{strides} {}
 
+  /// The first element; null once the lease has ended.
   [[nodiscard]] T* data() const noexcept { return static_cast<T*>(lease_.data()); }
   /// The elements; valid until the lease ends.
   [[nodiscard]] TensorView<T, Rank> view() const noexcept { return {data(), extents_, strides_}; }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
   [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
+  /// Number of elements.
   [[nodiscard]] std::size_t size() const noexcept { return view().size(); }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return lease_.size_bytes(); }
+  [[nodiscard]] BlockId block() const noexcept { return lease_.block(); }
   [[nodiscard]] Access access() const noexcept { return lease_.access(); }
+  /// As `Lease::release`.
   void release() noexcept { lease_.release(); }
-  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(lease_); }
-  /// The plain lease, for those who hold it longer than this object lives.
+  /// True if nothing is held: the lease has ended, was moved from or was never given.
+  [[nodiscard]] bool empty() const noexcept { return lease_.empty(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
+  /// The lease in its run-time form, for code that keeps leases of every kind in one place.
   [[nodiscard]] lease_type take_lease() && noexcept { return std::move(lease_); }
 
  private:
   lease_type lease_;
-  Extents<Rank> extents_;
-  Extents<Rank> strides_;
+  Extents<Rank> extents_{};
+  Extents<Rank> strides_{};
 };
 
-/// A dense tensor of `T` in row-major order that lives on the device or in host swap.
+/// A dense tensor of `T` in row-major order that lives on the device or in host swap. Move-only.
+///
+/// `spillway::Tensor<T, Rank>` is the one over `DeviceAllocator` with the default policies.
 ///
 /// Shape    `extents()`, outermost first; strides count elements.
 /// Threads  thread-compatible: distinct tensors may be used at once, one tensor may not.
@@ -60,6 +80,9 @@ class SwappableTensor {
   using element_type = T;
   using stream_type = typename P::stream_type;
   using lease_type = TensorLease<T, Rank, P>;
+  /// What a typed `acquire` returns.
+  template <Access access>
+  using lease_for = TensorLease<std::conditional_t<access == Access::read, T const, T>, Rank, P>;
 
   /// An empty tensor, as after a move: its extents are 0 and nothing may be asked of it.
   SwappableTensor() noexcept = default;
@@ -107,26 +130,65 @@ class SwappableTensor {
     return tensor;
   }
 
-  /// Makes the tensor resident and holds it there. @throws as `SwappableBuffer::acquire`
+  /// Makes the tensor resident and holds it there, with the access that the type of the lease allows:
+  /// `read` gives `T const*`, `write` and `read_write` give `T*`. A tensor that is const can be acquired
+  /// for `read` only.
+  ///
+  /// `write` discards the elements and brings nothing in: each element that is read later has to be
+  /// written under this lease.
+  ///
+  /// @param stream  work enqueued there until the lease ends may use the elements
+  /// @throws OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError; the elements are safe
+  /// @stream  orders `stream` after earlier conflicting uses of the tensor; does not wait
+  /// @cost    O(1) when the tensor is resident; else what making room and one swap-in cost
+  template <Access access>
+    requires(access == Access::read)
+  [[nodiscard]] lease_for<access> acquire(stream_type stream) const {
+    return {buffer_.template acquire<access>(stream).take_lease(), extents_, strides_};
+  }
+  template <Access access>
+    requires(access != Access::read)
+  [[nodiscard]] lease_for<access> acquire(stream_type stream) {
+    return {buffer_.template acquire<access>(stream), extents_, strides_};
+  }
+  /// The same three by name, for templates, where `acquire<...>` would have to be `template acquire<...>`.
+  [[nodiscard]] auto acquire_read(stream_type stream) const {
+    return acquire<Access::read>(stream);
+  }
+  [[nodiscard]] auto acquire_write(stream_type stream) { return acquire<Access::write>(stream); }
+  [[nodiscard]] auto acquire_read_write(stream_type stream) {
+    return acquire<Access::read_write>(stream);
+  }
+
+  /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
+  /// address is `T*` for every access: see `TensorLease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream) {
     return {buffer_.acquire(access, stream), extents_, strides_};
   }
 
-  /// Overwrites the elements. @throws ContractViolation for another number of elements
+  /// Overwrites the elements with those of `host`, in row-major order.
+  ///
+  /// @throws ContractViolation for another number of elements; else as `acquire`
+  /// @stream copies on `stream` and waits on the host until `host` is not needed any more
   void copy_from_host_sync(std::span<T const> host, stream_type stream) {
     expects(host.size() == size(), "the host span must have as many elements as the tensor");
-    auto const lease = buffer_.acquire(Access::write, stream);
+    auto const lease = buffer_.acquire_write(stream);
     pager_->copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
   }
 
-  /// Reads the elements. @throws ContractViolation for another number of elements
-  void copy_to_host_sync(std::span<T> host, stream_type stream) {
+  /// Copies the elements to `host`, in row-major order.
+  ///
+  /// @throws ContractViolation for another number of elements; else as `acquire`
+  /// @stream copies on `stream` and waits on the host until the elements are there
+  void copy_to_host_sync(std::span<T> host, stream_type stream) const {
     expects(host.size() == size(), "the host span must have as many elements as the tensor");
-    auto const lease = buffer_.acquire(Access::read, stream);
+    auto const lease = buffer_.acquire_read(stream);
     pager_->copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
 
+  /// As `SwappableBuffer::swap_out`.
   void swap_out() { buffer_.swap_out(); }
+  /// As `SwappableBuffer::swap_in`.
   void swap_in() { buffer_.swap_in(); }
   /// Frees the block now and leaves the tensor empty.
   ///
@@ -136,6 +198,7 @@ class SwappableTensor {
     *this = SwappableTensor{};
   }
 
+  /// As `SwappableBuffer::residency`.
   [[nodiscard]] Residency residency() const { return buffer_.residency(); }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
   [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
@@ -143,9 +206,19 @@ class SwappableTensor {
   [[nodiscard]] std::size_t size() const noexcept { return buffer_.size_bytes() / sizeof(T); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return buffer_.size_bytes(); }
   [[nodiscard]] BlockId id() const noexcept { return buffer_.id(); }
-  [[nodiscard]] bool is_empty() const noexcept { return buffer_.is_empty(); }
+  /// True if there are no elements: after a move or `reset`, and if there never were any.
+  [[nodiscard]] bool empty() const noexcept { return buffer_.empty(); }
+  [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
+
+  /// This tensor as an operand for `acquire_all` in its run-time form.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept {
     return buffer_.request(access);
+  }
+  /// Gives a lease on this tensor, acquired for `access` in its run-time form, the type for `access`.
+  template <Access access>
+  [[nodiscard]] lease_for<access> typed(typename P::lease_type lease) const noexcept {
+    SPILLWAY_ASSERT(lease.block() == id() && lease.access() == access);
+    return {std::move(lease), extents_, strides_};
   }
 
  private:

@@ -25,6 +25,7 @@ LAYERS = {
     "stream_prefetcher.hpp": BASE,
     "lease.hpp": BASE,
     "pager": PARTS | {"defrag_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
+    "stream.hpp": BASE,
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
     "policies.hpp": BASE | {"policy", "device"},

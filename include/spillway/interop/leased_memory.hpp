@@ -5,6 +5,7 @@
 #include <spillway/concepts/pager.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/stream.hpp>
 
 #include <bit>
 #include <concepts>
@@ -13,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <unordered_map>
@@ -99,21 +101,13 @@ class LeasedMemory {
   Allocator* allocator_;
   mutable std::mutex mutex_;  // guards what follows; never held across a call of the allocator
   std::unordered_map<void*, Allocation> allocations_;
-  stream_type sync_stream_{};
-  bool has_sync_stream_ = false;
+  std::optional<Stream<Allocator>> sync_stream_;  // made by the first `allocate_sync`
 };
 
 template <LeasingAllocator Allocator>
 LeasedMemory<Allocator>::~LeasedMemory() {
   for (auto& [memory, allocation] : allocations_) {
     free(allocation);
-  }
-  if (has_sync_stream_) {
-    try {
-      allocator_->retire_stream(sync_stream_);
-      allocator_->device().destroy_stream(sync_stream_);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): the allocator still knows the stream; it stays
-    }
   }
 }
 
@@ -197,26 +191,23 @@ std::size_t LeasedMemory<Allocator>::allocation_count() const {
   return allocations_.size();
 }
 
-/// A stream that nothing runs on but waits for the last uses of memory that is handed out.
+/// The stream of `allocate_sync`: all that is enqueued on it are waits for the last uses of memory that
+/// is handed out.
 template <LeasingAllocator Allocator>
 auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
   {
     std::scoped_lock const lock{mutex_};
-    if (has_sync_stream_) {
-      return sync_stream_;
+    if (sync_stream_) {
+      return *sync_stream_;
     }
   }
-  stream_type const fresh = allocator_->device().create_stream();
-  {
-    std::scoped_lock const lock{mutex_};
-    if (!has_sync_stream_) {
-      sync_stream_ = fresh;
-      has_sync_stream_ = true;
-      return fresh;
-    }
+  // Made and destroyed outside the lock; if another thread is faster, its stream is taken.
+  std::optional fresh{Stream<Allocator>{*allocator_}};
+  std::scoped_lock const lock{mutex_};
+  if (!sync_stream_) {
+    sync_stream_.swap(fresh);
   }
-  allocator_->device().destroy_stream(fresh);  // another thread was faster
-  return sync_stream_;
+  return *sync_stream_;
 }
 
 template <LeasingAllocator Allocator>

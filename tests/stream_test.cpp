@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/stream.hpp>
+#include <spillway/swappable_buffer.hpp>
+
+#include <doctest/doctest.h>
+
+#include <type_traits>
+#include <utility>
+
+#include <support/small_allocator.hpp>
+
+using namespace spillway;
+using namespace spillway::literals;
+using support::SmallAllocator;
+using support::SmallBuffer;
+
+using SmallStream = Stream<SmallAllocator>;
+static_assert(!std::is_copy_constructible_v<SmallStream>);
+static_assert(std::is_nothrow_move_constructible_v<SmallStream>);
+
+TEST_SUITE("stream") {
+  TEST_CASE("Stream: it is destroyed at its end, and the allocator forgets it before") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    SmallAllocator memory{device, support::small_options(1_MiB)};
+    auto const streams_before = device.usage().streams;
+    SmallBuffer buffer{memory, 1000};
+    for (int i = 0; i < 600; ++i) {  // more than an allocator knows at once
+      SmallStream const stream = memory.create_stream();
+      (void)buffer.acquire(Access::write, stream);
+    }
+    CHECK(device.usage().streams == streams_before);
+    auto const stream = memory.create_stream();
+    CHECK(device.usage().streams == streams_before + 1);
+    CHECK_NOTHROW(buffer.acquire_read(stream).release());
+  }
+
+  TEST_CASE("Stream: what was enqueued before its end orders later uses on other streams") {
+    SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+    struct Policies : support::SmallPolicies {
+      using device = SteppedSimApi;
+    };
+    DeviceAllocator<Policies> memory{device, {.capacity_bytes = 1_MiB, .bounce_bytes = 0}};
+    SwappableBuffer<DeviceAllocator<Policies>> buffer{memory, 1000};
+    auto const later = memory.create_stream();
+    {
+      auto const stream = memory.create_stream();
+      device.fill(buffer.acquire_write(stream).data(), 1, 1000, stream);
+    }
+    // The simulated device refuses work that races with earlier work.
+    CHECK_NOTHROW(device.fill(buffer.acquire_write(later).data(), 2, 1000, later));
+    device.run_all();
+  }
+
+  TEST_CASE("Stream: a move hands the stream over and leaves none") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    SmallAllocator memory{device, support::small_options(1_MiB)};
+    auto const streams_before = device.usage().streams;
+    {
+      SmallStream first = memory.create_stream();
+      SimStream const handle = first;
+      SmallStream second{std::move(first)};
+      CHECK(first.empty());
+      CHECK_FALSE(first);
+      CHECK(second.get() == handle);
+      first = memory.create_stream();
+      CHECK(device.usage().streams == streams_before + 2);
+      first = std::move(second);
+      CHECK(first.get() == handle);
+      CHECK(second.empty());
+      CHECK(device.usage().streams == streams_before + 1);
+    }
+    CHECK(device.usage().streams == streams_before);
+  }
+
+  TEST_CASE("Stream: synchronize waits for what was enqueued") {
+    SimApi device{{.capacity_bytes = 64_MiB, .on_device_bytes_per_second = 100'000'000}};
+    SmallAllocator memory{device, support::small_options(1_MiB)};
+    SmallBuffer buffer{memory, 500'000};
+    auto const stream = memory.create_stream();
+    auto const lease = buffer.acquire_write(stream);
+    device.fill(lease.data(), 7, 500'000, stream);
+    stream.synchronize();
+    CHECK(static_cast<unsigned char const*>(lease.data())[499'999] == 7);
+  }
+}
