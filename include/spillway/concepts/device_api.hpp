@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <utility>
 
 namespace spillway {
 
@@ -64,5 +66,24 @@ concept DeviceApi =
       { cd.clock_ns()                  } noexcept -> std::same_as<std::uint64_t>;
     };
 // clang-format on
+
+namespace detail {
+
+/// Enqueues a call of `work()` through `launch_host`, which knows only plain functions. `work` is moved
+/// into memory of its own, which is freed by the call. @throws as `launch_host`; std::bad_alloc
+template <DeviceApi D, std::invocable Work>
+void launch_callable(D& device, typename D::stream_type stream, Work work) {
+  auto owned = std::make_unique<Work>(std::move(work));
+  device.launch_host(
+      stream,
+      [](void* argument) noexcept {
+        std::unique_ptr<Work> const mine{static_cast<Work*>(argument)};
+        (*mine)();
+      },
+      owned.get());
+  static_cast<void>(owned.release());  // the call frees it
+}
+
+}  // namespace detail
 
 }  // namespace spillway

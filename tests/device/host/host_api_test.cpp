@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include <support/device_api_contract.hpp>
@@ -77,6 +78,21 @@ TEST_SUITE("host_api") {
     device.synchronize(event);
     CHECK(calls == 100);
     device.destroy_event(event);
+  }
+
+  TEST_CASE(
+      "HostApi: a callable that is launched runs once, in the order of its stream, and is freed") {
+    HostApi device;
+    auto const stream = device.create_stream();
+    std::vector<int> order;
+    auto const alive = std::make_shared<int>(0);
+    for (int i = 0; i < 3; ++i) {
+      device.launch(stream, [&order, alive, i] { order.push_back(i); });
+    }
+    device.synchronize(stream);
+    CHECK(order == std::vector{0, 1, 2});
+    CHECK(alive.use_count() == 1);
+    device.destroy_stream(stream);
   }
 
   TEST_CASE("HostApi: handles of nothing are refused") {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -150,6 +151,30 @@ TEST_SUITE("sim_api") {
     for (unsigned char* const p : all) {
       CHECK_FALSE(refusal([&] { device.fill(p, 0, 64_KiB + 1, stream); }).empty());
     }
+  }
+
+  TEST_CASE_TEMPLATE(
+      "SimApi: a callable that is launched runs once, in the order of its stream, and is freed",
+      D,
+      SimApi,
+      SteppedSimApi,
+      ModelApi) {
+    D device;
+    auto const stream = device.create_stream();
+    std::vector<int> order;
+    auto const alive = std::make_shared<int>(0);
+    for (int i = 0; i < 3; ++i) {
+      device.launch(stream, [&order, alive, i] { order.push_back(i); });
+    }
+    device.launch(stream, [&order, mine = std::make_unique<int>(3)] { order.push_back(*mine); });
+    device.synchronize(stream);
+    CHECK(order == std::vector{0, 1, 2, 3});
+    CHECK(alive.use_count() == 1);
+
+    device.fail(SimCall::launch_host, 1);
+    CHECK_THROWS_AS(device.launch(stream, [alive] {}), DeviceError);
+    CHECK(alive.use_count() == 1);
+    device.destroy_stream(stream);
   }
 
   TEST_CASE_TEMPLATE(

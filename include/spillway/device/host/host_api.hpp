@@ -6,6 +6,7 @@
 #include <spillway/core/types.hpp>
 
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -70,6 +71,15 @@ class HostApi {
   }
   void launch_host(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::call, .to = argument, .function = function});
+  }
+  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read and
+  /// write memory under leases that were acquired on `stream`, and makes no device call. An exception
+  /// that leaves it ends the program.
+  ///
+  /// @throws as `launch_host`; std::bad_alloc
+  template <std::invocable Work>
+  void launch(stream_type stream, Work work) {
+    detail::launch_callable(*this, stream, std::move(work));
   }
 
   [[nodiscard]] stream_type create_stream();

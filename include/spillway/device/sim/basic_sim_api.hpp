@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_api.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_calls.hpp>
@@ -9,12 +10,14 @@
 #include <spillway/device/sim/sim_op.hpp>
 #include <spillway/device/sim/sim_options.hpp>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace spillway::detail {
@@ -65,6 +68,15 @@ class BasicSimApi {
                   stream_type stream);
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream);
   void launch_host(stream_type stream, HostFunction function, void* argument);
+  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read and
+  /// write memory under leases that were acquired on `stream`, and makes no device call. An exception
+  /// that leaves it ends the program.
+  ///
+  /// @throws as `launch_host`; std::bad_alloc
+  template <std::invocable Work>
+  void launch(stream_type stream, Work work) {
+    launch_callable(*this, stream, std::move(work));
+  }
   [[nodiscard]] stream_type create_stream();
   void destroy_stream(stream_type stream) noexcept;
   [[nodiscard]] event_type create_event();
