@@ -58,20 +58,20 @@ set(SPILLWAY_HEADERS
     spillway/device_allocator.hpp
     spillway/host/copy_batch.hpp
     spillway/host/host_batch.hpp
-    spillway/host/host_carrier.hpp
-    spillway/host/host_jobs.hpp
     spillway/host/host_ledger.hpp
-    spillway/host/host_memory.hpp
     spillway/host/host_slot.hpp
     spillway/host/host_staging.hpp
     spillway/host/host_store.hpp
     spillway/host/host_tier.hpp
+    spillway/host/host_transfers.hpp
     spillway/host/pinned_memory.hpp
     spillway/host/posix_file_io.hpp
     spillway/host/size_classes.hpp
     spillway/host/slab_map.hpp
-    spillway/host/staging_lane.hpp
+    spillway/host/slot_io.hpp
+    spillway/host/staging.hpp
     spillway/host/swap_file.hpp
+    spillway/host/tier_memory.hpp
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/framework/buffer_leases.hpp

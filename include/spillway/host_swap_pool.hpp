@@ -6,7 +6,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/host_carrier.hpp>
+#include <spillway/host/host_transfers.hpp>
 #include <spillway/host/host_slot.hpp>
 #include <spillway/host/host_store.hpp>
 #include <spillway/host/host_tier.hpp>

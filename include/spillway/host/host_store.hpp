@@ -7,9 +7,9 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/host_jobs.hpp>
+#include <spillway/host/slot_io.hpp>
 #include <spillway/host/host_ledger.hpp>
-#include <spillway/host/host_memory.hpp>
+#include <spillway/host/tier_memory.hpp>
 #include <spillway/host/host_slot.hpp>
 #include <spillway/host/host_tier.hpp>
 

@@ -3,7 +3,6 @@
 
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/host/host_slot.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/schedule/use.hpp>

@@ -11,7 +11,7 @@
 #include <spillway/host/host_slot.hpp>
 #include <spillway/host/host_store.hpp>
 #include <spillway/host/host_tier.hpp>
-#include <spillway/host/staging_lane.hpp>
+#include <spillway/host/staging.hpp>
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>

@@ -2,7 +2,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/device/sim/sim_api.hpp>
-#include <spillway/host/staging_lane.hpp>
+#include <spillway/host/staging.hpp>
 #include <spillway/stream/stream_order.hpp>
 
 #include <doctest/doctest.h>
