@@ -57,16 +57,10 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
     spillway/host/copy_batch.hpp
-    spillway/host/host_batch.hpp
     spillway/host/host_ledger.hpp
-    spillway/host/host_slot.hpp
-    spillway/host/host_staging.hpp
-    spillway/host/host_store.hpp
     spillway/host/host_tier.hpp
     spillway/host/host_transfers.hpp
-    spillway/host/pinned_memory.hpp
     spillway/host/posix_file_io.hpp
-    spillway/host/size_classes.hpp
     spillway/host/slab_map.hpp
     spillway/host/slot_io.hpp
     spillway/host/staging.hpp

@@ -3,7 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/pinned_memory.hpp>
+#include <spillway/host/tier_memory.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -6,8 +6,8 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/host_staging.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/staging.hpp>
 #include <spillway/lease.hpp>
 #include <spillway/pager/swap_pager.hpp>
 #include <spillway/policies.hpp>
@@ -274,10 +274,10 @@ class DeviceAllocator {
   /// @threads one such copy at a time; others wait for it
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
-    staging_.copy_from_host_sync(device_to, from, bytes, stream);
+    copier_.copy_from_host_sync(device_to, from, bytes, stream);
   }
   void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream) {
-    staging_.copy_to_host_sync(to, device_from, bytes, stream);
+    copier_.copy_to_host_sync(to, device_from, bytes, stream);
   }
 
   /// What this allocator has done and holds now, and the same of its host pool.
@@ -351,7 +351,7 @@ class DeviceAllocator {
   detail::CopyStreams<device_type> streams_;
   typename State::Prefetcher prefetcher_;
   pager_type pager_;
-  detail::HostStaging<device_type> staging_{*device_};
+  detail::SyncCopier<device_type> copier_{*device_};
 };
 
 static_assert(Pager<DeviceAllocator<>>);

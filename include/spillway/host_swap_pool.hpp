@@ -3,33 +3,43 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/host_transfers.hpp>
-#include <spillway/host/host_slot.hpp>
-#include <spillway/host/host_store.hpp>
+#include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/host_transfers.hpp>
 #include <spillway/host/posix_file_io.hpp>
+#include <spillway/host/slot_io.hpp>
+#include <spillway/host/swap_file.hpp>
+#include <spillway/host/tier_memory.hpp>
 #include <spillway/stream/stream_order.hpp>
 
+#include <algorithm>
+#include <condition_variable>
 #include <cstddef>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
 
 namespace spillway {
 
-/// Where swapped-out bytes live: pinned memory, then pageable memory, then a file.
+/// Holds swapped-out bytes in host memory: pinned memory first, then pageable memory, then a file.
+///
+/// `DeviceAllocator` has one, and it can be used without any other part of the library: take a slot,
+/// `write` device memory to it, `read` it back, give it back.
 ///
 /// Shape    a slot holds up to `size_bytes` bytes, in one piece or scattered over a tier.
-/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`.
+/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`. The pool's lock
+///          is never held across a device call, a system call or a copy.
 /// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The two
-///          slower tiers go through pinned staging, piece by piece, and the memory copies and file
-///          calls run as host functions on a stream of the pool, one for each direction: while one
-///          piece is written to the file the next one leaves the device.
-/// Order    every slot carries the fences of its own transfers, and of those of whoever had its
-///          memory before; each transfer waits, on a stream, for what it must come after.
+///          slower tiers go through pinned staging, chunk by chunk. Memory copies and file calls run as
+///          host functions on a stream of the pool, one for each direction: while one chunk is written
+///          to the file the next one leaves the device.
+/// Order    every slot carries the fences of its own transfers, and of those that used its memory
+///          before; each transfer waits, on a stream, for what it must come after.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier takes
 ///          no new slots. Bytes that the file does not give back are lost; `check` and the next
 ///          transfer of that slot say so, and all others stay intact.
@@ -63,7 +73,8 @@ class HostSwapPool {
   /// @throws std::bad_alloc, with nothing changed
   /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
   [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes) {
-    return store_.try_take(bytes);
+    std::scoped_lock const lock{mutex_};
+    return ledger_.try_take(bytes);
   }
 
   /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose room
@@ -72,15 +83,17 @@ class HostSwapPool {
   /// @returns true if there is room now, which another thread may take first; false if no tier can
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
-  [[nodiscard]] bool try_grow(std::size_t bytes) { return store_.try_grow(bytes); }
+  [[nodiscard]] bool try_grow(std::size_t bytes);
 
-  /// Frees a slot. Whoever takes its memory next comes after `last_use` and after the transfers of
-  /// this slot, so `last_use` needs to name only what the pool cannot know.
+  /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of this
+  /// slot, so `last_use` needs to name only what the pool cannot know.
   ///
   /// @pre  `id` is live and no other call is using it: an invariant where those are checked, and
   ///       otherwise nothing happens
   void give_back(HostSlotId id, Fence const& last_use = {}) noexcept {
-    store_.give_back(id, last_use);
+    std::scoped_lock const lock{mutex_};
+    [[maybe_unused]] bool const is_ours = ledger_.give_back(id, last_use);
+    SPILLWAY_ASSERT(is_ours);
   }
 
   /// Swap-out: copies `bytes` bytes of device memory into the slot.
@@ -96,7 +109,9 @@ class HostSwapPool {
   write(HostSlotId id, void const* device_from, std::size_t bytes, stream_type stream) {
     // The device only reads there.  NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
     auto* const from = static_cast<std::byte*>(const_cast<void*>(device_from));
-    return carrier_.transfer(id, from, bytes, stream, Direction::out);
+    TransferRequest request{.slot = id, .device = from, .bytes = bytes};
+    transfers_.enqueue(SlotAccess::write, {&request, 1}, stream);
+    return request.done;
   }
 
   /// Swap-in: copies the first `bytes` bytes of the slot into device memory.
@@ -108,62 +123,81 @@ class HostSwapPool {
   ///         on the pool's; does not wait
   [[nodiscard]] Transfer
   read(HostSlotId id, void* device_to, std::size_t bytes, stream_type stream) {
-    return carrier_.transfer(id, static_cast<std::byte*>(device_to), bytes, stream, Direction::in);
+    auto* const to = static_cast<std::byte*>(device_to);
+    TransferRequest request{.slot = id, .device = to, .bytes = bytes};
+    transfers_.enqueue(SlotAccess::read, {&request, 1}, stream);
+    return request.done;
   }
 
   /// Several swap-outs at once, in order: as so many calls of `write`, for less.
   ///
   /// Small transfers of one tier that follow each other are enqueued together: one call of the device
   /// if it takes batches, one copy where their bytes touch on both sides, one point on the stream that
-  /// all of them are done at. What a slower tier gets shares a staging chunk, and where it also lies
-  /// side by side in the file, one call of the file. A transfer that would have to wait longer than
-  /// those before it does not hold them up.
+  /// all of them are done at. In a slower tier they share a staging chunk and, where they are adjacent
+  /// in the file, one file call. A transfer that would have to wait longer than those before it does
+  /// not hold them up.
   ///
   /// @throws as `write`, at the first transfer that fails. `state` in each request says which were
   ///         enqueued; a transfer that is `torn` is as after a `DeviceError` of `write`, those that are
   ///         `waiting` are as they were
   /// @stream makes `stream` wait for what each request names; then as `write`
   void write_all(std::span<TransferRequest> requests, stream_type stream) {
-    carrier_.transfer_all(requests, stream, Direction::out);
+    transfers_.enqueue(SlotAccess::write, requests, stream);
   }
   /// Several swap-ins at once, in order: as so many calls of `read`, for less. As `write_all`.
   void read_all(std::span<TransferRequest> requests, stream_type stream) {
-    carrier_.transfer_all(requests, stream, Direction::in);
+    transfers_.enqueue(SlotAccess::read, requests, stream);
   }
 
   /// Learns whether transfers of the slot that have run so far have lost bytes.
   ///
   /// @throws FileTierError if so, as often as it is asked; ContractViolation if `id` names no slot
-  void check(HostSlotId id) { store_.check(id); }
+  void check(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    slot_io_.throw_if_failed(ledger_.at(id));
+  }
 
   /// Whether the slot has lost bytes, without telling its owner: such a slot takes no more bytes.
   ///
   /// @throws ContractViolation if `id` names no slot
-  [[nodiscard]] bool has_failed(HostSlotId id) { return store_.has_failed(id); }
+  [[nodiscard]] bool has_failed(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.at(id).failure.has_value();
+  }
 
   /// The same as `check(id)` for slots that were given back before their last read ran.
   ///
   /// @throws FileTierError once for what has happened since the last call
-  void check() { store_.check(); }
-
-  /// @throws ContractViolation if `id` names no slot
-  [[nodiscard]] HostTier tier(HostSlotId id) { return store_.tier(id); }
-  /// The size asked for, rounded up. @throws ContractViolation if `id` names no slot
-  [[nodiscard]] std::size_t size_bytes(HostSlotId id) { return store_.size_bytes(id); }
-
-  [[nodiscard]] HostPoolStats stats() const {
-    HostPoolStats stats = store_.stats();
-    stats.staging_waits = carrier_.staging_waits();
-    return stats;
+  void check() {
+    std::scoped_lock const lock{mutex_};
+    if (auto const failure = ledger_.take_orphan_failure()) {
+      slot_io_.throw_lost(*failure);
+    }
   }
 
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] HostTier tier(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.at(id).tier;
+  }
+  /// The size asked for, rounded up. @throws ContractViolation if `id` names no slot
+  [[nodiscard]] std::size_t size_bytes(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.at(id).bytes;
+  }
+
+  [[nodiscard]] HostPoolStats stats() const;
+
   /// What all tiers that take slots could still hold, growth included.
-  [[nodiscard]] std::size_t free_bytes() const { return store_.free_bytes(); }
+  [[nodiscard]] std::size_t free_bytes() const {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.free_bytes();
+  }
 
  private:
-  using Carrier = detail::HostCarrier<Device, FileIo>;
-  using Store = typename Carrier::Store;
-  using Direction = typename Carrier::Direction;
+  using SlotAccess = detail::SlotAccess;
+  using File = detail::SwapFile<FileIo>;
+  using Memory = detail::TierMemory<Device, FileIo>;
 
   static constexpr bool holds_bytes = [] {
     if constexpr (requires { Device::holds_bytes; }) {
@@ -174,10 +208,21 @@ class HostSwapPool {
   }();
 
   [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
+  [[nodiscard]] bool has_room(std::size_t bytes) const noexcept;
+  void reserve_pinned(std::size_t bytes);
+  [[nodiscard]] bool
+  try_add_slab(HostTier tier, std::size_t bytes, std::unique_lock<std::mutex>& lock);
 
   StreamOrder<Device>* order_;
-  Store store_;
-  Carrier carrier_;  // after the store, which its host functions use
+  std::size_t slab_bytes_;
+  int numa_node_;
+  mutable std::mutex mutex_;  // guards what follows, but for what `memory_` and `transfers_` say
+  std::condition_variable grown_;
+  bool is_growing_ = false;
+  detail::HostLedger ledger_;
+  Memory memory_;
+  detail::SlotIo<FileIo> slot_io_;
+  detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
 };
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -186,13 +231,17 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
                                            HostPoolOptions options,
                                            FileIo file_io)
     : order_{&order},
-      store_{device,
-             checked(options),
-             options.numa_node.value_or(device.numa_node()),
-             Carrier::chunk_bytes_for(options),
-             std::move(file_io)},
-      carrier_{device, order, store_, options, options.numa_node.value_or(device.numa_node())} {
-  store_.reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
+      slab_bytes_{round_up(checked(options).slab_bytes, granule_bytes)},
+      numa_node_{options.numa_node.value_or(device.numa_node())},
+      memory_{device, options, numa_node_, std::move(file_io)},
+      slot_io_{mutex_, ledger_, memory_.file()},
+      transfers_{device, order, mutex_, ledger_, slot_io_, options, numa_node_} {
+  bool const is_direct = memory_.file() != nullptr && memory_.file()->is_direct();
+  ledger_.open(HostTier::pinned, options.pinned_bytes, granule_bytes);
+  ledger_.open(HostTier::pageable, options.pageable_bytes, granule_bytes);
+  ledger_.open(
+      HostTier::file, options.file_bytes, is_direct ? File::direct_alignment_bytes : granule_bytes);
+  reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -203,10 +252,10 @@ HostSwapPool<Device, FileIo>::~HostSwapPool() {
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses no memory
     }
   };
-  for (Direction const way : {Direction::out, Direction::in}) {
-    wait([&] { carrier_.drain_sync(way); });
+  for (SlotAccess const access : {SlotAccess::write, SlotAccess::read}) {
+    wait([&] { transfers_.drain_sync(access); });
   }
-  store_.for_each_fence([&](Fence const& fence) { wait([&] { order_->synchronize(fence); }); });
+  ledger_.for_each_fence([&](Fence const& fence) { wait([&] { order_->synchronize(fence); }); });
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -217,6 +266,110 @@ HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(HostPoolOptions con
   expects(!is_staged || (options.staging_chunks > 0 && options.staging_bytes > 0),
           "pageable memory and files need at least one staging chunk");
   return options;
+}
+
+/// Reserves pinned memory to begin with, as far as there is any: in one slab if it can be had, else in
+/// smaller ones.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::reserve_pinned(std::size_t bytes) {
+  std::unique_lock lock{mutex_};
+  bytes = std::min(bytes, ledger_.stats(HostTier::pinned).capacity_bytes) & ~(granule_bytes - 1);
+  std::size_t slab = bytes;
+  while (bytes > 0 && slab > 0) {
+    if (try_add_slab(HostTier::pinned, slab, lock)) {
+      bytes -= slab;
+      slab = std::min(slab, bytes);
+    } else {
+      std::size_t const smaller = round_up(slab / 2, granule_bytes);
+      slab = slab <= slab_bytes_ || smaller == slab ? 0 : std::max(smaller, slab_bytes_);
+    }
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
+  std::unique_lock lock{mutex_};
+  grown_.wait(lock, [this] { return !is_growing_; });
+  if (has_room(bytes)) {
+    return true;
+  }
+  is_growing_ = true;
+  struct Growing {  // ends under the lock, which is declared before it
+    HostSwapPool* pool;
+    ~Growing() {
+      pool->is_growing_ = false;
+      pool->grown_.notify_all();
+    }
+  } const growing{this};
+  for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
+    std::size_t refused = 0;
+    for (std::size_t const least : {slab_bytes_, std::size_t{0}}) {
+      std::size_t const slab = ledger_.growth_for(tier, bytes, least);
+      if (slab == 0 || slab == refused) {
+        break;
+      }
+      if (try_add_slab(tier, slab, lock)) {
+        return true;
+      }
+      refused = slab;
+    }
+  }
+  return has_room(bytes);  // another thread may have given some back meanwhile
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes) const noexcept {
+  return ledger_.can_take(HostTier::pinned, bytes) || ledger_.can_take(HostTier::pageable, bytes) ||
+         ledger_.can_take(HostTier::file, bytes);
+}
+
+/// Releases the lock while it asks the system for memory.
+template <DeviceApi Device, FileIoApi FileIo>
+bool HostSwapPool<Device, FileIo>::try_add_slab(HostTier tier,
+                                                std::size_t bytes,
+                                                std::unique_lock<std::mutex>& lock) {
+  std::optional<typename Memory::Slab> slab;
+  lock.unlock();
+  try {
+    slab = memory_.try_reserve(tier, bytes);
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  if (!slab) {
+    return false;
+  }
+  try {
+    memory_.prepare_adopt();
+    ledger_.add_slab(tier, slab->place, bytes, slab->numa_bound_bytes);
+  } catch (...) {
+    lock.unlock();  // freeing is a device call
+    slab.reset();
+    lock.lock();
+    throw;
+  }
+  memory_.adopt(std::move(*slab));
+  return true;
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
+  HostPoolStats stats;
+  stats.is_file_direct = memory_.file() != nullptr && memory_.file()->is_direct();
+  stats.staging_waits = transfers_.staging_waits();
+  std::scoped_lock const lock{mutex_};
+  for (std::size_t i = 0; i < host_tier_count; ++i) {
+    stats.tiers[i] = ledger_.stats(static_cast<HostTier>(i));
+  }
+  stats.failed_writes = slot_io_.failed_writes();
+  stats.failed_reads = slot_io_.failed_reads();
+  ledger_.for_each_slot([&](detail::HostSlot const& slot) {
+    for (detail::RescuedPiece const& rescued : slot.rescued) {
+      stats.rescued_bytes += rescued.bytes;
+    }
+  });
+  return stats;
 }
 
 }  // namespace spillway

@@ -181,7 +181,7 @@ TEST_SUITE("batch_copy") {
   TEST_CASE("CopyBatch: copies that touch on both sides are one copy") {
     SteppedSimApi device;
     Pieces now{device};
-    CopyBatch copies{CopyKind::to_device};
+    CopyBatch copies;
     auto* const to = reinterpret_cast<std::byte*>(now.memory);
     auto* const from = reinterpret_cast<std::byte*>(now.host);
     copies.add(to, from, 256, true);
@@ -194,7 +194,7 @@ TEST_SUITE("batch_copy") {
     copies.add(to + 612, from + 712, 100, false);  // in another reservation
     CHECK(copies.size() == 4);
 
-    copies.enqueue(device, now.stream);
+    copies.enqueue(device, CopyKind::to_device, now.stream);
 
     CHECK(device.calls().copies() == 4);
     CHECK(device.queued_ops(now.stream) == 1);
@@ -205,7 +205,7 @@ TEST_SUITE("batch_copy") {
   TEST_CASE("CopyBatch: a device without batches gets its copies one by one") {
     OneByOne device;
     Pieces now{device};
-    CopyBatch copies{CopyKind::to_device};
+    CopyBatch copies;
     for (std::size_t i = 0; i < 3; ++i) {
       copies.add(static_cast<std::byte*>(now.to[i]),
                  static_cast<std::byte const*>(now.from[i]),
@@ -213,7 +213,7 @@ TEST_SUITE("batch_copy") {
                  true);
     }
 
-    copies.enqueue(device, now.stream);
+    copies.enqueue(device, CopyKind::to_device, now.stream);
 
     CHECK(device.queued_ops(now.stream) == 3);
     device.run_all();

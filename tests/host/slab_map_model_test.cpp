@@ -65,7 +65,7 @@ class Oracle {
 };
 
 struct Live {
-  SlabMap::Run run;
+  SlabMap::Chain chain;
   std::size_t granules;
 };
 
@@ -97,21 +97,21 @@ void run_model(std::uint64_t seed, std::size_t slabs, std::size_t most_granules,
       std::size_t const bytes = granules * granule_bytes - below(granule_bytes);
       REQUIRE(map.can_take(bytes) == (room >= granules));
 
-      auto const run = map.try_take(bytes);
+      auto const chain = map.try_take(bytes);
 
-      REQUIRE(run.has_value() == (room >= granules));
-      if (!run) {
+      REQUIRE(chain.has_value() == (room >= granules));
+      if (!chain) {
         ++refused;
         continue;
       }
       std::size_t pieces = 0;
       std::size_t taken = 0;
-      map.for_each_extent(run->id, [&](Extent const& extent) {
+      map.for_each_extent(chain->id, [&](Extent const& extent) {
         ++pieces;
         for (std::size_t i = 0; i < extent.bytes / granule_bytes; ++i, ++taken) {
           Oracle::Granule& granule = oracle.at(extent, i);
           REQUIRE_FALSE(granule.is_taken);
-          REQUIRE(covers(run->fence, granule.last_use));
+          REQUIRE(covers(chain->fence, granule.last_use));
           granule.is_taken = true;
         }
       });
@@ -119,16 +119,16 @@ void run_model(std::uint64_t seed, std::size_t slabs, std::size_t most_granules,
       REQUIRE(pieces <= SlabMap::max_extents);
       REQUIRE((pieces == 1) == (!ranges.empty() && ranges.front() >= granules));
       scattered += pieces > 1 ? 1 : 0;
-      live.push_back({*run, granules});
+      live.push_back({*chain, granules});
     } else {
       std::swap(live[below(live.size())], live.back());
       Ticket const use{StreamIndex{static_cast<std::uint16_t>(1 + below(5))}, ++sequence};
-      map.for_each_extent(live.back().run.id, [&](Extent const& extent) {
+      map.for_each_extent(live.back().chain.id, [&](Extent const& extent) {
         for (std::size_t i = 0; i < extent.bytes / granule_bytes; ++i) {
           oracle.at(extent, i) = {false, use};
         }
       });
-      map.give_back(live.back().run.id, Fence{use});
+      map.give_back(live.back().chain.id, Fence{use});
       live.pop_back();
     }
     auto const ranges = oracle.free_ranges();

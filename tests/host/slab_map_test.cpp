@@ -5,7 +5,10 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <vector>
 
 using namespace spillway;
@@ -17,9 +20,9 @@ constexpr Ticket ticket(unsigned stream, unsigned sequence) {
   return {StreamIndex{static_cast<std::uint16_t>(stream)}, sequence};
 }
 
-std::vector<Extent> extents_of(SlabMap const& map, SlabMap::Run const& run) {
+std::vector<Extent> extents_of(SlabMap const& map, SlabMap::Chain const& chain) {
   std::vector<Extent> extents;
-  map.for_each_extent(run.id, [&](Extent const& extent) { extents.push_back(extent); });
+  map.for_each_extent(chain.id, [&](Extent const& extent) { extents.push_back(extent); });
   return extents;
 }
 
@@ -32,6 +35,44 @@ std::size_t free_ranges(SlabMap const& map) {
 }  // namespace
 
 TEST_SUITE("slab_map") {
+  TEST_CASE("SizeClasses: classes rise with size, without gaps up to the largest size") {
+    std::size_t previous = 0;
+    for (std::size_t units = 1; units < 100'000; ++units) {
+      std::size_t const now = SizeClasses::class_of(units);
+      REQUIRE(now >= previous);
+      REQUIRE(now <= previous + 1);
+      previous = now;
+    }
+    CHECK(SizeClasses::class_of(~std::size_t{0}) == SizeClasses::count - 1);
+  }
+
+  TEST_CASE("SizeClasses: sizes of one class differ by less than an eighth") {
+    for (std::size_t units = 8; units < 100'000; units = units * 9 / 8 + 1) {
+      CHECK(SizeClasses::class_of(units) < SizeClasses::class_of(units + units / 8 + 1));
+    }
+  }
+
+  TEST_CASE("SizeClasses: next and previous name the nearest class in use") {
+    SizeClasses used;
+    std::set<std::size_t> const members = {0, 1, 63, 64, 65, 127, 128, 300, SizeClasses::count - 1};
+    for (std::size_t const member : members) {
+      used.insert(member);
+    }
+    used.insert(200);
+    used.erase(200);
+
+    for (std::size_t at = 0; at < SizeClasses::count; ++at) {
+      auto const above = members.lower_bound(at);
+      REQUIRE(used.next(at) == (above == members.end() ? SizeClasses::count : *above));
+      REQUIRE(used.previous(at) ==
+              (above == members.begin() ? SizeClasses::count : *std::prev(above)));
+    }
+    CHECK(used.next(SizeClasses::count) == SizeClasses::count);
+    CHECK(used.previous(SizeClasses::count) == SizeClasses::count - 1);
+    CHECK(SizeClasses{}.next(0) == SizeClasses::count);
+    CHECK(SizeClasses{}.previous(SizeClasses::count) == SizeClasses::count);
+  }
+
   TEST_CASE("SlabMap: sizes are rounded up to the granule and offsets are multiples of it") {
     SlabMap map;
     map.add_slab(16 * granule_bytes);
@@ -60,21 +101,21 @@ TEST_SUITE("slab_map") {
     map.add_slab(3 * granule_bytes);
     map.add_slab(5 * granule_bytes);
 
-    auto const run = map.try_take(3 * granule_bytes).value();
+    auto const chain = map.try_take(3 * granule_bytes).value();
 
-    CHECK(extents_of(map, run).at(0).slab == 1);
+    CHECK(extents_of(map, chain).at(0).slab == 1);
     CHECK(map.largest_free_bytes() == 9 * granule_bytes);
   }
 
-  TEST_CASE("SlabMap: scattered room is room, in order of the run's bytes and nothing twice") {
+  TEST_CASE("SlabMap: scattered room is room, in order of the chain's bytes and nothing twice") {
     SlabMap map;
     map.add_slab(2 * granule_bytes);
     map.add_slab(4 * granule_bytes);
     map.add_slab(3 * granule_bytes);
 
-    auto const run = map.try_take(8 * granule_bytes).value();
+    auto const chain = map.try_take(8 * granule_bytes).value();
 
-    auto const extents = extents_of(map, run);
+    auto const extents = extents_of(map, chain);
     REQUIRE(extents.size() == 3);
     CHECK(extents[0].bytes == 4 * granule_bytes);
     CHECK(extents[1].bytes == 3 * granule_bytes);
@@ -82,12 +123,12 @@ TEST_SUITE("slab_map") {
     CHECK(map.free_bytes() == granule_bytes);
     CHECK(map.largest_free_bytes() == granule_bytes);
 
-    map.give_back(run.id, {});
+    map.give_back(chain.id, {});
     CHECK(map.free_bytes() == 9 * granule_bytes);
     CHECK(free_ranges(map) == 3);
   }
 
-  TEST_CASE("SlabMap: a run of more than max_extents pieces is refused and nothing changes") {
+  TEST_CASE("SlabMap: a chain of more than max_extents pieces is refused and nothing changes") {
     SlabMap map;
     for (std::size_t i = 0; i < SlabMap::max_extents + 1; ++i) {
       map.add_slab(granule_bytes);
@@ -100,7 +141,7 @@ TEST_SUITE("slab_map") {
     CHECK(map.try_take(SlabMap::max_extents * granule_bytes).has_value());
   }
 
-  TEST_CASE("SlabMap: of more free ranges than a run may have pieces, the largest are taken") {
+  TEST_CASE("SlabMap: of more free ranges than a chain may have pieces, the largest are taken") {
     SlabMap map;
     for (std::size_t const granules : {71U, 64U}) {  // one size class
       for (std::size_t i = 0; i < SlabMap::max_extents; ++i) {
@@ -120,9 +161,9 @@ TEST_SUITE("slab_map") {
       map.add_slab(64 * granule_bytes);
     }
 
-    auto const run = map.try_take(70 * granule_bytes).value();
+    auto const chain = map.try_take(70 * granule_bytes).value();
 
-    CHECK(extents_of(map, run).size() == 1);
+    CHECK(extents_of(map, chain).size() == 1);
   }
 
   TEST_CASE("SlabMap: can_take counts one more slab as one more piece") {
@@ -151,14 +192,14 @@ TEST_SUITE("slab_map") {
     for (auto const& order : orders) {
       SlabMap map;
       map.add_slab(6 * granule_bytes);
-      std::vector<SlabMap::Run> runs;
+      std::vector<SlabMap::Chain> chains;
       for (int i = 0; i < 3; ++i) {
-        runs.push_back(map.try_take(2 * granule_bytes).value());
+        chains.push_back(map.try_take(2 * granule_bytes).value());
       }
       REQUIRE(map.free_bytes() == 0);
 
       for (std::size_t const i : order) {
-        map.give_back(runs[i].id, {});
+        map.give_back(chains[i].id, {});
       }
 
       CHECK(free_ranges(map) == 1);
@@ -182,10 +223,10 @@ TEST_SUITE("slab_map") {
   TEST_CASE("SlabMap: who takes a range is told what must come before") {
     SlabMap map;
     map.add_slab(4 * granule_bytes);
-    auto const run = map.try_take(granule_bytes).value();
-    CHECK(run.fence.is_empty());
+    auto const chain = map.try_take(granule_bytes).value();
+    CHECK(chain.fence.is_empty());
 
-    map.give_back(run.id, Fence{ticket(3, 7)});
+    map.give_back(chain.id, Fence{ticket(3, 7)});
 
     CHECK(map.try_take(granule_bytes)->fence == Fence{ticket(3, 7)});
   }
@@ -207,7 +248,7 @@ TEST_SUITE("slab_map") {
     CHECK(rest.fence == both);
   }
 
-  TEST_CASE("SlabMap: a scattered run comes after all of its pieces") {
+  TEST_CASE("SlabMap: a scattered chain comes after all of its pieces") {
     SlabMap map;
     map.add_slab(granule_bytes);
     map.add_slab(granule_bytes);
@@ -218,10 +259,10 @@ TEST_SUITE("slab_map") {
     Fence both{ticket(1, 10)};
     both.add(ticket(2, 20));
 
-    auto const run = map.try_take(2 * granule_bytes).value();
-    CHECK(run.fence == both);
+    auto const chain = map.try_take(2 * granule_bytes).value();
+    CHECK(chain.fence == both);
 
-    map.give_back(run.id, Fence{ticket(4, 40)});
+    map.give_back(chain.id, Fence{ticket(4, 40)});
     CHECK(map.try_take(granule_bytes)->fence == Fence{ticket(4, 40)});
   }
 }

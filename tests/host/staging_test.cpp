@@ -17,7 +17,7 @@ using namespace spillway::detail;
 
 using Lane = StagingLane<SimApi>;
 
-TEST_SUITE("staging_lane") {
+TEST_SUITE("staging") {
   TEST_CASE("StagingLane: chunks are aligned, apart, and large enough") {
     SimApi device;
     StreamOrder<SimApi> order{device};

@@ -10,15 +10,13 @@
 
 namespace spillway::detail {
 
-/// Copies of one kind that are put together and then enqueued at once.
+/// A list of copies that are enqueued together, in one call of a device that takes batches.
 ///
-/// A device that takes no batches gets them one by one.
+/// `HostTransfers` fills one for each batch of transfers.
 ///
 /// Threads  thread-compatible.
 class CopyBatch {
  public:
-  explicit CopyBatch(CopyKind kind) : kind_{kind} {}
-
   /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges and those of
   /// the copy added before lie in the same two reservations, so that, if they touch, both are one copy.
   ///
@@ -40,18 +38,19 @@ class CopyBatch {
     }
   }
 
-  /// @stream  enqueues the copies
-  /// @throws  DeviceError; any of them may have been enqueued then
+  /// Enqueues the copies, one by one where the device takes no batches.
+  ///
+  /// @throws  DeviceError. Nothing was enqueued if there is only one copy; else any may have been
   template <DeviceApi Device>
-  void enqueue(Device& device, typename Device::stream_type stream) const {
+  void enqueue(Device& device, CopyKind kind, typename Device::stream_type stream) const {
     if constexpr (BatchCopyApi<Device>) {
       if (to_.size() > 1) {
-        device.copy_batch(to_, from_, sizes_, kind_, stream);
+        device.copy_batch(to_, from_, sizes_, kind, stream);
         return;
       }
     }
     for (std::size_t i = 0; i < to_.size(); ++i) {
-      device.copy(to_[i], from_[i], sizes_[i], kind_, stream);
+      device.copy(to_[i], from_[i], sizes_[i], kind, stream);
     }
   }
 
@@ -63,7 +62,6 @@ class CopyBatch {
   [[nodiscard]] std::size_t size() const noexcept { return to_.size(); }
 
  private:
-  CopyKind kind_;
   std::vector<void*> to_;
   std::vector<void const*> from_;
   std::vector<std::size_t> sizes_;

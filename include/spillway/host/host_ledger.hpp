@@ -4,7 +4,8 @@
 #include <spillway/core/block_table.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/host/host_slot.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/slab_map.hpp>
 
@@ -12,19 +13,129 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 namespace spillway::detail {
 
-/// The books of a host pool: which slot lies where in which tier, and what must come before its use.
+/// What a transfer does with its slot: a swap-out writes it, a swap-in reads it.
+enum class SlotAccess : std::uint8_t { read, write };
+
+/// Where one slab lies: its memory, or its offset where the tier is the file.
+struct HostSlab {
+  std::byte* memory = nullptr;
+  std::uint64_t file_offset = 0;
+};
+
+/// One contiguous piece of a slot.
+struct HostPiece {
+  std::byte* memory = nullptr;  // null in the file tier
+  std::uint64_t file_offset = 0;
+  std::size_t bytes = 0;
+  std::uint32_t slab = 0;  // number of the slab in its tier
+};
+
+/// A file call that failed and lost bytes of a slot.
+struct FileFailure {
+  int error = 0;
+  std::uint64_t file_offset = 0;
+  std::size_t bytes = 0;
+  bool is_read = false;  // false: a refused write whose bytes found no room in memory either
+};
+
+/// Bytes that the file refused, kept in memory instead.
+struct RescuedPiece {
+  std::uint64_t file_offset = 0;
+  std::size_t bytes = 0;
+  std::unique_ptr<std::byte[]> data;
+};
+
+/// The ledger's record of one slot.
+struct HostSlot {
+  BlockId self{};  // its name in the ledger's table
+  HostTier tier{};
+  SlabMap::ChainId chain{};
+  std::size_t bytes = 0;               // rounded up to the tier's granule
+  std::size_t written_bytes = 0;       // by the last write that was enqueued completely
+  Fence written;                       // a read of the slot comes after it
+  Fence used;                          // an overwrite comes after it and after `written`
+  std::uint32_t enqueueing_reads = 0;  // reads that are being enqueued right now
+  bool is_enqueueing_write = false;
+  std::uint32_t read_jobs = 0;  // jobs of host functions that have not finished
+  std::uint32_t write_jobs = 0;
+  bool is_given_back = false;  // the record stays only until the last job has finished
+  std::vector<RescuedPiece> rescued;
+  std::optional<FileFailure> failure;
+  bool is_failure_told = false;  // the failure was thrown to the owner of the slot
+
+  /// Why a transfer must not begin, or null if it may.
+  [[nodiscard]] char const* refusal(std::size_t transfer_bytes, SlotAccess access) const noexcept {
+    if (transfer_bytes > bytes) {
+      return "a transfer is larger than its host slot";
+    }
+    if (is_enqueueing_write) {
+      return "a host slot is used while another call writes it";
+    }
+    if (access == SlotAccess::write) {
+      return enqueueing_reads == 0 ? nullptr : "a host slot is written while another call reads it";
+    }
+    return transfer_bytes <= written_bytes ? nullptr : "more bytes are read than were swapped out";
+  }
+
+  /// What the first access of a transfer comes after.
+  [[nodiscard]] Fence fence_before(SlotAccess access) const noexcept {
+    return access == SlotAccess::read ? written : last_uses();
+  }
+  /// All enqueued uses of the slot.
+  [[nodiscard]] Fence last_uses() const noexcept {
+    Fence all = written;
+    all.add(used);
+    return all;
+  }
+
+  void begin_transfer(SlotAccess access) noexcept {
+    if (access == SlotAccess::read) {
+      ++enqueueing_reads;
+    } else {
+      is_enqueueing_write = true;
+    }
+  }
+  /// Notes what was enqueued. An empty `host_done` says that nothing was: the slot is as before.
+  void
+  end_transfer(SlotAccess access, Fence const& host_done, std::size_t finished_bytes) noexcept {
+    if (access == SlotAccess::read) {
+      --enqueueing_reads;
+      used.add(host_done);
+      return;
+    }
+    is_enqueueing_write = false;
+    if (!host_done.is_empty()) {
+      written = host_done;  // which comes after `fence_before`, so after all earlier uses
+      used.clear();
+      written_bytes = finished_bytes;
+    }
+  }
+
+  /// The count of unfinished jobs that use the slot in this way.
+  [[nodiscard]] std::uint32_t& jobs(SlotAccess access) noexcept {
+    return access == SlotAccess::read ? read_jobs : write_jobs;
+  }
+};
+
+/// Knows which slot lies where in which tier of a host pool, and what must come before its next use.
 ///
-/// Threads  thread-compatible: the pool locks.
+/// `HostSwapPool` takes and frees slots here, `HostTransfers` begins and ends transfers, and `SlotIo`
+/// notes what the file did. The ledger makes no system or device call.
+///
+/// Threads  thread-compatible: all of them use it under the pool's lock.
 class HostLedger {
  public:
-  /// `salt` goes into every id, so that pools do not take each other's ids for their own.
-  explicit HostLedger(std::uint32_t salt) : salt_{salt} {}
+  HostLedger() = default;
+  HostLedger(HostLedger const&) = delete;
+  HostLedger& operator=(HostLedger const&) = delete;
+  ~HostLedger() = default;
 
   /// Gives a tier its capacity. `granule` is a power of two; the capacity is rounded down to it.
   void open(HostTier tier, std::size_t capacity_bytes, std::size_t granule);
@@ -46,15 +157,20 @@ class HostLedger {
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes);
 
-  /// Frees a slot that no call is using. @returns false if `id` names none
+  /// Frees a slot. @returns false if `id` names none, or one that a call is using
   bool give_back(HostSlotId id, Fence const& last_use) noexcept;
 
-  /// The slot, or null for an id that is stale or not ours.
+  /// The slot, or null for an id that is stale or from another pool. The reference stays valid.
   [[nodiscard]] HostSlot* find(HostSlotId id) noexcept;
 
-  /// Where the first `bytes` bytes of a slot are.
-  [[nodiscard]] HostRoute route(HostSlot& slot, std::size_t bytes) const noexcept;
-  /// Calls `visit(HostPiece const&)` for each piece of them.
+  /// As `find`. @throws ContractViolation if `id` names no slot
+  [[nodiscard]] HostSlot& at(HostSlotId id) {
+    HostSlot* const slot = find(id);
+    expects(slot != nullptr, "a host slot id is stale or from another pool");
+    return *slot;
+  }
+
+  /// Calls `visit(HostPiece const&)` for each piece of the first `bytes` bytes of a slot.
   template <class Visit>
   void for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const;
 
@@ -65,21 +181,20 @@ class HostLedger {
     }
   }
 
-  /// Remembers that a slot lost bytes, or that one did which was given back already.
+  /// Notes that a slot lost bytes.
   void note_failure(HostSlot& slot, FileFailure const& failure) noexcept {
     slot.failure = failure;
     if (slot.is_given_back) {
       orphan_failure_ = failure;
     }
   }
-  /// The last loss that no owner of a slot was told of; told with this.
+  /// The last loss that no owner of a slot was told of. The ledger forgets it with this call.
   [[nodiscard]] std::optional<FileFailure> take_orphan_failure() noexcept {
     return std::exchange(orphan_failure_, std::nullopt);
   }
 
   /// Takes no new slots in `tier` from now on.
   void fail(HostTier tier) noexcept { at(tier).is_failed = true; }
-  [[nodiscard]] bool has_failed(HostTier tier) const noexcept { return at(tier).is_failed; }
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
   /// Free bytes and growth of all tiers that take new slots.
@@ -89,7 +204,7 @@ class HostLedger {
   /// Calls `visit(Fence const&)` for everything that may still be using memory of the pool.
   template <class Visit>
   void for_each_fence(Visit visit) const {
-    slots_.for_each([&](BlockId, HostSlot const& slot) { visit(slot.last_uses()); });
+    for_each_slot([&](HostSlot const& slot) { visit(slot.last_uses()); });
     for (Tier const& tier : tiers_) {
       tier.map.for_each_free([&](Extent const&, Fence const& fence) { visit(fence); });
     }
@@ -110,6 +225,13 @@ class HostLedger {
     std::size_t numa_bound_bytes = 0;
     std::size_t slots = 0;
     bool is_failed = false;
+
+    [[nodiscard]] std::size_t used_bytes() const noexcept {
+      return map.reserved_bytes() - map.free_bytes();
+    }
+    [[nodiscard]] std::size_t growth_bytes() const noexcept {
+      return capacity_bytes - map.reserved_bytes();
+    }
   };
 
   [[nodiscard]] Tier& at(HostTier tier) noexcept { return tiers_[static_cast<std::size_t>(tier)]; }
@@ -127,7 +249,9 @@ class HostLedger {
     return make_block_id(slot_of(plain) - 1, generation_of(plain) ^ salt_);
   }
 
-  std::uint32_t salt_;
+  /// Goes into every id, so that a pool recognises ids of a pool that lies somewhere else in memory.
+  std::uint32_t salt_ = static_cast<std::uint32_t>(
+      (reinterpret_cast<std::uintptr_t>(this) * std::uint64_t{0x9E3779B97F4A7C15}) >> 32U);
   std::array<Tier, host_tier_count> tiers_{};
   std::optional<FileFailure> orphan_failure_;
   BlockTable<HostSlot> slots_;
@@ -140,10 +264,9 @@ inline void HostLedger::open(HostTier tier, std::size_t capacity_bytes, std::siz
 
 inline std::size_t
 HostLedger::growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept {
-  Tier const& books = at(tier);
-  std::size_t const most = books.capacity_bytes - books.map.reserved_bytes();
+  std::size_t const most = at(tier).growth_bytes();
   std::size_t const wanted = std::min(std::max(bytes, least_bytes), most);
-  std::size_t const slab = std::min(round_up(wanted, books.map.granule()), most);
+  std::size_t const slab = std::min(round_up(wanted, granule(tier)), most);
   return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
 }
 
@@ -156,40 +279,39 @@ inline void HostLedger::add_slab(HostTier tier,
                                  HostSlab slab,
                                  std::size_t bytes,
                                  std::size_t numa_bound_bytes) {
-  Tier& books = at(tier);
-  SPILLWAY_ASSERT(bytes <= books.capacity_bytes - books.map.reserved_bytes());
-  books.slabs.reserve(books.slabs.size() + 1);
-  books.map.add_slab(bytes);
-  books.slabs.push_back(slab);
-  books.numa_bound_bytes += numa_bound_bytes;
+  Tier& grown = at(tier);
+  SPILLWAY_ASSERT(bytes <= grown.growth_bytes());
+  grown.slabs.reserve(grown.slabs.size() + 1);
+  grown.map.add_slab(bytes);
+  grown.slabs.push_back(slab);
+  grown.numa_bound_bytes += numa_bound_bytes;
 }
 
 inline std::optional<HostSlotId> HostLedger::try_take(std::size_t bytes) {
   for (std::size_t i = 0; i < host_tier_count; ++i) {
-    Tier& books = tiers_[i];
-    if (books.is_failed) {
+    Tier& tier = tiers_[i];
+    if (tier.is_failed) {
       continue;
     }
-    auto const run = books.map.try_take(std::max(bytes, std::size_t{1}));
-    if (!run) {
+    auto const chain = tier.map.try_take(std::max(bytes, std::size_t{1}));
+    if (!chain) {
       continue;
     }
     BlockId id{};
     try {
       id = slots_.emplace(HostSlot{});
     } catch (...) {
-      books.map.give_back(run->id, run->fence);
+      tier.map.give_back(chain->id, chain->fence);
       throw;
     }
     HostSlot& slot = *slots_.find(id);
     slot.self = id;
     slot.tier = static_cast<HostTier>(i);
-    slot.run = run->id;
-    slot.bytes = run->bytes;
-    slot.written = run->fence;
-    ++books.slots;
-    books.peak_used_bytes =
-        std::max(books.peak_used_bytes, books.map.reserved_bytes() - books.map.free_bytes());
+    slot.chain = chain->id;
+    slot.bytes = chain->bytes;
+    slot.written = chain->fence;
+    ++tier.slots;
+    tier.peak_used_bytes = std::max(tier.peak_used_bytes, tier.used_bytes());
     return id_of(id);
   }
   return std::nullopt;
@@ -197,14 +319,14 @@ inline std::optional<HostSlotId> HostLedger::try_take(std::size_t bytes) {
 
 inline bool HostLedger::give_back(HostSlotId id, Fence const& last_use) noexcept {
   HostSlot* const slot = find(id);
-  if (slot == nullptr || slot->reads_in_call > 0 || slot->is_write_in_call) {
+  if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
     return false;
   }
   // The slot's own fences too: an owner that never touched the bytes does not know of the owner
   // before, whose copies may still be running.
   Fence fence = slot->last_uses();
   fence.add(last_use);
-  at(slot->tier).map.give_back(slot->run, fence);
+  at(slot->tier).map.give_back(slot->chain, fence);
   --at(slot->tier).slots;
   slot->is_given_back = true;
   if (slot->failure && !slot->is_failure_told) {
@@ -222,23 +344,15 @@ inline HostSlot* HostLedger::find(HostSlotId id) noexcept {
   return slot == nullptr || slot->is_given_back ? nullptr : slot;
 }
 
-inline HostRoute HostLedger::route(HostSlot& slot, std::size_t bytes) const noexcept {
-  HostRoute route;
-  route.slot = &slot;
-  for_each_piece(
-      slot, bytes, [&](HostPiece const& piece) { route.pieces[route.piece_count++] = piece; });
-  return route;
-}
-
 template <class Visit>
 void HostLedger::for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const {
-  Tier const& books = at(slot.tier);
-  books.map.for_each_extent(slot.run, [&](Extent const& extent) {
+  Tier const& tier = at(slot.tier);
+  tier.map.for_each_extent(slot.chain, [&](Extent const& extent) {
     std::size_t const part = std::min(bytes, extent.bytes);
     if (part == 0) {
       return;
     }
-    HostSlab const& slab = books.slabs[extent.slab];
+    HostSlab const& slab = tier.slabs[extent.slab];
     std::byte* const memory = slab.memory == nullptr ? nullptr : slab.memory + extent.offset;
     visit(HostPiece{memory, slab.file_offset + extent.offset, part, extent.slab});
     bytes -= part;
@@ -247,24 +361,24 @@ void HostLedger::for_each_piece(HostSlot const& slot, std::size_t bytes, Visit v
 
 inline std::size_t HostLedger::free_bytes() const noexcept {
   std::size_t total = 0;
-  for (Tier const& books : tiers_) {
-    if (!books.is_failed) {
-      total += books.capacity_bytes - books.map.reserved_bytes() + books.map.free_bytes();
+  for (Tier const& tier : tiers_) {
+    if (!tier.is_failed) {
+      total += tier.growth_bytes() + tier.map.free_bytes();
     }
   }
   return total;
 }
 
 inline HostTierStats HostLedger::stats(HostTier tier) const noexcept {
-  Tier const& books = at(tier);
-  return {.capacity_bytes = books.capacity_bytes,
-          .reserved_bytes = books.map.reserved_bytes(),
-          .used_bytes = books.map.reserved_bytes() - books.map.free_bytes(),
-          .peak_used_bytes = books.peak_used_bytes,
-          .largest_free_bytes = books.map.largest_free_bytes(),
-          .slots = books.slots,
-          .numa_bound_bytes = books.numa_bound_bytes,
-          .is_failed = books.is_failed};
+  Tier const& now = at(tier);
+  return {.capacity_bytes = now.capacity_bytes,
+          .reserved_bytes = now.map.reserved_bytes(),
+          .used_bytes = now.used_bytes(),
+          .peak_used_bytes = now.peak_used_bytes,
+          .largest_free_bytes = now.map.largest_free_bytes(),
+          .slots = now.slots,
+          .numa_bound_bytes = now.numa_bound_bytes,
+          .is_failed = now.is_failed};
 }
 
 }  // namespace spillway::detail

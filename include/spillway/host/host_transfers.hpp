@@ -3,127 +3,211 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/copy_batch.hpp>
-#include <spillway/host/host_batch.hpp>
-#include <spillway/host/host_slot.hpp>
-#include <spillway/host/host_store.hpp>
+#include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/slot_io.hpp>
 #include <spillway/host/staging.hpp>
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace spillway::detail {
 
-/// Carries bytes between the device and the slots of a host store: the transfers of a host pool.
+/// Copies bytes between the device and the slots of a host pool. Every read and write of
+/// `HostSwapPool` goes through `enqueue`; a single transfer is a batch of one.
+///
+/// How many transfers become few copies. `enqueue` cuts the list of requests into batches. A batch is
+/// as many requests from the front as lie in one tier, have at most `max_batch_bytes`, and fit into one
+/// staging chunk where the tier is staged; a larger transfer is a batch of its own.
+///
+///   Pinned tier: each piece of each slot is one copy between the device and a slab. A copy that
+///   continues the one before on both sides is joined to it, and the device gets the rest in one call.
+///   Example: four blocks of 1 KiB that are neighbours on the device get neighbouring slots, because
+///   the pool cuts them from one slab. They leave as one copy of 4 KiB.
+///
+///   Staged tiers: pieces are cut at the size of a chunk and packed into chunks. For each chunk of a
+///   write, one batch of copies (device to chunk) goes to the caller's stream, and one host function
+///   (chunk to slot, `SlotIo::write`) to the stream of the write lane. A read does the same in reverse
+///   order. The two streams wait for each other by the chunk's fence, so that the next chunk leaves the
+///   device while the last one is written to the file.
+///
+/// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
+/// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
 ///
 /// Threads  thread-safe.
 /// Streams  the device's copies run on the caller's stream, memory copies and file calls of the slower
 ///          tiers as host functions on a stream of this object, one for each direction.
+/// Cost     two locks of the pool for each batch; allocates only while its lists grow.
 template <DeviceApi Device, FileIoApi FileIo>
-class HostCarrier {
+class HostTransfers {
+  using Lane = StagingLane<Device>;
+  using Io = SlotIo<FileIo>;
+  using Job = typename Io::Job;
+
  public:
-  using Store = HostStore<Device, FileIo>;
-  using Direction = typename Store::Direction;
   using stream_type = typename Device::stream_type;
 
-  /// None of them is owned. Without slower tiers there is no staging.
+  /// None of them is owned. `mutex` guards `ledger` and `io`. Without slower tiers there is no staging.
   ///
   /// @throws OutOfHostMemory where there is no pinned memory to stage through; DeviceError
-  HostCarrier(Device& device,
-              StreamOrder<Device>& order,
-              Store& store,
-              HostPoolOptions const& options,
-              int numa_node)
-      : device_{&device}, order_{&order}, store_{&store} {
-    if (options.pageable_bytes > 0 || options.file_bytes > 0) {
-      open_lanes(options, numa_node);
-    }
-  }
+  HostTransfers(Device& device,
+                StreamOrder<Device>& order,
+                std::mutex& mutex,
+                HostLedger& ledger,
+                Io& io,
+                HostPoolOptions const& options,
+                int numa_node);
 
-  /// What a staging chunk holds.
-  [[nodiscard]] static constexpr std::size_t
-  chunk_bytes_for(HostPoolOptions const& options) noexcept {
-    return Lane::chunk_bytes_for(options.staging_bytes);
-  }
+  /// Enqueues the transfers in order. @throws as `HostSwapPool::write_all` and `read_all`
+  void enqueue(SlotAccess access, std::span<TransferRequest> requests, stream_type stream);
 
-  /// One transfer. @throws as `HostSwapPool::write` and `read`
-  Transfer
-  transfer(HostSlotId id, std::byte* device, std::size_t bytes, stream_type stream, Direction way) {
-    StreamIndex const at = order_->index_of(stream);
-    Call call{*store_, id, bytes, way};
-    transfer(call, device, stream, at);
-    return call.done;
-  }
-  /// Several. @throws as `HostSwapPool::write_all` and `read_all`
-  void transfer_all(std::span<TransferRequest> requests, stream_type stream, Direction way);
-
-  /// Waits on the host until no host function runs and no chunk is in use. @throws DeviceError
-  void drain_sync(Direction way) {
-    if (std::optional<Lane>& lane = way == Direction::out ? out_ : in_; lane) {
+  /// Waits on the host until no host function of that direction runs and none of its chunks is in use.
+  ///
+  /// @throws DeviceError
+  void drain_sync(SlotAccess access) {
+    if (std::optional<Lane>& lane = access == SlotAccess::write ? write_lane_ : read_lane_; lane) {
       lane->drain_sync();
     }
   }
 
-  /// How often a thread waited for another one's chunk.
+  /// How often a thread waited for a chunk that another one held.
   [[nodiscard]] std::uint64_t staging_waits() const {
-    return (out_ ? out_->waits() : 0) + (in_ ? in_->waits() : 0);
+    return (write_lane_ ? write_lane_->waits() : 0) + (read_lane_ ? read_lane_->waits() : 0);
   }
 
  private:
-  using Lane = StagingLane<Device>;
-  using Call = typename Store::Call;
-  using Batch = HostBatch<Device, FileIo>;
+  class Batch;
+
+  struct Entry {
+    HostSlot* slot = nullptr;
+    Fence before;  // what the first access to the slot comes after
+  };
+  /// The lists of a batch, which later batches use again.
+  struct Lists {
+    std::vector<Entry> entries;
+    CopyBatch copies;
+  };
 
   // A larger batch would keep the first of its transfers waiting for the last; a larger transfer costs
   // so much itself that there is nothing to gain.
-  static constexpr std::size_t most_batch_bytes = 1_MiB;
-  static constexpr std::size_t most_batch_requests = 512;
-  // Up to here transfers wait for each other's fences.
-  static constexpr std::size_t patient_bytes = 256_KiB;
+  static constexpr std::size_t max_batch_bytes = 1_MiB;
+  static constexpr std::size_t max_batch_requests = 512;
+  // In a batch larger than this, no transfer waits for the fence of another one.
+  static constexpr std::size_t max_waiting_bytes = 256_KiB;
+  static constexpr std::size_t max_idle_lists = 8;
 
-  [[nodiscard]] static CopyKind kind_of(Direction way) noexcept {
-    return way == Direction::out ? CopyKind::to_host : CopyKind::to_device;
-  }
-  void open_lanes(HostPoolOptions const& options, int numa_node);
-  void transfer(Call& call, std::byte* device, stream_type stream, StreamIndex at);
-  void transfer_pinned(Call& call, std::byte* device, stream_type stream, StreamIndex at);
-  void write_staged(Call& call, std::byte const* from, stream_type stream, StreamIndex at);
-  void read_staged(Call& call, std::byte* to, stream_type stream, StreamIndex at);
-  void transfer_one(TransferRequest& request, stream_type stream, StreamIndex at, Direction way);
-  [[nodiscard]] std::size_t length_of_run(std::span<TransferRequest const> requests,
-                                          StreamIndex at) const;
-  [[nodiscard]] Transfer transfer_batch(
-      Batch& batch, CopyBatch& copies, stream_type stream, StreamIndex at, Direction way);
-  [[nodiscard]] Transfer transfer_batch_staged(
-      Batch& batch, CopyBatch& copies, stream_type stream, StreamIndex at, Direction way);
-  void
-  launch(Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk);
+  [[nodiscard]] std::size_t batch_limit(std::span<TransferRequest const> requests,
+                                        StreamIndex at) const;
+  void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
 
   Device* device_;
   StreamOrder<Device>* order_;
-  Store* store_;
-  std::optional<Lane> out_;
-  std::optional<Lane> in_;
+  std::mutex* mutex_;
+  HostLedger* ledger_;
+  Io* io_;
+  std::size_t chunk_bytes_;
+  std::optional<Lane> write_lane_;
+  std::optional<Lane> read_lane_;
+  std::vector<Lists> idle_lists_;  // guarded by the mutex
 };
 
-/// Both directions with as many chunks as there is pinned memory for.
+/// The transfers that are being enqueued together. Holds their slots from `begin` to its end.
 template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::open_lanes(HostPoolOptions const& options, int numa_node) {
-  for (std::size_t chunks = options.staging_chunks; !in_; --chunks) {
+class HostTransfers<Device, FileIo>::Batch {
+ public:
+  Batch(HostTransfers& owner, SlotAccess access) : owner_{&owner}, access_{access} {}
+  Batch(Batch const&) = delete;
+  Batch& operator=(Batch const&) = delete;
+  /// Ends the transfers: notes in each slot what is in the `done` of its request.
+  ~Batch();
+
+  /// Begins those transfers at the front that can go together, the first one at least.
+  ///
+  /// @throws ContractViolation, FileTierError, std::bad_alloc, with nothing changed once this object ends
+  void begin(std::span<TransferRequest> candidates);
+
+  [[nodiscard]] HostTier tier() const noexcept { return entries().front().slot->tier; }
+  [[nodiscard]] std::span<TransferRequest> requests() const noexcept {
+    return requests_.first(entries().size());
+  }
+  [[nodiscard]] std::vector<Entry> const& entries() const noexcept { return lists_.entries; }
+  /// In the pinned tier all copies of the batch, in a staged one those of the current chunk.
+  [[nodiscard]] CopyBatch& copies() noexcept { return lists_.copies; }
+  [[nodiscard]] CopyKind kind() const noexcept {
+    return is_write() ? CopyKind::to_host : CopyKind::to_device;
+  }
+  [[nodiscard]] bool is_write() const noexcept { return access_ == SlotAccess::write; }
+
+  /// Adds a copy between a piece's place on the host and the device.
+  void add_copy(std::byte* host, std::byte* device, std::size_t bytes, bool may_join) {
+    is_write() ? copies().add(host, device, bytes, may_join)
+               : copies().add(device, host, bytes, may_join);
+  }
+  /// The jobs of the next chunk to be enqueued, or null; none in the pinned tier.
+  [[nodiscard]] Job* first_chunk() const noexcept { return first_chunk_; }
+  /// The jobs of the first chunk belong to an enqueued host function, which gives them back.
+  void set_first_chunk(Job* next) noexcept { first_chunk_ = next; }
+
+  void answer(TransferState state, Transfer const& done) noexcept {
+    for (TransferRequest& request : requests()) {
+      request.state = state;
+      request.done = done;
+    }
+  }
+
+ private:
+  [[nodiscard]] bool can_join(HostSlot const* slot, TransferRequest const& request) const noexcept;
+  void add(HostSlot& slot, TransferRequest const& request);
+  void add_jobs(HostSlot& slot, HostPiece piece, std::byte* device, std::size_t reservation);
+
+  HostTransfers* owner_;
+  SlotAccess access_;
+  std::span<TransferRequest> requests_;
+  Lists lists_;
+  std::size_t last_reservation_ = 0;  // of the last copy in the pinned tier
+  std::uint32_t last_slab_ = 0;
+  std::size_t staged_bytes_ = 0;  // what all chunks of the batch hold
+  std::size_t filled_bytes_ = 0;  // what the last of them holds
+  Job* first_chunk_ = nullptr;    // the first job of each chunk, linked by `next_chunk`
+  Job* last_chunk_ = nullptr;
+  Job* last_job_ = nullptr;
+};
+
+/// Makes both lanes with as many chunks, up to `staging_chunks`, as there is pinned memory for.
+template <DeviceApi Device, FileIoApi FileIo>
+HostTransfers<Device, FileIo>::HostTransfers(Device& device,
+                                             StreamOrder<Device>& order,
+                                             std::mutex& mutex,
+                                             HostLedger& ledger,
+                                             Io& io,
+                                             HostPoolOptions const& options,
+                                             int numa_node)
+    : device_{&device},
+      order_{&order},
+      mutex_{&mutex},
+      ledger_{&ledger},
+      io_{&io},
+      chunk_bytes_{Lane::chunk_bytes_for(options.staging_bytes)} {
+  idle_lists_.reserve(max_idle_lists);
+  bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
+  for (std::size_t chunks = options.staging_chunks; is_staged && !read_lane_; --chunks) {
     try {
-      out_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
-      in_.emplace(*device_, *order_, chunks, options.staging_bytes, numa_node);
+      write_lane_.emplace(device, order, chunks, chunk_bytes_, numa_node);
+      read_lane_.emplace(device, order, chunks, chunk_bytes_, numa_node);
     } catch (OutOfHostMemory const&) {
-      out_.reset();
+      write_lane_.reset();
       if (chunks == 1) {
         throw;
       }
@@ -132,92 +216,57 @@ void HostCarrier<Device, FileIo>::open_lanes(HostPoolOptions const& options, int
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::transfer(Call& call,
-                                           std::byte* device,
-                                           stream_type stream,
-                                           StreamIndex at) {
-  if (call.tier() == HostTier::pinned) {
-    transfer_pinned(call, device, stream, at);
-  } else if (call.direction == Direction::out) {
-    write_staged(call, device, stream, at);
-  } else {
-    read_staged(call, device, stream, at);
-  }
-  call.is_finished = true;
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::transfer_pinned(Call& call,
-                                                  std::byte* device,
-                                                  stream_type stream,
-                                                  StreamIndex at) {
-  bool const is_out = call.direction == Direction::out;
-  order_->wait(at, call.before);
-  for (HostPiece const& piece : call.pieces()) {
-    std::byte* const to = is_out ? piece.memory : device;
-    std::byte const* const from = is_out ? device : piece.memory;
-    device_->copy(to, from, piece.bytes, kind_of(call.direction), stream);
-    call.done.device_done = call.done.host_done = order_->mark(at);
-    device += piece.bytes;
-  }
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::transfer_all(std::span<TransferRequest> requests,
-                                               stream_type stream,
-                                               Direction way) {
+void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
+                                            std::span<TransferRequest> requests,
+                                            stream_type stream) {
   StreamIndex const at = order_->index_of(stream);
   for (TransferRequest& request : requests) {
     request.forget_answer();
   }
-  Batch batch{*store_, way};
-  CopyBatch copies{kind_of(way)};
   while (!requests.empty()) {
-    std::size_t count = batch.open(requests.first(length_of_run(requests, at)));
-    if (count == 0) {
-      transfer_one(requests.front(), stream, at, way);
-      count = 1;
-    } else {
-      for (TransferRequest const& request : requests.first(count)) {
-        order_->wait(at, request.after);
-      }
-      batch.answer(TransferState::enqueued, transfer_batch(batch, copies, stream, at, way));
-      batch.close();
+    Batch batch{*this, access};
+    batch.begin(requests.first(batch_limit(requests, at)));
+    bool const is_pinned = batch.tier() == HostTier::pinned;
+    StreamIndex const slot_stream =
+        is_pinned ? at : (batch.is_write() ? write_lane_ : read_lane_)->index();
+    for (TransferRequest const& request : batch.requests()) {
+      order_->wait(at, request.after);
     }
-    requests = requests.subspan(count);
+    for (Entry const& entry : batch.entries()) {
+      order_->wait(slot_stream, entry.before);
+    }
+    Transfer done;
+    try {
+      if (is_pinned) {
+        batch.copies().enqueue(*device_, batch.kind(), stream);
+        done.device_done = done.host_done = order_->mark(at);
+      } else {
+        enqueue_staged(batch, done, stream, at);
+      }
+    } catch (...) {
+      done.device_done.add(order_->mark(at));
+      if (is_pinned && batch.copies().size() > 1) {  // some of them may have been enqueued
+        done.host_done = done.device_done;
+      }
+      batch.answer(TransferState::torn, done);
+      throw;
+    }
+    batch.answer(TransferState::enqueued, done);
+    requests = requests.subspan(batch.requests().size());
   }
 }
 
+/// How many of the transfers may be enqueued together, whatever tier they are in.
 template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::transfer_one(TransferRequest& request,
-                                               stream_type stream,
-                                               StreamIndex at,
-                                               Direction way) {
-  order_->wait(at, request.after);
-  Call call{*store_, request.slot, request.bytes, way};
-  try {
-    transfer(call, request.device, stream, at);
-  } catch (...) {
-    request.state = TransferState::torn;
-    request.done = call.done;
-    request.done.device_done.add(order_->mark(at));
-    throw;
-  }
-  request.state = TransferState::enqueued;
-  request.done = call.done;
-}
-
-/// How many of the transfers should be enqueued together.
-template <DeviceApi Device, FileIoApi FileIo>
-std::size_t HostCarrier<Device, FileIo>::length_of_run(std::span<TransferRequest const> requests,
+std::size_t HostTransfers<Device, FileIo>::batch_limit(std::span<TransferRequest const> requests,
                                                        StreamIndex at) const {
   std::size_t bytes = 0;
   std::size_t count = 0;
   for (TransferRequest const& next :
-       requests.first(std::min(requests.size(), most_batch_requests))) {
+       requests.first(std::min(requests.size(), max_batch_requests))) {
     bytes += next.bytes;
-    if (bytes > most_batch_bytes ||
-        (bytes > patient_bytes && !order_->is_ordered(next.after, at))) {
+    if (bytes > max_batch_bytes ||
+        (bytes > max_waiting_bytes && !order_->is_ordered(next.after, at))) {
       break;
     }
     ++count;
@@ -225,152 +274,157 @@ std::size_t HostCarrier<Device, FileIo>::length_of_run(std::span<TransferRequest
   return std::max<std::size_t>(count, 1);
 }
 
-/// What fails in between leaves nothing out: all that may have been enqueued comes before the mark.
+/// Events are recorded chunk by chunk. An event recorded only when a chunk comes round again would
+/// cover the chunks enqueued since, and the ring would stand still for them.
 template <DeviceApi Device, FileIoApi FileIo>
-Transfer HostCarrier<Device, FileIo>::transfer_batch(
-    Batch& batch, CopyBatch& copies, stream_type stream, StreamIndex at, Direction way) {
-  if (batch.tier() != HostTier::pinned) {
-    return transfer_batch_staged(batch, copies, stream, at, way);
-  }
-  copies.clear();
-  std::size_t reservation = 0;
-  std::uint32_t slab = 0;
-  batch.for_each_piece([&](TransferRequest const& r, std::byte* device, HostPiece const& piece) {
-    bool const may_join = r.reservation != 0 && r.reservation == reservation && piece.slab == slab;
-    way == Direction::out ? copies.add(piece.memory, device, piece.bytes, may_join)
-                          : copies.add(device, piece.memory, piece.bytes, may_join);
-    reservation = r.reservation;
-    slab = piece.slab;
-  });
-  batch.for_each_fence([&](Fence const& fence) { order_->wait(at, fence); });
-  try {
-    copies.enqueue(*device_, stream);
-  } catch (...) {
-    Ticket const reached = order_->mark(at);
-    batch.answer(TransferState::torn, {reached, reached});
-    throw;
-  }
-  Ticket const done = order_->mark(at);
-  return {done, done};
-}
-
-/// All of it in one chunk: the device copies to or from places in it, and one host function does the
-/// rest.
-template <DeviceApi Device, FileIoApi FileIo>
-Transfer HostCarrier<Device, FileIo>::transfer_batch_staged(
-    Batch& batch, CopyBatch& copies, stream_type stream, StreamIndex at, Direction way) {
-  bool const is_out = way == Direction::out;
-  Lane& lane = is_out ? *out_ : *in_;
-  typename Lane::Chunk chunk{lane};
-  copies.clear();
-  std::size_t reservation = 0;
-  auto offset = batch.chunk_offsets().begin();
-  auto* job = batch.jobs();
-  batch.for_each_piece([&](TransferRequest const& r, std::byte* device, HostPiece const& piece) {
-    bool const may_join = r.reservation != 0 && r.reservation == reservation;
-    std::byte* const place = chunk.data() + *offset++;
-    is_out ? copies.add(place, device, piece.bytes, may_join)
-           : copies.add(device, place, piece.bytes, may_join);
-    reservation = r.reservation;
-    job->chunk = place;
-    job = job->next;
-  });
-  auto const copy = [&] {
-    order_->wait(at, chunk.fence());
-    copies.enqueue(*device_, stream);
-    chunk.fence() = order_->mark(at);
-  };
-  auto const carry = [&] {
-    order_->wait(lane.index(), chunk.fence());
-    HostFunction const run = is_out ? &Store::jobs_type::run_write : &Store::jobs_type::run_read;
-    device_->launch_host(lane.stream(), run, batch.jobs());
-    batch.forget_jobs();
-    chunk.fence() = order_->mark(lane.index());
-  };
-  Transfer done;
-  batch.for_each_fence([&](Fence const& fence) { order_->wait(lane.index(), fence); });
-  try {
-    if (is_out) {
-      copy();
-      done.device_done = chunk.fence();
-      carry();
-      done.host_done = chunk.fence();
-    } else {
-      carry();
-      done.host_done = chunk.fence();
-      copy();
-      done.device_done = chunk.fence();
+void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
+                                                   Transfer& done,
+                                                   stream_type stream,
+                                                   StreamIndex at) {
+  Lane& lane = batch.is_write() ? *write_lane_ : *read_lane_;
+  while (Job* const first = batch.first_chunk()) {
+    typename Lane::Chunk chunk{lane};
+    batch.copies().clear();
+    std::size_t reservation = 0;
+    for (Job* job = first; job != nullptr; job = job->next) {
+      job->chunk = chunk.data() + job->chunk_offset;
+      bool const may_join = job->reservation != 0 && job->reservation == reservation;
+      batch.add_copy(job->chunk, job->device, job->piece.bytes, may_join);
+      reservation = job->reservation;
     }
-    order_->record(is_out ? lane.index() : at);
-  } catch (...) {
-    chunk.fence().add(order_->mark(at));
-    done.device_done.add(order_->mark(at));
-    batch.answer(TransferState::torn, done);
-    throw;
+    auto const copy = [&] {
+      order_->wait(at, chunk.fence());
+      batch.copies().enqueue(*device_, batch.kind(), stream);
+      done.device_done = chunk.fence() = order_->mark(at);
+    };
+    auto const launch = [&] {
+      order_->wait(lane.index(), chunk.fence());
+      Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
+      device_->launch_host(lane.stream(), batch.is_write() ? &Io::write : &Io::read, first);
+      batch.set_first_chunk(next);
+      done.host_done = chunk.fence() = order_->mark(lane.index());
+    };
+    try {
+      if (batch.is_write()) {
+        copy();
+        launch();
+        order_->record(lane.index());
+      } else {
+        launch();
+        copy();
+        order_->record(at);
+      }
+    } catch (...) {
+      chunk.fence().add(order_->mark(at));  // some of the copies may have been enqueued
+      throw;
+    }
   }
-  return done;
-}
-
-/// Device to chunk on `stream`, chunk to slot on the lane's, in turns: the next piece leaves the device
-/// while this one is put away. Each fence is assigned as soon as what it stands for is enqueued, so
-/// that a failure in between leaves nothing out.
-///
-/// Events are recorded at once: an event recorded when a chunk comes round again would cover the
-/// pieces enqueued since, and the ring would stand still for them.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::write_staged(Call& call,
-                                               std::byte const* from,
-                                               stream_type stream,
-                                               StreamIndex at) {
-  order_->wait(out_->index(), call.before);
-  call.for_each_chunk([&](HostPiece const& piece) {
-    typename Lane::Chunk chunk{*out_};
-    order_->wait(at, chunk.fence());
-    device_->copy(chunk.data(), from, piece.bytes, CopyKind::to_host, stream);
-    call.done.device_done = chunk.fence() = order_->mark(at);
-    order_->wait(out_->index(), chunk.fence());
-    launch(call, *out_, &Store::jobs_type::run_write, piece, chunk.data());
-    call.done.host_done = chunk.fence() = order_->mark(out_->index());
-    order_->record(out_->index());
-    from += piece.bytes;
-  });
-}
-
-/// The same the other way round.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::read_staged(Call& call,
-                                              std::byte* to,
-                                              stream_type stream,
-                                              StreamIndex at) {
-  order_->wait(in_->index(), call.before);
-  call.for_each_chunk([&](HostPiece const& piece) {
-    typename Lane::Chunk chunk{*in_};
-    order_->wait(in_->index(), chunk.fence());
-    launch(call, *in_, &Store::jobs_type::run_read, piece, chunk.data());
-    call.done.host_done = chunk.fence() = order_->mark(in_->index());
-    order_->wait(at, chunk.fence());
-    device_->copy(to, chunk.data(), piece.bytes, CopyKind::to_device, stream);
-    call.done.device_done = chunk.fence() = order_->mark(at);
-    order_->record(at);
-    to += piece.bytes;
-  });
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-void HostCarrier<Device, FileIo>::launch(
-    Call& call, Lane& lane, HostFunction function, HostPiece const& piece, std::byte* chunk) {
-  auto* const job = call.jobs;
-  job->slot = call.route.slot;
-  job->piece = piece;
-  job->chunk = chunk;
-  auto* const rest = std::exchange(job->next, nullptr);
-  try {
-    device_->launch_host(lane.stream(), function, job);
-  } catch (...) {
-    job->next = rest;
-    throw;
+void HostTransfers<Device, FileIo>::Batch::begin(std::span<TransferRequest> candidates) {
+  std::scoped_lock const lock{*owner_->mutex_};
+  if (!owner_->idle_lists_.empty()) {
+    lists_ = std::move(owner_->idle_lists_.back());
+    owner_->idle_lists_.pop_back();
   }
-  call.jobs = rest;
+  lists_.entries.reserve(candidates.size());
+  requests_ = candidates;
+  HostSlot& first = owner_->ledger_->at(candidates.front().slot);
+  owner_->io_->throw_if_failed(first);
+  char const* const refusal = first.refusal(candidates.front().bytes, access_);
+  expects(refusal == nullptr, refusal);
+  add(first, candidates.front());
+  for (TransferRequest const& request : candidates.subspan(1)) {
+    HostSlot* const slot = owner_->ledger_->find(request.slot);
+    if (!can_join(slot, request)) {
+      break;  // if something is wrong with it, the batch that it is the first of throws
+    }
+    add(*slot, request);
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+bool HostTransfers<Device, FileIo>::Batch::can_join(HostSlot const* slot,
+                                                    TransferRequest const& request) const noexcept {
+  return slot != nullptr && !slot->failure && slot->refusal(request.bytes, access_) == nullptr &&
+         slot->tier == tier() &&
+         (slot->tier == HostTier::pinned || staged_bytes_ + slot->bytes <= owner_->chunk_bytes_);
+}
+
+/// @pre the lock is held, and there is room for an entry
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::Batch::add(HostSlot& slot, TransferRequest const& request) {
+  std::byte* device = request.device;
+  owner_->ledger_->for_each_piece(slot, request.bytes, [&](HostPiece const& piece) {
+    if (slot.tier == HostTier::pinned) {
+      bool const may_join = request.reservation != 0 && request.reservation == last_reservation_ &&
+                            piece.slab == last_slab_;
+      add_copy(piece.memory, device, piece.bytes, may_join);
+      last_reservation_ = request.reservation;
+      last_slab_ = piece.slab;
+    } else {
+      add_jobs(slot, piece, device, request.reservation);
+    }
+    device += piece.bytes;
+  });
+  lists_.entries.push_back({&slot, slot.fence_before(access_)});
+  slot.begin_transfer(access_);
+}
+
+/// Packs a piece into staging chunks. Where it is cut does not depend on what else is in the batch:
+/// `SlotIo` finds rescued bytes by the offset of their part of the piece.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::Batch::add_jobs(HostSlot& slot,
+                                                    HostPiece piece,
+                                                    std::byte* device,
+                                                    std::size_t reservation) {
+  std::size_t const granule = owner_->ledger_->granule(slot.tier);
+  for (std::size_t left = piece.bytes; left > 0; left -= piece.bytes) {
+    piece.bytes = std::min(left, owner_->chunk_bytes_);
+    std::size_t const room = round_up(piece.bytes, granule);
+    Job& job = owner_->io_->take(slot, access_);
+    if (first_chunk_ == nullptr) {
+      first_chunk_ = last_chunk_ = &job;
+    } else if (filled_bytes_ + room > owner_->chunk_bytes_) {
+      last_chunk_ = last_chunk_->next_chunk = &job;
+      filled_bytes_ = 0;
+    } else {
+      last_job_->next = &job;
+    }
+    last_job_ = &job;
+    job.piece = piece;
+    job.chunk_offset = filled_bytes_;
+    job.device = device;
+    job.reservation = reservation;
+    filled_bytes_ += room;
+    staged_bytes_ += room;
+    piece.memory = piece.memory == nullptr ? nullptr : piece.memory + piece.bytes;
+    piece.file_offset += piece.bytes;
+    device += piece.bytes;
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+HostTransfers<Device, FileIo>::Batch::~Batch() {
+  std::scoped_lock const lock{*owner_->mutex_};
+  while (first_chunk_ != nullptr) {
+    Job* job = std::exchange(first_chunk_, first_chunk_->next_chunk);
+    while (job != nullptr) {
+      owner_->io_->give_back(*std::exchange(job, job->next), access_);
+    }
+  }
+  for (std::size_t i = 0; i < entries().size(); ++i) {
+    TransferRequest const& request = requests_[i];
+    bool const is_enqueued = request.state == TransferState::enqueued;
+    entries()[i].slot->end_transfer(
+        access_, request.done.host_done, is_enqueued ? request.bytes : 0);
+  }
+  lists_.entries.clear();
+  lists_.copies.clear();
+  if (owner_->idle_lists_.size() < max_idle_lists) {
+    owner_->idle_lists_.push_back(std::move(lists_));
+  }
 }
 
 }  // namespace spillway::detail

@@ -4,10 +4,10 @@
 #include <spillway/core/config.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/size_classes.hpp>
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,21 +15,86 @@
 
 namespace spillway::detail {
 
-/// One piece of a run: where in which slab.
+/// Size classes, eight for each power of two, and a bitmap of those that are in use.
+///
+/// `SlabMap` finds its free lists by it.
+///
+/// Threads  thread-compatible.
+/// Cost     each search reads one to eight words.
+class SizeClasses {
+  static constexpr unsigned split_bits = 3;
+
+ public:
+  static constexpr std::size_t count = (64 - split_bits + 1) << split_bits;
+
+  /// The class of a size; a larger size is never in a smaller class.
+  [[nodiscard]] static constexpr std::size_t class_of(std::size_t units) noexcept {
+    if (units < (std::size_t{1} << split_bits)) {
+      return units;
+    }
+    auto const power = static_cast<unsigned>(std::bit_width(units)) - 1;
+    std::size_t const part = (units >> (power - split_bits)) & ((1U << split_bits) - 1);
+    return (std::size_t{power - split_bits + 1} << split_bits) + part;
+  }
+
+  void insert(std::size_t size_class) noexcept { word(size_class) |= bit(size_class); }
+  void erase(std::size_t size_class) noexcept { word(size_class) &= ~bit(size_class); }
+
+  /// The smallest class in use that is at least `from`; `count` if there is none.
+  [[nodiscard]] std::size_t next(std::size_t from) const noexcept {
+    for (std::size_t at = from / 64; at < words_.size(); ++at) {
+      std::uint64_t const wanted =
+          at == from / 64 ? ~std::uint64_t{0} << (from % 64) : ~std::uint64_t{0};
+      if (std::uint64_t const found = words_[at] & wanted; found != 0) {
+        return at * 64 + static_cast<std::size_t>(std::countr_zero(found));
+      }
+    }
+    return count;
+  }
+
+  /// The largest class in use that is less than `before`; `count` if there is none.
+  [[nodiscard]] std::size_t previous(std::size_t before) const noexcept {
+    for (std::size_t at = (before + 63) / 64; at-- > 0;) {
+      std::uint64_t const wanted =
+          at == before / 64 ? (std::uint64_t{1} << (before % 64)) - 1 : ~std::uint64_t{0};
+      if (std::uint64_t const found = words_[at] & wanted; found != 0) {
+        return at * 64 + static_cast<std::size_t>(std::bit_width(found)) - 1;
+      }
+    }
+    return count;
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t& word(std::size_t size_class) noexcept {
+    return words_[size_class / 64];
+  }
+  [[nodiscard]] static constexpr std::uint64_t bit(std::size_t size_class) noexcept {
+    return std::uint64_t{1} << (size_class % 64);
+  }
+
+  std::array<std::uint64_t, (count + 63) / 64> words_{};
+};
+
+/// One piece of a chain: where in which slab.
 struct Extent {
   std::uint32_t slab = 0;
   std::size_t offset = 0;
   std::size_t bytes = 0;
 };
 
-/// Cuts slabs into runs: which bytes of which slab are taken, on plain integers.
+/// Decides which bytes of which slab a host slot gets: a segregated free list on plain integers.
 ///
-/// A run is one extent where a free range is large enough, best fit by size class, and otherwise up to
-/// `max_extents` of the largest free ranges. Swapped-out bytes need no single address, so scattered
-/// room is room. Free neighbours coalesce at once.
+/// `HostLedger` has one for each tier. A slot gets a chain of extents. The chain is one extent where a
+/// free range is large enough: the best fit among the first `max_looks` ranges of the request's size
+/// class, else of the next larger class that has any. Otherwise the chain is made of the largest free
+/// ranges, `max_extents` at most, which a heap selects: swapped-out bytes need no single address, so
+/// scattered room is room. Free neighbours coalesce at once (boundary tags).
 ///
-/// Every free range carries the fence after which its bytes may be touched; neighbours that coalesce
-/// unite theirs, and whoever takes a range is told.
+/// Example: free ranges of 4, 3 and 2 granules. A request of 3 takes the second; a request of 8 takes
+/// 4 + 3 + 1, and 1 granule of the last range stays free.
+///
+/// Every free range carries the fence after which its bytes may be touched. Neighbours that coalesce
+/// unite their fences, and a chain carries the union of what its extents had.
 ///
 /// Units    sizes are rounded up to the granule; offsets are multiples of it.
 /// Threads  thread-compatible.
@@ -39,11 +104,11 @@ class SlabMap {
  public:
   static constexpr std::size_t max_extents = 64;
 
-  /// Names a taken run by its first extent.
-  enum class RunId : std::uint32_t {};
+  /// Names a taken chain by its first extent.
+  enum class ChainId : std::uint32_t {};
 
-  struct Run {
-    RunId id{};
+  struct Chain {
+    ChainId id{};
     std::size_t bytes = 0;  // rounded
     Fence fence;            // of all earlier uses of these bytes
   };
@@ -59,18 +124,18 @@ class SlabMap {
   /// Takes `bytes` > 0, rounded up; nothing when even scattered room does not suffice.
   ///
   /// @throws std::bad_alloc, with nothing changed
-  [[nodiscard]] std::optional<Run> try_take(std::size_t bytes);
+  [[nodiscard]] std::optional<Chain> try_take(std::size_t bytes);
 
-  /// Frees a run whose bytes may be touched after `fence`.
-  void give_back(RunId run, Fence const& fence) noexcept;
+  /// Frees a chain whose bytes may be touched after `fence`.
+  void give_back(ChainId chain, Fence const& fence) noexcept;
 
   /// Whether `try_take(bytes)` would succeed if there were one more free slab of `extra_bytes`.
   [[nodiscard]] bool can_take(std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
 
-  /// Calls `visit(Extent const&)` for the extents of a run, in the order of its bytes.
+  /// Calls `visit(Extent const&)` for the extents of a chain, in the order of its bytes.
   template <class Visit>
-  void for_each_extent(RunId run, Visit visit) const {
-    for (auto at = static_cast<std::uint32_t>(run); at != none; at = nodes_[at].next_linked) {
+  void for_each_extent(ChainId chain, Visit visit) const {
+    for (auto at = static_cast<std::uint32_t>(chain); at != none; at = nodes_[at].next_linked) {
       visit(nodes_[at].extent);
     }
   }
@@ -154,38 +219,38 @@ inline std::uint32_t SlabMap::add_slab(std::size_t bytes) {
   return slab_count_++;
 }
 
-inline auto SlabMap::try_take(std::size_t bytes) -> std::optional<Run> {
+inline auto SlabMap::try_take(std::size_t bytes) -> std::optional<Chain> {
   if (bytes > free_bytes_) {
     return std::nullopt;  // before rounding, which a huge request would overflow
   }
   std::size_t const wanted = round_up(bytes, granule_);
   provide_vacant_node();
   if (std::uint32_t const fit = find(wanted); fit != none) {
-    Run const run{RunId{fit}, wanted, nodes_[fit].fence};
+    Chain const chain{ChainId{fit}, wanted, nodes_[fit].fence};
     take(fit, wanted);
-    return run;
+    return chain;
   }
   Largest const pieces = largest();
   if (missing_after(pieces, pieces.count, wanted) > 0) {
     return std::nullopt;
   }
-  Run run{RunId{pieces.nodes[0]}, wanted, {}};
+  Chain chain{ChainId{pieces.nodes[0]}, wanted, {}};
   std::size_t missing = wanted;
   for (std::size_t i = 0; missing > 0; ++i) {
     std::uint32_t const node = pieces.nodes[i];
     std::size_t const part = std::min(missing, nodes_[node].extent.bytes);
-    run.fence.add(nodes_[node].fence);
+    chain.fence.add(nodes_[node].fence);
     take(node, part);
     if (i > 0) {
       nodes_[pieces.nodes[i - 1]].next_linked = node;
     }
     missing -= part;
   }
-  return run;
+  return chain;
 }
 
-inline void SlabMap::give_back(RunId run, Fence const& fence) noexcept {
-  for (auto at = static_cast<std::uint32_t>(run); at != none;) {
+inline void SlabMap::give_back(ChainId chain, Fence const& fence) noexcept {
+  for (auto at = static_cast<std::uint32_t>(chain); at != none;) {
     SPILLWAY_ASSERT(!nodes_[at].is_free);
     std::uint32_t const next = nodes_[at].next_linked;
     free_extent(at, fence);
@@ -244,8 +309,8 @@ inline std::uint32_t SlabMap::best_in_class(std::size_t size_class,
   return best;
 }
 
-/// A free range of at least `bytes`, close to the smallest one. None may mean that it is hidden among
-/// smaller ones of its class; taking the largest ranges then finds it.
+/// A free range of at least `bytes`, close to the smallest one. Returns `none` also where such a range
+/// stands behind too many smaller ones of its class; taking the largest ranges then finds it.
 inline std::uint32_t SlabMap::find(std::size_t bytes) const noexcept {
   std::size_t const own = class_of(bytes);
   if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
@@ -281,7 +346,8 @@ inline auto SlabMap::largest() const noexcept -> Largest {
   return found;
 }
 
-/// So that splitting a range cannot fail half-way; a take splits one range at most.
+/// Keeps one node in reserve, so that splitting a range cannot fail half-way: `try_take` splits one
+/// range at most.
 inline void SlabMap::provide_vacant_node() {
   if (vacant_ == none) {
     nodes_.emplace_back();
@@ -355,7 +421,7 @@ inline void SlabMap::take(std::uint32_t node, std::size_t bytes) noexcept {
   link(rest);
 }
 
-/// Joins two neighbours that are in no class; the fences unite.
+/// Joins two neighbours that are in no class, and unites their fences.
 inline void SlabMap::absorb(std::uint32_t left, std::uint32_t right) noexcept {
   Node& grown = nodes_[left];
   grown.extent.bytes += nodes_[right].extent.bytes;

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_ledger.hpp>
-#include <spillway/host/host_slot.hpp>
 #include <spillway/host/swap_file.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -15,140 +14,156 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
+#include <system_error>
 #include <utility>
-#include <vector>
 
 namespace spillway::detail {
 
-template <FileIoApi FileIo>
-class HostJobs;
-
-/// One piece of a staged transfer, for a host function to carry between a chunk and the slot.
-template <FileIoApi FileIo>
-struct HostJob {
-  HostJobs<FileIo>* owner = nullptr;
-  HostJob* next = nullptr;  // to be run after it, or in a list while not enqueued
-  HostSlot* slot = nullptr;
-  HostPiece piece;
-  std::byte* chunk = nullptr;
-};
-
-/// The host half of staged transfers: runs on the threads of streams, makes no device call, cannot
-/// throw.
+/// The host half of transfers to the slower tiers: copies between staging chunks and slots.
+///
+/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` as a host
+/// function on a stream. The stream's thread then copies each piece between the chunk and pageable
+/// memory or the file. Jobs whose pieces are adjacent in the file and in the chunk share one file call.
+///
+/// A write that the file refuses loses nothing as long as there is memory. The call is first repeated
+/// piece by piece. Each piece that fails again is copied to the heap, into the slot's `rescued` list,
+/// and the file tier takes no new slots. Reads look there first. The next successful write of the
+/// piece, and the end of the slot, free the copy. Only a piece for which there is no memory, and one
+/// that cannot be read back, is lost: the ledger notes it, and the next use of the slot throws.
 ///
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
 /// arguments.
 ///
-/// Threads  `run_*` lock the pool's mutex themselves, for bookkeeping only; the rest is called under it.
+/// Threads  `write` and `read` run on the threads of streams, make no device call and lock the pool's
+///          mutex themselves, for the ledger only; all other functions are called under that mutex.
 template <FileIoApi FileIo>
-class HostJobs {
+class SlotIo {
  public:
-  using job_type = HostJob<FileIo>;
+  /// One piece of a transfer, and the place that it has in a staging chunk.
+  struct Job {
+    SlotIo* owner = nullptr;
+    Job* next = nullptr;        // the next job of the same host function
+    Job* next_chunk = nullptr;  // in the first job of a chunk: the first job of the next chunk
+    HostSlot* slot = nullptr;
+    HostPiece piece{};
+    std::byte* chunk = nullptr;  // set when the staging chunk is known
+    std::size_t chunk_offset = 0;
+    // The device's side, which is enqueued beside the host function.
+    std::byte* device = nullptr;
+    std::size_t reservation = 0;
+  };
 
   /// `mutex` guards `ledger` and this object; `file` is null where there is no file tier.
-  HostJobs(std::mutex& mutex, HostLedger& ledger, SwapFile<FileIo>* file)
+  SlotIo(std::mutex& mutex, HostLedger& ledger, SwapFile<FileIo>* file)
       : mutex_{&mutex}, ledger_{&ledger}, file_{file} {}
-  HostJobs(HostJobs const&) = delete;
-  HostJobs& operator=(HostJobs const&) = delete;
-  ~HostJobs() = default;
+  SlotIo(SlotIo const&) = delete;
+  SlotIo& operator=(SlotIo const&) = delete;
+  ~SlotIo() = default;
 
-  /// A list of `count` jobs. @throws std::bad_alloc, with nothing changed
-  [[nodiscard]] job_type* take(std::size_t count);
-  void give_back(job_type* job) noexcept {
-    job->next = idle_;
-    idle_ = job;
-    ++idle_count_;
+  /// A job that counts as unfinished for the slot until it has run or is given back.
+  ///
+  /// @throws std::bad_alloc, with nothing changed
+  [[nodiscard]] Job& take(HostSlot& slot, SlotAccess access);
+  void give_back(Job& job, SlotAccess access) noexcept;
+
+  /// Host functions. `argument` is the first job of a list.
+  static void write(void* argument) noexcept;
+  static void read(void* argument) noexcept;
+
+  /// @throws FileTierError if the slot has lost bytes
+  void throw_if_failed(HostSlot& slot) const {
+    if (slot.failure) {
+      slot.is_failure_told = true;
+      throw_lost(*slot.failure);
+    }
   }
-
-  /// From a chunk to the slot. `argument` is a job, and with it those linked to it.
-  static void run_write(void* argument) noexcept;
-  /// From the slot to a chunk. `argument` as above.
-  static void run_read(void* argument) noexcept;
+  [[noreturn]] void throw_lost(FileFailure const& failure) const;
 
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
-  void write_one(job_type const& job) noexcept;
-  void read_one(job_type const& job) noexcept;
-  [[nodiscard]] bool write_run(job_type const& first, job_type const* end) noexcept;
-  [[nodiscard]] bool read_run(job_type const& first, job_type const* end) noexcept;
-  [[nodiscard]] job_type* run_end(job_type const* job) const noexcept;
-  [[nodiscard]] std::size_t run_bytes(job_type const& first, job_type const* end) const noexcept;
-  [[nodiscard]] bool are_in_file(job_type const& first, job_type const* end) const noexcept;
-  [[nodiscard]] bool is_needed(job_type const& job) const noexcept;
-  [[nodiscard]] std::size_t file_bytes(job_type const& job) const noexcept;
-  [[nodiscard]] std::byte const* find_rescued(job_type const& job) const noexcept;
-  void rescue(job_type const& job, int error) noexcept;
-  void forget_rescued(job_type const& job) noexcept;
-  void note_lost_read(job_type const& job, int error) noexcept;
-  job_type*
-  finish_until(job_type* job, job_type* end, std::uint32_t HostSlot::*unfinished) noexcept;
+  void write_one(Job const& job) noexcept;
+  void read_one(Job const& job) noexcept;
+  [[nodiscard]] bool write_adjacent(Job const& first, Job const* end) noexcept;
+  [[nodiscard]] bool read_adjacent(Job const& first, Job const* end) noexcept;
+  [[nodiscard]] Job* end_of_adjacent(Job const* job) const noexcept;
+  [[nodiscard]] std::size_t adjacent_bytes(Job const& first, Job const* end) const noexcept;
+  [[nodiscard]] bool is_needed(Job const& job) const noexcept;
+  [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept;
+  [[nodiscard]] std::byte const* find_rescued(Job const& job) const noexcept;
+  void rescue(Job const& job, int error) noexcept;
+  void forget_rescued(Job const& job) noexcept;
+  void note_lost_read(Job const& job, int error) noexcept;
+  void finish(Job* job, Job const* end, SlotAccess access) noexcept;
 
   std::mutex* mutex_;
   HostLedger* ledger_;
   SwapFile<FileIo>* file_;
-  std::deque<job_type> jobs_;
-  job_type* idle_ = nullptr;
-  std::size_t idle_count_ = 0;
+  std::deque<Job> jobs_;
+  Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;
   std::size_t failed_reads_ = 0;
 };
 
 template <FileIoApi FileIo>
-auto HostJobs<FileIo>::take(std::size_t count) -> job_type* {
-  while (idle_count_ < count) {
-    jobs_.emplace_back().owner = this;
-    give_back(&jobs_.back());
+auto SlotIo<FileIo>::take(HostSlot& slot, SlotAccess access) -> Job& {
+  if (idle_ == nullptr) {
+    idle_ = &jobs_.emplace_back();
   }
-  job_type* taken = nullptr;
-  for (; count > 0; --count) {
-    job_type* const job = std::exchange(idle_, idle_->next);
-    --idle_count_;
-    job->next = std::exchange(taken, job);
-  }
-  return taken;
+  Job& job = *std::exchange(idle_, idle_->next);
+  job = Job{.owner = this, .slot = &slot};
+  ++slot.jobs(access);
+  return job;
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::run_write(void* argument) noexcept {
-  auto* job = static_cast<job_type*>(argument);
-  HostJobs& self = *job->owner;
+void SlotIo<FileIo>::give_back(Job& job, SlotAccess access) noexcept {
+  --job.slot->jobs(access);
+  ledger_->forget_if_unused(*job.slot);
+  job.next = std::exchange(idle_, &job);
+}
+
+template <FileIoApi FileIo>
+void SlotIo<FileIo>::write(void* argument) noexcept {
+  auto* job = static_cast<Job*>(argument);
+  SlotIo& self = *job->owner;
   while (job != nullptr) {
-    job_type* const end = self.run_end(job);
-    if (end != job->next && self.write_run(*job, end)) {
-      for (job_type const* done = job; done != end; done = done->next) {
+    Job* const end = self.end_of_adjacent(job);
+    if (end != job->next && self.write_adjacent(*job, end)) {
+      for (Job const* done = job; done != end; done = done->next) {
         self.forget_rescued(*done);
       }
     } else {
-      for (job_type* each = job; each != end; each = each->next) {
+      for (Job const* each = job; each != end; each = each->next) {
         self.write_one(*each);
       }
     }
-    job = self.finish_until(job, end, &HostSlot::write_jobs);
+    self.finish(std::exchange(job, end), end, SlotAccess::write);
   }
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::run_read(void* argument) noexcept {
-  auto* job = static_cast<job_type*>(argument);
-  HostJobs& self = *job->owner;
+void SlotIo<FileIo>::read(void* argument) noexcept {
+  auto* job = static_cast<Job*>(argument);
+  SlotIo& self = *job->owner;
   while (job != nullptr) {
-    job_type* const end = self.run_end(job);
-    if (end == job->next || !self.read_run(*job, end)) {
-      for (job_type* each = job; each != end; each = each->next) {
+    Job* const end = self.end_of_adjacent(job);
+    if (end == job->next || !self.read_adjacent(*job, end)) {
+      for (Job const* each = job; each != end; each = each->next) {
         self.read_one(*each);
       }
     }
-    job = self.finish_until(job, end, &HostSlot::read_jobs);
+    self.finish(std::exchange(job, end), end, SlotAccess::read);
   }
 }
 
-/// The jobs from `job` to there lie side by side in the file and in the chunk: one call can carry all
-/// of them.
+/// The first job after `job` whose piece is not adjacent to the one before, in the file and in the
+/// chunk: one call can carry all before it.
 template <FileIoApi FileIo>
-auto HostJobs<FileIo>::run_end(job_type const* job) const noexcept -> job_type* {
-  job_type* end = job->next;
+auto SlotIo<FileIo>::end_of_adjacent(Job const* job) const noexcept -> Job* {
+  Job* end = job->next;
   for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
     if (end->piece.file_offset != job->piece.file_offset + job->piece.bytes ||
         end->chunk != job->chunk + job->piece.bytes) {
@@ -158,21 +173,9 @@ auto HostJobs<FileIo>::run_end(job_type const* job) const noexcept -> job_type* 
   return end;
 }
 
-/// None of their bytes are kept in memory, so that the file has all of them.
 template <FileIoApi FileIo>
-bool HostJobs<FileIo>::are_in_file(job_type const& first, job_type const* end) const noexcept {
-  std::scoped_lock const lock{*mutex_};
-  for (job_type const* job = &first; job != end; job = job->next) {
-    if (!job->slot->rescued.empty()) {
-      return false;
-    }
-  }
-  return true;
-}
-
-template <FileIoApi FileIo>
-std::size_t HostJobs<FileIo>::run_bytes(job_type const& first, job_type const* end) const noexcept {
-  job_type const* last = &first;
+std::size_t SlotIo<FileIo>::adjacent_bytes(Job const& first, Job const* end) const noexcept {
+  Job const* last = &first;
   while (last->next != end) {
     last = last->next;
   }
@@ -180,18 +183,26 @@ std::size_t HostJobs<FileIo>::run_bytes(job_type const& first, job_type const* e
 }
 
 template <FileIoApi FileIo>
-bool HostJobs<FileIo>::write_run(job_type const& first, job_type const* end) noexcept {
-  return file_->write(first.chunk, run_bytes(first, end), first.piece.file_offset) == 0;
+bool SlotIo<FileIo>::write_adjacent(Job const& first, Job const* end) noexcept {
+  return file_->write(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
+}
+
+/// Fails where bytes of a slot were rescued: the file does not have all of them then.
+template <FileIoApi FileIo>
+bool SlotIo<FileIo>::read_adjacent(Job const& first, Job const* end) noexcept {
+  {
+    std::scoped_lock const lock{*mutex_};
+    for (Job const* job = &first; job != end; job = job->next) {
+      if (!job->slot->rescued.empty()) {
+        return false;
+      }
+    }
+  }
+  return file_->read(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
 }
 
 template <FileIoApi FileIo>
-bool HostJobs<FileIo>::read_run(job_type const& first, job_type const* end) noexcept {
-  return are_in_file(first, end) &&
-         file_->read(first.chunk, run_bytes(first, end), first.piece.file_offset) == 0;
-}
-
-template <FileIoApi FileIo>
-void HostJobs<FileIo>::write_one(job_type const& job) noexcept {
+void SlotIo<FileIo>::write_one(Job const& job) noexcept {
   if (!is_needed(job)) {
     return;
   }
@@ -206,7 +217,7 @@ void HostJobs<FileIo>::write_one(job_type const& job) noexcept {
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::read_one(job_type const& job) noexcept {
+void SlotIo<FileIo>::read_one(Job const& job) noexcept {
   if (job.piece.memory != nullptr) {
     std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
   } else if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
@@ -217,34 +228,36 @@ void HostJobs<FileIo>::read_one(job_type const& job) noexcept {
   }
 }
 
-/// Nobody can read a slot any more that was given back and has no read enqueued.
+/// Returns false for a slot that was given back and has no read enqueued: nobody can read it any more.
 template <FileIoApi FileIo>
-bool HostJobs<FileIo>::is_needed(job_type const& job) const noexcept {
+bool SlotIo<FileIo>::is_needed(Job const& job) const noexcept {
   std::scoped_lock const lock{*mutex_};
   return !job.slot->is_given_back || job.slot->read_jobs > 0;
 }
 
-/// Direct I/O moves whole sectors. A chunk has room for them, and so has the slot: its granule is one.
+/// Direct I/O moves whole sectors. The chunk has room for them, and so has the slot: its granule is one.
 template <FileIoApi FileIo>
-std::size_t HostJobs<FileIo>::file_bytes(job_type const& job) const noexcept {
+std::size_t SlotIo<FileIo>::file_bytes(Job const& job) const noexcept {
   return file_->is_direct() ? round_up(job.piece.bytes, SwapFile<FileIo>::direct_alignment_bytes)
                             : job.piece.bytes;
 }
 
-/// Stays where it is while this job runs: who overwrites or frees the slot comes after its reads.
+/// The bytes stay where they are while this job runs: what overwrites or frees the slot is ordered
+/// after its reads. A slot is always cut into the same pieces, of which the last may be shorter, so the
+/// offset finds the piece.
 template <FileIoApi FileIo>
-std::byte const* HostJobs<FileIo>::find_rescued(job_type const& job) const noexcept {
+std::byte const* SlotIo<FileIo>::find_rescued(Job const& job) const noexcept {
   std::scoped_lock const lock{*mutex_};
   for (RescuedPiece const& rescued : job.slot->rescued) {
     if (rescued.file_offset == job.piece.file_offset) {
-      return rescued.data.get();  // a slot is always cut into the same pieces, the last one shorter
+      return rescued.data.get();
     }
   }
   return nullptr;
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::rescue(job_type const& job, int error) noexcept {
+void SlotIo<FileIo>::rescue(Job const& job, int error) noexcept {
   RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, nullptr};
   rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
   if (rescued.data != nullptr) {
@@ -266,7 +279,7 @@ void HostJobs<FileIo>::rescue(job_type const& job, int error) noexcept {
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::forget_rescued(job_type const& job) noexcept {
+void SlotIo<FileIo>::forget_rescued(Job const& job) noexcept {
   std::unique_ptr<std::byte[]> outdated;  // freed after the lock
   std::scoped_lock const lock{*mutex_};
   for (RescuedPiece& rescued : job.slot->rescued) {
@@ -280,28 +293,30 @@ void HostJobs<FileIo>::forget_rescued(job_type const& job) noexcept {
 }
 
 template <FileIoApi FileIo>
-void HostJobs<FileIo>::note_lost_read(job_type const& job, int error) noexcept {
+void SlotIo<FileIo>::note_lost_read(Job const& job, int error) noexcept {
   std::scoped_lock const lock{*mutex_};
   ++failed_reads_;
   ledger_->note_failure(*job.slot,
                         FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
 }
 
-/// Returns the job after them.
 template <FileIoApi FileIo>
-auto HostJobs<FileIo>::finish_until(job_type* job,
-                                    job_type* end,
-                                    std::uint32_t HostSlot::*unfinished) noexcept -> job_type* {
+void SlotIo<FileIo>::finish(Job* job, Job const* end, SlotAccess access) noexcept {
   std::scoped_lock const lock{*mutex_};
   while (job != end) {
-    job_type* const next = job->next;
-    HostSlot& slot = *job->slot;
-    --(slot.*unfinished);
-    give_back(job);
-    ledger_->forget_if_unused(slot);
-    job = next;
+    give_back(*std::exchange(job, job->next), access);
   }
-  return end;
+}
+
+template <FileIoApi FileIo>
+void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
+  throw FileTierError{std::string{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
+                      std::to_string(failure.bytes) + " bytes at offset " +
+                      std::to_string(failure.file_offset) + " of the swap file at " +
+                      file_->path().string() +
+                      " failed: " + std::generic_category().message(failure.error) +
+                      (failure.is_read ? "" : "; there was no memory to keep them in either") +
+                      ". These swapped-out bytes are lost; all other slots are intact."};
 }
 
 }  // namespace spillway::detail

@@ -6,7 +6,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/pinned_memory.hpp>
+#include <spillway/host/tier_memory.hpp>
 #include <spillway/stream/owned_stream.hpp>
 #include <spillway/stream/stream_order.hpp>
 
@@ -14,21 +14,23 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <mutex>
-#include <string>
+#include <new>
+#include <utility>
 #include <vector>
 
 namespace spillway::detail {
 
-/// One direction of traffic between the device and memory that it cannot reach: a stream for host
-/// functions, and a ring of pinned chunks.
+/// A stream for host functions and a ring of pinned chunks: one direction of a host pool's staging.
 ///
-/// Each chunk carries the fence after which it may be overwritten, so a chunk is handed on while it is
-/// still in use and the streams, not the host, wait for it.
+/// `HostTransfers` has a lane for writes and one for reads, so that neither waits for the other. Each
+/// chunk carries the fence after which it may be overwritten. A chunk is therefore handed on while it
+/// is still in use, and the streams wait for it instead of the host.
 ///
-/// Threads  thread-safe. `Chunk` waits only while other threads hold every chunk, which they do while
-///          they enqueue two calls.
+/// Threads  thread-safe. The constructor of `Chunk` waits only while other threads hold all chunks;
+///          each holds one for the time that it takes to enqueue its uses.
 template <DeviceApi Device>
 class StagingLane {
   struct Piece {
@@ -39,7 +41,7 @@ class StagingLane {
  public:
   using stream_type = typename Device::stream_type;
 
-  /// What the first byte of every chunk is aligned to, and its size a multiple of.
+  /// The alignment of each chunk, and what its size is a multiple of.
   static constexpr std::size_t alignment_bytes = 4096;
 
   [[nodiscard]] static constexpr std::size_t chunk_bytes_for(std::size_t bytes) noexcept {
@@ -57,7 +59,7 @@ class StagingLane {
   StagingLane(StagingLane const&) = delete;
   StagingLane& operator=(StagingLane const&) = delete;
 
-  /// Sole use of one chunk while its next use is being enqueued.
+  /// Exclusive use of one chunk while its next uses are being enqueued.
   class Chunk {
    public:
     explicit Chunk(StagingLane& lane) : lane_{&lane}, piece_{lane.take()} {}
@@ -66,7 +68,7 @@ class StagingLane {
     ~Chunk() { lane_->give_back(piece_); }
 
     [[nodiscard]] std::byte* data() const noexcept { return piece_.data; }
-    /// What the next use comes after; add each enqueued use to it as soon as it is enqueued.
+    /// What the next use comes after. The caller sets it to each use as soon as that is enqueued.
     [[nodiscard]] Fence& fence() noexcept { return piece_.fence; }
 
    private:
@@ -80,7 +82,7 @@ class StagingLane {
   /// Waits on the host until every enqueued host function has returned and no chunk is in use.
   void drain_sync();
 
-  /// How often a thread waited for another one's chunk.
+  /// How often a thread waited for a chunk that another one held.
   [[nodiscard]] std::uint64_t waits() const {
     std::scoped_lock const lock{mutex_};
     return waits_;
@@ -108,8 +110,8 @@ class StagingLane {
   OwnedStream<Device> stream_;
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::condition_variable returned_;
-  std::vector<Piece>
-      ring_;  // the idle chunks lie at [first_, first_ + idle_count_), round and round
+  // The idle chunks lie at [first_, first_ + idle_count_), round and round.
+  std::vector<Piece> ring_;
   std::size_t first_ = 0;
   std::size_t idle_count_ = 0;
   std::uint64_t waits_ = 0;
@@ -151,7 +153,7 @@ void StagingLane<Device>::drain_sync() {
   }
 }
 
-/// The chunk that was handed on longest ago: it is idle first.
+/// Takes the chunk that was handed on longest ago: it is the first to become idle.
 template <DeviceApi Device>
 auto StagingLane<Device>::take() -> Piece {
   std::unique_lock lock{mutex_};
@@ -174,5 +176,85 @@ void StagingLane<Device>::give_back(Piece const& piece) noexcept {
   }
   returned_.notify_one();
 }
+
+/// Copies between ordinary host memory and the device through pinned chunks, and waits.
+///
+/// `DeviceAllocator` offers it to its users. A device's own copy from memory that is not page-locked
+/// waits inside the driver; this class waits where the caller sees it. It pins a chunk for each thread
+/// that copies at the same time, at first use, and keeps it.
+///
+/// Threads  thread-safe.
+/// Streams  enqueues on the stream it is given and waits on the host for it.
+template <DeviceApi Device>
+class SyncCopier {
+ public:
+  using stream_type = typename Device::stream_type;
+
+  static constexpr std::size_t chunk_bytes = 4_MiB;
+
+  /// `device` is not owned and must outlive this object.
+  explicit SyncCopier(Device& device) : device_{&device} {}
+
+  /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
+  void
+  copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
+    for_each_chunk(bytes, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
+      std::memcpy(chunk, static_cast<std::byte const*>(from) + offset, length);
+      auto* const to = static_cast<std::byte*>(device_to) + offset;
+      device_->copy(to, chunk, length, CopyKind::to_device, stream);
+      device_->synchronize(stream);
+    });
+  }
+
+  /// @throws as `copy_from_host_sync`
+  void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream) {
+    for_each_chunk(bytes, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
+      auto const* const from = static_cast<std::byte const*>(device_from) + offset;
+      device_->copy(chunk, from, length, CopyKind::to_host, stream);
+      device_->synchronize(stream);
+      std::memcpy(static_cast<std::byte*>(to) + offset, chunk, length);
+    });
+  }
+
+ private:
+  template <class Use>
+  void for_each_chunk(std::size_t bytes, Use use) {
+    PinnedMemory<Device> chunk = take();
+    struct Return {
+      SyncCopier* self;
+      PinnedMemory<Device>* chunk;
+      ~Return() {
+        std::scoped_lock const lock{self->mutex_};
+        self->idle_.push_back(std::move(*chunk));  // `take` made room for it
+      }
+    } const at_end{this, &chunk};
+    for (std::size_t offset = 0; offset < bytes; offset += chunk_bytes) {
+      use(chunk.data(), offset, std::min(chunk_bytes, bytes - offset));
+    }
+  }
+
+  [[nodiscard]] PinnedMemory<Device> take() {
+    {
+      std::scoped_lock const lock{mutex_};
+      if (!idle_.empty()) {
+        PinnedMemory<Device> chunk = std::move(idle_.back());
+        idle_.pop_back();
+        return chunk;
+      }
+      ++chunks_;
+      idle_.reserve(chunks_);
+    }
+    auto chunk = PinnedMemory<Device>::try_allocate(*device_, chunk_bytes, device_->numa_node());
+    if (chunk.data() == nullptr) {
+      throw std::bad_alloc{};
+    }
+    return chunk;
+  }
+
+  Device* device_;
+  std::mutex mutex_;  // guards what follows
+  std::size_t chunks_ = 0;
+  std::vector<PinnedMemory<Device>> idle_;
+};
 
 }  // namespace spillway::detail

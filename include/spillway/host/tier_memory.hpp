@@ -4,9 +4,8 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/host_mapping.hpp>
-#include <spillway/host/host_slot.hpp>
+#include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
-#include <spillway/host/pinned_memory.hpp>
 #include <spillway/host/swap_file.hpp>
 
 #include <cstddef>
@@ -16,13 +15,54 @@
 
 namespace spillway::detail {
 
-/// What the tiers of a host pool are made of: pinned slabs, mappings, and the file.
+/// Page-locked host memory of a device, freed with this object.
 ///
-/// Threads  `try_reserve` by one thread at a time; `adopt` under the pool's lock.
-template <DeviceApi Device, FileIoApi FileIo>
-class HostMemory {
+/// The owner destroys it only after all work on the memory has finished.
+template <DeviceApi Device>
+class PinnedMemory {
  public:
-  /// One slab that no tier has yet; gone with this object if none adopts it.
+  PinnedMemory() = default;
+  PinnedMemory(PinnedMemory&& other) noexcept
+      : device_{other.device_},
+        data_{std::exchange(other.data_, nullptr)},
+        bytes_{std::exchange(other.bytes_, 0)} {}
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~PinnedMemory() {
+    if (data_ != nullptr) {
+      device_->free_pinned(data_, bytes_);
+    }
+  }
+
+  /// Empty when there is no room. @throws DeviceError
+  [[nodiscard]] static PinnedMemory try_allocate(Device& device, std::size_t bytes, int numa_node) {
+    PinnedMemory made;
+    made.device_ = &device;
+    made.data_ = static_cast<std::byte*>(device.try_allocate_pinned(bytes, numa_node));
+    made.bytes_ = bytes;
+    return made;
+  }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t size_bytes() const noexcept { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+/// Owns the memory of a host pool's tiers: pinned slabs, mappings, and the file.
+///
+/// Threads  `try_reserve` by one thread at a time; `prepare_adopt` and `adopt` under the pool's lock.
+template <DeviceApi Device, FileIoApi FileIo>
+class TierMemory {
+ public:
+  /// Memory for one slab. It is freed with this object unless `adopt` takes it.
   struct Slab {
     PinnedMemory<Device> pinned;
     HostMapping mapping;
@@ -31,15 +71,15 @@ class HostMemory {
   };
 
   /// @throws FileTierError
-  HostMemory(Device& device, HostPoolOptions const& options, int numa_node, FileIo file_io)
+  TierMemory(Device& device, HostPoolOptions const& options, int numa_node, FileIo file_io)
       : device_{&device}, numa_node_{numa_node} {
     if (options.file_bytes > 0) {
       file_.emplace(options.file, options.file_direct_io, std::move(file_io));
     }
   }
 
-  /// Takes `bytes` from the system for `tier`, or nothing where it has no room. Device and system
-  /// calls. @throws DeviceError
+  /// Takes `bytes` from the system for `tier`; nothing if the system has no room. Makes device and
+  /// system calls. @throws DeviceError
   [[nodiscard]] std::optional<Slab> try_reserve(HostTier tier, std::size_t bytes) {
     Slab slab;
     switch (tier) {
@@ -54,29 +94,15 @@ class HostMemory {
       break;
     case HostTier::file:
       slab.place.file_offset = file_->size_bytes();
-      if (!file_->try_extend(bytes)) {
-        return std::nullopt;
-      }
-      return slab;
+      return file_->try_extend(bytes) ? std::optional{std::move(slab)} : std::nullopt;
     }
-    if (slab.place.memory == nullptr) {
-      return std::nullopt;
-    }
-    return slab;
+    return slab.place.memory != nullptr ? std::optional{std::move(slab)} : std::nullopt;
   }
 
-  /// Makes room to `adopt` one slab. @throws std::bad_alloc
-  void provide() {
-    pinned_.reserve(pinned_.size() + 1);
-    mappings_.reserve(mappings_.size() + 1);
-  }
-  void adopt(Slab slab) noexcept {
-    if (slab.pinned.data() != nullptr) {
-      pinned_.push_back(std::move(slab.pinned));
-    } else if (slab.mapping.data() != nullptr) {
-      mappings_.push_back(std::move(slab.mapping));
-    }
-  }
+  /// Makes sure that the next `adopt` cannot fail. @throws std::bad_alloc
+  void prepare_adopt() { slabs_.reserve(slabs_.size() + 1); }
+  /// Keeps the memory of a slab that the ledger has entered.
+  void adopt(Slab slab) noexcept { slabs_.push_back(std::move(slab)); }
 
   /// The file, or null where there is no file tier.
   [[nodiscard]] SwapFile<FileIo>* file() noexcept { return file_ ? &*file_ : nullptr; }
@@ -85,8 +111,7 @@ class HostMemory {
  private:
   Device* device_;
   int numa_node_;
-  std::vector<PinnedMemory<Device>> pinned_;
-  std::vector<HostMapping> mappings_;
+  std::vector<Slab> slabs_;
   std::optional<SwapFile<FileIo>> file_;
 };
 
