@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line.hpp"
 #include "order_changes.hpp"
 #include "replay/trace.hpp"
 #include "residency_model.hpp"
@@ -222,7 +223,7 @@ int main(int argc, char** argv) {
   app.add_option("--capacity", factors, "factors of the most bytes alive at once")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber)
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--steps", steps, "how often a trace is repeated; the first time is not counted")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1000}))
@@ -231,14 +232,10 @@ int main(int argc, char** argv) {
   app.add_flag("--changing", has_changes, "compare with LRU on steps that differ instead");
   bool is_timed = false;
   app.add_flag("--time", is_timed, "say what recording and planning cost instead");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return command_line::run(app, argc, argv, [&] {
     for (std::string const& path : paths) {
       (is_timed ? time_planning : has_changes ? compare_changing : compare)(path, steps, factors);
     }
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "bench_eviction_quality: %s\n", error.what());
-    return 2;
-  }
-  return 0;
+    return command_line::Exit::done;
+  });
 }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "command_line.hpp"
 #include "replay/replay.hpp"
 #include "replay/trace.hpp"
 #include "swap_bound.hpp"
@@ -155,39 +156,35 @@ int main(int argc, char** argv) {
   app.add_option("--capacity", arguments.factors, "factors of the most bytes alive at once")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber)
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--link-gbps", arguments.links_gbps, "bandwidths of the host link each way")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber)
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--device", arguments.device, "model: virtual clock; sim: threads, in real time")
       ->check(CLI::IsMember({"model", "sim"}))
       ->capture_default_str();
   app.add_option("--scale", arguments.scale, "multiplies every size, and the link with it")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--kernel-scale",
                  arguments.kernel_scale,
                  "multiplies every kernel's time, and slows the link down by as much")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--warm-steps", arguments.warm_steps, "steps that are not counted")
       ->capture_default_str();
   app.add_option("--steps", arguments.steps, "steps that are counted, of which the mean is taken")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1000}))
       ->capture_default_str();
   app.add_flag("--csv", arguments.is_csv, "print comma-separated values");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return command_line::run(app, argc, argv, [&] {
     if (arguments.is_csv) {
       std::printf("trace,link_gbps,capacity_factor,policy,completed,step_ns,least_ns,kernels_ns\n");
     }
     for (std::string const& path : arguments.traces) {
       Bench{arguments, path}.run();
     }
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "bench_overlap: %s\n", error.what());
-    return 2;
-  }
-  return 0;
+    return command_line::Exit::done;
+  });
 }

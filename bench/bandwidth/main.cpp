@@ -4,13 +4,13 @@
 
 #include <cstddef>
 #include <cstdio>
-#include <exception>
 #include <iostream>
 #include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "../command_line.hpp"
 #include "bandwidth.hpp"
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -22,8 +22,6 @@ using bandwidth::Layout;
 using bandwidth::Row;
 using bandwidth::Through;
 using spillway::HostTier;
-
-enum Exit : int { done = 0, failed = 1, bad_input = 2 };
 
 struct Arguments {
   std::string device = "sim";
@@ -160,16 +158,16 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--bytes", settings.total_bytes, "bytes of one transfer of many blocks")
       ->transform(CLI::AsSizeValue(false))
       ->check(sizes);
-  app.add_option("--direction", settings.directions, "out|in|both; more than one")
-      ->transform(CLI::CheckedTransformer(directions));
-  app.add_option("--tier", arguments.tiers, "pinned|pageable|file; more than one")
-      ->transform(CLI::CheckedTransformer(tiers));
+  app.add_option("--direction", settings.directions, "which way; more than one")
+      ->transform(command_line::one_of(directions));
+  app.add_option("--tier", arguments.tiers, "where swapped-out bytes go; more than one")
+      ->transform(command_line::one_of(tiers));
   app.add_option("--file-folder", settings.file_folder, "where the file tier's file goes")
       ->check(CLI::ExistingDirectory);
   app.add_option("--through",
                  settings.through,
                  "streams: the host pool on copy streams; allocator: its swap_out and swap_in")
-      ->transform(CLI::CheckedTransformer(throughs));
+      ->transform(command_line::one_of(throughs));
   app.add_option(
          "--staging-bytes", settings.staging_bytes, "of one pinned chunk of the slower tiers")
       ->transform(CLI::AsSizeValue(false))
@@ -177,9 +175,9 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--staging-chunks", settings.staging_chunks, "of each direction")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1000}));
   app.add_option("--link-gbps", settings.link_gbps, "sim: GB/s of the host link, each way")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--copy-latency-us", settings.copy_latency_us, "sim: added to each copy or batch")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--repetitions", settings.repetitions, "of which the median is shown")
       ->check(CLI::Range(std::size_t{1}, std::size_t{10'000}))
       ->capture_default_str();
@@ -226,7 +224,7 @@ int measure(Arguments& arguments) {
   if (arguments.json) {
     std::cout << rows.dump(1) << '\n';
   }
-  return Exit::done;
+  return command_line::Exit::done;
 }
 
 }  // namespace
@@ -236,18 +234,5 @@ int main(int argc, char** argv) {
                "spillway-bandwidth"};
   Arguments arguments;
   add_options(app, arguments);
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::ParseError const& error) {
-    return app.exit(error) == 0 ? Exit::done : Exit::bad_input;
-  }
-  try {
-    return measure(arguments);
-  } catch (std::invalid_argument const& error) {
-    std::fprintf(stderr, "spillway-bandwidth: %s\n", error.what());
-    return Exit::bad_input;
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "spillway-bandwidth: %s\n", error.what());
-    return Exit::failed;
-  }
+  return command_line::run(app, argc, argv, [&] { return measure(arguments); });
 }

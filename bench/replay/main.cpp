@@ -3,14 +3,15 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "../command_line.hpp"
 #include "capacity.hpp"
 #include "replay.hpp"
 #include "sweep.hpp"
@@ -20,7 +21,7 @@
 
 namespace {
 
-enum Exit : int { completed = 0, failed = 1, bad_input = 2, out_of_memory = 3 };
+enum Exit : int { completed = 0, failed = 1, out_of_memory = 3 };  // 2: bad input
 
 struct Arguments {
   std::string trace;
@@ -168,24 +169,24 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "capacities to try instead, FROM:TO:COUNT evenly spaced, such as 0.2x:1.0x:9 or "
                  "8GiB:24GiB:5; prints what the last step costs at each")
       ->excludes("--capacity");
-  app.add_option(
-         "--eviction", arguments.settings.eviction, "who leaves: lru|fifo|size|cost|schedule")
-      ->transform(CLI::CheckedTransformer(evictions));
+  app.add_option("--eviction", arguments.settings.eviction, "who leaves")
+      ->transform(command_line::one_of(evictions));
   app.add_flag("--no-swap", arguments.no_swap, "nothing may leave: a full device is an error");
   app.add_flag("--no-compaction", arguments.no_compaction, "nothing moves");
   app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
   app.add_option(
          "--steps", arguments.settings.steps, "how often to repeat the trace; 1, and for a sweep 3")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000}));
-  app.add_option("--scale", arguments.scale, "multiplies every size")->check(CLI::PositiveNumber);
+  app.add_option("--scale", arguments.scale, "multiplies every size")
+      ->check(command_line::positive_number());
   app.add_option("--link-gbps",
                  arguments.settings.link_gbps,
                  "bandwidth of the host link each way, in GB/s; the model takes 25")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--kernel-scale",
                  arguments.settings.kernel_scale,
                  "multiplies the time of every kernel; without it kernels take none on sim")
-      ->check(CLI::PositiveNumber);
+      ->check(command_line::positive_number());
   app.add_option("--device", arguments.device, "model: virtual clock without bytes; sim; cuda")
       ->check(CLI::IsMember({"model", "sim", "cuda"}))
       ->capture_default_str();
@@ -209,6 +210,17 @@ void check(Arguments const& arguments) {
   }
 }
 
+/// The time of all kernels has to be a number of nanoseconds that can be counted.
+void check_time(replay::Settings const& settings, replay::Trace const& trace) {
+  double const ns = static_cast<double>(trace.compute_ns) * settings.kernel_scale.value_or(1) *
+                    static_cast<double>(settings.steps);
+  if (ns > 0x1p62) {
+    throw std::invalid_argument{
+        "the kernels of all steps take more than 2^62 ns: fewer --steps or a smaller "
+        "--kernel-scale"};
+  }
+}
+
 int report_corruption(replay::Result const& result) {
   std::fprintf(stderr,
                "spillway-replay: %llu bytes corrupt, the first in %s\n",
@@ -217,40 +229,62 @@ int report_corruption(replay::Result const& result) {
   return Exit::failed;
 }
 
+/// An array of what a single run prints, one capacity after the other.
+class JsonPrinter final : public replay::SweepPrinter {
+ public:
+  JsonPrinter(Arguments const& arguments, replay::Trace const& trace)
+      : arguments_{arguments}, trace_{trace} {}
+
+  void print(replay::SweepRow const& row) override {
+    Arguments with{arguments_};
+    with.settings.capacity_bytes = row.capacity_bytes;
+    std::printf(
+        "%s%s", is_first_ ? "[\n" : ",\n", to_json(with, trace_, row.result).dump(2).c_str());
+    is_first_ = false;
+  }
+  void end() override { std::printf("\n]\n"); }
+
+ private:
+  Arguments const& arguments_;
+  replay::Trace const& trace_;
+  bool is_first_ = true;
+};
+
+std::unique_ptr<replay::SweepPrinter> make_printer(Arguments const& arguments,
+                                                   replay::Trace const& trace) {
+  if (arguments.json) {
+    return std::make_unique<JsonPrinter>(arguments, trace);
+  }
+  return arguments.csv ? replay::make_csv_printer(trace)
+                       : replay::make_table_printer(arguments.trace, trace, arguments.settings);
+}
+
 int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
   if (arguments.device == "model" && !arguments.settings.link_gbps) {
     arguments.settings.link_gbps = replay::default_link_gbps;  // so that the table says so
   }
   auto const capacities = replay::parse_sweep(arguments.sweep, trace.peak_live_bytes);
-  auto const rows =
-      replay::run_sweep(trace,
-                        arguments.settings,
-                        capacities,
-                        [&](replay::Trace const& the_trace, replay::Settings const& settings) {
-                          Arguments with{arguments};
-                          with.settings = settings;
-                          return run(with, the_trace);
-                        });
-  if (arguments.json) {
-    nlohmann::ordered_json all = nlohmann::ordered_json::array();
-    for (replay::SweepRow const& row : rows) {
-      Arguments with{arguments};
-      with.settings.capacity_bytes = row.capacity_bytes;
-      all.push_back(to_json(with, trace, row.result));
-    }
-    std::cout << all.dump(2) << '\n';
-  } else if (arguments.csv) {
-    replay::print_sweep_csv(trace, rows);
-  } else {
-    replay::print_sweep_table(arguments.trace, trace, arguments.settings, rows);
-  }
+  std::unique_ptr<replay::SweepPrinter> const printer = make_printer(arguments, trace);
   int status = Exit::out_of_memory;  // unless some capacity works
-  for (replay::SweepRow const& row : rows) {
-    if (row.result.corrupt_bytes != 0) {
-      return report_corruption(row.result);
-    }
-    status = row.is_completed ? Exit::completed : status;
-  }
+  replay::run_sweep(
+      trace,
+      arguments.settings,
+      capacities,
+      [&](replay::Trace const& the_trace, replay::Settings const& settings) {
+        Arguments with{arguments};
+        with.settings = settings;
+        return run(with, the_trace);
+      },
+      [&](replay::SweepRow const& row) {
+        printer->print(row);
+        std::fflush(stdout);
+        if (row.result.corrupt_bytes != 0) {
+          status = report_corruption(row.result);
+        } else if (row.is_completed && status == Exit::out_of_memory) {
+          status = Exit::completed;
+        }
+      });
+  printer->end();
   return status;
 }
 
@@ -261,6 +295,7 @@ int replay_and_report(Arguments& arguments) {
       parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
   check(arguments);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
+  check_time(arguments.settings, trace);
   if (!arguments.sweep.empty()) {
     return sweep_and_report(arguments, trace);
   }
@@ -286,24 +321,10 @@ int main(int argc, char** argv) {
                "spillway-replay"};
   Arguments arguments;
   add_options(app, arguments);
-  try {
-    app.parse(argc, argv);
+  return command_line::run(app, argc, argv, [&] {
     if (!arguments.sweep.empty() && app.count("--steps") == 0) {
       arguments.settings.steps = 3;  // to record, to plan, and to be steady
     }
-  } catch (CLI::ParseError const& error) {
-    return app.exit(error) == 0 ? Exit::completed : Exit::bad_input;
-  }
-  try {
     return replay_and_report(arguments);
-  } catch (replay::TraceError const& error) {
-    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
-    return Exit::bad_input;
-  } catch (std::invalid_argument const& error) {
-    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
-    return Exit::bad_input;
-  } catch (std::exception const& error) {
-    std::fprintf(stderr, "spillway-replay: %s\n", error.what());
-    return Exit::failed;
-  }
+  });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sweep.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <string_view>
 #include <utility>
@@ -35,13 +36,102 @@ double ms(std::uint64_t ns) {
   return static_cast<double>(ns) / 1e6;
 }
 
+class TablePrinter final : public SweepPrinter {
+ public:
+  TablePrinter(std::string const& name, Trace const& trace, Settings const& settings)
+      : name_{name}, trace_{trace}, settings_{settings} {}
+
+  void print(SweepRow const& row) override {
+    if (!has_heading_) {
+      print_heading(row.result.compute_ns / settings_.steps);
+    }
+    std::printf("%12s %7.2fx ", text_of(row.capacity_bytes).c_str(), factor_of(trace_, row));
+    if (!row.is_completed) {
+      std::printf("does not work: %s\n", row.reason.c_str());
+      return;
+    }
+    std::printf("%12.1f ", ms(row.step.simulated_ns));
+    if (row.slowdown) {
+      std::printf("%8.2fx ", *row.slowdown);
+    } else {
+      std::printf("%9s ", "-");
+    }
+    std::printf("%10.2f %10.2f %10.2f\n",
+                gib(row.step.swapped_in_bytes),
+                gib(row.step.swapped_out_bytes),
+                gib(row.step.moved_bytes));
+  }
+
+ private:
+  void print_heading(std::uint64_t compute_ns) {
+    has_heading_ = true;
+    std::printf("%s: %zu operations a step, the last of %zu steps\n",
+                name_.c_str(),
+                trace_.operations.size(),
+                settings_.steps);
+    std::printf("  at most %s alive at once, at most %s in one operation, kernels %.1f ms a step\n",
+                text_of(trace_.peak_live_bytes).c_str(),
+                text_of(trace_.working_set_bytes).c_str(),
+                ms(compute_ns));
+    if (settings_.link_gbps) {
+      std::printf("  host link %g GB/s each way\n", *settings_.link_gbps);
+    }
+    std::printf("%12s %8s %12s %9s %10s %10s %10s\n",
+                "capacity",
+                "of peak",
+                "step ms",
+                "slowdown",
+                "in GiB",
+                "out GiB",
+                "moved GiB");
+  }
+
+  std::string const& name_;
+  Trace const& trace_;
+  Settings const& settings_;
+  bool has_heading_ = false;
+};
+
+class CsvPrinter final : public SweepPrinter {
+ public:
+  explicit CsvPrinter(Trace const& trace) : trace_{trace} {
+    std::printf("capacity_bytes,capacity_factor,completed,step_ns,slowdown,swapped_in_bytes,"
+                "swapped_out_bytes,dropped_bytes,moved_bytes,reason\n");
+  }
+
+  void print(SweepRow const& row) override {
+    std::printf(
+        "%zu,%.6f,%d,", row.capacity_bytes, factor_of(trace_, row), row.is_completed ? 1 : 0);
+    if (!row.is_completed) {
+      std::string reason = row.reason;
+      std::replace(reason.begin(), reason.end(), '"', '\'');
+      std::printf(",,,,,,\"%s\"\n", reason.c_str());
+      return;
+    }
+    std::printf("%llu,", static_cast<unsigned long long>(row.step.simulated_ns));
+    if (row.slowdown) {
+      std::printf("%.6f", *row.slowdown);
+    }
+    for (std::uint64_t const bytes : {row.step.swapped_in_bytes,
+                                      row.step.swapped_out_bytes,
+                                      row.step.dropped_bytes,
+                                      row.step.moved_bytes}) {
+      std::printf(",%llu", static_cast<unsigned long long>(bytes));
+    }
+    std::printf(",\n");
+  }
+
+ private:
+  Trace const& trace_;
+};
+
 }  // namespace
 
-std::vector<SweepRow> run_sweep(Trace const& trace,
-                                Settings const& settings,
-                                std::vector<std::size_t> const& capacities,
-                                std::function<Result(Trace const&, Settings const&)> const& run) {
-  std::vector<SweepRow> rows;
+void run_sweep(Trace const& trace,
+               Settings const& settings,
+               std::vector<std::size_t> const& capacities,
+               std::function<Result(Trace const&, Settings const&)> const& run,
+               std::function<void(SweepRow const&)> const& report) {
   for (std::size_t const capacity_bytes : capacities) {
     Settings with_capacity = settings;
     with_capacity.capacity_bytes = capacity_bytes;
@@ -58,79 +148,17 @@ std::vector<SweepRow> run_sweep(Trace const& trace,
     } else {
       row.reason = reason_of(trace, row);
     }
-    rows.push_back(std::move(row));
-  }
-  return rows;
-}
-
-void print_sweep_table(std::string const& name,
-                       Trace const& trace,
-                       Settings const& settings,
-                       std::vector<SweepRow> const& rows) {
-  std::printf("%s: %zu operations a step, the last of %zu steps\n",
-              name.c_str(),
-              trace.operations.size(),
-              settings.steps);
-  std::printf("  at most %s alive at once, at most %s in one operation, kernels %.1f ms a step\n",
-              text_of(trace.peak_live_bytes).c_str(),
-              text_of(trace.working_set_bytes).c_str(),
-              ms(rows.empty() ? 0 : rows.front().result.compute_ns / settings.steps));
-  if (settings.link_gbps) {
-    std::printf("  host link %g GB/s each way\n", *settings.link_gbps);
-  }
-  std::printf("%12s %8s %12s %9s %10s %10s %10s\n",
-              "capacity",
-              "of peak",
-              "step ms",
-              "slowdown",
-              "in GiB",
-              "out GiB",
-              "moved GiB");
-  for (SweepRow const& row : rows) {
-    std::printf("%12s %7.2fx ", text_of(row.capacity_bytes).c_str(), factor_of(trace, row));
-    if (!row.is_completed) {
-      std::printf("does not work: %s\n", row.reason.c_str());
-      continue;
-    }
-    std::printf("%12.1f ", ms(row.step.simulated_ns));
-    if (row.slowdown) {
-      std::printf("%8.2fx ", *row.slowdown);
-    } else {
-      std::printf("%9s ", "-");
-    }
-    std::printf("%10.2f %10.2f %10.2f\n",
-                gib(row.step.swapped_in_bytes),
-                gib(row.step.swapped_out_bytes),
-                gib(row.step.moved_bytes));
+    report(row);
   }
 }
 
-void print_sweep_csv(Trace const& trace, std::vector<SweepRow> const& rows) {
-  std::printf("capacity_bytes,capacity_factor,completed,step_ns,slowdown,swapped_in_bytes,"
-              "swapped_out_bytes,dropped_bytes,moved_bytes,reason\n");
-  for (SweepRow const& row : rows) {
-    std::printf(
-        "%zu,%.6f,%d,", row.capacity_bytes, factor_of(trace, row), row.is_completed ? 1 : 0);
-    if (!row.is_completed) {
-      std::string reason = row.reason;
-      for (char& c : reason) {
-        c = c == '"' ? '\'' : c;
-      }
-      std::printf(",,,,,,\"%s\"\n", reason.c_str());
-      continue;
-    }
-    std::printf("%llu,", static_cast<unsigned long long>(row.step.simulated_ns));
-    if (row.slowdown) {
-      std::printf("%.6f", *row.slowdown);
-    }
-    for (std::uint64_t const bytes : {row.step.swapped_in_bytes,
-                                      row.step.swapped_out_bytes,
-                                      row.step.dropped_bytes,
-                                      row.step.moved_bytes}) {
-      std::printf(",%llu", static_cast<unsigned long long>(bytes));
-    }
-    std::printf(",\n");
-  }
+std::unique_ptr<SweepPrinter>
+make_table_printer(std::string const& name, Trace const& trace, Settings const& settings) {
+  return std::make_unique<TablePrinter>(name, trace, settings);
+}
+
+std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace) {
+  return std::make_unique<CsvPrinter>(trace);
 }
 
 }  // namespace replay

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,19 +24,31 @@ struct SweepRow {
   Result result;                   ///< of all repetitions
 };
 
-/// Replays the trace with one capacity after the other. One that does not work ends nothing.
-[[nodiscard]] std::vector<SweepRow>
-run_sweep(Trace const& trace,
-          Settings const& settings,
-          std::vector<std::size_t> const& capacities,
-          std::function<Result(Trace const&, Settings const&)> const& run);
+/// Replays the trace with one capacity after the other, and reports each as soon as it is done. One that
+/// does not work ends nothing.
+void run_sweep(Trace const& trace,
+               Settings const& settings,
+               std::vector<std::size_t> const& capacities,
+               std::function<Result(Trace const&, Settings const&)> const& run,
+               std::function<void(SweepRow const&)> const& report);
 
-void print_sweep_table(std::string const& name,
-                       Trace const& trace,
-                       Settings const& settings,
-                       std::vector<SweepRow> const& rows);
+/// Prints a sweep row by row.
+class SweepPrinter {
+ public:
+  SweepPrinter() = default;
+  SweepPrinter(SweepPrinter const&) = delete;
+  SweepPrinter& operator=(SweepPrinter const&) = delete;
+  virtual ~SweepPrinter() = default;
+  virtual void print(SweepRow const& row) = 0;
+  /// After the last row.
+  virtual void end() {}
+};
 
-/// The same as lines of comma-separated values, the names of the columns first.
-void print_sweep_csv(Trace const& trace, std::vector<SweepRow> const& rows);
+/// A table for people. The arguments must outlive the printer.
+[[nodiscard]] std::unique_ptr<SweepPrinter>
+make_table_printer(std::string const& name, Trace const& trace, Settings const& settings);
+
+/// Comma-separated values, the names of the columns first. The trace must outlive the printer.
+[[nodiscard]] std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace);
 
 }  // namespace replay

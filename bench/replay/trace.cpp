@@ -20,8 +20,12 @@ namespace {
 
 constexpr std::string_view lifetimes_header = "id,lower,upper,size";
 constexpr std::string_view accesses_header = "step,id,size,weight,kernel_ns";
-// More live bytes than this cannot be added up, nor has any machine them.
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";  // of UTF-8: spreadsheets write it
+// More live bytes than this cannot be added up, nor has any machine them. The same is true of nanoseconds.
 constexpr std::size_t most_bytes = std::size_t{1} << 60U;
+constexpr std::uint64_t most_ns = std::uint64_t{1} << 60U;
+// Input without an end stops here: the rows of a trace are kept in memory.
+constexpr std::size_t most_lines = std::size_t{1} << 28U;
 
 /// The lines of a file, with their numbers.
 class Lines {
@@ -33,17 +37,29 @@ class Lines {
   }
 
   [[nodiscard]] std::optional<std::string_view> next() {
-    if (!std::getline(stream_, line_)) {
-      if (stream_.bad()) {
-        fail("cannot be read");
-      }
+    stream_.getline(line_.data(), static_cast<std::streamsize>(line_.size()));
+    if (stream_.bad()) {
+      fail("cannot be read");
+    }
+    auto const count = static_cast<std::size_t>(stream_.gcount());
+    if (count == 0) {
       return std::nullopt;
     }
     ++number_;
-    if (!line_.empty() && line_.back() == '\r') {
-      line_.pop_back();
+    if (stream_.fail()) {
+      fail("a line of more than " + std::to_string(line_.size() - 1) + " characters");
     }
-    return line_;
+    if (number_ > most_lines) {
+      fail("more than " + std::to_string(most_lines) + " lines");
+    }
+    std::string_view line{line_.data(), stream_.eof() ? count : count - 1};  // without its end
+    if (number_ == 1 && line.starts_with(byte_order_mark)) {
+      line.remove_prefix(byte_order_mark.size());
+    }
+    if (line.ends_with('\r')) {
+      line.remove_suffix(1);
+    }
+    return line;
   }
 
   [[noreturn]] void fail(std::string const& what) const { fail_at(number_, what); }
@@ -55,7 +71,7 @@ class Lines {
  private:
   std::filesystem::path file_;
   std::ifstream stream_;
-  std::string line_;
+  std::array<char, 4096> line_{};
   std::size_t number_ = 0;
 };
 
@@ -65,6 +81,11 @@ std::array<std::uint64_t, Columns> parse(Lines const& lines, std::string_view li
   std::array<std::uint64_t, Columns> values{};
   char const* at = line.data();
   char const* const end = line.data() + line.size();
+  auto const columns = static_cast<std::size_t>(std::count(at, end, ',')) + 1;
+  if (columns != Columns) {
+    lines.fail("expected " + std::to_string(Columns) + " columns, not " + std::to_string(columns) +
+               ", in '" + std::string{line.substr(0, 80)} + "'");
+  }
   for (std::size_t column = 0; column < Columns; ++column) {
     auto const [past, error] = std::from_chars(at, end, values[column]);
     bool const is_last = column + 1 == Columns;
@@ -232,6 +253,9 @@ Trace read_accesses(Lines& lines, double scale) {
     }
     operation.operand_count = trace.operands.size() - operation.first_operand;
     trace.operations.push_back(operation);
+    if (operation.kernel_ns > most_ns - trace.compute_ns) {
+      lines.fail_at(rows[i - 1].line, "kernels of more than 2^60 ns in all");
+    }
     trace.compute_ns += operation.kernel_ns;
     trace.peak_live_bytes = std::max(trace.peak_live_bytes, live);
     trace.working_set_bytes = std::max(trace.working_set_bytes, working_set);

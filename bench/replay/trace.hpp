@@ -11,10 +11,10 @@
 namespace replay {
 
 /// A trace file that cannot be used. Says file, line and what is wrong there.
-class TraceError : public std::runtime_error {
+class TraceError : public std::invalid_argument {
  public:
   TraceError(std::filesystem::path const& file, std::size_t line, std::string const& what)
-      : std::runtime_error{file.string() + ":" + std::to_string(line) + ": " + what} {}
+      : std::invalid_argument{file.string() + ":" + std::to_string(line) + ": " + what} {}
 };
 
 /// One tensor of a trace.

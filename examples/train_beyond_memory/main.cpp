@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <exception>
 #include <iostream>
+#include <stdexcept>
 #include <string>
 
 #include "data.hpp"
@@ -76,6 +77,7 @@ int main(int argc, char** argv) try {
   app.add_option("--seed", training.seed, "Seed of the weights and of the order of the pictures")
       ->capture_default_str();
   app.add_flag("--json", is_json, "Print one JSON object");
+  app.set_version_flag("--version", "train_beyond_memory " SPILLWAY_VERSION);
   try {
     app.parse(argc, argv);
   } catch (CLI::ParseError const& error) {
@@ -102,6 +104,9 @@ int main(int argc, char** argv) try {
                    : beyond::run_on_sim(data, options, progress);
   }();
   (is_json ? beyond::print_json : beyond::print_table)(std::cout, data, options, report);
+  if (!std::cout.flush()) {
+    throw std::runtime_error{"standard output cannot be written to: the report is incomplete"};
+  }
   auto const verdict =
       beyond::judge(report, training.epochs >= default_epochs(data, training.batch));
   if (verdict == beyond::Verdict::wrong) {

@@ -86,9 +86,19 @@ refused = {
     ("--min-size", "8KiB", "--max-size", "4KiB"): "--min-size",
     ("--file-folder", folder + "/nowhere"): "--file-folder",
     ("--device", "cuda", "--link-gbps", "1"): "--device sim",
+    ("--link-gbps", "nan"): "--link-gbps",
+    ("--direction", "up"): "both|in|out",
 }
 for bad, named in refused.items():
     status, out, err = run(*bad)
     expect(status == 2 and named in err and not out, f"{bad} is refused with status 2 and a reason, not {status}: {err}")
+
+status, out, _ = run("--help")
+expect(status == 0 and out.replace("\n", "").isprintable(), "the help is plain text")
+status, out, _ = run("--version")
+expect(status == 0 and out.startswith("spillway-bandwidth 0."), f"the version is told: {out}")
+with open("/dev/full", "w") as full:
+    done = subprocess.run([PROGRAM, *SMALL, "--tier", "pinned", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+expect(done.returncode == 1 and "incomplete" in done.stderr, f"a full disk is told: {done}")
 
 sys.exit(complaints != 0)

@@ -83,6 +83,11 @@ def check_failures() -> None:
     assert "above 0" in run("--capacity", "0", status=2).stderr
     assert "--batch" in run("--batch", "100000", status=2).stderr
     assert "--frobnicate" in run("--frobnicate", status=2).stderr
+    assert run("--version").stdout.startswith("train_beyond_memory 0.")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, "--device", DEVICE, "--epochs", "1", "--blocks", "2", "--capacity", "0.5"],
+                              stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "incomplete" in done.stderr, done
     done = run("--epochs", "1", "--blocks", "4", "--capacity", "0.02", "--json", status=3)
     assert not json.loads(done.stdout)["runs"][1]["completed"], done.stdout
 

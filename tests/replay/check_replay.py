@@ -190,15 +190,40 @@ bad = {
     "step,id,size,weight,kernel_ns\n0,1,100,2,5\n": 2,
     "step,id,size,weight,kernel_ns\n0,1,100,0,5\n1,1,101,0,5\n": 3,
     "step,id,size,weight,kernel_ns\n0,1,100,0,5\n0,2,100,0,6\n": 3,
+    "step,id,size,weight,kernel_ns\n0,1,100,0,1152921504606846976\n1,1,100,0,1\n": 3,
+    header + "1,0,10," + "5" * 5000 + "\n": 2,
 }
 for number, (text, line) in enumerate(bad.items()):
     status, out, err = run(text, "--json", name=f"bad{number}.csv")
     expect(status == 2 and not out, f"bad trace {number}: exit status {status}")
     expect(f"bad{number}.csv:{line}:" in err, f"bad trace {number}: names its line {line}: {err!r}")
+status, out, err = run(header + "1,0,10\n")
+expect("expected 4 columns, not 3" in err, f"a short row is called short: {err!r}")
+expect(replay("\ufeff" + small)["lower_bound_bytes"] == 1024 + 2048, "a byte order mark is no part of the header")
+expect(replay(small.rstrip("\n").replace("\n", "\r\n"))["lower_bound_bytes"] == 1024 + 2048, "lines may end as on Windows")
+with open("/dev/zero") as endless:
+    done = subprocess.run([PROGRAM, "/dev/stdin"], stdin=endless, capture_output=True, text=True, timeout=60)
+expect(done.returncode == 2 and "a line of more than" in done.stderr, f"input without an end is refused: {done.stderr!r}")
+with open("/dev/full", "w") as full:
+    for options in ([], ["--json"], ["--sweep", "0.5x:1.0x:2", "--csv"]):
+        done = subprocess.run([PROGRAM, str(folder / "trace.csv"), *options], stdout=full, stderr=subprocess.PIPE, text=True)
+        expect(done.returncode == 1 and "incomplete" in done.stderr, f"{options}: a full disk is told: {done}")
+done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True)
+expect(done.returncode == 0 and done.stdout.startswith("spillway-replay 0."), f"--version: {done}")
+
+# A sweep prints each row when it is done: the reader of a pipe sees the first before the program ends.
+(folder / "trace.csv").write_text(network(layers=200))
+sweeping = subprocess.Popen([PROGRAM, str(folder / "trace.csv"), "--sweep", "0.5x:1.0x:40", "--steps", "50", "--csv"],
+                            stdout=subprocess.PIPE, text=True)
+first = [sweeping.stdout.readline() for _ in range(2)]
+expect(sweeping.poll() is None and first[1].count(",") == 9, f"the first row comes before the last: {first}")
+sweeping.terminate()
+sweeping.wait()
 for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0"], ["--prefetch", "x"],
                 ["--sweep", "1x:2x"], ["--sweep", "1x:2x:1"], ["--sweep", "1x:2x:many"], ["--sweep", "x:2x:3"],
                 ["--sweep", "1x:2x:3", "--capacity", "1x"], ["--csv"], ["--kernel-scale", "0"],
-                ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"]):
+                ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"],
+                ["--scale", "nan"], ["--link-gbps", "inf"], ["--kernel-scale", "nan"], ["--capacity", "nanx"]):
     status, out, err = run(small, *options)
     expect(status == 2 and err, f"{options}: exit status {status}")
 missing = subprocess.run([PROGRAM, str(folder / "none.csv")], capture_output=True, text=True)

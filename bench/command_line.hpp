@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+/// What the command lines of the tools have in common.
+namespace command_line {
+
+enum Exit : int { done = 0, failed = 1, bad_input = 2 };
+
+/// A finite number above 0. `CLI::PositiveNumber` accepts NaN and infinity.
+inline CLI::Validator positive_number() {
+  return {[](std::string& text) {
+            double number = 0;
+            bool const is_number = CLI::detail::lexical_cast(text, number);
+            return is_number && std::isfinite(number) && number > 0
+                       ? std::string{}
+                       : "expected a finite number above 0, not '" + text + "'";
+          },
+          "NUMBER > 0"};
+}
+
+/// One of the names of an enumeration's values. `CLI::CheckedTransformer` shows the values, too, as bytes.
+template <class Value>
+CLI::Validator one_of(std::map<std::string, Value> const& names) {
+  std::string shown;
+  for (auto const& [name, value] : names) {
+    shown += (shown.empty() ? "" : "|") + name;
+  }
+  return {[names, shown](std::string& text) {
+            auto const found = names.find(text);
+            if (found == names.end()) {
+              return "expected one of " + shown + ", not '" + text + "'";
+            }
+            text = std::to_string(static_cast<int>(found->second));
+            return std::string{};
+          },
+          shown};
+}
+
+/// Writes out what is buffered. @throws std::runtime_error if standard output did not take all of it
+inline void finish_output() {
+  std::cout.flush();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
+    throw std::runtime_error{"standard output cannot be written to: the result is incomplete"};
+  }
+}
+
+/// Parses the command line, runs `work`, and turns what goes wrong into a message and an exit status:
+/// `bad_input` for std::invalid_argument, `failed` for other exceptions. `work` returns a status of its own.
+inline int run(CLI::App& app, int argc, char** argv, std::function<int()> const& work) {
+  app.set_version_flag("--version", app.get_name() + " " SPILLWAY_VERSION);
+  try {
+    app.parse(argc, argv);
+  } catch (CLI::ParseError const& error) {
+    return app.exit(error) == 0 ? Exit::done : Exit::bad_input;
+  }
+  try {
+    int const status = work();
+    finish_output();
+    return status;
+  } catch (std::invalid_argument const& error) {
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
+    return Exit::bad_input;
+  } catch (std::exception const& error) {
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), error.what());
+    return Exit::failed;
+  }
+}
+
+}  // namespace command_line
