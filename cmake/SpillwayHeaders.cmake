@@ -4,10 +4,9 @@
 
 set(SPILLWAY_HEADERS
     spillway/arena/compaction_plan.hpp
-    spillway/arena/enqueue_move.hpp
     spillway/arena/eviction_window.hpp
     spillway/arena/layout_snapshot.hpp
-    spillway/arena/page_arena.hpp
+    spillway/arena/move_plan.hpp
     spillway/arena/range_list.hpp
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
@@ -89,6 +88,7 @@ set(SPILLWAY_HEADERS
     spillway/observe/stats_json.hpp
     spillway/observe/summary.hpp
     spillway/observe/timeline.hpp
+    spillway/page_arena.hpp
     spillway/pager/arrivals.hpp
     spillway/pager/block_record.hpp
     spillway/pager/copy_streams.hpp

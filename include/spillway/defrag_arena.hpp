@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/arena/compaction_plan.hpp>
-#include <spillway/arena/enqueue_move.hpp>
+#include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/eviction_window.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/room_search.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/page_arena.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/block_table.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/enqueue_move.hpp>
+#include <spillway/arena/move_plan.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/pager/pager_state.hpp>
 #include <spillway/schedule/use.hpp>
