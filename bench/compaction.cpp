@@ -87,7 +87,7 @@ class CompactedArena {
   template <class MakePlan>
   void compact(MakePlan make_plan, bool is_counted) {
     std::clock_t const start = std::clock();  // what others on the machine compute does not count
-    std::optional<detail::CompactionPlan> plan = make_plan();
+    std::optional<CompactionPlan> plan = make_plan();
     if (is_counted) {
       plan_clocks_.push_back(std::clock() - start);
     }

@@ -6,8 +6,8 @@
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 
 #include <spillway/device_allocator.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/swappable_buffer.hpp>
@@ -83,7 +83,7 @@ void leases_in_turn(benchmark::State& state) {
 
 template <class Base>
 struct Stable : Base {
-  using compaction = spillway::StableAddresses;
+  using arena = spillway::StableAddresses;
   using eviction = spillway::LruEviction;
   using prefetch = spillway::NoPrefetch;
 };

@@ -3,7 +3,6 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
-    spillway/arena/compaction_plan.hpp
     spillway/arena/eviction_window.hpp
     spillway/arena/layout_snapshot.hpp
     spillway/arena/move_plan.hpp
@@ -11,6 +10,7 @@ set(SPILLWAY_HEADERS
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
     spillway/arena/search_scope.hpp
+    spillway/concepts/arena.hpp
     spillway/concepts/batch_copy_api.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
@@ -106,7 +106,6 @@ set(SPILLWAY_HEADERS
     spillway/policy/compaction/layout_line.hpp
     spillway/policy/compaction/move_order.hpp
     spillway/policy/compaction/no_compaction.hpp
-    spillway/policy/compaction/remap_compaction.hpp
     spillway/policy/compaction/size_pool.hpp
     spillway/policy/compaction/sliding_compaction.hpp
     spillway/policy/compaction/window_search.hpp

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/compaction_plan.hpp>
 #include <spillway/arena/move_plan.hpp>
-#include <spillway/arena/eviction_window.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/room_search.hpp>
 #include <spillway/arena/search_scope.hpp>
+#include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/fit_policy.hpp>
@@ -21,25 +20,11 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
 namespace spillway {
-
-/// How much memory an arena takes from its device, and when.
-struct ArenaOptions {
-  std::size_t capacity_bytes = 0;  ///< the most it ever reserves, scratch aside; below 1 TiB
-  /// Reserved at construction; all of the capacity unless told otherwise.
-  std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-  std::size_t growth_bytes = 2_MiB;  ///< the least by which it grows
-  /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
-  /// a move takes more copies.
-  std::size_t bounce_bytes = 4_MiB;
-  /// Up to so many ranges are looked at as a whole when room has to be made; of more, at first only some.
-  std::size_t few_ranges = 16'384;
-};
 
 /// What an arena holds, in bytes rounded up to the granule.
 struct ArenaStats {
@@ -78,6 +63,7 @@ class DefragArena {
   using device_type = Device;
   using fit_type = Fit;
   using compaction_type = Compaction;
+  using plan_type = CompactionPlan;
   using Options = ArenaOptions;
 
   static constexpr bool is_thread_safe = false;
@@ -131,16 +117,16 @@ class DefragArena {
   /// @throws  ContractViolation for 0 bytes; std::bad_alloc
   /// @cost    O(n) for n ranges, and a bounded search; mostly O(1) beyond `few_ranges`
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<detail::CompactionPlan>
+  [[nodiscard]] std::optional<CompactionPlan>
   plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move);
 
   /// The same where it looks at about `most_ranges` ranges, those around the largest free ones; nothing
   /// either if a wider search would take less time than what is found takes to move.
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<detail::CompactionPlan> plan_compaction(std::size_t bytes,
-                                                                      std::size_t budget_bytes,
-                                                                      CanMove can_move,
-                                                                      std::size_t most_ranges);
+  [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
+                                                              std::size_t budget_bytes,
+                                                              CanMove can_move,
+                                                              std::size_t most_ranges);
 
   /// How many ranges to look at first when room has to be made, all of them if there are at most `few`,
   /// and how many when that was in vain. `SearchScope::all` comes last.
@@ -164,8 +150,7 @@ class DefragArena {
   /// @throws  std::bad_alloc
   /// @cost    a few times that of `plan_compaction`
   template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<detail::CompactionPlan> plan_pass(std::size_t budget_bytes,
-                                                                CanMove can_move);
+  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t budget_bytes, CanMove can_move);
 
   /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
   ///
@@ -173,13 +158,13 @@ class DefragArena {
   /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
   ///         nothing has changed then
   /// @cost   O(m log m) for m moves
-  void begin_moves(detail::CompactionPlan& plan);
+  void begin_moves(CompactionPlan& plan);
 
   /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
   /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
   ///
   /// @cost O(m log m) for m moves
-  void commit_moves(detail::CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
+  void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
 
   /// The run of addresses with room for `bytes` whose blocks cost least to evict, among all ranges or
   /// about `most_ranges` around the largest free ones.
@@ -188,8 +173,8 @@ class DefragArena {
   /// @throws ContractViolation for 0 bytes; std::bad_alloc
   /// @cost   O(ranges looked at)
   template <class Cost>
-  [[nodiscard]] std::optional<detail::EvictionWindow>
-  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = detail::SearchScope::all);
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = all_ranges);
 
   /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
   template <std::invocable<RangeView const&> Visit>
@@ -212,6 +197,9 @@ class DefragArena {
   [[nodiscard]] bool is_moving(RangeId range) const noexcept {
     RangeState const state = map_[node_of(range)].state;
     return state == RangeState::moving || state == RangeState::leaving;
+  }
+  [[nodiscard]] static constexpr std::size_t rounded_bytes(std::size_t bytes) noexcept {
+    return round_up(bytes, granule_bytes);
   }
   [[nodiscard]] std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
@@ -337,24 +325,24 @@ void DefragArena<Device, Fit, Compaction>::add_segment(void* segment, std::size_
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<detail::CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
-  for (std::size_t most = first_search(few_ranges()); most != detail::SearchScope::all;
+  for (std::size_t most = first_search(few_ranges()); most != all_ranges;
        most = wider_search(most)) {
     if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
       return plan;
     }
   }
-  return plan_compaction(bytes, budget_bytes, can_move, detail::SearchScope::all);
+  return plan_compaction(bytes, budget_bytes, can_move, all_ranges);
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<detail::CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
+std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
     std::size_t bytes, std::size_t budget_bytes, CanMove can_move, std::size_t most_ranges) {
   expects(bytes != 0, "a range of 0 bytes cannot be planned for");
   if (bytes <= largest_free_bytes()) {
-    std::optional<detail::CompactionPlan> plan{std::in_place};
+    std::optional<CompactionPlan> plan{std::in_place};
     plan->makes_bytes = largest_free_bytes();
     plan->claims.version = map_.version();
     return plan;
@@ -371,7 +359,7 @@ std::optional<detail::CompactionPlan> DefragArena<Device, Fit, Compaction>::plan
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <std::predicate<BlockId> CanMove>
-std::optional<detail::CompactionPlan>
+std::optional<CompactionPlan>
 DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMove can_move) {
   if (!Compaction::moves_blocks) {
     return std::nullopt;
@@ -380,7 +368,7 @@ DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMov
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::begin_moves(detail::CompactionPlan& plan) {
+void DefragArena<Device, Fit, Compaction>::begin_moves(CompactionPlan& plan) {
   map_.begin_moves(plan.claims);
   if (!plan.moves.empty() && !is_bounce_lent_) {
     is_bounce_lent_ = true;
@@ -390,7 +378,7 @@ void DefragArena<Device, Fit, Compaction>::begin_moves(detail::CompactionPlan& p
 }
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::commit_moves(detail::CompactionPlan& plan,
+void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
                                                         std::size_t done,
                                                         Fence const& moved) noexcept {
   map_.commit_moves(plan.claims, done, moved);
@@ -403,7 +391,7 @@ void DefragArena<Device, Fit, Compaction>::commit_moves(detail::CompactionPlan& 
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 template <class Cost>
-std::optional<detail::EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
+std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
     std::size_t bytes, Cost cost, std::size_t most_ranges) {
   expects(bytes != 0, "a window of 0 bytes is no window");
   if (bytes > options_.capacity_bytes) {
@@ -446,5 +434,13 @@ ArenaStats DefragArena<Device, Fit, Compaction>::stats() const noexcept {
           .free_ranges = table.free_ranges,
           .segments = map_.list().segments().size()};
 }
+
+/// Chooses `DefragArena` as the arena of a bundle of policies: blocks are moved inside the device so that
+/// gaps join, as the bundle's `compaction` decides.
+struct MovableBlocks {
+  template <class Policies>
+  using type =
+      DefragArena<typename Policies::device, typename Policies::fit, typename Policies::compaction>;
+};
 
 }  // namespace spillway

@@ -315,7 +315,7 @@ class DeviceAllocator {
   static typename State::Arena
   make_arena(device_type& device, StreamOrder<device_type>& order, Options const& options) {
     if constexpr (State::maps_pages) {
-      return typename State::Arena(device, order, arena_options(device, options).capacity_bytes);
+      return typename State::Arena(device, order, arena_options(device, options));
     } else {
       return typename State::Arena(device, arena_options(device, options));
     }

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/compaction_plan.hpp>
-#include <spillway/arena/eviction_window.hpp>
 #include <spillway/arena/range_map.hpp>
-#include <spillway/arena/search_scope.hpp>
+#include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/config.hpp>
@@ -39,23 +37,17 @@ namespace spillway {
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 class PageArena {
  public:
+  using device_type = Device;
+
   static constexpr bool is_thread_safe = false;
-  static constexpr bool keeps_addresses = Stable;
-  /// Neighbouring pages are mapped and unmapped with one call: any page is as good as any other.
-  static constexpr bool maps_runs = requires { requires Device::maps_runs; };
   /// Address space for each byte of memory: parked ranges need it.
   static constexpr std::size_t address_factor = Stable ? 64 : 4;
 
-  /// What `map` did.
-  struct Mapped {
-    Fence fence;                   ///< has to come before the first use of the range
-    std::uint64_t host_waits = 0;  ///< pages whose last use had to be waited for
-  };
-
-  /// Takes all pages from the device. `device` and `order` are not owned and must outlive the arena.
+  /// Takes `options.capacity_bytes` from the device, in pages; the other options mean nothing here.
+  /// `device` and `order` are not owned and must outlive the arena.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page
-  PageArena(Device& device, StreamOrder<Device>& order, std::size_t capacity_bytes);
+  PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options);
   PageArena(PageArena const&) = delete;
   PageArena& operator=(PageArena const&) = delete;
   /// All work on the memory must be over.
@@ -69,24 +61,27 @@ class PageArena {
   /// A range of `bytes` for `owner`, to be mapped before use, if enough pages are free.
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner);
 
-  /// Pages for a parked range, to be mapped before use, if enough are free.
-  [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept;
-
   /// Puts the range's pages behind its address.
   ///
   /// @throws DeviceError; what was mapped stays mapped, and the range may be given back
-  Mapped map(RangeId range);
+  MappedRange map(RangeId range);
 
-  /// Frees the pages after `fence`, and the address unless `park` is called instead.
-  void give_back(RangeId range, Fence const& fence) noexcept;
-  void park(RangeId range, Fence const& fence) noexcept { free_pages(range, fence); }
-  /// The same as `park` for a range that the device vacates before `fence`.
-  void park_vacated(RangeId range, Fence const& fence) noexcept;
-  /// Frees the address of a parked range.
-  void release(RangeId range) noexcept {
-    std::uint32_t const node = node_of(range);
-    addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
+  /// Frees the pages and the address after `fence`.
+  void give_back(RangeId range, Fence const& fence) noexcept {
+    free_pages(range, fence);
+    free_address(range);
   }
+
+  /// Frees the pages after `fence` and keeps the address.
+  void park(RangeId range, Fence const& fence) noexcept requires Stable {
+    free_pages(range, fence);
+  }
+  /// The same for a range that the device vacates before `fence`.
+  void park_vacated(RangeId range, Fence const& fence) noexcept requires Stable;
+  /// Pages for a parked range, to be mapped before use, if enough are free.
+  [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept requires Stable;
+  /// Frees the address of a parked range.
+  void release(RangeId range) noexcept requires Stable { free_address(range); }
 
   [[nodiscard]] std::byte* address(RangeId range) const noexcept {
     return base_ + first_page(range) * page_bytes_;
@@ -98,40 +93,6 @@ class PageArena {
   [[nodiscard]] std::size_t free_bytes() const noexcept { return free_count_ * page_bytes_; }
   /// Any free pages make one range.
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept { return free_bytes(); }
-
-  // There is nothing to grow, to trim or to compact, and no room to look for.
-  [[nodiscard]] std::size_t growth_for(std::size_t /*bytes*/) const noexcept { return 0; }
-  void add_segment(void* /*p*/, std::size_t /*bytes*/) noexcept {}
-  [[nodiscard]] std::optional<Segment> trim() noexcept { return std::nullopt; }
-  template <class CanMove>
-  [[nodiscard]] std::optional<detail::CompactionPlan> plan_compaction(std::size_t /*bytes*/,
-                                                                      std::size_t /*budget_bytes*/,
-                                                                      CanMove /*can_move*/,
-                                                                      std::size_t /*most_ranges*/) {
-    return std::nullopt;
-  }
-  [[nodiscard]] static std::size_t few_ranges() noexcept { return detail::SearchScope::all; }
-  [[nodiscard]] static std::size_t first_search(std::size_t /*few*/) noexcept {
-    return detail::SearchScope::all;
-  }
-  [[nodiscard]] static std::size_t wider_search(std::size_t /*most_ranges*/) noexcept {
-    return detail::SearchScope::all;
-  }
-  [[nodiscard]] static std::size_t spare_bytes(std::size_t /*few*/) noexcept { return 0; }
-  template <class CanMove>
-  [[nodiscard]] std::optional<detail::CompactionPlan> plan_pass(std::size_t /*budget_bytes*/,
-                                                                CanMove /*can_move*/) {
-    return std::nullopt;
-  }
-  void begin_moves(detail::CompactionPlan& /*plan*/) noexcept {}
-  void commit_moves(detail::CompactionPlan& /*plan*/,
-                    std::size_t /*done*/,
-                    Fence const& /*moved*/) noexcept {}
-  template <class Cost>
-  [[nodiscard]] std::optional<detail::EvictionWindow>
-  cheapest_window(std::size_t /*bytes*/, Cost /*cost*/, std::size_t /*most_ranges*/) {
-    return std::nullopt;
-  }
 
   /// Calls `visit(RangeView)` for every range that has pages, each a segment of its own.
   template <class Visit>
@@ -184,6 +145,10 @@ class PageArena {
 
   void assign_pages(std::uint32_t node, std::uint32_t count) noexcept;
   void free_pages(RangeId range, Fence const& fence) noexcept;
+  void free_address(RangeId range) noexcept {
+    std::uint32_t const node = node_of(range);
+    addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
+  }
   void unlink_free(std::uint32_t page) noexcept;
   std::uint64_t detach(Page& page, Run& pending);
   std::uint64_t await(Fence& fence);
@@ -218,9 +183,9 @@ class PageArena {
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 PageArena<Device, Fit, Stable>::PageArena(Device& device,
                                           StreamOrder<Device>& order,
-                                          std::size_t capacity_bytes)
+                                          ArenaOptions const& options)
     : device_{&device}, order_{&order}, page_bytes_{device.granularity_bytes()} {
-  std::size_t const count = capacity_bytes / page_bytes_;
+  std::size_t const count = options.capacity_bytes / page_bytes_;
   expects(count != 0 && count * address_factor < no_page,
           "a capacity of at least one page of the device's granularity is needed");
   address_pages_ = static_cast<std::uint32_t>(count * address_factor);
@@ -233,8 +198,8 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
       if (!physical) {
         MemoryInfo const info = device.memory_info();
         throw OutOfDeviceMemory{
-            {.requested_bytes = capacity_bytes,
-             .capacity_bytes = capacity_bytes,
+            {.requested_bytes = options.capacity_bytes,
+             .capacity_bytes = options.capacity_bytes,
              .reserved_bytes = i * page_bytes_,
              .free_bytes = info.free_bytes,
              .largest_free_bytes = info.free_bytes},
@@ -300,7 +265,8 @@ std::optional<Placement> PageArena<Device, Fit, Stable>::try_take(std::size_t by
 }
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::optional<Placement> PageArena<Device, Fit, Stable>::try_retake(RangeId range) noexcept {
+std::optional<Placement>
+PageArena<Device, Fit, Stable>::try_retake(RangeId range) noexcept requires Stable {
   std::uint32_t const count = addresses_[node_of(range)].count;
   if (count > free_count_) {
     return std::nullopt;
@@ -342,8 +308,8 @@ void PageArena<Device, Fit, Stable>::unlink_free(std::uint32_t index) noexcept {
 }
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
-  Mapped result;
+MappedRange PageArena<Device, Fit, Stable>::map(RangeId range) {
+  MappedRange result;
   auto const first = static_cast<std::uint32_t>(first_page(range));
   auto const& pages = ranges_[node_of(range)].pages;
   result.host_waits += await(ranges_[node_of(range)].vacated);
@@ -368,7 +334,7 @@ auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
     if (page.mapped_at == target) {
       continue;
     }
-    if constexpr (maps_runs) {
+    if constexpr (RunMappingApi<Device>) {
       if (!mapped.try_extend(target)) {
         map_run(mapped);
         mapped = {target, 1};
@@ -379,7 +345,7 @@ auto PageArena<Device, Fit, Stable>::map(RangeId range) -> Mapped {
       page_at_[target] = pages[i];
     }
   }
-  if constexpr (maps_runs) {
+  if constexpr (RunMappingApi<Device>) {
     map_run(mapped);
     for (std::uint32_t i = 0; i < pages.size(); ++i) {
       pages_[pages[i]].mapped_at = first + i;
@@ -412,7 +378,7 @@ std::uint64_t PageArena<Device, Fit, Stable>::detach(Page& page, Run& pending) {
       unmap_run(pending);
       pending = {page.mapped_at, 1};
     }
-    if constexpr (!maps_runs) {
+    if constexpr (!RunMappingApi<Device>) {
       unmap_run(pending);
     }
     page_at_[page.mapped_at] = no_page;
@@ -422,13 +388,8 @@ std::uint64_t PageArena<Device, Fit, Stable>::detach(Page& page, Run& pending) {
 }
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::give_back(RangeId range, Fence const& fence) noexcept {
-  free_pages(range, fence);
-  release(range);
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::park_vacated(RangeId range, Fence const& fence) noexcept {
+void PageArena<Device, Fit, Stable>::park_vacated(RangeId range,
+                                                  Fence const& fence) noexcept requires Stable {
   Range& parked = ranges_[node_of(range)];
   for (std::uint32_t const index : parked.pages) {
     Page& page = pages_[index];
@@ -454,5 +415,25 @@ void PageArena<Device, Fit, Stable>::free_pages(RangeId range, Fence const& fenc
   free_count_ += pages.size();
   pages.clear();
 }
+
+/// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side where a
+/// block needs them, and no byte moves.
+///
+/// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs), so this
+/// is for programs with few small blocks. A page is mapped elsewhere only after its last use has finished,
+/// which may mean a wait on the host. The technique is that of GMLake ("virtual memory stitching",
+/// ASPLOS 2024) and of PyTorch's expandable segments. The bundle's `compaction` is not asked.
+struct MappedPages {
+  template <class Policies>
+  using type = PageArena<typename Policies::device, typename Policies::fit, false>;
+};
+
+/// The same, and a block keeps its address for life: while it is swapped out nothing is mapped there.
+///
+/// For programs that hold raw pointers: the pointer may be used whenever the block is leased.
+struct StableAddresses {
+  template <class Policies>
+  using type = PageArena<typename Policies::device, typename Policies::fit, true>;
+};
 
 }  // namespace spillway

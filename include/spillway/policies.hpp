@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
@@ -24,6 +25,7 @@ namespace spillway {
 struct SimPolicies {
   using device = SimApi;
   using fit = SegregatedFit;
+  using arena = MovableBlocks;
   using compaction = SlidingCompaction;
   using eviction = ScheduleEviction;
   using prefetch = ScheduleLookahead;

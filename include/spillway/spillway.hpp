@@ -22,9 +22,9 @@
 #include <spillway/observe/stats_json.hpp>
 #include <spillway/observe/summary.hpp>
 #include <spillway/observe/timeline.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/compaction/no_compaction.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 #include <spillway/policy/eviction/cost_eviction.hpp>
 #include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>

@@ -22,6 +22,7 @@ namespace {
 
 using spillway::BestFit;
 using spillway::BlockId;
+using spillway::CompactionPlan;
 using spillway::DefragArena;
 using spillway::Fence;
 using spillway::granule_bytes;
@@ -36,7 +37,6 @@ using spillway::RangeView;
 using spillway::SegregatedFit;
 using spillway::StreamIndex;
 using spillway::Ticket;
-using spillway::detail::CompactionPlan;
 
 bool covers(Fence const& fence, Ticket need) {
   return need.is_none() ||

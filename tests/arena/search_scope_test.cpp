@@ -139,12 +139,12 @@ TEST_SUITE("arena") {
   }
 
   TEST_CASE("SearchScope: widens from few ranges to all, and at once where there are few") {
-    CHECK(SearchScope::narrowest(1000, 1000) == SearchScope::all);
+    CHECK(SearchScope::narrowest(1000, 1000) == spillway::all_ranges);
     for (std::size_t const ranges : {1001U, 5000U, 100'000U, 10'000'000U}) {
       std::size_t most = SearchScope::narrowest(ranges, 1000);
       CHECK(most <= 2048);
       std::size_t total = 0;
-      while (most != SearchScope::all) {
+      while (most != spillway::all_ranges) {
         total += most;
         std::size_t const wider = SearchScope::wider(most, ranges);
         REQUIRE(wider > most);

@@ -25,11 +25,11 @@ LAYERS = {
     "host_swap_pool.hpp": BASE | {"stream", "host"},
     "stream_prefetcher.hpp": BASE,
     "lease.hpp": BASE,
-    "pager": PARTS | {"defrag_arena.hpp", "page_arena.hpp", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
+    "pager": PARTS | {"host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
     "stream.hpp": BASE,
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
-    "policies.hpp": BASE | {"policy", "device"},
+    "policies.hpp": BASE | {"policy", "device", "defrag_arena.hpp"},
     "cuda.hpp": BASE | {"policies.hpp", "device"},
 }
 LAYERS["device_allocator.hpp"] = set(LAYERS)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator on a GPU, with kernels in flight.
 #include <spillway/cuda.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/page_arena.hpp>
 
 #include <doctest/doctest.h>
 
@@ -19,10 +19,10 @@ using namespace spillway;
 namespace {
 
 struct Remapping : CudaPolicies {
-  using compaction = RemapCompaction;
+  using arena = MappedPages;
 };
 struct Stable : CudaPolicies {
-  using compaction = StableAddresses;
+  using arena = StableAddresses;
 };
 
 struct GpuGate {

@@ -2,8 +2,8 @@
 // Random programs against an allocator on a stepped device, with an oracle that knows what every
 // block must hold. Faults are injected; nothing may be lost.
 #include <spillway/device_allocator.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policy/compaction/no_compaction.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 #include <spillway/policy/eviction/cost_eviction.hpp>
 #include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
@@ -55,10 +55,10 @@ struct CostUncompacted : Stepped {
 };
 
 struct Remapped : Stepped {
-  using compaction = spillway::RemapCompaction;
+  using arena = spillway::MappedPages;
 };
 struct Stable : Stepped {
-  using compaction = spillway::StableAddresses;
+  using arena = spillway::StableAddresses;
 };
 
 /// What must be true of one block.
@@ -133,9 +133,7 @@ class Program {
   static constexpr std::size_t page_bytes = 4_KiB;
 
   static std::size_t rounded(std::size_t bytes) {
-    bool const has_pages = requires {
-      Policies::compaction::remaps;
-    };
+    bool const has_pages = spillway::MappingArena<spillway::ArenaOf<Policies>>;
     return spillway::round_up(bytes, has_pages ? page_bytes : spillway::granule_bytes);
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 
@@ -43,10 +43,10 @@ struct Plain : spillway::SimPolicies {
   using prefetch = spillway::NoPrefetch;
 };
 struct Remapping : Plain {
-  using compaction = spillway::RemapCompaction;
+  using arena = spillway::MappedPages;
 };
 struct Stable : Plain {
-  using compaction = spillway::StableAddresses;
+  using arena = spillway::StableAddresses;
 };
 // In a short loop, room to prefetch costs a large part of what is away.
 struct RoomyEviction : spillway::ScheduleEviction {

@@ -2,7 +2,7 @@
 // What an observer is told, put together, is what the allocator knows of itself.
 #include <spillway/core/record.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/swappable_buffer.hpp>
 
@@ -92,7 +92,7 @@ struct Lru : Scheduled {
   using eviction = spillway::LruEviction;
 };
 struct Remapped : Lru {
-  using compaction = spillway::RemapCompaction;
+  using arena = spillway::MappedPages;
 };
 
 /// Compares the ledger with the allocator's own view.

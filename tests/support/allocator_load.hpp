@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/arena.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/swappable_buffer.hpp>
@@ -33,15 +34,6 @@
 // | `E::scale()`            | by how much every size is multiplied                                    |
 
 namespace spillway::test {
-
-template <class Policies>
-inline constexpr bool remaps = requires {
-  requires Policies::compaction::remaps;
-};
-template <class Policies>
-inline constexpr bool keeps_addresses = requires {
-  requires Policies::compaction::keeps_addresses;
-};
 
 /// A block whose bytes the test knows: all of them are derived from `tag`.
 template <class Allocator>
@@ -236,7 +228,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     CHECK(e.wrong() == 0);
   }
 
-  if constexpr (test::keeps_addresses<typename E::policies>) {
+  if constexpr (StableAddressArena<ArenaOf<typename E::policies>>) {
     SUBCASE("a block keeps its address while it comes and goes") {
       Allocator allocator{e.device, options};
       std::vector<Block> blocks;
@@ -257,7 +249,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
     }
   }
 
-  if constexpr (test::remaps<typename E::policies>) {
+  if constexpr (MappingArena<ArenaOf<typename E::policies>>) {
     return;  // pages are waited for on the host: what follows would wait for itself
   }
 

@@ -4,8 +4,8 @@
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <array>
 #include <chrono>
@@ -21,7 +21,7 @@ namespace spillway::test {
 struct LeasesBench {
   struct Policies : SimPolicies {
     using device = HostPagedApi;
-    using compaction = StableAddresses;
+    using arena = StableAddresses;
   };
   using Allocator = DeviceAllocator<Policies>;
   using Leases = framework::BufferLeases<Allocator>;

@@ -13,15 +13,6 @@
 
 namespace spillway::detail {
 
-/// Neighbouring ranges that become one free range once their blocks are evicted.
-struct EvictionWindow {
-  std::byte* address = nullptr;
-  std::size_t bytes = 0;
-  std::uint64_t cost = 0;  ///< sum of the owners' prices
-  std::vector<BlockId>
-      owners;  ///< of the blocks in it, in order of address; each was asked for once
-};
-
 /// The window in `scope` of at least `count` granules with the lowest cost; the lowest address among
 /// equals.
 ///

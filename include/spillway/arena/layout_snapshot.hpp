@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/compaction_plan.hpp>
+#include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_list.hpp>
 #include <spillway/arena/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>

@@ -3,15 +3,53 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
-namespace spillway::detail {
+namespace spillway {
+namespace detail {
+
+/// What a plan holds of its arena's ranges between begin and commit. In granules.
+struct MoveClaims {
+  /// Free bytes the plan needs: `count` granules from `first`, at or after the start of `node`.
+  struct Piece {
+    std::uint32_t node = 0;
+    std::uint32_t first = 0;
+    std::uint32_t count = 0;
+  };
+  /// A step of the plan, and where a block is after the steps that were made.
+  struct Step {
+    std::uint32_t node = 0;
+    std::uint32_t first = 0;
+  };
+  /// Neighbouring claimed ranges and moving blocks, with what lies around them.
+  struct Run {
+    std::uint32_t first = 0;
+    std::uint32_t end = 0;
+    std::uint32_t prev = 0;
+    std::uint32_t next = 0;
+    std::uint16_t segment = 0;
+    Fence fence;
+  };
+
+  std::vector<Piece> pieces;  // in order of address
+  std::vector<Step> steps;    // in order of execution
+  std::uint64_t version = 0;  // of the arena when the plan was made
+  bool is_begun = false;
+
+  std::vector<std::uint32_t> nodes;  // claimed and moving, in order of address
+  std::vector<Step> blocks;          // one for each moving block
+  std::vector<Run> runs;
+  std::vector<std::uint32_t> spare;  // slots for the free ranges that will be left
+};
 
 /// How a move is copied: through scratch or not, and in pieces of how many bytes.
 struct MoveCopies {
@@ -42,6 +80,22 @@ struct MoveCopies {
   static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };
 
+}  // namespace detail
+
+/// Blocks to move so that one free range becomes large enough, in order of execution.
+///
+/// A plan is begun in the critical section that made it, and committed once. In between, whoever
+/// moves makes its stream wait for `fence`, then for each move waits for `move.fence` and the
+/// block's last uses and enqueues the move.
+struct CompactionPlan {
+  std::vector<Move> moves;      ///< a block may be moved twice
+  std::size_t cost_bytes = 0;   ///< sum over the moves
+  std::size_t makes_bytes = 0;  ///< size of the free range afterwards
+  Bounce bounce;                ///< scratch, from begin to commit; empty if another plan has it
+  Fence fence;                  ///< last uses of the scratch
+  detail::MoveClaims claims;    ///< the arena's own
+};
+
 /// Enqueues the copies of one move, none of which overlaps itself.
 ///
 /// A block that slides by less than its length goes in pieces no longer than the slide, from the
@@ -59,7 +113,7 @@ std::size_t enqueue_move(Device& device,
                          Move const& move,
                          typename Device::stream_type stream,
                          Bounce bounce = {}) {
-  MoveCopies const copies = MoveCopies::of(move, bounce);
+  detail::MoveCopies const copies = detail::MoveCopies::of(move, bounce);
   bool const is_up = move.from < move.to;
   auto const carry = [&](std::byte* to, std::byte const* from, std::size_t bytes) {
     if (copies.is_bounced) {
@@ -88,7 +142,7 @@ std::size_t enqueue_move(Device& device,
         carry(move.from + at, move.to + at, bytes);
         --moved;
       } catch (DeviceError const& error) {
-        if (++refusals == MoveCopies::most_refusals) {
+        if (++refusals == detail::MoveCopies::most_refusals) {
           throw BlockLost{std::string{"a block was torn while it was moved: "} + error.what()};
         }
       }
@@ -98,4 +152,4 @@ std::size_t enqueue_move(Device& device,
   return copies.count;
 }
 
-}  // namespace spillway::detail
+}  // namespace spillway

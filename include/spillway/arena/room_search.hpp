@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/compaction_plan.hpp>
 #include <spillway/arena/eviction_window.hpp>
 #include <spillway/arena/layout_snapshot.hpp>
+#include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/search_scope.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/types.hpp>
@@ -38,7 +38,7 @@ class RoomSearch {
                                                    std::uint64_t budget,
                                                    CanMove can_move,
                                                    std::size_t most_ranges) {
-    if (most_ranges != SearchScope::all) {
+    if (most_ranges != all_ranges) {
       std::size_t const ranges = map.table().ranges();
       std::size_t const next = std::min(SearchScope::wider(most_ranges, ranges), ranges);
       budget = std::min<std::uint64_t>(budget, next * granules_per_look);
@@ -55,7 +55,7 @@ class RoomSearch {
   template <class Map, std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan>
   plan_largest(Map const& map, std::uint64_t budget, CanMove can_move) {
-    look_at(map, SearchScope::all);
+    look_at(map, all_ranges);
     snapshot_.read(map.list(), scope_, can_move);
     std::uint64_t reached = map.largest();
     std::uint64_t missed = map.table().free_granules() + 1;
@@ -96,8 +96,8 @@ class RoomSearch {
 
   template <class Map>
   void look_at(Map const& map, std::size_t most_ranges) {
-    most_ranges == SearchScope::all ? scope_.read_all(map.list())
-                                    : scope_.read_around_large(map.list(), map.fit(), most_ranges);
+    most_ranges == all_ranges ? scope_.read_all(map.list())
+                              : scope_.read_around_large(map.list(), map.fit(), most_ranges);
   }
 
   template <class Map>

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <spillway/arena/range_list.hpp>
+#include <spillway/core/range.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -29,16 +29,14 @@ struct Stretch {
 /// Threads  thread-compatible. Keeps its memory.
 class SearchScope {
  public:
-  static constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
-
   /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without need.
   [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
     std::size_t const most = std::min(ranges / (4 * growth), few);
-    return ranges <= few ? all : up_to(std::max(most, least_at_first), ranges);
+    return ranges <= few ? all_ranges : up_to(std::max(most, least_at_first), ranges);
   }
-  /// The next more than `most`, after which `all` comes at last.
+  /// The next more than `most`, after which `all_ranges` comes at last.
   [[nodiscard]] static std::size_t wider(std::size_t most, std::size_t ranges) noexcept {
-    return most > ranges / growth ? all : up_to(most * growth, ranges);
+    return most > ranges / growth ? all_ranges : up_to(most * growth, ranges);
   }
 
   void read_all(RangeList const& list) {
@@ -67,7 +65,7 @@ class SearchScope {
 
   // Not a large part, which costs as much as all and may find nothing.
   static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {
-    return most > ranges / 4 ? all : most;
+    return most > ranges / 4 ? all_ranges : most;
   }
   void add_around(RangeList const& list, std::uint32_t node, std::size_t reach);
 

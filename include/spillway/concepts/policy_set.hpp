@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/eviction_policy.hpp>
@@ -26,6 +27,7 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// |--------------|------------------------------------------------|----------------------------------------------|
 /// | `device`     | where the memory is                            | `SimApi`, `SteppedSimApi`, `ModelApi`, `CudaApi` |
 /// | `fit`        | which free range a block gets                  | `SegregatedFit`, `BestFit`                    |
+/// | `arena`      | whether blocks move, or pages are mapped        | `MovableBlocks`, `MappedPages`, `StableAddresses` |
 /// | `compaction` | which blocks move to join free ranges          | `SlidingCompaction`, `NoCompaction`           |
 /// | `eviction`   | which blocks leave                             | `ScheduleEviction`, `LruEviction`, `FifoEviction`, `SizeEviction`, `CostEviction` |
 /// | `prefetch`   | which blocks come in ahead of need             | `ScheduleLookahead`, `ReverseOrder`, `NoPrefetch` |
@@ -33,8 +35,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `observer`   | who is told                                    | `NullObserver`, `Timeline`                    |
 template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
-    CompactionPolicy<typename S::compaction> && EvictionPolicy<typename S::eviction> &&
-    PrefetchPolicy<typename S::prefetch> && LockPolicy<typename S::lock> &&
-    Observer<typename S::observer>;
+    CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&
+    EvictionPolicy<typename S::eviction> && PrefetchPolicy<typename S::prefetch> &&
+    LockPolicy<typename S::lock> && Observer<typename S::observer>;
 
 }  // namespace spillway

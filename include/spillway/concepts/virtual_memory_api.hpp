@@ -40,6 +40,11 @@ concept VirtualMemoryApi =
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
 
+/// A virtual memory device where any memory is as good as any other: `D::maps_runs` is true, one `map` may
+/// cover many pieces, and its `m` is not looked at. Neighbouring pages are then mapped with one call.
+template <class D>
+concept RunMappingApi = VirtualMemoryApi<D> && requires { requires D::maps_runs; };
+
 /// A virtual memory device that can take memory away in stream order, with
 /// `d.vacate(p, n, s)`: when the work enqueued on `s` before is done, `d.unmap(p, n)`.
 ///

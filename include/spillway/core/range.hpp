@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <vector>
 
 namespace spillway {
 
@@ -23,6 +25,12 @@ struct Placement {
   RangeId range{};
   std::byte* address = nullptr;
   Fence fence;
+};
+
+/// What has to be waited for before a range is used that memory was just mapped to.
+struct MappedRange {
+  Fence fence;                   ///< has to come before the first use of the range
+  std::uint64_t host_waits = 0;  ///< how often the host waited for the memory's last use elsewhere
 };
 
 /// What `for_each_range` shows of one range.
@@ -45,6 +53,17 @@ struct Move {
   /// Last uses of the destination. The moving stream waits for it and for the block's own last uses.
   Fence fence;
 };
+
+/// Neighbouring ranges that become one free range once their blocks are evicted.
+struct EvictionWindow {
+  std::byte* address = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t cost = 0;       ///< sum of what evicting the blocks costs
+  std::vector<BlockId> owners;  ///< of the blocks in it, in order of address
+};
+
+/// Says that a search looks at all ranges, where it says at how many.
+inline constexpr std::size_t all_ranges = std::numeric_limits<std::size_t>::max();
 
 /// Scratch for moves that overlap themselves; may be empty.
 struct Bounce {

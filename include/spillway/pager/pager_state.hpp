@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/page_arena.hpp>
+#include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/block_table.hpp>
@@ -11,7 +11,6 @@
 #include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/defrag_arena.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/block_record.hpp>
 #include <spillway/pager/copy_streams.hpp>
@@ -35,22 +34,6 @@
 
 namespace spillway::detail {
 
-/// The arena that a bundle of policies asks for: one that moves blocks, or one that maps pages.
-template <PolicySet Policies>
-struct ArenaOf {
-  using type =
-      DefragArena<typename Policies::device, typename Policies::fit, typename Policies::compaction>;
-};
-template <PolicySet Policies>
-  requires requires {
-    Policies::compaction::remaps;
-  }
-struct ArenaOf<Policies> {
-  using type = PageArena<typename Policies::device,
-                         typename Policies::fit,
-                         Policies::compaction::keeps_addresses>;
-};
-
 /// The data that the parts of a pager share, and the few things all of them do with it.
 ///
 /// One lock guards it all. Whoever makes room also holds *the turn*: a flag, not a lock, so that the
@@ -58,7 +41,7 @@ struct ArenaOf<Policies> {
 template <PolicySet Policies>
 struct PagerState {
   using Device = typename Policies::device;
-  using Arena = typename ArenaOf<Policies>::type;
+  using Arena = ArenaOf<Policies>;
   using Pool = HostSwapPool<Device>;
   using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
   using Eviction = typename Policies::eviction;
@@ -68,8 +51,8 @@ struct PagerState {
   using stream_type = typename Device::stream_type;
 
   /// The arena maps pages: ranges have to be mapped before use, with the turn and without the lock.
-  static constexpr bool maps_pages = requires(Arena & a, RangeId range) { a.map(range); };
-  static constexpr bool keeps_addresses = requires { requires Arena::keeps_addresses; };
+  static constexpr bool maps_pages = MappingArena<Arena>;
+  static constexpr bool keeps_addresses = StableAddressArena<Arena>;
   /// Swapped-out blocks keep their addresses, and nothing stays mapped there.
   static constexpr bool vacates = keeps_addresses && VacatingApi<Device>;
 
@@ -211,11 +194,7 @@ struct PagerState {
 
   /// What a block of `bytes` takes up on the device.
   [[nodiscard]] std::size_t rounded(std::size_t bytes) const noexcept {
-    if constexpr (maps_pages) {
-      return arena.rounded_bytes(bytes);
-    } else {
-      return round_up(bytes, granule_bytes);
-    }
+    return arena.rounded_bytes(bytes);
   }
 
   /// A range for a block if one fits as things are. The caller has the turn where pages are mapped.
@@ -225,32 +204,33 @@ struct PagerState {
     if constexpr (!maps_pages) {
       return arena.try_take(bytes, owner);
     } else {
-      bool is_parked = false;
+      std::optional<Placement> placement;
       if constexpr (keeps_addresses) {
-        is_parked = blocks.find(owner)->is_parked;
+        BlockRecord const& block = *blocks.find(owner);
+        placement = block.is_parked ? arena.try_retake(block.range) : arena.try_take(bytes, owner);
+      } else {
+        placement = arena.try_take(bytes, owner);
       }
-      auto placement =
-          is_parked ? arena.try_retake(blocks.find(owner)->range) : arena.try_take(bytes, owner);
       if (placement) {
-        map_pages(guard, *placement, is_parked);
+        map_pages(guard, *placement, owner);
       }
       return placement;
     }
   }
 
-  void map_pages(Guard& guard, Placement& placement, bool is_parked) {
+  void map_pages(Guard& guard, Placement& placement, BlockId owner) {
     std::uint64_t waits = 0;
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
     try {
       Unlocked const unlocked{guard};
       start_ns = device.clock_ns();
-      auto const mapped = arena.map(placement.range);
+      MappedRange const mapped = arena.map(placement.range);
       end_ns = device.clock_ns();
       placement.fence = mapped.fence;
       waits = mapped.host_waits;
     } catch (...) {
-      is_parked ? arena.park(placement.range, {}) : arena.give_back(placement.range, {});
+      unplace(owner, placement, {});
       throw;
     }
     count_host_waits(waits, start_ns, end_ns);

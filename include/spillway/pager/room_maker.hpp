@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/search_scope.hpp>
+#include <spillway/concepts/arena.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/pager/pager_state.hpp>
@@ -26,6 +26,7 @@ template <PolicySet Policies>
 class RoomMaker {
  public:
   using State = PagerState<Policies>;
+  using Arena = typename State::Arena;
   using Guard = typename State::Guard;
   using Turn = typename State::Turn;
   using Unlocked = typename State::Unlocked;
@@ -73,10 +74,12 @@ class RoomMaker {
         return placement;
       }
     }
-    if (state_.arena.free_bytes() >= bytes) {
-      if (auto plan = compaction_plan(bytes, first_search(bytes))) {
-        transfers_.move(guard, *plan);
-        return state_.try_place(guard, bytes, owner);
+    if constexpr (MovingArena<Arena>) {
+      if (state_.arena.free_bytes() >= bytes) {
+        if (auto plan = compaction_plan(bytes, first_search(bytes))) {
+          transfers_.move(guard, *plan);
+          return state_.try_place(guard, bytes, owner);
+        }
       }
     }
     return std::nullopt;
@@ -113,12 +116,14 @@ class RoomMaker {
 
   /// Moves blocks to join free ranges, for at most `budget_bytes`. @returns bytes moved
   std::size_t compact_ahead(Guard& guard, std::size_t budget_bytes) {
-    auto plan = state_.arena.plan_pass(budget_bytes, can_move());
-    if (!plan || plan->moves.empty()) {
-      return 0;
+    std::size_t bytes = 0;
+    if constexpr (MovingArena<Arena>) {
+      if (auto plan = state_.arena.plan_pass(budget_bytes, can_move());
+          plan && !plan->moves.empty()) {
+        bytes = plan->cost_bytes;
+        transfers_.move(guard, *plan);
+      }
     }
-    std::size_t const bytes = plan->cost_bytes;
-    transfers_.move(guard, *plan);
     return bytes;
   }
 
@@ -135,13 +140,13 @@ class RoomMaker {
     };
   }
 
-  [[nodiscard]] std::optional<CompactionPlan> compaction_plan(std::size_t bytes,
-                                                              std::size_t most_ranges) const {
-    if (!state_.options.compaction) {
-      return std::nullopt;
+  [[nodiscard]] auto compaction_plan(std::size_t bytes, std::size_t most_ranges) const {
+    std::optional<typename Arena::plan_type> plan;
+    if (state_.options.compaction) {
+      plan = state_.arena.plan_compaction(
+          bytes, state_.options.compaction_budget_bytes, can_move(), most_ranges);
     }
-    return state_.arena.plan_compaction(
-        bytes, state_.options.compaction_budget_bytes, can_move(), most_ranges);
+    return plan;
   }
 
   /// How many ranges are worth a search as a whole for room for `bytes`: one that takes longer than a block
@@ -171,15 +176,19 @@ class RoomMaker {
     if (free_bytes < bytes) {
       return bytes - free_bytes;
     }
-    std::size_t const spare_bytes =
-        state_.options.swapping ? state_.arena.spare_bytes(few_ranges(bytes)) : 0;
+    std::size_t spare_bytes = 0;
+    if constexpr (MovingArena<Arena>) {
+      spare_bytes = state_.options.swapping ? state_.arena.spare_bytes(few_ranges(bytes)) : 0;
+    }
     return std::min(bytes, spare_bytes - std::min(spare_bytes, free_bytes - bytes));
   }
 
   /// One step towards room for `bytes`, and what kind of step it was; nothing if none is left.
   std::optional<RangeSource> make_room(Guard& guard, std::size_t bytes) {
-    if (grow(guard, bytes)) {
-      return RangeSource::growth;
+    if constexpr (GrowingArena<Arena>) {
+      if (grow(guard, bytes)) {
+        return RangeSource::growth;
+      }
     }
     if (std::size_t const wanted_bytes = short_bytes(bytes); wanted_bytes != 0) {
       std::uint64_t const copies = state_.stats.swap_outs.count;
@@ -194,9 +203,11 @@ class RoomMaker {
                                                       : RangeSource::after_swap_out;
       }
     }
-    if (state_.arena.free_bytes() >= bytes) {
-      if (auto const made_by = make_contiguous(guard, bytes)) {
-        return made_by;
+    if constexpr (MovingArena<Arena>) {
+      if (state_.arena.free_bytes() >= bytes) {
+        if (auto const made_by = make_contiguous(guard, bytes)) {
+          return made_by;
+        }
       }
     }
     if (wait_for_a_lease(guard)) {
@@ -211,7 +222,7 @@ class RoomMaker {
     std::size_t most_ranges = first_search(bytes);
     for (;; most_ranges = state_.arena.wider_search(most_ranges)) {
       auto const made_by = make_contiguous(guard, bytes, most_ranges);
-      if (made_by || most_ranges == SearchScope::all) {
+      if (made_by || most_ranges == all_ranges) {
         return made_by;
       }
     }
@@ -222,7 +233,7 @@ class RoomMaker {
   make_contiguous(Guard& guard, std::size_t bytes, std::size_t most_ranges) {
     auto plan = compaction_plan(bytes, most_ranges);
     std::optional<EvictionWindow> window;
-    if (!plan || most_ranges == SearchScope::all) {  // else another search saves nothing
+    if (!plan || most_ranges == all_ranges) {  // else another search saves nothing
       window = cheapest_window(bytes, most_ranges);
     }
     if (plan && window) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
@@ -394,7 +395,7 @@ template <PolicySet Policies>
 std::size_t SwapPager<Policies>::trim_sync() {
   Guard guard{state_.lock};
   std::size_t released = 0;
-  {
+  if constexpr (GrowingArena<typename State::Arena>) {
     Turn const turn{state_, guard};
     while (auto const segment = state_.arena.trim()) {
       state_.log(RecordKind::trim, {}, segment->bytes, segment->address);

@@ -143,7 +143,8 @@ class Transfers {
   /// Moves blocks inside the device as `plan` says. The caller has the turn.
   ///
   /// @throws DeviceError after committing the moves that were enqueued
-  void move(Guard& guard, CompactionPlan& plan) {
+  template <class Plan>
+  void move(Guard& guard, Plan& plan) {
     std::vector<Fence> after;
     after.reserve(plan.moves.size());
     for (Move const& move : plan.moves) {

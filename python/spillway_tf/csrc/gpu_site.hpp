@@ -9,7 +9,7 @@
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/interop/tensorflow/gpu_device.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/page_arena.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -61,7 +61,7 @@ class TrackedCudaApi : public spillway::CudaApi {
 struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;
-    using compaction = spillway::StableAddresses;
+    using arena = spillway::StableAddresses;
     using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;

@@ -7,8 +7,8 @@
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +25,7 @@ namespace spillway_tf {
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
-    using compaction = spillway::StableAddresses;
+    using arena = spillway::StableAddresses;
     using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;

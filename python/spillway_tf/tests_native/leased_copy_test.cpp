@@ -7,8 +7,8 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/tensorflow.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <doctest/doctest.h>
 
@@ -39,7 +39,7 @@ constexpr int half = 1 << 17;  // floats: half of the capacity
 struct TestSite {
   struct Policies : SimPolicies {
     using device = HostPagedApi;
-    using compaction = StableAddresses;
+    using arena = StableAddresses;
   };
   using allocator_type = DeviceAllocator<Policies>;
   using Leases = BufferLeases<allocator_type>;

@@ -2,7 +2,7 @@
 // The allocator on CudaApi, on a stand-in for the CUDA runtime. On a GPU: tests/gpu/.
 #include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
@@ -23,10 +23,10 @@ struct FakeRuntime {
 };
 
 struct Remapping : CudaPolicies {
-  using compaction = RemapCompaction;
+  using arena = MappedPages;
 };
 struct Stable : CudaPolicies {
-  using compaction = StableAddresses;
+  using arena = StableAddresses;
 };
 
 template <class Policies>

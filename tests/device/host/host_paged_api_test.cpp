@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 
@@ -31,7 +31,7 @@ namespace {
 
 struct PagedPolicies : SimPolicies {
   using device = HostPagedApi;
-  using compaction = StableAddresses;
+  using arena = StableAddresses;
 };
 
 struct PlainPagedPolicies : PagedPolicies {

@@ -4,8 +4,8 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/remap_compaction.hpp>
 
 #include <doctest/doctest.h>
 
@@ -30,7 +30,7 @@ constexpr std::size_t block_bytes = 128_KiB;
 struct StreamBench {
   struct Policies : SimPolicies {
     using device = SteppedSimApi;
-    using compaction = StableAddresses;
+    using arena = StableAddresses;
   };
   using Allocator = DeviceAllocator<Policies>;
   using Leases = BufferLeases<Allocator>;

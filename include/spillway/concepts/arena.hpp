@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/fence.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+namespace spillway {
+
+/// How much memory an arena takes from its device, and when.
+struct ArenaOptions {
+  std::size_t capacity_bytes = 0;  ///< the most it ever reserves, scratch aside; below 1 TiB
+  /// Reserved at construction; all of the capacity unless told otherwise. Arenas that do not grow
+  /// reserve all of it.
+  std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
+  std::size_t growth_bytes = 2_MiB;  ///< the least by which it grows
+  /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
+  /// a move takes more copies.
+  std::size_t bounce_bytes = 4_MiB;
+  /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece; a
+  /// larger one is searched in parts first.
+  std::size_t few_ranges = 16'384;
+};
+
+/// Divides device memory into ranges. What more an arena can do is said by the concepts below.
+///
+/// Given `a` of type `A` (`ca` if const), `n` bytes, a block's id `b`, a taken range `r` and a fence `f`:
+///
+/// | expression                       | must                                                                   |
+/// |----------------------------------|------------------------------------------------------------------------|
+/// | `A::device_type`                 | the device that the memory is on                                       |
+/// | `A(device, options)`             | reserve what `ArenaOptions` say; neither argument is owned              |
+/// | `a.try_take(n, b)`               | a `Placement` of at least `n` bytes for block `b`, nothing if none fits; throw `std::bad_alloc` with nothing changed |
+/// | `a.give_back(r, f)`              | free the range; whoever takes its bytes next waits for `f` first       |
+/// | `ca.rounded_bytes(n)`            | what a block of `n` bytes takes up                                      |
+/// | `ca.address(r)`                  | where the range is now                                                 |
+/// | `ca.reservation(r)`              | a number for the reservation of the device that the range lies in      |
+/// | `ca.capacity_bytes()`            | the most that is ever reserved                                         |
+/// | `ca.reserved_bytes()`            | what is reserved now                                                   |
+/// | `ca.free_bytes()`                | what is reserved and not taken                                         |
+/// | `ca.largest_free_bytes()`        | the largest `n` for which `try_take` finds a range                      |
+/// | `ca.for_each_range(v)`           | call `v` with the `RangeView` of each range                            |
+///
+/// Thread-compatible: an arena is called under the lock of whoever owns it, and therefore calls neither
+/// the device nor the user, its constructor and destructor aside.
+// clang-format off
+template <class A>
+concept Arena =
+    requires(A a, A const ca, std::size_t n, BlockId b, RangeId r, Fence const& f,
+             void (*v)(RangeView const&)) {
+      typename A::device_type;
+      { a.try_take(n, b)        }          -> std::same_as<std::optional<Placement>>;
+      { a.give_back(r, f)       } noexcept -> std::same_as<void>;
+      { ca.rounded_bytes(n)     } noexcept -> std::same_as<std::size_t>;
+      { ca.address(r)           } noexcept -> std::same_as<std::byte*>;
+      { ca.reservation(r)       } noexcept -> std::same_as<std::size_t>;
+      { ca.capacity_bytes()     } noexcept -> std::same_as<std::size_t>;
+      { ca.reserved_bytes()     } noexcept -> std::same_as<std::size_t>;
+      { ca.free_bytes()         } noexcept -> std::same_as<std::size_t>;
+      { ca.largest_free_bytes() } noexcept -> std::same_as<std::size_t>;
+      { ca.for_each_range(v)    }          -> std::same_as<void>;
+    };
+
+/// An arena that takes memory from the device when it is needed and gives it back.
+///
+/// | expression             | must                                                                      |
+/// |------------------------|---------------------------------------------------------------------------|
+/// | `ca.growth_for(n)`     | what to reserve so that `n` bytes fit, 0 if the capacity does not allow it |
+/// | `a.add_segment(p, n)`  | own the `n` bytes at `p`, which the caller has reserved; a throw leaves them with the caller |
+/// | `a.trim()`             | give up a reservation that is wholly free, for the caller to release, if there is one |
+template <class A>
+concept GrowingArena =
+    Arena<A> && requires(A a, A const ca, std::size_t n, void* p) {
+      { ca.growth_for(n)    } noexcept -> std::same_as<std::size_t>;
+      { a.add_segment(p, n) }          -> std::same_as<void>;
+      { a.trim()            } noexcept -> std::same_as<std::optional<Segment>>;
+    };
+
+/// An arena whose free bytes may lie apart, and that plans how to have them in one piece: by moving blocks
+/// inside the device, or by evicting neighbours.
+///
+/// Given a plan `p` of type `A::plan_type`, a predicate `m(id)` that says which blocks may move, a function
+/// `c(id)` that says what evicting a block costs (an optional number: nothing if it may not leave), and
+/// a number `w` of ranges to look at (`all_ranges` for all):
+///
+/// | expression                         | must                                                                  |
+/// |------------------------------------|-----------------------------------------------------------------------|
+/// | `p.moves`                          | `Move`s in the order they run in; a block may be moved more than once |
+/// | `p.cost_bytes`, `p.makes_bytes`    | the sum of the moves; the free range that they make                   |
+/// | `p.bounce`, `p.fence`              | scratch for moves that overlap themselves, and its last uses          |
+/// | `a.plan_compaction(n, budget, m, w)` | a plan that makes a free range of `n` bytes by moving at most `budget`, if one is found; a plan without moves if a range fits already |
+/// | `a.plan_pass(budget, m)`           | a plan for about the largest free range that moving `budget` bytes can make |
+/// | `a.begin_moves(p)`                 | claim what the plan needs, or throw and change nothing; blocks keep their addresses |
+/// | `a.commit_moves(p, done, f)`       | put the first `done` blocks where they went and undo the rest; `f` covers all that was enqueued |
+/// | `a.cheapest_window(n, c, w)`       | the neighbours that cost least to evict for a free range of `n` bytes   |
+/// | `ca.few_ranges()`                  | how many ranges are searched as a whole                                |
+/// | `ca.first_search(few)`             | the `w` to begin a search with if up to `few` ranges may be looked at   |
+/// | `ca.wider_search(w)`               | the `w` to go on with after `w` was in vain; `all_ranges` comes last    |
+/// | `ca.spare_bytes(few)`              | how much may be free beyond `n` before a search is worth its time      |
+///
+/// A plan is begun in the critical section that made it, and committed once. In between, whoever moves
+/// makes its stream wait for `p.fence`, then for each move waits for the fence of the move and for the
+/// block's last uses and calls `enqueue_move`.
+template <class A>
+concept MovingArena =
+    Arena<A> &&
+    requires(A a, A const ca, typename A::plan_type& p, std::size_t n, std::size_t w, Fence const& f,
+             bool (*m)(BlockId), std::optional<std::uint64_t> (*c)(BlockId)) {
+      { p.moves                        } -> std::same_as<std::vector<Move>&>;
+      { p.cost_bytes                   } -> std::same_as<std::size_t&>;
+      { p.makes_bytes                  } -> std::same_as<std::size_t&>;
+      { p.bounce                       } -> std::same_as<Bounce&>;
+      { p.fence                        } -> std::same_as<Fence&>;
+      { a.plan_compaction(n, n, m, w)  } -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.plan_pass(n, m)              } -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.begin_moves(p)               } -> std::same_as<void>;
+      { a.commit_moves(p, n, f)        } noexcept -> std::same_as<void>;
+      { a.cheapest_window(n, c, w)     } -> std::same_as<std::optional<EvictionWindow>>;
+      { ca.few_ranges()                } noexcept -> std::same_as<std::size_t>;
+      { ca.first_search(n)             } noexcept -> std::same_as<std::size_t>;
+      { ca.wider_search(w)             } noexcept -> std::same_as<std::size_t>;
+      { ca.spare_bytes(n)              } noexcept -> std::same_as<std::size_t>;
+    };
+
+/// An arena that puts memory behind a range only when the range is to be used.
+///
+/// | expression                  | must                                                                 |
+/// |-----------------------------|----------------------------------------------------------------------|
+/// | `A(device, order, options)` | take a `StreamOrder` of the device, in place of the constructor above  |
+/// | `a.map(r)`                  | put memory behind range `r`, which was just taken; may wait on the host; a throw leaves the range taken |
+///
+/// `map` is called without the lock, one call at a time; the `MappedRange` that it returns says what the
+/// first user of the range waits for.
+template <class A>
+concept MappingArena =
+    Arena<A> && requires(A a, RangeId r) {
+      { a.map(r) } -> std::same_as<MappedRange>;
+    };
+
+/// A mapping arena where a block can keep its address while its memory serves others: its range is parked.
+///
+/// | expression             | must                                                                      |
+/// |------------------------|---------------------------------------------------------------------------|
+/// | `a.park(r, f)`         | free the memory behind `r` after fence `f` and keep the address           |
+/// | `a.park_vacated(r, f)` | the same if the device takes the memory away before `f` (`VacatingApi`)   |
+/// | `a.try_retake(r)`      | memory for a parked range, to be mapped before use, if enough is free     |
+/// | `a.release(r)`         | free the address of a parked range                                        |
+template <class A>
+concept StableAddressArena =
+    MappingArena<A> && requires(A a, RangeId r, Fence const& f) {
+      { a.park(r, f)         } noexcept -> std::same_as<void>;
+      { a.park_vacated(r, f) } noexcept -> std::same_as<void>;
+      { a.try_retake(r)      } noexcept -> std::same_as<std::optional<Placement>>;
+      { a.release(r)         } noexcept -> std::same_as<void>;
+    };
+// clang-format on
+
+/// The arena that a bundle of policies chooses with its alias `arena`: a class with a member template
+/// `type`, which gets the bundle, so that a bundle that derives from another and changes the device
+/// has an arena on that device. `MovableBlocks`, `MappedPages` and `StableAddresses` are such classes.
+template <class Policies>
+using ArenaOf = typename Policies::arena::template type<Policies>;
+
+}  // namespace spillway
