@@ -22,6 +22,7 @@ set(SPILLWAY_HEADERS
     spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
     spillway/concepts/virtual_memory_api.hpp
+    spillway/core/bits.hpp
     spillway/core/block_table.hpp
     spillway/core/config.hpp
     spillway/core/error.hpp

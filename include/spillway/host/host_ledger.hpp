@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/core/block_table.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
@@ -250,8 +251,8 @@ class HostLedger {
   }
 
   /// Goes into every id, so that a pool recognises ids of a pool that lies somewhere else in memory.
-  std::uint32_t salt_ = static_cast<std::uint32_t>(
-      (reinterpret_cast<std::uintptr_t>(this) * std::uint64_t{0x9E3779B97F4A7C15}) >> 32U);
+  std::uint32_t salt_ =
+      static_cast<std::uint32_t>(mix_bits(reinterpret_cast<std::uintptr_t>(this)) >> 32U);
   std::array<Tier, host_tier_count> tiers_{};
   std::optional<FileFailure> orphan_failure_;
   BlockTable<HostSlot> slots_;

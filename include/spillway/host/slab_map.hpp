@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
@@ -25,16 +26,11 @@ class SizeClasses {
   static constexpr unsigned split_bits = 3;
 
  public:
-  static constexpr std::size_t count = (64 - split_bits + 1) << split_bits;
+  static constexpr std::size_t count = size_class_count<split_bits, std::size_t>;
 
   /// The class of a size; a larger size is never in a smaller class.
   [[nodiscard]] static constexpr std::size_t class_of(std::size_t units) noexcept {
-    if (units < (std::size_t{1} << split_bits)) {
-      return units;
-    }
-    auto const power = static_cast<unsigned>(std::bit_width(units)) - 1;
-    std::size_t const part = (units >> (power - split_bits)) & ((1U << split_bits) - 1);
-    return (std::size_t{power - split_bits + 1} << split_bits) + part;
+    return size_class_of<split_bits>(units);
   }
 
   void insert(std::size_t size_class) noexcept { word(size_class) |= bit(size_class); }

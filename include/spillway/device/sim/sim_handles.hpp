@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/core/error.hpp>
 
 #include <cstddef>
@@ -130,7 +131,7 @@ class SimSlots {
 
   // Differs from device to device, so that a handle of another device is unlikely to be valid here.
   [[nodiscard]] std::uint32_t first_generation() const noexcept {
-    auto const mixed = std::uint64_t{reinterpret_cast<std::uintptr_t>(this)} * 0x9E3779B97F4A7C15U;
+    auto const mixed = mix_bits(reinterpret_cast<std::uintptr_t>(this));
     return static_cast<std::uint32_t>(mixed >> 44U) << 1U;
   }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -61,13 +61,10 @@ class GapIndex {
  private:
   static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
 
-  // Classes of at most 1/8 difference; class c starts at offset starts_[c].
-  static constexpr std::uint32_t sub_bits = 3;
-  static constexpr std::size_t classes = (32 - sub_bits + 1) << sub_bits;
+  static constexpr unsigned split_bits = 3;
+  static constexpr std::size_t classes = size_class_count<split_bits, std::uint32_t>;
   static std::size_t class_of(std::uint32_t count) noexcept {
-    auto const rest =
-        static_cast<std::uint32_t>(31 - std::countl_zero(count | (1U << sub_bits))) - sub_bits;
-    return (std::size_t{rest} << sub_bits) + (count >> rest);
+    return size_class_of<split_bits>(count);
   }
 
   void add(Fill const& fill) {
@@ -76,7 +73,7 @@ class GapIndex {
     filled_[fill.gap] += fill.count;
   }
 
-  std::array<std::uint32_t, classes + 1> starts_{};
+  std::array<std::uint32_t, classes + 1> starts_{};  // where each class begins in gaps_
   std::vector<std::uint32_t> gaps_;  // by class of their whole size, then by address
   std::vector<std::uint32_t> filled_;
   std::vector<Fill> fills_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/bits.hpp>
 #include <spillway/policy/compaction/gap_index.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
@@ -70,13 +71,10 @@ class WindowSearch {
   }
   // A number that says which sizes the blocks and gaps of a window have, in whatever order.
   [[nodiscard]] std::uint64_t sizes_of(Window const& window) {
-    auto const mix = [](std::uint64_t x) {
-      x *= 0x9E3779B97F4A7C15U;
-      return (x ^ (x >> 29U)) * 0xBF58476D1CE4E5B9U;
-    };
-    std::uint64_t sum = mix(line_.gap(window.from));
+    std::uint64_t sum = mix_bits(line_.gap(window.from));
     for (std::size_t i = window.from; i < window.to; ++i) {
-      sum += mix((std::uint64_t{line_.block(i).count} << 32U) + 1) + mix(line_.gap(i + 1));
+      sum +=
+          mix_bits((std::uint64_t{line_.block(i).count} << 32U) + 1) + mix_bits(line_.gap(i + 1));
     }
     looks_ += window.to - window.from;
     return sum;

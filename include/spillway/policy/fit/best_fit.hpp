@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/fit_policy.hpp>
+#include <spillway/core/bits.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <cstdint>
@@ -79,12 +80,10 @@ class BestFit {
     return {table[node].count, table[node].first};
   }
 
-  // Any fixed mixing does: addresses and sizes know nothing of a node's number.
+  // A fixed function of the node's number is as good as a random number, since sizes and addresses do not
+  // depend on it.
   static std::uint32_t weight_of(std::uint32_t node) noexcept {
-    std::uint64_t x = (std::uint64_t{node} + 1) * 0x9E3779B97F4A7C15U;
-    x ^= x >> 32U;
-    x *= 0xD6E8FEB86659FD93U;
-    return static_cast<std::uint32_t>(x >> 32U);
+    return static_cast<std::uint32_t>(detail::mix_bits(node) >> 32U);
   }
 
   static std::uint32_t& child(RangeTable& table, std::uint32_t node, bool is_left) noexcept {

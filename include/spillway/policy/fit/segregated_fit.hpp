@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/fit_policy.hpp>
+#include <spillway/core/bits.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <array>
@@ -108,16 +109,12 @@ class SegregatedFit {
  private:
   static constexpr std::uint32_t sub_bits = 6;
   static constexpr std::uint32_t subs = 1U << sub_bits;
-  static constexpr std::uint32_t levels = 32 - sub_bits + 1;
+  static constexpr std::uint32_t levels = detail::size_class_count<sub_bits, std::uint32_t> / subs;
   static constexpr std::size_t few_free = 8;
   static constexpr std::size_t few_taken = 256;
 
-  // The leading `sub_bits` + 1 bits of the size and how many follow, as one number. Smaller sizes
-  // are their own class.
   static constexpr std::uint32_t class_of(std::uint32_t count) noexcept {
-    auto const rest_bits =
-        static_cast<std::uint32_t>(31 - std::countl_zero(count | subs)) - sub_bits;
-    return rest_bits * subs + (count >> rest_bits);
+    return detail::size_class_of<sub_bits>(count);
   }
 
   static std::uint32_t highest_bit(std::uint64_t word) noexcept {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/bits.hpp>
+
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cstdint>
+#include <set>
+
+using spillway::detail::mix_bits;
+using spillway::detail::size_class_count;
+using spillway::detail::size_class_of;
+
+namespace {
+
+/// As slowly as it can be said: shorten the number to its leading bits, and count by how much.
+template <unsigned SplitBits>
+std::uint32_t slow_class_of(std::uint32_t size) {
+  std::uint32_t rest = 0;
+  while ((size >> rest) >= (std::uint32_t{2} << SplitBits)) {
+    ++rest;
+  }
+  return (rest << SplitBits) + (size >> rest);
+}
+
+template <unsigned SplitBits>
+void check_classes() {
+  std::uint32_t last = 0;
+  for (std::uint32_t size = 1; size < 200'000; ++size) {
+    std::uint32_t const now = size_class_of<SplitBits>(size);
+    REQUIRE(now == slow_class_of<SplitBits>(size));
+    REQUIRE((now == last || now == last + 1));
+    last = now;
+  }
+  constexpr std::uint32_t largest = ~std::uint32_t{0};
+  CHECK(size_class_of<SplitBits>(largest) == slow_class_of<SplitBits>(largest));
+  CHECK(size_class_of<SplitBits>(largest) == size_class_count<SplitBits, std::uint32_t> - 1);
+}
+
+}  // namespace
+
+TEST_SUITE("bits") {
+  TEST_CASE("size_class_of: classes rise with size, without gaps up to the largest size") {
+    check_classes<3>();
+    check_classes<6>();
+    CHECK(size_class_of<3>(~std::uint64_t{0}) == size_class_count<3, std::uint64_t> - 1);
+    CHECK(size_class_of<3>(std::uint32_t{0}) == 0);
+  }
+
+  TEST_CASE("size_class_of: sizes of one class differ by less than one part in 2^SplitBits") {
+    for (std::uint32_t size = 1; size < 100'000; ++size) {
+      REQUIRE(size_class_of<6>(size) < size_class_of<6>(size + size / 64 + 1));
+    }
+  }
+
+  TEST_CASE("mix_bits: the first numbers of SplitMix64, and half of the bits change with one bit") {
+    CHECK(mix_bits(0) == 0xE220A8397B1DCDAFU);
+    CHECK(mix_bits(0x9E3779B97F4A7C15U) == 0x6E789E6AA1B965F4U);
+    std::set<std::uint32_t> high_halves;
+    int changed = 0;
+    for (std::uint64_t i = 0; i < 1024; ++i) {
+      changed += std::popcount(mix_bits(i) ^ mix_bits(i ^ (std::uint64_t{1} << (i % 64))));
+      high_halves.insert(static_cast<std::uint32_t>(mix_bits(i) >> 32U));
+    }
+    CHECK(changed > 1024 * 31);
+    CHECK(changed < 1024 * 33);
+    CHECK(high_halves.size() == 1024);
+  }
+}
