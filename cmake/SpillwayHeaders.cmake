@@ -46,13 +46,13 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_calls.hpp
     spillway/device/sim/sim_handles.hpp
     spillway/device/sim/sim_memory.hpp
-    spillway/device/sim/sim_model.hpp
+    spillway/device/sim/model_api.hpp
     spillway/device/sim/sim_op.hpp
     spillway/device/sim/sim_options.hpp
-    spillway/device/sim/sim_order_check.hpp
+    spillway/testing/order_check.hpp
     spillway/device/sim/sim_ranges.hpp
     spillway/device/sim/sim_signal.hpp
-    spillway/device/sim/sim_stepped.hpp
+    spillway/testing/stepped_sim_api.hpp
     spillway/device/sim/sim_threaded.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include <support/batch_copy_api_contract.hpp>
-#include <support/device_api_contract.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <support/virtual_memory_api_contract.hpp>
 
 using namespace spillway;

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include <support/faulty_file_io.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 #include <support/pool_bench.hpp>
 #include <support/temporary_folder.hpp>
 

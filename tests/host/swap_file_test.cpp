@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include <support/faulty_file_io.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 #include <support/temporary_folder.hpp>
 #include <sys/resource.h>
 

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include <support/faulty_file_io.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 #include <support/temporary_folder.hpp>
 
 /// A simulated device that remembers the streams it made, so that a test can step those of a pool.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <support/batch_copy_api_contract.hpp>
-#include <support/device_api_contract.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <support/fake_cudart.hpp>
 #include <support/virtual_memory_api_contract.hpp>
 

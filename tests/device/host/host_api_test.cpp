@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include <support/device_api_contract.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -16,7 +16,7 @@
 #include <random>
 #include <vector>
 
-#include <support/device_api_contract.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <unistd.h>
 
 using namespace spillway;

@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include <support/device_api_contract.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <support/virtual_memory_api_contract.hpp>
 
 using namespace spillway;

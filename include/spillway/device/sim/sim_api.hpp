@@ -5,8 +5,8 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/device/sim/basic_sim_api.hpp>
-#include <spillway/device/sim/sim_model.hpp>
-#include <spillway/device/sim/sim_stepped.hpp>
+#include <spillway/device/sim/model_api.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 #include <spillway/device/sim/sim_threaded.hpp>
 
 namespace spillway {

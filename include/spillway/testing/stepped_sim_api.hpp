@@ -7,7 +7,7 @@
 #include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_op.hpp>
 #include <spillway/device/sim/sim_options.hpp>
-#include <spillway/device/sim/sim_order_check.hpp>
+#include <spillway/testing/order_check.hpp>
 
 #include <algorithm>
 #include <cstddef>
