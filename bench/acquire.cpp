@@ -6,6 +6,7 @@
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/null_lock.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <array>

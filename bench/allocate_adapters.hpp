@@ -3,7 +3,7 @@
 
 #include <spillway/core/fence.hpp>
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
 

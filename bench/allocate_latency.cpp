@@ -9,7 +9,7 @@
 // another of a random size. No device work is enqueued.
 
 #include <spillway/device_allocator.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 #if defined(SPILLWAY_WITH_CUDA)
 #  include <spillway/cuda.hpp>
 #endif

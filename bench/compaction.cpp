@@ -13,7 +13,7 @@
 //                                  most 1/64 of the capacity, every 10 000 calls
 
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -9,7 +9,7 @@
 // measured; the figures are then of memcpy on the host.
 
 #include <spillway/device_allocator.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #if defined(SPILLWAY_WITH_CUDA)
 #  include <spillway/cuda.hpp>

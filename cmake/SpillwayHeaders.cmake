@@ -11,9 +11,9 @@ set(SPILLWAY_HEADERS
     spillway/arena/room_search.hpp
     spillway/arena/search_scope.hpp
     spillway/concepts/arena.hpp
-    spillway/concepts/batch_copy_api.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
+    spillway/concepts/device_capabilities.hpp
     spillway/concepts/eviction_policy.hpp
     spillway/concepts/file_io_api.hpp
     spillway/concepts/fit_policy.hpp
@@ -21,7 +21,6 @@ set(SPILLWAY_HEADERS
     spillway/concepts/pager.hpp
     spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
-    spillway/concepts/virtual_memory_api.hpp
     spillway/core/bits.hpp
     spillway/core/block_table.hpp
     spillway/core/config.hpp
@@ -41,18 +40,16 @@ set(SPILLWAY_HEADERS
     spillway/device/host/host_api.hpp
     spillway/device/host/host_paged_api.hpp
     spillway/device/sim/basic_sim_api.hpp
+    spillway/device/sim/model_api.hpp
     spillway/device/sim/sim_api.hpp
     spillway/device/sim/sim_backing.hpp
     spillway/device/sim/sim_calls.hpp
     spillway/device/sim/sim_handles.hpp
     spillway/device/sim/sim_memory.hpp
-    spillway/device/sim/model_api.hpp
     spillway/device/sim/sim_op.hpp
     spillway/device/sim/sim_options.hpp
-    spillway/testing/order_check.hpp
     spillway/device/sim/sim_ranges.hpp
     spillway/device/sim/sim_signal.hpp
-    spillway/testing/stepped_sim_api.hpp
     spillway/device/sim/sim_threaded.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
@@ -131,6 +128,7 @@ set(SPILLWAY_HEADERS
     spillway/schedule/step_follower.hpp
     spillway/schedule/step_record.hpp
     spillway/schedule/use.hpp
+    spillway/sim.hpp
     spillway/spillway.hpp
     spillway/stream.hpp
     spillway/stream/owned_stream.hpp
@@ -138,7 +136,14 @@ set(SPILLWAY_HEADERS
     spillway/stream/stream_order.hpp
     spillway/stream_prefetcher.hpp
     spillway/swappable_buffer.hpp
-    spillway/swappable_tensor.hpp)
+    spillway/swappable_tensor.hpp
+    spillway/testing/faulty_file_io.hpp
+    spillway/testing/order_check.hpp
+    spillway/testing/stepped_sim_api.hpp)
+
+# doctest, which a test that includes them has anyway.
+set(SPILLWAY_DOCTEST_HEADERS
+    spillway/testing/device_contracts.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
@@ -197,7 +202,8 @@ set(SPILLWAY_TENSORFLOW_HEADERS
 # all_verify_interface_header_sets compiles each header alone that needs no further include path.
 function(spillway_add_headers target)
   set(base ${PROJECT_SOURCE_DIR}/include)
-  foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS cuda_headers:SPILLWAY_CUDA_HEADERS
+  foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS doctest_headers:SPILLWAY_DOCTEST_HEADERS
+                        cuda_headers:SPILLWAY_CUDA_HEADERS
                         cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS
                         torch_headers:SPILLWAY_TORCH_HEADERS
                         tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)

@@ -12,6 +12,7 @@ install(
   TARGETS spillway
   EXPORT spillwayTargets
   FILE_SET HEADERS
+  FILE_SET doctest_headers
   FILE_SET cuda_headers
   FILE_SET cccl_headers
   FILE_SET json_headers

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/model_api.hpp>
+#include <spillway/sim.hpp>
+
 #include "replayer.hpp"
 
 namespace replay {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/sim.hpp>
+
 #include "replayer.hpp"
 
 namespace replay {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/eviction/cost_eviction.hpp>
@@ -129,7 +130,7 @@ class Replayer {
         fill(tensor, leases[i].data());
       }
     }
-    if constexpr (requires { device_.compute(stream_, operation.kernel_ns); }) {
+    if constexpr (spillway::KernelTimeApi<typename Policies::device>) {
       if (std::uint64_t const kernel_ns = scaled(operation.kernel_ns); kernel_ns != 0) {
         device_.compute(stream_, kernel_ns);
       }
@@ -172,7 +173,7 @@ class Replayer {
   }
 
   [[nodiscard]] std::uint64_t elapsed_ns() const {
-    if constexpr (requires { device_.finish_time_ns(); }) {
+    if constexpr (spillway::VirtualClockApi<typename Policies::device>) {
       return device_.finish_time_ns();
     }
     return static_cast<std::uint64_t>(

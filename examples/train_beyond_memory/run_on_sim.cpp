@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <cstddef>
 #include <memory>

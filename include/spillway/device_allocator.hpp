@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
@@ -353,8 +352,6 @@ class DeviceAllocator {
   pager_type pager_;
   detail::SyncCopier<device_type> copier_{*device_};
 };
-
-static_assert(Pager<DeviceAllocator<>>);
 
 /// The common tensor: on a `DeviceAllocator` with the default policies, or with `Policies`.
 template <class T, std::size_t Rank, PolicySet Policies = DefaultPolicies>

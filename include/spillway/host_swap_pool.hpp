@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
@@ -199,13 +200,7 @@ class HostSwapPool {
   using File = detail::SwapFile<FileIo>;
   using Memory = detail::TierMemory<Device, FileIo>;
 
-  static constexpr bool holds_bytes = [] {
-    if constexpr (requires { Device::holds_bytes; }) {
-      return Device::holds_bytes;
-    } else {
-      return true;
-    }
-  }();
+  static constexpr bool holds_bytes = ByteHoldingApi<Device>;
 
   [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
   [[nodiscard]] bool has_room(std::size_t bytes) const noexcept;

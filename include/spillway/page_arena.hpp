@@ -3,8 +3,8 @@
 
 #include <spillway/arena/range_map.hpp>
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/fit_policy.hpp>
-#include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>

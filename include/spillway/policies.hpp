@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
@@ -14,16 +14,18 @@
 
 namespace spillway {
 
-/// What an allocator is made of unless told otherwise, on the simulated device.
+/// The default policies of an allocator on a device of type `Device`.
 ///
-/// Derive and change one alias to choose differently:
+/// `SimPolicies` of sim.hpp and `CudaPolicies` of cuda.hpp are this bundle for the library's devices.
+/// Derive from one of them, or from this for a device of your own, and change an alias:
 /// ```
-/// struct MyPolicies : spillway::SimPolicies {
+/// struct MyPolicies : spillway::PoliciesFor<spillway::CudaApi> {
 ///   using eviction = spillway::LruEviction;
 /// };
 /// ```
-struct SimPolicies {
-  using device = SimApi;
+template <DeviceApi Device>
+struct PoliciesFor {
+  using device = Device;
   using fit = SegregatedFit;
   using arena = MovableBlocks;
   using compaction = SlidingCompaction;
@@ -33,9 +35,11 @@ struct SimPolicies {
   using observer = NullObserver;
 };
 
-static_assert(PolicySet<SimPolicies>);
+struct SimPolicies;
 
-/// The embedded default: runs everywhere. On a GPU use `CudaPolicies` of cuda_policies.hpp.
+/// What `DeviceAllocator<>` is made of: the simulated device, which runs everywhere. To name
+/// `DeviceAllocator<>`, include sim.hpp, which defines the bundle; a program for a GPU names
+/// `DeviceAllocator<CudaPolicies>` and compiles no simulator.
 using DefaultPolicies = SimPolicies;
 
 }  // namespace spillway

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// All of the library that needs nothing but the standard library and POSIX.
+/// All public headers that need nothing but the standard library and POSIX.
 ///
-/// On a GPU add cuda_policies.hpp; adapters that need a third party are in interop/ and observe/.
+/// Not among them: cuda.hpp, the door for programs on a GPU; testing/, for those who write devices and
+/// policies of their own; the adapters of interop/ that need a third party.
 
+#include <spillway/defrag_arena.hpp>
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device/host/host_paged_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/host_swap_pool.hpp>
 #include <spillway/interop/dlpack.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
-#include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/framework/install_options.hpp>
-#include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/leased_memory.hpp>
-#include <spillway/interop/torch/context_table.hpp>
-#include <spillway/interop/torch/private_pools.hpp>
-#include <spillway/interop/torch/tensor_observer.hpp>
+#include <spillway/lease.hpp>
 #include <spillway/observe/chrome_trace.hpp>
 #include <spillway/observe/snapshot_json.hpp>
 #include <spillway/observe/stats_json.hpp>
@@ -33,5 +31,7 @@
 #include <spillway/policy/null_lock.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/stream_prefetcher.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/swappable_tensor.hpp>

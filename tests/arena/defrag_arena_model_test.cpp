@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>

@@ -2,7 +2,7 @@
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/search_scope.hpp>
 #include <spillway/defrag_arena.hpp>
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fails when the header list, the tree and the umbrella disagree. Usage: header_list.py <project root>
+"""Fails when the header list, the tree and the doors disagree. Usage: header_list.py <project root>
 
 - Every file under include/ is in exactly one set of cmake/SpillwayHeaders.cmake, and is there.
 - A header of SPILLWAY_HEADERS includes nothing but the standard library, POSIX and its own kind.
-- spillway.hpp brings in every header of SPILLWAY_HEADERS.
+- spillway.hpp brings in every public header of SPILLWAY_HEADERS, which is one that puts something into
+  namespace spillway itself, but for testing/ and the device for planning.
+- A door brings in nothing of what it keeps out: no user compiles a device or a framework not asked for.
 """
 import collections
 import pathlib
@@ -13,6 +15,13 @@ import sys
 from header_table import header_files, includes_of, listed_headers
 
 UMBRELLA = "spillway/spillway.hpp"
+FRAMEWORKS = tuple(f"spillway/interop/{name}" for name in ("framework/", "torch", "tensorflow"))
+NOT_IN_UMBRELLA = ("spillway/testing/", "spillway/device/sim/model_api.hpp") + FRAMEWORKS
+DOORS = {
+    UMBRELLA: ("spillway/cuda.hpp", "spillway/device/cuda/") + NOT_IN_UMBRELLA,
+    "spillway/sim.hpp": ("spillway/cuda.hpp", "spillway/device/cuda/", "spillway/device/host/") + NOT_IN_UMBRELLA,
+    "spillway/cuda.hpp": ("spillway/sim.hpp", "spillway/device/sim/", "spillway/device/host/") + NOT_IN_UMBRELLA,
+}
 POSIX = re.compile(r"^<(sys/\w+|unistd|fcntl|stdlib|linux/\w+|pthread|sched)\.h>$")
 STANDARD = re.compile(r"^<[a-z_0-9]+>$")
 
@@ -36,16 +45,30 @@ for header in sorted(plain & on_disk):
         elif not STANDARD.match(included) and not POSIX.match(included):
             complaints.append(f"{header} includes {included}: not the standard library or POSIX")
 
-if UMBRELLA in plain & on_disk:
-    reached = {UMBRELLA}
-    frontier = [UMBRELLA]
+
+
+def reached_from(door: str) -> set[str]:
+    """All headers that `door` brings in."""
+    reached = {door}
+    frontier = [door]
     while frontier:
         for included in includes_of(root, frontier.pop()):
-            header = included[1:-1]
-            if header in plain & on_disk - reached:
-                reached.add(header)
-                frontier.append(header)
-    complaints += [f"{UMBRELLA} does not bring in {header}" for header in sorted(plain - reached)]
+            if included[1:-1] in on_disk - reached:
+                reached.add(included[1:-1])
+                frontier.append(included[1:-1])
+    return reached
+
+
+def is_public(header: str) -> bool:
+    text = (root / "include" / header).read_text()
+    return not header.startswith(NOT_IN_UMBRELLA) and re.search(r"^namespace spillway \{", text, re.MULTILINE)
+
+
+complaints += [f"{UMBRELLA} does not bring in {header}"
+               for header in sorted(plain & on_disk - reached_from(UMBRELLA)) if is_public(header)]
+for door, kept_out in DOORS.items():
+    complaints += [f"{door} brings in {header}"
+                   for header in sorted(reached_from(door)) if header.startswith(kept_out)]
 
 print("\n".join(complaints))
 sys.exit(bool(complaints))

@@ -29,10 +29,11 @@ LAYERS = {
     "stream.hpp": BASE,
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
-    "policies.hpp": BASE | {"policy", "device", "defrag_arena.hpp"},
-    "cuda.hpp": BASE | {"policies.hpp", "device"},
+    "policies.hpp": BASE | {"policy", "defrag_arena.hpp"},
 }
-LAYERS["device_allocator.hpp"] = set(LAYERS)
+LAYERS["device_allocator.hpp"] = set(LAYERS) - {"device"}
+LAYERS["sim.hpp"] = LAYERS["cuda.hpp"] = set(LAYERS)
+LAYERS["testing"] = BASE | {"device", "host"}
 LAYERS["observe"] = set(LAYERS)
 LAYERS["interop"] = set(LAYERS)
 LAYERS["spillway.hpp"] = set(LAYERS)

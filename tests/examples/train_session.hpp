@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
 

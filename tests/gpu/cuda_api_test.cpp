@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaApi on a real device, compiled without nvcc.
 #include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -9,10 +10,6 @@
 #include <cstddef>
 #include <cstring>
 #include <thread>
-
-#include <support/batch_copy_api_contract.hpp>
-#include <spillway/testing/device_contracts.hpp>
-#include <support/virtual_memory_api_contract.hpp>
 
 using namespace spillway;
 
@@ -35,7 +32,7 @@ TEST_SUITE("gpu") {
     CHECK_THROWS_AS(cuda_check(cudaErrorMemoryAllocation), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const stream = rig.stream();
     CHECK_THROWS_AS(api.fill(nullptr, 0, 16, stream), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -57,10 +54,10 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("CudaApi: a query that is not complete leaves no last error") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const stream = rig.stream();
     auto const event = rig.event();
-    test::Gate gate;
+    testing::Gate gate;
     gate.close(api, stream);
     api.record(event, stream);
     CHECK_FALSE(api.is_complete(event));
@@ -77,7 +74,7 @@ TEST_SUITE("gpu") {
     std::thread{[] {
       CHECK(cudaSetDevice(0) == cudaSuccess);
       CudaApi api{1};
-      test::DeviceRig<CudaApi> rig{api};
+      testing::DeviceRig<CudaApi> rig{api};
       void const* const memory = rig.device_memory(4096);
       int current = -1;
       CHECK(cudaGetDevice(&current) == cudaSuccess);
@@ -105,7 +102,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("CudaApi: a batch copies as its copies would one by one, on every kind of stream") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     constexpr std::size_t n = 1000;
     unsigned char* const host = rig.pinned(4 * n);
     unsigned char* const back = rig.pinned(4 * n);
@@ -115,7 +112,7 @@ TEST_SUITE("gpu") {
       for (std::size_t const second : {n, std::size_t{0}}) {
         CAPTURE(second);
         for (std::size_t i = 0; i < 4 * n; ++i) {
-          host[i] = test::pattern(i + second);
+          host[i] = testing::pattern(i + second);
         }
         std::memset(back, 0, 4 * n);
         std::array<void*, 4> const there{device + 3 * n, device + n, device, device + 2 * n};
@@ -137,7 +134,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("CudaApi: calls that take effect at once break no capture, and a batch is captured") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const captured = rig.stream();
     auto const other = rig.stream();
     auto const event = rig.event();

@@ -4,6 +4,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/cuda_mr.hpp>
 #include <spillway/interop/thrust.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <cuda/memory_resource>
 #include <cuda/stream_ref>
@@ -21,7 +22,6 @@
 #include <cstdint>
 
 #include "kernels.cuh"
-#include <support/device_rig.hpp>
 
 using namespace spillway;
 using namespace gpu_test;
@@ -48,7 +48,7 @@ Allocator::Options options() {
 
 struct Fixture {
   CudaApi device;
-  test::DeviceRig<CudaApi> rig{device};
+  testing::DeviceRig<CudaApi> rig{device};
   Allocator allocator{device, options()};
   LeasedMemory<Allocator> memory{allocator};
   WrongBytes wrong{device};

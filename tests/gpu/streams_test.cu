@@ -3,6 +3,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,7 +12,6 @@
 #include <cstring>
 
 #include "kernels.cuh"
-#include <support/device_rig.hpp>
 
 using namespace spillway;
 using namespace gpu_test;
@@ -31,7 +31,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("CudaApi: copies both ways run while a kernel holds another stream up") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const held = rig.stream();
     auto const copying = rig.stream();
     unsigned char* const memory = rig.device_memory(n);
@@ -50,7 +50,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("CudaApi: a copy ordered after a kernel sees what it wrote, however late it runs") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const computing = rig.stream();
     auto const copying = rig.stream();
     auto const event = rig.event();
@@ -78,7 +78,7 @@ TEST_SUITE("gpu") {
   // A is held up, B takes A's range, C takes it from B. C has never heard of A.
   TEST_CASE("StreamOrder: three streams pass a range on, and the last use of each comes first") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     auto const a = rig.stream();
     auto const b = rig.stream();
     auto const c = rig.stream();
@@ -112,7 +112,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE("StreamOrder: a fence that folded its tickets waits for all of them") {
     CudaApi api;
-    test::DeviceRig<CudaApi> rig{api};
+    testing::DeviceRig<CudaApi> rig{api};
     constexpr int count = 5;
     unsigned char* const memory = rig.device_memory(count * n);
     auto const reader = rig.stream();

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/concepts/batch_copy_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host/copy_batch.hpp>
+#include <spillway/testing/device_contracts.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,11 +15,10 @@
 #include <mutex>
 #include <span>
 
-#include <support/batch_copy_api_contract.hpp>
-
 using namespace spillway;
 using namespace spillway::detail;
-using spillway::test::DeviceRig;
+using spillway::testing::DeviceRig;
+using spillway::testing::SteppedSimApi;
 
 TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, SimApi, SteppedSimApi, ModelApi);
 

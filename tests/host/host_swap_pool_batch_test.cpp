@@ -5,6 +5,7 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -18,6 +19,7 @@
 #include <support/pool_bench.hpp>
 
 using namespace spillway;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

@@ -3,6 +3,7 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,11 +17,11 @@
 #include <thread>
 #include <vector>
 
-#include <spillway/testing/faulty_file_io.hpp>
 #include <support/pool_bench.hpp>
 #include <support/temporary_folder.hpp>
 
 using namespace spillway;
+using spillway::testing::FaultyFileIo;
 
 namespace {
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 using namespace spillway;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,6 +12,7 @@
 #include <support/pool_bench.hpp>
 
 using namespace spillway;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

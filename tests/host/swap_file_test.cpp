@@ -2,6 +2,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/host/posix_file_io.hpp>
 #include <spillway/host/swap_file.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,12 +16,12 @@
 #include <string>
 #include <vector>
 
-#include <spillway/testing/faulty_file_io.hpp>
 #include <support/temporary_folder.hpp>
 #include <sys/resource.h>
 
 using namespace spillway;
 using namespace spillway::detail;
+using spillway::testing::FaultyFileIo;
 
 namespace {
 

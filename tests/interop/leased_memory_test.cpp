@@ -2,7 +2,10 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/leased_memory.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/device_contracts.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include <support/device_rig.hpp>
 #include <support/host_work.hpp>
 
 using namespace spillway;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 
@@ -46,7 +49,7 @@ struct Fixture {
   using Device = typename Allocator::device_type;
 
   Device device{{.capacity_bytes = 16_MiB}};
-  test::DeviceRig<Device> rig{device};
+  testing::DeviceRig<Device> rig{device};
   Allocator allocator{device, small<Allocator>()};
   typename Allocator::stream_type a = rig.stream();
   typename Allocator::stream_type b = rig.stream();

@@ -3,6 +3,8 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/thrust.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <thrust/device_vector.h>
 #include <thrust/execution_policy.h>
@@ -23,7 +25,6 @@
 #include <new>
 #include <utility>
 
-#include <support/device_rig.hpp>
 #include <support/host_work.hpp>
 
 using namespace spillway;
@@ -45,7 +46,7 @@ Allocator::Options small() {
 
 struct Fixture {
   SimApi device{{.capacity_bytes = 64_MiB}};
-  test::DeviceRig<SimApi> rig{device};
+  testing::DeviceRig<SimApi> rig{device};
   Allocator allocator{device, small()};
   LeasedMemory<Allocator> memory{allocator};
 };

@@ -2,6 +2,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/observe/snapshot_json.hpp>
 #include <spillway/observe/timeline.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -37,7 +39,7 @@ using namespace spillway::literals;
 using spillway::Access;
 
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
 };
 using Allocator = spillway::DeviceAllocator<Stepped>;
 using Buffer = spillway::SwappableBuffer<Allocator>;
@@ -68,9 +70,9 @@ struct Bench {
     }
   }
 
-  spillway::SteppedSimApi device{{.capacity_bytes = 8_MiB}};
-  std::array<spillway::SteppedSimApi::stream_type, 2> streams{device.create_stream(),
-                                                              device.create_stream()};
+  spillway::testing::SteppedSimApi device{{.capacity_bytes = 8_MiB}};
+  std::array<spillway::testing::SteppedSimApi::stream_type, 2> streams{device.create_stream(),
+                                                                       device.create_stream()};
   Allocator allocator{device, {.capacity_bytes = 1_MiB}};
   std::vector<Buffer> buffers;
 };

@@ -12,6 +12,8 @@
 #include <spillway/policy/null_lock.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -34,7 +36,7 @@ using spillway::Access;
 using spillway::BlockId;
 
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
   using lock = spillway::NullLock;
 };
 struct Lru : Stepped {

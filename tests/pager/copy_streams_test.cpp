@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/copy_streams.hpp>
 #include <spillway/stream/stream_order.hpp>

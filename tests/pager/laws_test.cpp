@@ -3,7 +3,9 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -20,7 +22,7 @@ using spillway::Access;
 using spillway::Residency;
 
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
   using eviction = spillway::LruEviction;
   using prefetch = spillway::NoPrefetch;
 };
@@ -59,9 +61,9 @@ class ProbedLock {
 };
 
 /// A stepped device that notices being called under the lock.
-class ProbedDevice : public spillway::SteppedSimApi {
+class ProbedDevice : public spillway::testing::SteppedSimApi {
  public:
-  using spillway::SteppedSimApi::SteppedSimApi;
+  using spillway::testing::SteppedSimApi::SteppedSimApi;
 
   void* try_reserve(std::size_t bytes) { return note().try_reserve(bytes); }
   void* try_allocate_pinned(std::size_t bytes, int node) {
@@ -81,7 +83,7 @@ class ProbedDevice : public spillway::SteppedSimApi {
   void synchronize(stream_type s) { note().synchronize(s); }
 
  private:
-  spillway::SteppedSimApi& note() {
+  spillway::testing::SteppedSimApi& note() {
     ++probe->calls;
     probe->calls_under_lock += probe->is_held ? 1 : 0;
     return *this;

@@ -5,6 +5,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -18,7 +20,7 @@ using spillway::Access;
 using spillway::FileTierError;
 
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
 };
 using SteppedBench = support::SteppedBench<Stepped>;
 using Allocator = SteppedBench::Allocator;

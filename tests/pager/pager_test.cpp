@@ -3,6 +3,8 @@
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -21,9 +23,9 @@ using spillway::Access;
 using spillway::Residency;
 
 /// A stepped device that can refuse all copies from some point on.
-class StubbornDevice : public spillway::SteppedSimApi {
+class StubbornDevice : public spillway::testing::SteppedSimApi {
  public:
-  using spillway::SteppedSimApi::SteppedSimApi;
+  using spillway::testing::SteppedSimApi::SteppedSimApi;
 
   void
   copy(void* to, void const* from, std::size_t bytes, spillway::CopyKind kind, stream_type stream) {
@@ -31,7 +33,7 @@ class StubbornDevice : public spillway::SteppedSimApi {
       throw spillway::DeviceError{"no more copies"};
     }
     --copies_left;
-    spillway::SteppedSimApi::copy(to, from, bytes, kind, stream);
+    spillway::testing::SteppedSimApi::copy(to, from, bytes, kind, stream);
   }
 
   std::size_t copies_left = SIZE_MAX;

@@ -4,7 +4,9 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -85,7 +87,7 @@ class Ledger {
 };
 
 struct Scheduled : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
   using observer = Ledger;
 };
 struct Lru : Scheduled {
@@ -131,7 +133,7 @@ TEST_SUITE("record_history") {
     constexpr std::uint32_t seed = 20261121;
     CAPTURE(seed);
     std::mt19937 random{seed};
-    spillway::SteppedSimApi device{{.capacity_bytes = 16_MiB, .granularity_bytes = 4_KiB}};
+    spillway::testing::SteppedSimApi device{{.capacity_bytes = 16_MiB, .granularity_bytes = 4_KiB}};
     auto const stream = device.create_stream();
     typename Allocator::Options options{.capacity_bytes = 512_KiB, .initial_bytes = 64_KiB};
     options.growth_bytes = 64_KiB;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -10,9 +10,9 @@
 namespace {
 
 using spillway::Fence;
-using spillway::SteppedSimApi;
 using spillway::StreamIndex;
 using spillway::Ticket;
+using spillway::testing::SteppedSimApi;
 using Order = spillway::StreamOrder<SteppedSimApi>;
 
 /// Three streams, each with host functions that note their name when they run.

@@ -5,6 +5,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,8 +17,6 @@
 #include <random>
 #include <thread>
 #include <vector>
-
-#include <support/device_rig.hpp>
 
 // An allocator under load, with work in flight that writes and checks every byte. The work is the
 // environment's: kernels on a GPU, host functions elsewhere. An environment `E` has
@@ -78,7 +77,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator with work in flight: ", E, allocator_
   using Allocator = DeviceAllocator<typename E::policies>;
   using Block = KnownBlock<Allocator>;
   E e;
-  DeviceRig rig{e.device};
+  testing::DeviceRig rig{e.device};
   std::size_t const kib = E::scale() * 1_KiB;
   std::size_t const mib = E::scale() * 1_MiB;
   std::size_t const capacity = 8 * mib;

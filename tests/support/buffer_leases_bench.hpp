@@ -5,7 +5,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <array>
 #include <chrono>

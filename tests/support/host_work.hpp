@@ -2,14 +2,13 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-
-#include <support/device_rig.hpp>
 
 namespace spillway::test {
 

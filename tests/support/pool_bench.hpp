@@ -6,6 +6,7 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
 
 #include <doctest/doctest.h>
 
@@ -14,7 +15,6 @@
 #include <optional>
 #include <vector>
 
-#include <spillway/testing/faulty_file_io.hpp>
 #include <support/temporary_folder.hpp>
 
 /// A simulated device that remembers the streams it made, so that a test can step those of a pool.
@@ -38,7 +38,7 @@ class PoolBench {
  public:
   using device_type = WatchedDevice<Sim>;
   using stream_type = typename device_type::stream_type;
-  using pool_type = spillway::HostSwapPool<device_type, FaultyFileIo>;
+  using pool_type = spillway::HostSwapPool<device_type, spillway::testing::FaultyFileIo>;
 
   explicit PoolBench(spillway::SimOptions options = {}) : device{options}, order{device} {
     stream = device.create_stream();
@@ -91,7 +91,7 @@ class PoolBench {
   }
 
   TemporaryFolder folder;
-  FaultyFileIo io;
+  spillway::testing::FaultyFileIo io;
   device_type device;
   spillway::StreamOrder<device_type> order;
   stream_type stream{};

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <algorithm>
 #include <array>
@@ -12,8 +13,6 @@
 #include <cstring>
 #include <random>
 #include <vector>
-
-#include <support/device_rig.hpp>
 
 namespace spillway::test {
 
@@ -190,7 +189,7 @@ class WorkBench {
 
  private:
   D* device_;
-  DeviceRig<D> rig_;
+  testing::DeviceRig<D> rig_;
   std::array<typename D::stream_type, RandomWork::streams> streams_{};
   std::array<typename D::event_type, RandomWork::events> events_{};
   unsigned char* host_ = nullptr;

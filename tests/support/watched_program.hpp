@@ -5,7 +5,9 @@
 #include <spillway/observe/timeline.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <array>
 #include <cstddef>
@@ -20,7 +22,7 @@ using namespace spillway::literals;
 
 /// The defaults on a stepped device, watched by a timeline.
 struct Watched : spillway::SimPolicies {
-  using device = spillway::SteppedSimApi;
+  using device = spillway::testing::SteppedSimApi;
   using observer = spillway::Timeline;
 };
 /// The same without anything that happens ahead of need.
@@ -106,12 +108,12 @@ class WatchedProgram {
   std::mt19937_64 random_;
 
  public:
-  spillway::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+  spillway::testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
   Allocator allocator;
   std::vector<Buffer> buffers;
 
  private:
-  spillway::SteppedSimApi::stream_type stream_ = device.create_stream();
+  spillway::testing::SteppedSimApi::stream_type stream_ = device.create_stream();
 };
 
 }  // namespace support

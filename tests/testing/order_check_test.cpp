@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstdint>
 #include <string>
 
-#include <support/device_rig.hpp>
 #include <support/random_work.hpp>
 
 using namespace spillway;
-using spillway::test::DeviceRig;
 using spillway::test::RandomWork;
 using spillway::test::WorkBench;
 using spillway::test::WorkItem;
+using spillway::testing::DeviceRig;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/batch_copy_api.hpp>
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/swappable_tensor.hpp>
@@ -96,7 +97,7 @@ template <class T>
 /// Where an allocator's memory is, as DLPack names it: host memory unless the device says otherwise.
 template <class D>
 [[nodiscard]] Device device_of(D const& device) noexcept {
-  if constexpr (requires { device.ordinal(); }) {
+  if constexpr (NumberedApi<D>) {
     return {DeviceType::cuda, static_cast<std::int32_t>(device.ordinal())};
   } else {
     return {DeviceType::cpu, 0};

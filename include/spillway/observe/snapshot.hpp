@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
@@ -199,7 +200,7 @@ class ChangeTeller {
 template <class Allocator>
 [[nodiscard]] MemorySnapshot snapshot(Allocator& allocator, std::span<Record const> records = {}) {
   MemorySnapshot now;
-  if constexpr (requires { allocator.device().ordinal(); }) {
+  if constexpr (NumberedApi<typename Allocator::device_type>) {
     now.device = static_cast<int>(allocator.device().ordinal());
   }
   now.time_ns = allocator.device().clock_ns();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
@@ -173,7 +174,7 @@ void LeaseDesk<Policies>::open_with_device_calls(Guard& guard,
 /// every launch of the graph, from a host slot that is another block's by then.
 template <PolicySet Policies>
 void LeaseDesk<Policies>::refuse_capture(Guard& guard, stream_type stream) {
-  if constexpr (requires { state_.device.is_capturing(stream); }) {
+  if constexpr (CapturingApi<typename Policies::device>) {
     bool is_capturing = false;
     {
       Unlocked const unlocked{guard};

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/policy_set.hpp>
-#include <spillway/concepts/virtual_memory_api.hpp>
 #include <spillway/core/block_table.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
@@ -170,7 +171,7 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
       return found->second;
     }
   }
-  if constexpr (requires { Device::is_one_stream(stream); }) {
+  if constexpr (PerThreadStreamApi<Device>) {
     expects(Device::is_one_stream(stream),
             "the stream handle means another stream in every thread: name a stream of its own");
   }
@@ -394,7 +395,7 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
   }
   std::uint64_t covers = 0;
   try {
-    if constexpr (requires { device_->is_capturing(stream.handle); }) {
+    if constexpr (CapturingApi<Device>) {
       expects(!device_->is_capturing(stream.handle),
               "a stream that is being captured into a graph would have to be waited for: call "
               "prepare_capture() first, and end no lease on it meanwhile");

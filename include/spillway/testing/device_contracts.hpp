@@ -1,27 +1,149 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+/// Contract suites for devices: what every model of `DeviceApi` owes, as doctest cases.
+///
+/// For a device of your own, made without arguments, write a test program with
+/// ```
+/// #include <doctest/doctest.h>
+/// #include <spillway/testing/device_contracts.hpp>
+///
+/// TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, MyApi);    // DeviceApi
+/// TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, MyApi);
+/// TEST_CASE_TEMPLATE_INVOKE(device_order_contract, MyApi);
+/// TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, MyApi);  // if streams run by themselves
+/// TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, MyApi);       // if it models BatchCopyApi
+/// TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, MyApi);   // if it models VirtualMemoryApi
+/// ```
+/// The suites check order and results, not speed. They are found by name in the global namespace, since
+/// doctest's macros define them; what they are built from is in `spillway::testing`.
+
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <span>
+#include <thread>
+#include <utility>
+#include <vector>
 
-#include <support/device_rig.hpp>
+namespace spillway::testing {
 
-// What every model of DeviceApi owes. A device joins with, for each suite below,
-// TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, MyApi); it is made without arguments.
-// `device_progress_contract` is for devices whose streams run by themselves.
+/// True if work that was enqueued runs without anybody waiting for it.
+template <DeviceApi D>
+inline constexpr bool runs_by_itself = !SteppedApi<D> && !VirtualClockApi<D>;
 
-namespace spillway::test {
+/// Makes streams, events and memory of a device and gives all of them back.
+template <DeviceApi D>
+class DeviceRig {
+ public:
+  explicit DeviceRig(D& device) : device_{&device} {}
+  DeviceRig(DeviceRig const&) = delete;
+  DeviceRig& operator=(DeviceRig const&) = delete;
+  ~DeviceRig() {
+    for (auto const stream : streams_) {
+      device_->synchronize(stream);
+      device_->destroy_stream(stream);
+    }
+    for (auto const event : events_) {
+      device_->destroy_event(event);
+    }
+    for (auto const& [p, bytes] : device_memory_) {
+      device_->release(p, bytes);
+    }
+    for (auto const& [p, bytes] : pinned_) {
+      device_->free_pinned(p, bytes);
+    }
+  }
 
+  [[nodiscard]] auto stream() { return streams_.emplace_back(device_->create_stream()); }
+  [[nodiscard]] auto event() { return events_.emplace_back(device_->create_event()); }
+  [[nodiscard]] unsigned char* device_memory(std::size_t bytes) {
+    void* const p = device_->try_reserve(bytes);
+    REQUIRE(p != nullptr);
+    device_memory_.emplace_back(p, bytes);
+    return static_cast<unsigned char*>(p);
+  }
+  [[nodiscard]] unsigned char* pinned(std::size_t bytes) {
+    void* const p = device_->try_allocate_pinned(bytes, device_->numa_node());
+    REQUIRE(p != nullptr);
+    pinned_.emplace_back(p, bytes);
+    return static_cast<unsigned char*>(p);
+  }
+  /// Pinned memory whose bytes are all `byte`.
+  [[nodiscard]] unsigned char* pinned(std::size_t bytes, unsigned char byte) {
+    unsigned char* const p = pinned(bytes);
+    if constexpr (ByteHoldingApi<D>) {
+      for (unsigned char& mine : std::span{p, bytes}) {
+        mine = byte;
+      }
+    }
+    return p;
+  }
+
+ private:
+  D* device_;
+  std::vector<typename D::stream_type> streams_;
+  std::vector<typename D::event_type> events_;
+  std::vector<std::pair<void*, std::size_t>> device_memory_;
+  std::vector<std::pair<void*, std::size_t>> pinned_;
+};
+
+/// Holds a stream up until it is opened. Declare it after the rig, so that an exception opens it.
+///
+/// Only one may be closed at a time: a device may run the host calls of all streams on one thread.
+class Gate {
+ public:
+  Gate() = default;
+  Gate(Gate const&) = delete;
+  Gate& operator=(Gate const&) = delete;
+  ~Gate() { open(); }
+
+  template <DeviceApi D>
+  void close(D& device, typename D::stream_type stream) {
+    device.launch_host(stream, &Gate::pass, new State{state_});
+  }
+  void open() noexcept {
+    state_->store(true, std::memory_order_release);
+    state_->notify_all();
+  }
+
+ private:
+  using State = std::shared_ptr<std::atomic<bool>>;  // the stream may leave after the gate is gone
+
+  static void pass(void* argument) noexcept {
+    std::unique_ptr<State> const state{static_cast<State*>(argument)};
+    (*state)->wait(false, std::memory_order_acquire);
+  }
+
+  State state_ = std::make_shared<std::atomic<bool>>(false);
+};
+
+/// Gives a device that is wrong time to show it; says whether `event` completed.
+template <DeviceApi D>
+[[nodiscard]] bool completes_soon(D& device, typename D::event_type event) {
+  for (int i = 0; i < 2000; ++i) {
+    if (device.is_complete(event)) {
+      return true;
+    }
+    std::this_thread::yield();
+  }
+  return false;
+}
+
+/// The `i`th byte of a test's data, unlike its neighbours.
 inline unsigned char pattern(std::size_t i) noexcept {
   return static_cast<unsigned char>(i * 131 + i / 256 + 7);
 }
@@ -30,11 +152,11 @@ inline void add_one(void* counter) noexcept {
   ++*static_cast<int*>(counter);
 }
 
-}  // namespace spillway::test
+}  // namespace spillway::testing
 
 TEST_CASE_TEMPLATE_DEFINE("DeviceApi: memory, ", D, device_memory_contract) {
   using namespace spillway;
-  using namespace spillway::test;
+  using namespace spillway::testing;
   D device;
   DeviceRig<D> rig{device};
 
@@ -80,7 +202,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: memory, ", D, device_memory_contract) {
 
 TEST_CASE_TEMPLATE_DEFINE("DeviceApi: copies, ", D, device_copy_contract) {
   using namespace spillway;
-  using namespace spillway::test;
+  using namespace spillway::testing;
   D device;
   DeviceRig<D> rig{device};
   auto const stream = rig.stream();
@@ -89,7 +211,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: copies, ", D, device_copy_contract) {
   unsigned char* const source = rig.pinned(bytes);
   unsigned char* const target = rig.pinned(bytes, 0);
   auto const check = [&](std::size_t from, std::size_t n, auto expected) {
-    if constexpr (holds_bytes<D>()) {
+    if constexpr (ByteHoldingApi<D>) {
       std::size_t wrong = 0;
       for (std::size_t i = from; i < from + n; ++i) {
         wrong += static_cast<std::size_t>(target[i] != expected(i));
@@ -97,7 +219,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: copies, ", D, device_copy_contract) {
       CHECK(wrong == 0);
     }
   };
-  if constexpr (holds_bytes<D>()) {
+  if constexpr (ByteHoldingApi<D>) {
     for (std::size_t i = 0; i < bytes; ++i) {
       source[i] = pattern(i);
     }
@@ -136,7 +258,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: copies, ", D, device_copy_contract) {
 
 TEST_CASE_TEMPLATE_DEFINE("DeviceApi: streams and events, ", D, device_order_contract) {
   using namespace spillway;
-  using namespace spillway::test;
+  using namespace spillway::testing;
   D device;
   DeviceRig<D> rig{device};
   auto const a = rig.stream();
@@ -168,7 +290,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: streams and events, ", D, device_order_con
     unsigned char* const memory = rig.device_memory(256);
     unsigned char* const host = rig.pinned(256, 1);
     auto const overwrite = [](void* p) noexcept {
-      if constexpr (holds_bytes<D>()) {
+      if constexpr (ByteHoldingApi<D>) {
         std::fill_n(static_cast<unsigned char*>(p), 256, static_cast<unsigned char>(2));
       }
     };
@@ -176,7 +298,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: streams and events, ", D, device_order_con
     device.launch_host(a, overwrite, host);
     device.copy(host, memory, 256, CopyKind::to_host, a);
     device.synchronize(a);
-    if constexpr (holds_bytes<D>()) {
+    if constexpr (ByteHoldingApi<D>) {
       CHECK(std::count(host, host + 256, 1) == 256);
     }
   }
@@ -208,7 +330,7 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: streams and events, ", D, device_order_con
     device.wait(b, event);
     device.copy(target, memory, 64_KiB, CopyKind::to_host, b);
     device.synchronize(b);
-    if constexpr (holds_bytes<D>()) {
+    if constexpr (ByteHoldingApi<D>) {
       CHECK(std::count(target, target + 64_KiB, 3) == 64_KiB);
     }
   }
@@ -221,8 +343,8 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: streams and events, ", D, device_order_con
 
 TEST_CASE_TEMPLATE_DEFINE("DeviceApi: while a stream is held up, ", D, device_progress_contract) {
   using namespace spillway;
-  using namespace spillway::test;
-  static_assert(runs_by_itself<D>());
+  using namespace spillway::testing;
+  static_assert(runs_by_itself<D>);
   D device;
   DeviceRig<D> rig{device};
   auto const held = rig.stream();
@@ -298,4 +420,181 @@ TEST_CASE_TEMPLATE_DEFINE("DeviceApi: while a stream is held up, ", D, device_pr
     device.synchronize(held);
     CHECK(std::count(target, target + 1024, 1) == 1024);
   }
+}
+
+TEST_CASE_TEMPLATE_DEFINE("BatchCopyApi: ", D, batch_copy_contract) {
+  using namespace spillway;
+  using namespace spillway::testing;
+  static_assert(BatchCopyApi<D>);
+  D device;
+  DeviceRig<D> rig{device};
+  auto const stream = rig.stream();
+  // Every third piece of 1000 bytes, and in the batch in another order than in memory.
+  constexpr std::size_t pieces = 61;
+  constexpr std::size_t bytes = 1000;
+  unsigned char* const memory = rig.device_memory(3 * pieces * bytes);
+  unsigned char* const source = rig.pinned(3 * pieces * bytes, 0);
+  unsigned char* const target = rig.pinned(3 * pieces * bytes, 0);
+  std::vector<std::size_t> sizes(pieces, bytes);
+  auto const places = [&](unsigned char* base) {
+    std::vector<void*> all;
+    for (std::size_t i = 0; i < pieces; ++i) {
+      all.push_back(base + 3 * bytes * (i * 7 % pieces));
+    }
+    return all;
+  };
+  auto const const_places = [&](unsigned char* base) {
+    std::vector<void*> const all = places(base);
+    return std::vector<void const*>(all.begin(), all.end());
+  };
+  if constexpr (ByteHoldingApi<D>) {
+    for (std::size_t i = 0; i < 3 * pieces * bytes; ++i) {
+      source[i] = static_cast<unsigned char>(i * 131 + i / 997 + 1);
+    }
+  }
+  auto const wrong_bytes = [&](std::size_t first, std::size_t last) {
+    std::size_t wrong = 0;
+    if constexpr (ByteHoldingApi<D>) {
+      for (std::size_t i = first; i < last; ++i) {
+        bool const is_copied = i / bytes % 3 == 0;
+        wrong += target[i] != (is_copied ? source[i] : 0) ? 1U : 0U;
+      }
+    }
+    return wrong;
+  };
+
+  SUBCASE("copies what its copies would have, and nothing beside it") {
+    device.copy_batch(places(memory), const_places(source), sizes, CopyKind::to_device, stream);
+    device.copy_batch(places(target), const_places(memory), sizes, CopyKind::to_host, stream);
+    device.synchronize(stream);
+    CHECK(wrong_bytes(0, 3 * pieces * bytes) == 0);
+  }
+  SUBCASE("stands in stream order: after what came before, and before what comes after") {
+    unsigned char* const second = rig.device_memory(3 * pieces * bytes);
+    device.copy(memory, source, 3 * pieces * bytes, CopyKind::to_device, stream);
+    device.copy_batch(places(second), const_places(memory), sizes, CopyKind::on_device, stream);
+    device.fill(memory, 0x11, 3 * pieces * bytes, stream);
+    device.copy_batch(places(target), const_places(second), sizes, CopyKind::to_host, stream);
+    device.synchronize(stream);
+    CHECK(wrong_bytes(0, 3 * pieces * bytes) == 0);
+  }
+  SUBCASE("an event recorded after it stands for all of it") {
+    auto const other = rig.stream();
+    auto const event = rig.event();
+    device.copy_batch(places(memory), const_places(source), sizes, CopyKind::to_device, stream);
+    device.record(event, stream);
+    device.wait(other, event);
+    device.copy_batch(places(target), const_places(memory), sizes, CopyKind::to_host, other);
+    device.synchronize(other);
+    CHECK(wrong_bytes(0, 3 * pieces * bytes) == 0);
+  }
+  SUBCASE("empty copies and no copies do nothing") {
+    std::vector<std::size_t> none(pieces, 0);
+    none[3] = bytes;
+    device.copy_batch({}, {}, {}, CopyKind::to_device, stream);
+    device.copy_batch(places(memory), const_places(source), none, CopyKind::to_device, stream);
+    device.copy_batch(places(target), const_places(memory), none, CopyKind::to_host, stream);
+    device.synchronize(stream);
+    std::size_t const at = 3 * bytes * (3 * 7 % pieces);
+    CHECK(wrong_bytes(at, at + bytes) == 0);
+    if constexpr (ByteHoldingApi<D>) {
+      CHECK(target[0] == 0);
+    }
+  }
+  SUBCASE("one copy is a batch too") {
+    device.copy_batch(std::array<void*, 1>{memory},
+                      std::array<void const*, 1>{source},
+                      std::array{bytes},
+                      CopyKind::to_device,
+                      stream);
+    device.copy_batch(std::array<void*, 1>{target},
+                      std::array<void const*, 1>{memory},
+                      std::array{bytes},
+                      CopyKind::to_host,
+                      stream);
+    device.synchronize(stream);
+    CHECK(wrong_bytes(0, bytes) == 0);
+  }
+  SUBCASE("spans of different lengths are refused") {
+    CHECK_THROWS_AS(device.copy_batch(places(memory),
+                                      const_places(source),
+                                      std::span{sizes}.first(2),
+                                      CopyKind::to_device,
+                                      stream),
+                    ContractViolation);
+  }
+}
+
+TEST_CASE_TEMPLATE_DEFINE("VirtualMemoryApi: ", D, virtual_memory_contract) {
+  using namespace spillway;
+  using namespace spillway::testing;
+  D device;
+  DeviceRig<D> rig{device};
+  auto const stream = rig.stream();
+  std::size_t const piece = device.granularity_bytes();
+  unsigned char* const base = static_cast<unsigned char*>(device.reserve_address(4 * piece));
+  unsigned char* const target = rig.pinned(piece, 0);
+  auto const first = device.try_create_physical(piece);
+  auto const second = device.try_create_physical(piece);
+  REQUIRE(first.has_value());
+  REQUIRE(second.has_value());
+  auto const reads = [&](unsigned char* p, unsigned char byte) {
+    device.copy(target, p, piece, CopyKind::to_host, stream);
+    device.synchronize(stream);
+    return !ByteHoldingApi<D> ||
+           std::count(target, target + piece, byte) == static_cast<std::ptrdiff_t>(piece);
+  };
+
+  SUBCASE("the granularity is a power of two and addresses are multiples of it") {
+    CHECK(std::has_single_bit(piece));
+    CHECK(piece % granule_bytes == 0);
+    CHECK(reinterpret_cast<std::uintptr_t>(base) % piece == 0);
+  }
+  SUBCASE("physical memory takes room of the device, addresses do not") {
+    std::size_t const before = device.memory_info().free_bytes;
+    void* const addresses = device.reserve_address(64 * piece);
+    auto const memory = device.try_create_physical(64 * piece);
+    REQUIRE(memory.has_value());
+    CHECK(device.memory_info().free_bytes + 64 * piece <= before);
+    device.release_physical(*memory);
+    device.free_address(addresses, 64 * piece);
+    CHECK(device.try_create_physical(round_up(device.memory_info().total_bytes, piece) + piece) ==
+          std::nullopt);
+  }
+  SUBCASE("mapped memory is used like any other, across mappings too") {
+    device.map(base + piece, piece, *first);
+    device.map(base + 2 * piece, piece, *second);
+    device.fill(base + piece, 1, 2 * piece, stream);
+    CHECK(reads(base + piece + piece / 2, 1));
+    device.unmap(base + piece, 2 * piece);
+  }
+  SUBCASE("bytes stay with the memory, not with the address") {
+    device.map(base, piece, *first);
+    device.map(base + piece, piece, *second);
+    device.fill(base, 1, piece, stream);
+    device.fill(base + piece, 2, piece, stream);
+    device.synchronize(stream);
+
+    device.unmap(base, piece);
+    device.unmap(base + piece, piece);
+    device.map(base + piece, piece, *first);
+    device.map(base, piece, *second);
+
+    CHECK(reads(base, 2));
+    CHECK(reads(base + piece, 1));
+    device.unmap(base, piece);
+    device.unmap(base + piece, piece);
+  }
+  SUBCASE("an address can be mapped again after it was unmapped") {
+    for (int round = 0; round < 3; ++round) {
+      device.map(base + 3 * piece, piece, *first);
+      device.fill(base + 3 * piece, static_cast<unsigned char>(round), piece, stream);
+      CHECK(reads(base + 3 * piece, static_cast<unsigned char>(round)));
+      device.unmap(base + 3 * piece, piece);
+    }
+  }
+
+  device.release_physical(*first);
+  device.release_physical(*second);
+  device.free_address(base, 4 * piece);
 }

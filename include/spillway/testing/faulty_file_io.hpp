@@ -11,9 +11,12 @@
 #include <memory>
 #include <mutex>
 
-/// The system's file calls, with faults planted from outside while the file is in use.
+namespace spillway::testing {
+
+/// The system's file calls (`FileIoApi`), with faults that a test plants while the file is in use. Give
+/// one to a file tier and keep a copy: copies share their faults.
 ///
-/// Threads  thread-safe. Copies share their faults.
+/// Threads  thread-safe.
 class FaultyFileIo {
  public:
   struct Faults {
@@ -45,15 +48,14 @@ class FaultyFileIo {
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     std::scoped_lock const lock{shared_->mutex};
     ++shared_->calls.allocates;
-    return shared_->faults.allocate_error != 0
-               ? shared_->faults.allocate_error
-               : spillway::PosixFileIo{}.allocate(fd, offset, bytes);
+    return shared_->faults.allocate_error != 0 ? shared_->faults.allocate_error
+                                               : PosixFileIo{}.allocate(fd, offset, bytes);
   }
 
   void discard(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     std::scoped_lock const lock{shared_->mutex};
     ++shared_->calls.discards;
-    spillway::PosixFileIo{}.discard(fd, offset, bytes);
+    PosixFileIo{}.discard(fd, offset, bytes);
   }
 
   [[nodiscard]] ssize_t
@@ -63,7 +65,7 @@ class FaultyFileIo {
       errno = error;
       return -1;
     }
-    return spillway::PosixFileIo{}.write(fd, from, std::min(bytes, faults.most_bytes), offset);
+    return PosixFileIo{}.write(fd, from, std::min(bytes, faults.most_bytes), offset);
   }
 
   [[nodiscard]] ssize_t
@@ -75,7 +77,7 @@ class FaultyFileIo {
     }
     return faults.is_truncated
                ? 0
-               : spillway::PosixFileIo{}.read(fd, to, std::min(bytes, faults.most_bytes), offset);
+               : PosixFileIo{}.read(fd, to, std::min(bytes, faults.most_bytes), offset);
   }
 
  private:
@@ -106,4 +108,6 @@ class FaultyFileIo {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
-static_assert(spillway::FileIoApi<FaultyFileIo>);
+static_assert(FileIoApi<FaultyFileIo>);
+
+}  // namespace spillway::testing

@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-namespace spillway::detail {
+namespace spillway::testing {
 
 /// How much of each stream has happened: counts of operations, by the stream's number.
-using SimClock = std::vector<std::uint64_t>;
+using OrderClock = std::vector<std::uint64_t>;
 
-inline void join(SimClock& clock, SimClock const& other) {
+inline void join(OrderClock& clock, OrderClock const& other) {
   clock.resize(std::max(clock.size(), other.size()));
   for (std::size_t i = 0; i < other.size(); ++i) {
     clock[i] = std::max(clock[i], other[i]);
@@ -28,41 +28,48 @@ inline void join(SimClock& clock, SimClock const& other) {
 }
 
 /// One use of memory by an operation.
-struct SimUse {
+struct MemoryUse {
   void const* p = nullptr;
   std::size_t bytes = 0;
   bool is_write = false;
 };
 
-/// Finds work on different streams that touches the same bytes and that nothing orders.
+/// A race detector for device memory: finds work on different streams that touches the same bytes and
+/// that nothing orders. `SteppedSimApi` checks all its work with one; a test of a device of your own
+/// can feed one from what it enqueues.
 ///
-/// Order is what streams, events and waits of the host promise (vector clocks), not what happened to
-/// run first, so a race is found whether or not it would have done harm this time.
+/// Each stream has a vector clock: for every stream, how many of its operations are known to have
+/// finished before the next operation of this one. An event record saves the stream's clock, a wait
+/// joins the saved clock into the waiting stream's (Lamport 1978, Mattern 1988). For each range of
+/// bytes the checker remembers the last write and, per stream, the last read since then; new work must
+/// have all that it conflicts with in its clock. Order is therefore what streams, events and waits of
+/// the host promise and not what happened to run first: a race is found whether or not it would have
+/// done harm this time.
 ///
 /// Threads  thread-compatible; all calls come from one host thread.
 /// Cost     O(log ranges + ranges touched · streams) for each operation.
-class SimOrderCheck {
+class OrderCheck {
  public:
   /// An operation on `stream` that uses `first` and `second`; empty uses are ignored.
   ///
   /// @throws ContractViolation if it is not ordered after earlier work on the same bytes; the
   ///         operation is then not noted
-  void enqueue(std::uint64_t stream, char const* what, SimUse first = {}, SimUse second = {});
+  void enqueue(std::uint64_t stream, char const* what, MemoryUse first = {}, MemoryUse second = {});
 
   /// Copies on `stream` that nothing orders among themselves.
   ///
   /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those before
   ///         the one at fault are then noted
-  void enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies);
+  void enqueue_batch(std::uint64_t stream, std::span<detail::SimCopy const> copies);
 
   /// All that `stream` was given so far has happened for whoever joins this clock.
-  [[nodiscard]] SimClock const& clock(std::uint64_t stream) {
-    SimClock& clock = streams_[stream];
+  [[nodiscard]] OrderClock const& clock(std::uint64_t stream) {
+    OrderClock& clock = streams_[stream];
     join(clock, host_);
     return clock;
   }
-  void stream_sees(std::uint64_t stream, SimClock const& clock) { join(streams_[stream], clock); }
-  void host_sees(SimClock const& clock) { join(host_, clock); }
+  void stream_sees(std::uint64_t stream, OrderClock const& clock) { join(streams_[stream], clock); }
+  void host_sees(OrderClock const& clock) { join(host_, clock); }
   void forget_stream(std::uint64_t stream) { streams_.erase(stream); }
 
   /// The memory is gone or new: nobody has used it.
@@ -80,22 +87,22 @@ class SimOrderCheck {
   };
   using Histories = std::map<std::uintptr_t, History>;
 
-  [[nodiscard]] static bool has_seen(SimClock const& clock, Moment moment) noexcept {
+  [[nodiscard]] static bool has_seen(OrderClock const& clock, Moment moment) noexcept {
     return moment.stream == 0 ||
            (moment.stream < clock.size() && clock[moment.stream] >= moment.time);
   }
-  void check(SimClock const& clock, std::uint64_t stream, char const* what, SimUse const& use);
-  void note(SimUse const& use, Moment moment);
+  void check(OrderClock const& clock, std::uint64_t stream, char const* what, MemoryUse const& use);
+  void note(MemoryUse const& use, Moment moment);
   Histories::iterator split(std::uintptr_t at);
 
-  std::map<std::uint64_t, SimClock> streams_;
-  SimClock host_;
+  std::map<std::uint64_t, OrderClock> streams_;
+  OrderClock host_;
   Histories histories_;  // disjoint, by begin
 };
 
 inline void
-SimOrderCheck::enqueue(std::uint64_t stream, char const* what, SimUse first, SimUse second) {
-  SimClock& mine = streams_[stream];
+OrderCheck::enqueue(std::uint64_t stream, char const* what, MemoryUse first, MemoryUse second) {
+  OrderClock& mine = streams_[stream];
   join(mine, host_);
   check(mine, stream, what, first);
   check(mine, stream, what, second);
@@ -105,39 +112,41 @@ SimOrderCheck::enqueue(std::uint64_t stream, char const* what, SimUse first, Sim
   note(second, now);
 }
 
-inline void SimOrderCheck::enqueue_batch(std::uint64_t stream, std::span<SimCopy const> copies) {
-  std::vector<SimUse> uses;
+inline void OrderCheck::enqueue_batch(std::uint64_t stream,
+                                      std::span<detail::SimCopy const> copies) {
+  std::vector<MemoryUse> uses;
   uses.reserve(2 * copies.size());
-  for (SimCopy const& c : copies) {
+  for (detail::SimCopy const& c : copies) {
     uses.push_back({c.from, c.bytes, false});
     uses.push_back({c.to, c.bytes, true});
   }
-  std::sort(uses.begin(), uses.end(), [](SimUse const& a, SimUse const& b) {
-    return address_of(a.p) < address_of(b.p);
+  std::sort(uses.begin(), uses.end(), [](MemoryUse const& a, MemoryUse const& b) {
+    return detail::address_of(a.p) < detail::address_of(b.p);
   });
-  SimUse furthest{};  // of those seen, the one that ends last; and of those that write
-  SimUse furthest_write{};
-  auto const end = [](SimUse const& use) { return address_of(use.p) + use.bytes; };
-  for (SimUse const& use : uses) {
-    SimUse const& other = use.is_write ? furthest : furthest_write;
-    if (end(other) > address_of(use.p)) {
+  MemoryUse furthest{};  // of those seen, the one that ends last; and of those that write
+  MemoryUse furthest_write{};
+  auto const end = [](MemoryUse const& use) { return detail::address_of(use.p) + use.bytes; };
+  for (MemoryUse const& use : uses) {
+    MemoryUse const& other = use.is_write ? furthest : furthest_write;
+    if (end(other) > detail::address_of(use.p)) {
       throw ContractViolation{"SimApi: race: copies of one batch both touch " +
-                              describe_range(use.p, use.bytes) + " and " +
-                              describe_range(other.p, other.bytes) + ", and nothing orders them"};
+                              detail::describe_range(use.p, use.bytes) + " and " +
+                              detail::describe_range(other.p, other.bytes) +
+                              ", and nothing orders them"};
     }
     furthest = end(use) > end(furthest) ? use : furthest;
     furthest_write = use.is_write && end(use) > end(furthest_write) ? use : furthest_write;
   }
-  for (SimCopy const& c : copies) {
+  for (detail::SimCopy const& c : copies) {
     enqueue(stream, "copy of a batch", {c.from, c.bytes, false}, {c.to, c.bytes, true});
   }
 }
 
-inline void SimOrderCheck::check(SimClock const& clock,
-                                 std::uint64_t stream,
-                                 char const* what,
-                                 SimUse const& use) {
-  std::uintptr_t const begin = address_of(use.p);
+inline void OrderCheck::check(OrderClock const& clock,
+                              std::uint64_t stream,
+                              char const* what,
+                              MemoryUse const& use) {
+  std::uintptr_t const begin = detail::address_of(use.p);
   auto it = histories_.upper_bound(begin);
   if (it != histories_.begin() && std::prev(it)->second.end > begin) {
     --it;
@@ -155,15 +164,15 @@ inline void SimOrderCheck::check(SimClock const& clock,
     if (!has_seen(clock, culprit)) {
       throw ContractViolation{
           std::string{"SimApi: race: a "} + what + " on stream number " + std::to_string(stream) +
-          (use.is_write ? " writes " : " reads ") + describe_range(use.p, use.bytes) +
+          (use.is_write ? " writes " : " reads ") + detail::describe_range(use.p, use.bytes) +
           " and is not ordered after the " + (is_read ? "read" : "write") + " of " +
-          describe_range(it->first, it->second.end - it->first) + " by operation " +
+          detail::describe_range(it->first, it->second.end - it->first) + " by operation " +
           std::to_string(culprit.time) + " of stream number " + std::to_string(culprit.stream)};
     }
   }
 }
 
-inline SimOrderCheck::Histories::iterator SimOrderCheck::split(std::uintptr_t at) {
+inline OrderCheck::Histories::iterator OrderCheck::split(std::uintptr_t at) {
   auto const next = histories_.lower_bound(at);
   if (next == histories_.begin() || (next != histories_.end() && next->first == at)) {
     return next;
@@ -177,8 +186,8 @@ inline SimOrderCheck::Histories::iterator SimOrderCheck::split(std::uintptr_t at
   return histories_.emplace_hint(next, at, std::move(rest));
 }
 
-inline void SimOrderCheck::note(SimUse const& use, Moment moment) {
-  std::uintptr_t const begin = address_of(use.p);
+inline void OrderCheck::note(MemoryUse const& use, Moment moment) {
+  std::uintptr_t const begin = detail::address_of(use.p);
   std::uintptr_t const end = begin + use.bytes;
   if (use.bytes == 0) {
     return;
@@ -209,10 +218,10 @@ inline void SimOrderCheck::note(SimUse const& use, Moment moment) {
   }
 }
 
-inline void SimOrderCheck::forget(void const* p, std::size_t bytes) {
-  std::uintptr_t const begin = address_of(p);
+inline void OrderCheck::forget(void const* p, std::size_t bytes) {
+  std::uintptr_t const begin = detail::address_of(p);
   auto const last = split(begin + bytes);
   histories_.erase(split(begin), last);
 }
 
-}  // namespace spillway::detail
+}  // namespace spillway::testing

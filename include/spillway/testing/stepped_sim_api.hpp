@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device/sim/basic_sim_api.hpp>
 #include <spillway/device/sim/sim_backing.hpp>
 #include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_op.hpp>
@@ -37,8 +39,8 @@ class SteppedExecutor {
   static constexpr bool is_thread_safe = false;
   static constexpr bool is_stepped = true;
   static constexpr bool is_virtual = false;
-  using mutex_type = detail::NoMutex;
-  using backing_type = detail::SimHostBacking;
+  using mutex_type = NoMutex;
+  using backing_type = SimHostBacking;
   using lock_type = std::unique_lock<mutex_type>;
 
  private:
@@ -47,10 +49,10 @@ class SteppedExecutor {
     std::uint64_t stream = 0;  // 0 names no stream
     std::uint64_t ops = 0;
   };
-  struct Op : detail::SimOp {
-    Point point{};                        // of a wait
-    detail::SimClock clock{};             // of a host call: what came before it
-    std::vector<detail::SimCopy> kept{};  // of a batch; moves with it
+  struct Op : SimOp {
+    Point point{};                // of a wait
+    testing::OrderClock clock{};  // of a host call: what came before it
+    std::vector<SimCopy> kept{};  // of a batch; moves with it
   };
   struct Stream {
     std::deque<Op> queue;
@@ -63,7 +65,7 @@ class SteppedExecutor {
   using Streams = std::map<std::uint64_t, Stream>;  // in order of creation
   struct Event {
     Point point{};
-    detail::SimClock clock{};
+    testing::OrderClock clock{};
   };
 
  public:
@@ -100,7 +102,7 @@ class SteppedExecutor {
   void check(SimEvent event, char const* caller) { (void)events_.at(event, caller); }
 
   /// @throws ContractViolation if nothing orders the operation after earlier use of the same bytes
-  void enqueue(SimStream stream, detail::SimOp const& op, lock_type& /*lock*/);
+  void enqueue(SimStream stream, SimOp const& op, lock_type& /*lock*/);
   void record(SimEvent event, SimStream stream);
   void wait(SimStream stream, SimEvent event);
   [[nodiscard]] bool is_complete(SimEvent event);
@@ -132,7 +134,7 @@ class SteppedExecutor {
 
   [[nodiscard]] Barrier barrier();
   [[nodiscard]] bool is_host_function_caller() const noexcept { return is_in_host_function_; }
-  [[nodiscard]] std::uint64_t clock_ns() const noexcept { return detail::steady_ns(); }
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept { return steady_ns(); }
   [[nodiscard]] std::size_t streams() const noexcept { return ids_.size(); }
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
 
@@ -146,7 +148,7 @@ class SteppedExecutor {
     return it == streams_.end() || it->second.run_ops >= point.ops;
   }
   [[nodiscard]] bool is_blocked(Stream const& stream) const noexcept {
-    return stream.queue.front().what == detail::SimOp::Kind::wait &&
+    return stream.queue.front().what == SimOp::Kind::wait &&
            !has_passed(stream.queue.front().point);
   }
   [[nodiscard]] bool can_step(Stream const& stream) const noexcept {
@@ -158,9 +160,9 @@ class SteppedExecutor {
 
   Streams streams_;
   std::uint64_t last_stream_ = 0;
-  detail::SimSlots<SimStreamTag, std::uint64_t> ids_;
-  detail::SimSlots<SimEventTag, Event> events_;
-  detail::SimOrderCheck order_;
+  SimSlots<SimStreamTag, std::uint64_t> ids_;
+  SimSlots<SimEventTag, Event> events_;
+  testing::OrderCheck order_;
   bool checks_order_;
   bool is_in_host_function_ = false;
 };
@@ -186,31 +188,30 @@ inline void SteppedExecutor::destroy_stream(SimStream stream) noexcept {
   sweep();
 }
 
-inline void
-SteppedExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& /*lock*/) {
+inline void SteppedExecutor::enqueue(SimStream stream, SimOp const& op, lock_type& /*lock*/) {
   std::uint64_t const id = ids_.at(stream, "an enqueued operation");
   if (checks_order_) {
     switch (op.what) {
-    case detail::SimOp::Kind::copy:
+    case SimOp::Kind::copy:
       order_.enqueue(id, "copy", {op.from, op.bytes, false}, {op.to, op.bytes, true});
       break;
-    case detail::SimOp::Kind::batch:
+    case SimOp::Kind::batch:
       order_.enqueue_batch(id, op.copies);
       break;
-    case detail::SimOp::Kind::fill:
+    case SimOp::Kind::fill:
       order_.enqueue(id, "fill", {op.to, op.bytes, true});
       break;
-    case detail::SimOp::Kind::host:
-    case detail::SimOp::Kind::compute:
-    case detail::SimOp::Kind::record:
-    case detail::SimOp::Kind::wait:
-    case detail::SimOp::Kind::stop:
+    case SimOp::Kind::host:
+    case SimOp::Kind::compute:
+    case SimOp::Kind::record:
+    case SimOp::Kind::wait:
+    case SimOp::Kind::stop:
       break;
     }
   }
-  bool const is_host = op.what == detail::SimOp::Kind::host;
+  bool const is_host = op.what == SimOp::Kind::host;
   Op& queued = streams_.at(id).queue.emplace_back(
-      Op{op, {}, is_host ? order_.clock(id) : detail::SimClock{}, {}});
+      Op{op, {}, is_host ? order_.clock(id) : testing::OrderClock{}, {}});
   queued.kept.assign(op.copies.begin(), op.copies.end());
   queued.copies = queued.kept;
 }
@@ -235,14 +236,14 @@ inline void SteppedExecutor::record(SimEvent event, SimStream stream) {
   Event& mine = events_.at(event, "record");
   std::uint64_t const id = ids_.at(stream, "record");
   Stream& recorded = streams_.at(id);
-  recorded.queue.push_back({{.what = detail::SimOp::Kind::record}});
+  recorded.queue.push_back({{.what = SimOp::Kind::record}});
   mine = {{id, recorded.enqueued()}, order_.clock(id)};
 }
 
 inline void SteppedExecutor::wait(SimStream stream, SimEvent event) {
   std::uint64_t const id = ids_.at(stream, "wait");
   Event const& other = events_.at(event, "wait");
-  streams_.at(id).queue.push_back({{.what = detail::SimOp::Kind::wait}, other.point});
+  streams_.at(id).queue.push_back({{.what = SimOp::Kind::wait}, other.point});
   order_.stream_sees(id, other.clock);
 }
 
@@ -263,7 +264,7 @@ inline void SteppedExecutor::synchronize(SimEvent event, lock_type& /*lock*/) {
 
 inline void SteppedExecutor::synchronize(SimStream stream, lock_type& /*lock*/) {
   std::uint64_t const id = ids_.at(stream, "synchronize");
-  detail::SimClock const clock = order_.clock(id);
+  testing::OrderClock const clock = order_.clock(id);
   drive({id, streams_.at(id).enqueued()});
   order_.host_sees(clock);
 }
@@ -273,7 +274,7 @@ inline bool SteppedExecutor::step(Stream& stream) {
     return false;
   }
   Op const op = std::move(stream.queue.front());
-  is_in_host_function_ = op.what == detail::SimOp::Kind::host;
+  is_in_host_function_ = op.what == SimOp::Kind::host;
   op.perform();
   is_in_host_function_ = false;
   order_.host_sees(op.clock);  // the function may have told the host that it ran
@@ -366,3 +367,16 @@ inline void SteppedExecutor::sweep() noexcept {
 }
 
 }  // namespace spillway::detail
+
+namespace spillway::testing {
+
+/// A simulated device that runs nothing until it is told to, for tests of order. `step`, `run`,
+/// `run_all` and `run_random` run operations; `stall` keeps a stream from running any. With
+/// `SimOptions::check_order` each operation is checked for races when it is enqueued (`OrderCheck`).
+///
+/// Policies on it: `struct MyPolicies : PoliciesFor<testing::SteppedSimApi> {};`
+using SteppedSimApi = detail::BasicSimApi<detail::SteppedExecutor>;
+
+static_assert(BatchCopyApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);
+
+}  // namespace spillway::testing

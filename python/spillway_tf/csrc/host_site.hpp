@@ -8,7 +8,7 @@
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -8,7 +8,7 @@
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/torch.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 
 #include <cstddef>
 #include <utility>

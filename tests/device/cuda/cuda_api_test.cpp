@@ -2,6 +2,7 @@
 // CudaApi against a stand-in for the CUDA runtime: what it asks for, and what it does when that fails.
 // The same device against a real one: tests/gpu/.
 #include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,10 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include <support/batch_copy_api_contract.hpp>
-#include <spillway/testing/device_contracts.hpp>
 #include <support/fake_cudart.hpp>
-#include <support/virtual_memory_api_contract.hpp>
 
 #if defined(__linux__)
 #  include <linux/mempolicy.h>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/host/host_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,13 +12,12 @@
 #include <memory>
 #include <vector>
 
-#include <spillway/testing/device_contracts.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
 using namespace spillway;
-using spillway::test::DeviceRig;
-using spillway::test::Gate;
+using spillway::testing::DeviceRig;
+using spillway::testing::Gate;
 
 TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, HostApi);
 TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, HostApi);

@@ -2,9 +2,10 @@
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
 #include <spillway/policy/eviction/lru_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,11 +17,10 @@
 #include <random>
 #include <vector>
 
-#include <spillway/testing/device_contracts.hpp>
 #include <unistd.h>
 
 using namespace spillway;
-using spillway::test::Gate;
+using spillway::testing::Gate;
 
 TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, HostPagedApi);
 TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, HostPagedApi);

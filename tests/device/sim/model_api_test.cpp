@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/model_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -10,11 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include <support/device_rig.hpp>
-
 using namespace spillway;
 using namespace spillway::detail;
-using spillway::test::DeviceRig;
+using spillway::testing::DeviceRig;
 
 namespace {
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,17 +13,16 @@
 #include <thread>
 #include <vector>
 
-#include <support/device_rig.hpp>
 #include <support/random_work.hpp>
 
 // Meant for a thread sanitizer: a simulated stream is a thread, and two streams are ordered by
 // nothing but their events, so a missing event shows as a data race.
 
 using namespace spillway;
-using spillway::test::DeviceRig;
 using spillway::test::RandomWork;
 using spillway::test::WorkBench;
 using spillway::test::WorkItem;
+using spillway::testing::DeviceRig;
 
 TEST_SUITE("sim_api_race") {
   TEST_CASE("SimApi: ordered work of several streams neither races nor goes wrong") {

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,11 +15,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include <spillway/testing/device_contracts.hpp>
-#include <support/virtual_memory_api_contract.hpp>
-
 using namespace spillway;
-using spillway::test::DeviceRig;
+using spillway::testing::DeviceRig;
+using spillway::testing::SteppedSimApi;
 
 static_assert(!std::is_copy_constructible_v<SimApi> && !std::is_move_constructible_v<SimApi>);
 static_assert(SimApi::is_thread_safe && ModelApi::is_thread_safe && !SteppedSimApi::is_thread_safe);
@@ -202,7 +203,7 @@ TEST_SUITE("sim_api") {
     auto const refused = [](auto call) { CHECK_THROWS_AS(call(), DeviceError); };
 
     for (auto const bad : {gone_stream, SimStream{}, other.create_stream()}) {
-      refused([&] { device.launch_host(bad, spillway::test::add_one, nullptr); });
+      refused([&] { device.launch_host(bad, spillway::testing::add_one, nullptr); });
       refused([&] { device.fill(nullptr, 0, 0, bad); });
       refused([&] { device.copy(nullptr, nullptr, 0, CopyKind::to_host, bad); });
       refused([&] { device.record(event, bad); });
@@ -298,7 +299,7 @@ TEST_SUITE("sim_api") {
     device.copy(host, memory, 20, CopyKind::to_host, stream);
     device.copy(static_cast<char*>(memory) + 500, memory, 30, CopyKind::on_device, stream);
     device.fill(memory, 0, 40, stream);
-    device.launch_host(stream, spillway::test::add_one, &launched);
+    device.launch_host(stream, spillway::testing::add_one, &launched);
     device.record(event, stream);
     device.wait(stream, event);
     (void)device.is_complete(event);
@@ -384,7 +385,7 @@ TEST_SUITE("sim_api") {
     strikes_second(SimCall::wait, [&] { device.wait(stream, event); });
     strikes_second(SimCall::synchronize, [&] { device.synchronize(stream); });
     strikes_second(SimCall::launch_host,
-                   [&] { device.launch_host(stream, spillway::test::add_one, &launched); });
+                   [&] { device.launch_host(stream, spillway::testing::add_one, &launched); });
     strikes_second(SimCall::create_stream, [&] { device.destroy_stream(device.create_stream()); });
     strikes_second(SimCall::create_event, [&] { device.destroy_event(device.create_event()); });
     strikes_second(SimCall::reserve_address,

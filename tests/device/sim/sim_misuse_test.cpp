@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 using namespace spillway;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstdint>
 #include <cstring>
 
-#include <support/device_rig.hpp>
-
 using namespace spillway;
-using spillway::test::DeviceRig;
+using spillway::testing::DeviceRig;
 
 TEST_SUITE("sim_worker") {
   TEST_CASE("SimEngine: serves one copy after the other, from when it is ready") {

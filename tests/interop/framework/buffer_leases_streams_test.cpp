@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A desk on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
-#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -21,6 +21,7 @@
 
 using namespace spillway;
 using namespace spillway::framework;
+using spillway::testing::SteppedSimApi;
 
 namespace {
 

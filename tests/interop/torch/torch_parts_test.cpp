@@ -8,7 +8,7 @@
 #include <spillway/interop/torch/tensor_stats.hpp>
 #include <spillway/interop/torch/tensor_observer.hpp>
 #include <spillway/observe/snapshot.hpp>
-#include <spillway/policies.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/batch_copy_api.hpp>
 #include <spillway/concepts/device_api.hpp>
-#include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/cuda/cuda_check.hpp>

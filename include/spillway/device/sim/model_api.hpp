@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device/sim/basic_sim_api.hpp>
 #include <spillway/device/sim/sim_backing.hpp>
 #include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_op.hpp>
@@ -131,7 +133,7 @@ class ModelExecutor {
   static constexpr bool is_stepped = false;
   static constexpr bool is_virtual = true;
   using mutex_type = std::mutex;
-  using backing_type = detail::SimFakeBacking;
+  using backing_type = SimFakeBacking;
   using lock_type = std::unique_lock<mutex_type>;
 
   /// Nothing outlives the call that enqueued it.
@@ -156,7 +158,7 @@ class ModelExecutor {
   void check(SimStream stream, char const* caller) { (void)streams_.at(stream, caller); }
   void check(SimEvent event, char const* caller) { (void)events_.at(event, caller); }
 
-  void enqueue(SimStream stream, detail::SimOp const& op, lock_type& lock);
+  void enqueue(SimStream stream, SimOp const& op, lock_type& lock);
   void record(SimEvent event, SimStream stream) {
     std::uint64_t const time = ready_ns(streams_.at(stream, "record"));
     events_.at(event, "record") = time;
@@ -213,11 +215,11 @@ class ModelExecutor {
   [[nodiscard]] std::uint64_t ready_ns(std::uint64_t stream_ns) const noexcept {
     return std::max(stream_ns, now_ns());
   }
-  void call(detail::SimOp const& op, std::uint64_t time_ns, lock_type& lock);
+  void call(SimOp const& op, std::uint64_t time_ns, lock_type& lock);
 
-  std::array<detail::SimTimetable, 3> engines_;
-  detail::SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each has run all it was given
-  detail::SimSlots<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
+  std::array<SimTimetable, 3> engines_;
+  SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each has run all it was given
+  SimSlots<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
   std::atomic<std::uint64_t> now_ns_{0};
   std::uint64_t finish_ns_ = 0;
   mutable std::mutex calls_mutex_;
@@ -227,36 +229,36 @@ class ModelExecutor {
 
 inline ModelExecutor::ModelExecutor(SimOptions const& options) {
   for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device, CopyKind::on_device}) {
-    engines_[static_cast<std::size_t>(kind)] = detail::SimTimetable{detail::rate_of(options, kind)};
+    engines_[static_cast<std::size_t>(kind)] = SimTimetable{rate_of(options, kind)};
   }
 }
 
-inline void ModelExecutor::enqueue(SimStream stream, detail::SimOp const& op, lock_type& lock) {
+inline void ModelExecutor::enqueue(SimStream stream, SimOp const& op, lock_type& lock) {
   std::uint64_t& stream_ns = streams_.at(stream, "an enqueued operation");
   std::uint64_t ready = ready_ns(stream_ns);
   switch (op.what) {
-  case detail::SimOp::Kind::copy:
-  case detail::SimOp::Kind::batch:
-  case detail::SimOp::Kind::fill:
+  case SimOp::Kind::copy:
+  case SimOp::Kind::batch:
+  case SimOp::Kind::fill:
     ready = engines_[static_cast<std::size_t>(op.direction)].take(now_ns(), ready, op.bytes);
     break;
-  case detail::SimOp::Kind::compute:
+  case SimOp::Kind::compute:
     ready += op.duration_ns;
     break;
-  case detail::SimOp::Kind::host:
-  case detail::SimOp::Kind::record:
-  case detail::SimOp::Kind::wait:
-  case detail::SimOp::Kind::stop:
+  case SimOp::Kind::host:
+  case SimOp::Kind::record:
+  case SimOp::Kind::wait:
+  case SimOp::Kind::stop:
     break;
   }
   stream_ns = ready;
   finish_ns_ = std::max(finish_ns_, ready);
-  if (op.what == detail::SimOp::Kind::host) {
+  if (op.what == SimOp::Kind::host) {
     call(op, ready, lock);
   }
 }
 
-inline void ModelExecutor::call(detail::SimOp const& op, std::uint64_t time_ns, lock_type& lock) {
+inline void ModelExecutor::call(SimOp const& op, std::uint64_t time_ns, lock_type& lock) {
   lock.unlock();
   {
     std::lock_guard const guard{calls_mutex_};
@@ -293,3 +295,15 @@ inline std::uint64_t ModelExecutor::clock_ns() const noexcept {
 }
 
 }  // namespace spillway::detail
+
+namespace spillway {
+
+/// A device without bytes, on a virtual clock: for planning and replaying at any scale.
+///
+/// `advance_host` moves the host's clock on, `finish_time_ns` says when all enqueued work will have
+/// finished.
+using ModelApi = detail::BasicSimApi<detail::ModelExecutor>;
+
+static_assert(BatchCopyApi<ModelApi> && VirtualMemoryApi<ModelApi>);
+
+}  // namespace spillway

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/device_api.hpp>
-#include <spillway/concepts/virtual_memory_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 
 #include <cstddef>
