@@ -89,7 +89,7 @@ class HostGate {
   void open() { gate_->open(); }
 
  private:
-  std::unique_ptr<Gate> gate_ = std::make_unique<Gate>();
+  std::unique_ptr<testing::Gate> gate_ = std::make_unique<testing::Gate>();
 };
 
 }  // namespace spillway::test

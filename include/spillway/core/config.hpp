@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+// A compiler in an older mode would answer each header with thousands of errors. The file that does not
+// exist stops it: a missing header is fatal, `#error` is not.
+#if __cplusplus < 202002L
+#  error "spillway needs C++20: compile with -std=c++20, in CMake link spillway::spillway"
+#  define SPILLWAY_STOP <spillway needs C++20>
+#  include SPILLWAY_STOP
+#endif
+
 #include <cstdio>
 #include <cstdlib>
 
