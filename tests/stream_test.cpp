@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/stream.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,6 +12,7 @@
 
 using namespace spillway;
 using namespace spillway::literals;
+using spillway::testing::SteppedSimApi;
 using support::SmallAllocator;
 using support::SmallBuffer;
 
