@@ -43,14 +43,10 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/model_api.hpp
     spillway/device/sim/sim_api.hpp
     spillway/device/sim/sim_backing.hpp
-    spillway/device/sim/sim_calls.hpp
     spillway/device/sim/sim_handles.hpp
     spillway/device/sim/sim_memory.hpp
     spillway/device/sim/sim_op.hpp
     spillway/device/sim/sim_options.hpp
-    spillway/device/sim/sim_ranges.hpp
-    spillway/device/sim/sim_signal.hpp
-    spillway/device/sim/sim_threaded.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
     spillway/host/copy_batch.hpp
@@ -149,7 +145,6 @@ set(SPILLWAY_DOCTEST_HEADERS
 set(SPILLWAY_CUDA_HEADERS
     spillway/cuda.hpp
     spillway/device/cuda/cuda_api.hpp
-    spillway/device/cuda/cuda_check.hpp
     spillway/device/cuda/cuda_context.hpp
     spillway/device/cuda/cuda_pinned_memory.hpp
     spillway/device/cuda/cuda_virtual_memory.hpp
@@ -198,25 +193,29 @@ set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow/swapping_device.hpp
     spillway/interop/tensorflow/tensor_allocator.hpp)
 
-# spillway_add_headers(<target>): all of them as file sets, so that they are installed. The target
-# all_verify_interface_header_sets compiles each header alone that needs no further include path.
-function(spillway_add_headers target)
+# spillway_add_headers(<target> <CUDA target>): all of them as file sets, so that they are installed. The
+# target all_verify_interface_header_sets compiles each header alone that needs no further include path.
+function(spillway_add_headers target cuda_target)
   set(base ${PROJECT_SOURCE_DIR}/include)
-  foreach(pair IN ITEMS HEADERS:SPILLWAY_HEADERS doctest_headers:SPILLWAY_DOCTEST_HEADERS
-                        cuda_headers:SPILLWAY_CUDA_HEADERS
-                        cccl_headers:SPILLWAY_CCCL_HEADERS json_headers:SPILLWAY_JSON_HEADERS
-                        torch_headers:SPILLWAY_TORCH_HEADERS
-                        tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)
-    string(REPLACE ":" ";" pair ${pair})
-    list(POP_FRONT pair set variable)
+  foreach(row IN ITEMS ${target}:HEADERS:SPILLWAY_HEADERS
+                       ${target}:doctest_headers:SPILLWAY_DOCTEST_HEADERS
+                       ${cuda_target}:cuda_headers:SPILLWAY_CUDA_HEADERS
+                       ${target}:cccl_headers:SPILLWAY_CCCL_HEADERS
+                       ${target}:json_headers:SPILLWAY_JSON_HEADERS
+                       ${target}:torch_headers:SPILLWAY_TORCH_HEADERS
+                       ${target}:tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)
+    string(REPLACE ":" ";" row ${row})
+    list(GET row 0 owner)
+    list(GET row 1 set)
+    list(GET row 2 variable)
     list(TRANSFORM ${variable} PREPEND ${base}/ OUTPUT_VARIABLE files)
-    target_sources(${target} INTERFACE FILE_SET ${set} TYPE HEADERS BASE_DIRS ${base} FILES ${files})
+    target_sources(${owner} INTERFACE FILE_SET ${set} TYPE HEADERS BASE_DIRS ${base} FILES ${files})
   endforeach()
 
-  set(verified HEADERS)
-  if(SPILLWAY_HAS_CUDA)
-    list(APPEND verified cuda_headers)
-  endif()
   set_target_properties(${target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ${PROJECT_IS_TOP_LEVEL}
-                                             INTERFACE_HEADER_SETS_TO_VERIFY "${verified}")
+                                             INTERFACE_HEADER_SETS_TO_VERIFY HEADERS)
+  if(SPILLWAY_HAS_CUDA)
+    set_target_properties(${cuda_target} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ${PROJECT_IS_TOP_LEVEL}
+                                                    INTERFACE_HEADER_SETS_TO_VERIFY cuda_headers)
+  endif()
 endfunction()

@@ -6,18 +6,29 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/spillway)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/spillwayConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
+set(arch_independent ARCH_INDEPENDENT)
+if(TARGET spillway_compiled)
+  set(arch_independent)
+endif()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
-                                 COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+                                 COMPATIBILITY SameMinorVersion ${arch_independent})
 install(
   TARGETS spillway
   EXPORT spillwayTargets
   FILE_SET HEADERS
   FILE_SET doctest_headers
-  FILE_SET cuda_headers
   FILE_SET cccl_headers
   FILE_SET json_headers
   FILE_SET torch_headers
   FILE_SET tensorflow_headers)
+# Its headers only: the package makes the target spillway::cuda where it is used, so that it does not
+# matter whether there was a toolkit where the library was installed.
+install(TARGETS spillway_cuda FILE_SET cuda_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
+if(TARGET spillway_compiled)
+  install(TARGETS spillway_compiled EXPORT spillwayCompiledTargets)
+  install(EXPORT spillwayCompiledTargets NAMESPACE spillway:: DESTINATION ${package_dir})
+endif()
 install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake DESTINATION ${package_dir})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

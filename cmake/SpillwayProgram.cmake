@@ -3,6 +3,16 @@
 
 set(spillway_install_hint "scripts/install-dependencies.sh installs what is missing")
 
+# spillway_leave_out(<option> <part> <missing>): says that a part of the build is left out for want of
+# something. That is an error where the part was asked for by name: where <option> is ON, not AUTO.
+function(spillway_leave_out option part missing)
+  if(${option} STREQUAL "AUTO")
+    message(STATUS "Left out for want of ${missing}: ${part}; ${spillway_install_hint}")
+  else()
+    message(FATAL_ERROR "${option} is ${${option}}, but ${part} needs ${missing}; ${spillway_install_hint}")
+  endif()
+endfunction()
+
 # spillway_compile_options(<target>): the one place that names warning and sanitizer flags.
 function(spillway_compile_options target)
   set(cxx -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow)
@@ -29,14 +39,21 @@ function(spillway_runs_long target)
 endfunction()
 
 # spillway_add_program(<name> SOURCES <file>... [LIBRARIES <target>...]): one program in BUILD/bin.
-# <name> is the target and the file. It is left out where a .cu source has no compiler.
+# <name> is the target and the file. It is left out where a .cu source has no compiler, and where one of
+# the libraries was not found. The folder says with spillway_option which option asks for it.
 function(spillway_add_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
   if(arg_SOURCES MATCHES "\\.cu(;|$)" AND NOT SPILLWAY_HAS_NVCC)
     message(STATUS "Left out for want of nvcc: ${name}")
     return()
   endif()
+  foreach(library IN LISTS arg_LIBRARIES)
+    if(library MATCHES "::" AND NOT TARGET ${library})
+      spillway_leave_out(${spillway_option} ${name} ${library})
+      return()
+    endif()
+  endforeach()
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE spillway::spillway ${arg_LIBRARIES})
+  target_link_libraries(${name} PRIVATE spillway_cuda ${arg_LIBRARIES})  # without CUDA the same as spillway
   spillway_compile_options(${name})
 endfunction()

@@ -2,7 +2,8 @@
 # Thrust for plain C++ compilers: makes the target spillway_thrust_cpp where Thrust is found, and sets
 # SPILLWAY_HAS_THRUST. Algorithms run on the host, by Thrust's own C++ system.
 #
-# The toolkit's copy comes first: it is the one that nvcc uses for our .cu sources.
+# The toolkit's copy comes first: it is the one that nvcc uses for our .cu sources. With SPILLWAY_CUDA=OFF,
+# too, a toolkit that is installed has one, which needs nothing else of it.
 include_guard(GLOBAL)
 
 set(SPILLWAY_HAS_THRUST FALSE)
@@ -13,6 +14,13 @@ if(SPILLWAY_HAS_CUDA)
   endforeach()
 endif()
 find_path(SPILLWAY_THRUST_INCLUDE_DIR thrust/version.h HINTS ${spillway_toolkit_thrust})
+if(NOT SPILLWAY_THRUST_INCLUDE_DIR)
+  find_package(CUDAToolkit ${SPILLWAY_CUDA_MINIMUM} QUIET)
+  foreach(folder IN LISTS CUDAToolkit_INCLUDE_DIRS)
+    list(APPEND spillway_toolkit_thrust ${folder}/cccl ${folder})
+  endforeach()
+  find_path(SPILLWAY_THRUST_INCLUDE_DIR thrust/version.h HINTS ${spillway_toolkit_thrust})
+endif()
 mark_as_advanced(SPILLWAY_THRUST_INCLUDE_DIR)
 
 if(SPILLWAY_THRUST_INCLUDE_DIR)

@@ -23,4 +23,8 @@ struct SimPolicies : PoliciesFor<SimApi> {};
 
 static_assert(PolicySet<SimPolicies>);
 
+#if defined(SPILLWAY_COMPILED)
+SPILLWAY_INSTANTIATE class DeviceAllocator<SimPolicies>;
+#endif
+
 }  // namespace spillway

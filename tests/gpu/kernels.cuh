@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/device/cuda/cuda_api.hpp>
-#include <spillway/device/cuda/cuda_check.hpp>
+#include <spillway/device/cuda/cuda_context.hpp>
 
 #include <cuda_runtime.h>
 

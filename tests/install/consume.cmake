@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Builds the first example as a program of another project, which takes the library in by WAY, and runs
-# it. Works in the empty folder WORK_DIR.
+# Builds a program of another project, which takes the library in by WAY, and runs it. Works in the empty
+# folder WORK_DIR.
 
 set(program ${SOURCE_DIR}/examples/01_hello_swap/main.cpp)
+set(target spillway::spillway)
+set(components)
+set(refusal)  # what a configuration that must fail has to say
 file(REMOVE_RECURSE ${WORK_DIR})
 file(MAKE_DIRECTORY ${WORK_DIR})
 
@@ -10,19 +13,61 @@ macro(run)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endmacro()
 
+# Installs a package that was configured with the given options and nothing to build.
+macro(install_with)
+  run(${CMAKE_COMMAND} -S ${SOURCE_DIR} -B ${WORK_DIR}/spillway -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX}
+      -DSPILLWAY_BUILD_TESTS=OFF -DSPILLWAY_BUILD_EXAMPLES=OFF -DSPILLWAY_BUILD_BENCHMARKS=OFF ${ARGN})
+  run(${CMAKE_COMMAND} --install ${WORK_DIR}/spillway --prefix ${WORK_DIR}/prefix)
+endmacro()
+
+set(how -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix)
 if(WAY STREQUAL "include_path")
   run(${CXX} -std=c++20 -I ${SOURCE_DIR}/include ${program} -pthread -o ${WORK_DIR}/consumer)
   run(${WORK_DIR}/consumer)
   return()
+elseif(WAY STREQUAL "add_subdirectory")
+  set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
+elseif(WAY STREQUAL "find_package")
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix)
+  file(GLOB_RECURSE licence ${WORK_DIR}/prefix/LICENSE)
+  if(NOT licence)
+    message(FATAL_ERROR "the LICENSE was not installed")
+  endif()
+elseif(WAY STREQUAL "compiled_component")
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix)
+  set(components compiled)
+  set(target spillway::compiled)
+elseif(WAY STREQUAL "cuda_component_of_plain_install")
+  install_with(-DSPILLWAY_CUDA=OFF)
+  set(components cuda)
+  set(target spillway::cuda)
+  set(program ${SOURCE_DIR}/tests/install/consumer/on_cuda.cpp)
+  list(APPEND how -DCUDAToolkit_ROOT=${CUDA_ROOT})
+elseif(WAY STREQUAL "plain_use_of_cuda_install")
+  install_with(-DSPILLWAY_CUDA=ON -DCUDAToolkit_ROOT=${CUDA_ROOT})
+  set(program ${SOURCE_DIR}/tests/install/consumer/plain.cpp)
+elseif(WAY STREQUAL "unknown_component")
+  install_with(-DSPILLWAY_CUDA=OFF)
+  set(components opencl)
+  set(refusal "There is no component opencl: they are spillway, cuda and compiled")
+elseif(WAY STREQUAL "missing_component")
+  install_with(-DSPILLWAY_CUDA=OFF)
+  set(components compiled)
+  set(refusal "install it with SPILLWAY_BUILD_COMPILED=ON")
 endif()
 
-if(WAY STREQUAL "find_package")
-  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix)
-  set(how -DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix)
-else()
-  set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
+set(configure
+    ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Debug -DPROGRAM=${program} -DTARGET=${target}
+    -DCOMPONENTS=${components} ${how})
+if(refusal)
+  execute_process(COMMAND ${configure} RESULT_VARIABLE status ERROR_VARIABLE message)
+  string(REGEX REPLACE "[ \n]+" " " message "${message}")
+  if(status EQUAL 0 OR NOT message MATCHES "${refusal}")
+    message(FATAL_ERROR "find_package should have failed, saying '${refusal}', but said: ${message}")
+  endif()
+  return()
 endif()
-run(${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
-    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Debug -DPROGRAM=${program} ${how})
+run(${configure})
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)

@@ -30,6 +30,14 @@
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
+/// Before the default classes in sim.hpp and cuda.hpp, with SPILLWAY_COMPILED: a program declares them, since
+/// spillway::compiled holds them; the sources of spillway::compiled define them.
+#if defined(SPILLWAY_COMPILING)
+#  define SPILLWAY_INSTANTIATE template
+#else
+#  define SPILLWAY_INSTANTIATE extern template
+#endif
+
 namespace spillway::detail {
 
 [[noreturn]] inline void assertion_failed(char const* condition, char const* file, int line) {

@@ -3,8 +3,8 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_op.hpp>
-#include <spillway/device/sim/sim_ranges.hpp>
 
 #include <algorithm>
 #include <cstddef>

@@ -5,7 +5,6 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/device/cuda/cuda_check.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
 #include <spillway/device/cuda/cuda_pinned_memory.hpp>
 #include <spillway/device/cuda/cuda_virtual_memory.hpp>

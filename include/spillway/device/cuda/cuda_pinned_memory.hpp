@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/core/host_mapping.hpp>
-#include <spillway/device/cuda/cuda_check.hpp>
+#include <spillway/device/cuda/cuda_context.hpp>
 
 #include <cuda_runtime_api.h>
 

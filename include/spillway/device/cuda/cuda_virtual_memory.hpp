@@ -3,7 +3,6 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/device/cuda/cuda_check.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
 
 #include <cuda.h>

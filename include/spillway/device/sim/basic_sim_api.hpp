@@ -4,7 +4,6 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/device/sim/sim_calls.hpp>
 #include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_memory.hpp>
 #include <spillway/device/sim/sim_op.hpp>

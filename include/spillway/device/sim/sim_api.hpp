@@ -3,8 +3,229 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/device/sim/basic_sim_api.hpp>
-#include <spillway/device/sim/sim_threaded.hpp>
+#include <spillway/device/sim/sim_backing.hpp>
+#include <spillway/device/sim/sim_handles.hpp>
+#include <spillway/device/sim/sim_op.hpp>
+#include <spillway/device/sim/sim_options.hpp>
+#include <spillway/device/sim/sim_worker.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// Runs each stream of a simulated device on a thread of its own.
+///
+/// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
+class ThreadedExecutor {
+ public:
+  static constexpr bool is_thread_safe = true;
+  static constexpr bool is_stepped = false;
+  static constexpr bool is_virtual = false;
+  using mutex_type = std::mutex;
+  using backing_type = SimHostBacking;
+
+  /// The work that had been enqueued, on all streams, when it was made.
+  class Barrier {
+   public:
+    void add(SimWorker const& worker) { waits_.emplace_back(worker.progress(), worker.pushed()); }
+    [[nodiscard]] bool is_passed() const noexcept {
+      return std::all_of(waits_.begin(), waits_.end(), [](auto const& wait) {
+        return wait.first->has_run(wait.second);
+      });
+    }
+
+   private:
+    std::vector<std::pair<std::shared_ptr<SimProgress const>, std::uint64_t>> waits_;
+  };
+  using barrier_type = Barrier;
+
+  explicit ThreadedExecutor(SimOptions const& options) : engines_{options} {}
+  ThreadedExecutor(ThreadedExecutor const&) = delete;
+  ThreadedExecutor& operator=(ThreadedExecutor const&) = delete;
+  ~ThreadedExecutor();
+
+  [[nodiscard]] SimStream create_stream();
+  void destroy_stream(SimStream stream) noexcept;
+  [[nodiscard]] SimEvent create_event() { return events_.insert(nullptr); }
+  void destroy_event(SimEvent event) noexcept;
+
+  /// @throws DeviceError if `stream` names nothing
+  void check(SimStream stream, char const* caller) { (void)streams_.at(stream, caller); }
+  void check(SimEvent event, char const* caller) { (void)events_.at(event, caller); }
+
+  void enqueue(SimStream stream, SimOp const& op, std::unique_lock<std::mutex>& lock);
+  void record(SimEvent event, SimStream stream);
+  void wait(SimStream stream, SimEvent event);
+  [[nodiscard]] bool is_complete(SimEvent event);
+  void synchronize(SimEvent event, std::unique_lock<std::mutex>& lock);
+  void synchronize(SimStream stream, std::unique_lock<std::mutex>& lock);
+
+  /// A kernel on `stream` uses memory: a race detector that watches the threads sees the rest.
+  void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
+    check(stream, "use");
+  }
+  /// True if an operation that has not run yet reads or writes there.
+  [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) noexcept;
+  void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
+
+  [[nodiscard]] Barrier barrier();
+  /// The streams' threads run nothing but operations: whoever calls from one is a host function.
+  [[nodiscard]] bool is_host_function_caller() const noexcept {
+    return threads_.contains(std::this_thread::get_id());
+  }
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept { return steady_ns(); }
+  [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
+  [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
+
+ private:
+  using Worker = SimWorker;
+  using Signal = SimSignal;
+
+  [[nodiscard]] Signal* push_record(Worker& worker);
+  void reap() noexcept;
+  static void await(Signal& signal, std::unique_lock<std::mutex>& lock) noexcept;
+
+  SimEngines engines_;
+  SimSignals signals_;
+  SimSlots<SimStreamTag, std::unique_ptr<Worker>> streams_;
+  SimSlots<SimEventTag, Signal*> events_;
+  std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
+  std::unordered_set<std::thread::id> threads_;   // of all of these
+};
+
+inline ThreadedExecutor::~ThreadedExecutor() {
+  // All must be told to stop before the first is joined, and signals outlive the threads.
+  streams_.for_each([](SimStream, std::unique_ptr<Worker> const& worker) { worker->stop(); });
+  streams_.for_each([](SimStream, std::unique_ptr<Worker>& worker) { worker.reset(); });
+  leaving_.clear();
+}
+
+inline SimStream ThreadedExecutor::create_stream() {
+  reap();
+  leaving_.reserve(leaving_.size() + streams_.size() + 1);
+  try {
+    auto worker = std::make_unique<Worker>(engines_);
+    threads_.insert(worker->thread_id());
+    return streams_.insert(std::move(worker));
+  } catch (std::system_error const& error) {
+    throw DeviceError{std::string{"SimApi: cannot start a thread for a stream: "} + error.what()};
+  }
+}
+
+inline void ThreadedExecutor::destroy_stream(SimStream stream) noexcept {
+  std::unique_ptr<Worker>& worker = streams_.expect(stream, "destroy_stream");
+  worker->stop();
+  leaving_.push_back(std::move(worker));
+  streams_.erase(stream);
+}
+
+inline void ThreadedExecutor::destroy_event(SimEvent event) noexcept {
+  signals_.abandon(events_.expect(event, "destroy_event"));
+  events_.erase(event);
+}
+
+inline void ThreadedExecutor::enqueue(SimStream stream,
+                                      SimOp const& op,
+                                      std::unique_lock<std::mutex>& /*lock*/) {
+  streams_.at(stream, "an enqueued operation")->push({op});
+}
+
+inline void ThreadedExecutor::record(SimEvent event, SimStream stream) {
+  Signal*& signal = events_.at(event, "record");
+  Signal* const recorded = push_record(*streams_.at(stream, "record"));
+  signals_.abandon(std::exchange(signal, recorded));
+}
+
+inline void ThreadedExecutor::wait(SimStream stream, SimEvent event) {
+  Worker& worker = *streams_.at(stream, "wait");
+  Signal* const signal = events_.at(event, "wait");
+  if (signal == nullptr) {
+    return;
+  }
+  signal->add_user();
+  worker.push({{.what = SimOp::Kind::wait}, signal});
+}
+
+inline bool ThreadedExecutor::is_complete(SimEvent event) {
+  Signal const* const signal = events_.at(event, "is_complete");
+  return signal == nullptr || signal->is_set();
+}
+
+inline void ThreadedExecutor::synchronize(SimEvent event, std::unique_lock<std::mutex>& lock) {
+  Signal* const signal = events_.at(event, "synchronize");
+  if (signal == nullptr) {
+    return;
+  }
+  signal->add_user();
+  await(*signal, lock);
+}
+
+inline void ThreadedExecutor::synchronize(SimStream stream, std::unique_lock<std::mutex>& lock) {
+  Signal* const signal = push_record(*streams_.at(stream, "synchronize"));
+  signal->add_user();
+  signals_.abandon(signal);
+  await(*signal, lock);
+}
+
+inline void ThreadedExecutor::await(Signal& signal, std::unique_lock<std::mutex>& lock) noexcept {
+  lock.unlock();
+  signal.wait();
+  signal.drop_user();
+}
+
+inline SimSignal* ThreadedExecutor::push_record(Worker& worker) {
+  Signal* const signal = signals_.acquire();
+  signal->add_user();
+  worker.push({{.what = SimOp::Kind::record}, signal});
+  return signal;
+}
+
+inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
+  Barrier barrier;
+  auto const add = [&barrier](std::unique_ptr<Worker> const& worker) {
+    if (!worker->is_idle()) {
+      barrier.add(*worker);
+    }
+  };
+  streams_.for_each([&add](SimStream, std::unique_ptr<Worker> const& worker) { add(worker); });
+  std::for_each(leaving_.begin(), leaving_.end(), add);
+  return barrier;
+}
+
+inline bool ThreadedExecutor::is_in_use(void const* p, std::size_t bytes) noexcept {
+  bool is_in_use = std::any_of(leaving_.begin(), leaving_.end(), [p, bytes](auto const& worker) {
+    return worker->is_in_use(p, bytes);
+  });
+  streams_.for_each([&](SimStream, std::unique_ptr<Worker> const& worker) {
+    is_in_use = is_in_use || worker->is_in_use(p, bytes);
+  });
+  return is_in_use;
+}
+
+inline void ThreadedExecutor::reap() noexcept {
+  std::erase_if(leaving_, [this](std::unique_ptr<Worker> const& worker) {
+    bool const has_stopped = worker->is_idle();
+    if (has_stopped) {
+      threads_.erase(worker->thread_id());
+    }
+    return has_stopped;
+  });
+}
+
+}  // namespace spillway::detail
 
 namespace spillway {
 

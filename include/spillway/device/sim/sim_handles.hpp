@@ -4,6 +4,7 @@
 #include <spillway/core/bits.hpp>
 #include <spillway/core/error.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -42,6 +43,20 @@ using SimEvent = SimHandle<SimEventTag>;
 using SimPhysical = SimHandle<SimPhysicalTag>;
 
 namespace detail {
+
+[[nodiscard]] inline std::uintptr_t address_of(void const* p) noexcept {
+  return reinterpret_cast<std::uintptr_t>(p);
+}
+
+/// Names a range in error messages.
+[[nodiscard]] inline std::string describe_range(std::uintptr_t begin, std::size_t bytes) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "[0x%jx, +%zu bytes)", std::uintmax_t{begin}, bytes);
+  return text.data();
+}
+[[nodiscard]] inline std::string describe_range(void const* p, std::size_t bytes) {
+  return describe_range(address_of(p), bytes);
+}
 
 /// Ends the program: a call that may not throw was given something that makes no sense.
 ///

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 namespace spillway {
 
@@ -24,6 +27,126 @@ struct SimOptions {
       64_MiB;               ///< larger pieces are not poisoned: they would be backed
   bool checked = true;      ///< look up both ranges of every copy and fill
   bool check_order = true;  ///< stepped devices only: refuse work that races with earlier work
+};
+
+/// The calls of a simulated device that can be made to fail.
+enum class SimCall : std::uint8_t {
+  reserve,          ///< fails by returning null
+  allocate_pinned,  ///< fails by returning null
+  copy,             ///< this and the rest fail by throwing DeviceError; each one of a batch counts
+  fill,
+  launch_host,
+  create_stream,
+  create_event,
+  record,
+  wait,
+  synchronize,
+  reserve_address,
+  create_physical,
+  map,
+};
+
+/// How often a simulated device was called, since it was made. Calls that failed do not count.
+///
+/// Two equal values say that no device call was made between them. `clock_ns` and `numa_node` read
+/// a member and are not counted.
+struct SimCalls {
+  std::uint64_t reserves = 0;
+  std::uint64_t releases = 0;
+  std::uint64_t pinned_allocations = 0;
+  std::uint64_t pinned_frees = 0;
+  std::uint64_t copies_to_host = 0;
+  std::uint64_t copies_to_device = 0;
+  std::uint64_t copies_on_device = 0;  ///< those of batches are counted one by one
+  std::uint64_t bytes_to_host = 0;
+  std::uint64_t bytes_to_device = 0;
+  std::uint64_t bytes_on_device = 0;
+  std::uint64_t copy_batches = 0;  ///< `copy_batch`, whatever they copied
+  std::uint64_t fills = 0;
+  std::uint64_t filled_bytes = 0;
+  std::uint64_t host_launches = 0;
+  std::uint64_t streams_created = 0;
+  std::uint64_t streams_destroyed = 0;
+  std::uint64_t events_created = 0;
+  std::uint64_t events_destroyed = 0;
+  std::uint64_t records = 0;
+  std::uint64_t waits = 0;                  ///< of streams for events
+  std::uint64_t completion_queries = 0;     ///< `is_complete`
+  std::uint64_t host_synchronizations = 0;  ///< `synchronize`, of events and of streams
+  std::uint64_t memory_queries = 0;         ///< `memory_info`
+  std::uint64_t address_reservations = 0;
+  std::uint64_t address_frees = 0;
+  std::uint64_t physical_creations = 0;
+  std::uint64_t physical_releases = 0;
+  std::uint64_t maps = 0;
+  std::uint64_t unmaps = 0;
+
+  [[nodiscard]] std::uint64_t copies() const noexcept {
+    return copies_to_host + copies_to_device + copies_on_device;
+  }
+  [[nodiscard]] std::uint64_t copied_bytes() const noexcept {
+    return bytes_to_host + bytes_to_device + bytes_on_device;
+  }
+
+  void count_copy(CopyKind kind, std::size_t bytes) noexcept {
+    switch (kind) {
+    case CopyKind::to_host:
+      ++copies_to_host;
+      bytes_to_host += bytes;
+      return;
+    case CopyKind::to_device:
+      ++copies_to_device;
+      bytes_to_device += bytes;
+      return;
+    case CopyKind::on_device:
+      ++copies_on_device;
+      bytes_on_device += bytes;
+      return;
+    }
+  }
+
+  friend bool operator==(SimCalls const&, SimCalls const&) noexcept = default;
+};
+
+/// What a simulated device has given out and not got back.
+struct SimUsage {
+  std::size_t device_bytes = 0;  ///< reservations and physical memory
+  std::size_t pinned_bytes = 0;
+  std::size_t streams = 0;
+  std::size_t events = 0;
+
+  friend bool operator==(SimUsage const&, SimUsage const&) noexcept = default;
+};
+
+/// Which calls of a simulated device are going to fail.
+///
+/// Threads  thread-compatible; the device uses it under its own lock.
+class SimFaults {
+ public:
+  /// The `nth` call of that kind from now on fails; 1 is the next one, 0 takes the fault away.
+  void arm(SimCall call, std::uint64_t nth) noexcept { at(call) = nth; }
+
+  /// True if this call is the one that has to fail. Counts the call.
+  [[nodiscard]] bool strikes(SimCall call) noexcept {
+    std::uint64_t& left = at(call);
+    return left != 0 && --left == 0;
+  }
+
+  /// @throws DeviceError if this call is the one that has to fail
+  void strike(SimCall call, char const* name) {
+    if (strikes(call)) {
+      throw DeviceError{std::string{"SimApi: "} + name + " failed, as it was told to"};
+    }
+  }
+
+ private:
+  static constexpr std::size_t calls = static_cast<std::size_t>(SimCall::map) + 1;
+
+  [[nodiscard]] std::uint64_t& at(SimCall call) noexcept {
+    return left_[static_cast<std::size_t>(call)];
+  }
+
+  std::array<std::uint64_t, calls> left_{};
 };
 
 }  // namespace spillway

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/sim_ranges.hpp>
+#include <spillway/device/sim/sim_memory.hpp>
 
 #include <doctest/doctest.h>
 

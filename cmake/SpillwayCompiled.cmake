@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# spillway::compiled: the default policies of the simulated device compiled once, and with a toolkit those
+# of CUDA. A program that links it declares the same classes `extern template`, by SPILLWAY_COMPILED.
+add_library(spillway_compiled STATIC ${PROJECT_SOURCE_DIR}/src/compiled_sim.cpp)
+add_library(spillway::compiled ALIAS spillway_compiled)
+set_target_properties(spillway_compiled PROPERTIES EXPORT_NAME compiled POSITION_INDEPENDENT_CODE ON
+                                                   CXX_EXTENSIONS OFF)
+target_link_libraries(spillway_compiled PUBLIC spillway)
+target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED=1)
