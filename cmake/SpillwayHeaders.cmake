@@ -73,12 +73,10 @@ set(SPILLWAY_HEADERS
     spillway/interop/torch/tensor_observer.hpp
     spillway/interop/torch/tensor_stats.hpp
     spillway/lease.hpp
-    spillway/observe/chrome_trace.hpp
     spillway/observe/json_stream.hpp
     spillway/observe/names.hpp
     spillway/observe/range_history.hpp
     spillway/observe/snapshot.hpp
-    spillway/observe/snapshot_json.hpp
     spillway/observe/stats_json.hpp
     spillway/observe/summary.hpp
     spillway/observe/timeline.hpp

@@ -3,7 +3,6 @@
 
 #include <spillway/core/record.hpp>
 #include <spillway/observe/snapshot.hpp>
-#include <spillway/observe/snapshot_json.hpp>
 #include <spillway/observe/timeline.hpp>
 
 #include <filesystem>

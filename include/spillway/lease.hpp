@@ -16,7 +16,7 @@ namespace spillway {
 
 namespace detail {
 struct BlockRecord;
-}
+}  // namespace detail
 
 /// What a pager remembers of a lease it gave out.
 struct LeaseRecord {

@@ -15,8 +15,7 @@
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
 #include <spillway/lease.hpp>
-#include <spillway/observe/chrome_trace.hpp>
-#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/snapshot.hpp>
 #include <spillway/observe/stats_json.hpp>
 #include <spillway/observe/summary.hpp>
 #include <spillway/observe/timeline.hpp>
@@ -32,6 +31,7 @@
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/sim.hpp>
+#include <spillway/stream.hpp>
 #include <spillway/stream_prefetcher.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/swappable_tensor.hpp>

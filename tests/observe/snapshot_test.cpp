@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/snapshot.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
-#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/snapshot.hpp>
 #include <spillway/observe/timeline.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints the memory snapshot of an allocator that has been used for a while, with one failure.
-#include <spillway/observe/snapshot_json.hpp>
+#include <spillway/observe/snapshot.hpp>
 
 #include <iostream>
 

@@ -7,7 +7,10 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/observe/json_stream.hpp>
+#include <spillway/observe/names.hpp>
 #include <spillway/observe/range_history.hpp>
+#include <spillway/observe/stats_json.hpp>
 #include <spillway/pager/block_record.hpp>
 
 #include <algorithm>
@@ -15,6 +18,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <ostream>
 #include <span>
 #include <unordered_map>
 #include <utility>
@@ -22,7 +26,8 @@
 
 namespace spillway {
 
-/// What lies where in an allocator's memory, and how it came to: plain values to look at or to write.
+/// What lies where in an allocator's memory, and the changes that led there: plain values, made by
+/// `snapshot` and written for viewers by `write_json`.
 ///
 /// Sizes are rounded up to the granule unless the name says `requested`.
 struct MemorySnapshot {
@@ -97,14 +102,14 @@ struct MemorySnapshot {
 
 namespace detail {
 
-/// Tells records as changes of the segments of a snapshot.
-class ChangeTeller {
+/// Turns records into the `changes` of a snapshot: for each of its segments what came and went there.
+class SnapshotChanges {
  public:
-  ChangeTeller(MemorySnapshot& snapshot, std::span<Record const> records)
+  SnapshotChanges(MemorySnapshot& snapshot, std::span<Record const> records)
       : snapshot_{snapshot}, records_{records} {}
 
-  void tell() {
-    note_segments();
+  void fill() {
+    find_segments();
     std::vector<detail::RangeChange> const changes = range_changes(records_);
     auto change = changes.begin();
     for (std::size_t i = 0; i < records_.size(); ++i) {
@@ -125,7 +130,7 @@ class ChangeTeller {
         }
       }
     }
-    tell_free_bytes();
+    count_free_bytes();
   }
 
  private:
@@ -136,7 +141,7 @@ class ChangeTeller {
     std::size_t since = 0;  // position of the record that made it, 0 if none did
   };
 
-  void note_segments() {
+  void find_segments() {
     for (MemorySnapshot::Segment const& segment : snapshot_.segments) {
       segments_[segment.address] = {segment.size_bytes, 0};
     }
@@ -148,7 +153,7 @@ class ChangeTeller {
     }
   }
 
-  /// Whether `address` at that time was in a segment that is still there.
+  /// Whether `address` was, when that record was made, in a segment that is still there.
   [[nodiscard]] bool is_shown(std::uintptr_t address, std::size_t record) const {
     auto const after = segments_.upper_bound(address);
     if (after == segments_.begin()) {
@@ -163,8 +168,8 @@ class ChangeTeller {
     snapshot_.changes.push_back(change);
   }
 
-  /// From what is free now, backwards.
-  void tell_free_bytes() {
+  /// Fills in what was free at each `out_of_memory`: counts backwards from what is free now.
+  void count_free_bytes() {
     std::size_t free_bytes = snapshot_.stats.free_bytes;
     std::for_each(snapshot_.changes.rbegin(), snapshot_.changes.rend(), [&](auto& change) {
       switch (change.kind) {
@@ -189,10 +194,10 @@ class ChangeTeller {
 
 }  // namespace detail
 
-/// Looks at all of an allocator's memory.
+/// Takes a snapshot of all of an allocator's memory.
 ///
 /// @param allocator  a `DeviceAllocator`
-/// @param records     what led here, in order of time, as `Timeline::records` gives them; may be empty
+/// @param records    what led here, in order of time, as `Timeline::records` gives them; may be empty
 /// @throws std::bad_alloc
 /// @threads blocks, ranges and statistics are read one after another: exact if no other thread uses
 ///          the allocator meanwhile, else a block that comes or goes may show in some of them only
@@ -242,8 +247,152 @@ template <class Allocator>
   });
   now.stats = allocator.stats();
   now.host = allocator.host_stats();
-  detail::ChangeTeller{now, records}.tell();
+  detail::SnapshotChanges{now, records}.fill();
   return now;
+}
+
+namespace detail {
+
+/// Writes a snapshot as `write_json` says.
+class SnapshotWriter {
+ public:
+  explicit SnapshotWriter(std::ostream& out) : json_{out} {}
+
+  void write(MemorySnapshot const& snapshot) {
+    json_.begin_object().key("segments").begin_array();
+    for (MemorySnapshot::Segment const& segment : snapshot.segments) {
+      write(segment, snapshot.device);
+    }
+    json_.new_line().end_array().key("device_traces").begin_array();
+    for (int i = 0; i < snapshot.device; ++i) {
+      json_.begin_array().end_array();
+    }
+    json_.begin_array();
+    for (MemorySnapshot::Change const& change : snapshot.changes) {
+      write(change);
+    }
+    write_entry("snapshot", 0, 0, snapshot.time_ns);
+    json_.new_line().end_array().end_array();
+    json_.key("allocator_settings").begin_object().end_object();
+    json_.key("external_annotations").begin_array().end_array();
+    json_.new_line().key("spillway").begin_object().key("absent").begin_array();
+    for (MemorySnapshot::Absent const& block : snapshot.absent) {
+      json_.new_line()
+          .begin_object()
+          .member("id", static_cast<std::uint64_t>(block.id))
+          .member("size", block.size_bytes)
+          .member("requested_size", block.requested_bytes)
+          .member("residency", name_of(block.residency))
+          .end_object();
+    }
+    json_.end_array()
+        .new_line()
+        .member("stats", snapshot.stats)
+        .new_line()
+        .member("host", snapshot.host)
+        .end_object()
+        .end_object();
+  }
+
+ private:
+  using State = MemorySnapshot::State;
+  using Kind = MemorySnapshot::Change::Kind;
+
+  static char const* name_of_state(State state) noexcept {
+    return state == State::free        ? "inactive"
+           : state == State::allocated ? "active_allocated"
+                                       : "active_pending_free";
+  }
+
+  void write(MemorySnapshot::Segment const& segment, int device) {
+    std::size_t const allocated = segment.bytes(State::allocated);
+    json_.new_line()
+        .begin_object()
+        .member("device", device)
+        .member("address", segment.address)
+        .member("total_size", segment.size_bytes)
+        .member("allocated_size", allocated)
+        .member("active_size", allocated + segment.bytes(State::leaving))
+        .member("requested_size", segment.requested_bytes(State::allocated))
+        .member("stream", 0)
+        .member("segment_type", "large");
+    json_.key("segment_pool_id").begin_array().value(0).value(0).end_array();
+    json_.member("is_expandable", false).key("frames").begin_array().end_array();
+    json_.key("blocks").begin_array();
+    for (MemorySnapshot::Block const& block : segment.blocks) {
+      write(block);
+    }
+    json_.end_array().end_object();
+  }
+
+  void write(MemorySnapshot::Block const& block) {
+    json_.new_line()
+        .begin_object()
+        .member("address", block.address)
+        .member("size", block.size_bytes)
+        .member("requested_size", block.requested_bytes)
+        .member("state", name_of_state(block.state));
+    json_.key("frames").begin_array().end_array();
+    if (block.state == State::allocated) {
+      json_.member("id", static_cast<std::uint64_t>(block.id))
+          .member("leases", block.leases)
+          .member("is_clean", block.is_clean);
+    }
+    json_.end_object();
+  }
+
+  void write(MemorySnapshot::Change const& change) {
+    switch (change.kind) {
+    case Kind::take:
+      write_entry("alloc", change.address, change.size_bytes, change.time_ns);
+      break;
+    case Kind::leave:
+      // PyTorch's allocator may wait for streams between the two; here a fence goes with the range.
+      write_entry("free_requested", change.address, change.size_bytes, change.time_ns);
+      write_entry("free_completed", change.address, change.size_bytes, change.time_ns);
+      break;
+    case Kind::reserve:
+      write_entry("segment_alloc", change.address, change.size_bytes, change.time_ns);
+      break;
+    case Kind::out_of_memory:
+      begin_entry("oom", change.size_bytes, change.time_ns)
+          .member("device_free", change.free_bytes)
+          .end_object();
+      break;
+    }
+  }
+
+  void write_entry(char const* action,
+                   std::uintptr_t address,
+                   std::size_t bytes,
+                   std::uint64_t time_ns) {
+    begin_entry(action, bytes, time_ns).member("addr", address).end_object();
+  }
+
+  detail::JsonStream& begin_entry(char const* action, std::size_t bytes, std::uint64_t time_ns) {
+    json_.new_line()
+        .begin_object()
+        .member("action", action)
+        .member("size", bytes)
+        .member("stream", 0)
+        .member("time_us", time_ns / 1000);
+    return json_.key("frames").begin_array().end_array();
+  }
+
+  detail::JsonStream json_;
+};
+
+}  // namespace detail
+
+/// Writes a snapshot as JSON, member by member what PyTorch's memory snapshots are in Python.
+///
+/// PyTorch's viewers read pickles: scripts/snapshot-to-pickle.py makes one of the file. A resident
+/// block is `active_allocated`, whether it is leased or not, and says in members of its own how many
+/// `leases` it has and whether it `is_clean`; free ranges are `inactive`. In the trace a block is freed
+/// when it leaves the device and allocated when it comes back, and a move is both. Blocks that are not
+/// resident, and all statistics, are under `spillway`, which the viewers pass over.
+inline void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
+  detail::SnapshotWriter{out}.write(snapshot);
 }
 
 }  // namespace spillway
