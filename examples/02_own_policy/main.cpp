@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-using spillway::Access;
 using spillway::BlockId;
 using namespace spillway::literals;
 
@@ -34,25 +33,22 @@ struct MyPolicies : spillway::SimPolicies {
 // [policy end]
 
 int main() {
-  spillway::SimApi device;
-  auto const stream = device.create_stream();
-  spillway::DeviceAllocator<MyPolicies> memory{device, {.capacity_bytes = 16_MiB}};
+  spillway::DeviceAllocator<MyPolicies> memory{{.capacity_bytes = 16_MiB}};
+  auto const stream = memory.create_stream();
   using Buffer = spillway::SwappableBuffer<decltype(memory)>;
 
   // The small block is the one used longest ago: `LruEviction` alone would send it away first.
   Buffer small{memory, 64_KiB};
-  (void)small.acquire(Access::write, stream);
+  (void)small.acquire_write(stream);
   std::vector<Buffer> large;
   for (int i = 0; i < 8; ++i) {
     large.emplace_back(memory, 4_MiB);
-    (void)large.back().acquire(Access::write, stream);
+    (void)large.back().acquire_write(stream);
   }
 
   bool const has_stayed = small.residency() == spillway::Residency::device;
   std::printf("the small block %s; %zu blocks swapped out\n",
               has_stayed ? "stayed" : "was swapped out",
               static_cast<std::size_t>(memory.stats().swap_outs.count));
-  memory.retire_stream(stream);
-  device.destroy_stream(stream);
   return has_stayed ? 0 : 1;
 }

@@ -7,19 +7,18 @@
 #include <cstdio>
 #include <vector>
 
-using spillway::Access;
 using namespace spillway::literals;
 
 int main() {
   spillway::SimApi device;
-  auto const stream = device.create_stream();
   spillway::DeviceAllocator<> memory{device, {.capacity_bytes = 16_MiB}};
+  auto const stream = memory.create_stream();
   using Buffer = spillway::SwappableBuffer<decltype(memory)>;
 
   std::vector<Buffer> activations;  // 32 MiB of them, twice the capacity
   for (int i = 0; i < 32; ++i) {
     activations.emplace_back(memory, 1_MiB);
-    (void)activations.back().acquire(Access::write, stream);  // a first use has nothing to read
+    (void)activations.back().acquire_write(stream);  // a first use has nothing to read
   }
 
   std::size_t const layers = activations.size() - 1;
@@ -28,17 +27,14 @@ int main() {
     memory.begin_step();
     for (std::size_t i = 0; i < layers; ++i) {  // forward
       // All operands of one operation together: none is evicted to make room for another.
-      auto const operands = memory.acquire_all(
-          {activations[i].request(Access::read_write), activations[i + 1].request(Access::write)},
-          stream);
-      device.fill(operands[1].data(), static_cast<unsigned char>(i), 1_MiB, stream);
+      auto const [in, out] =
+          memory.acquire_all(stream, reads(activations[i]), writes(activations[i + 1]));
+      device.copy(out.data(), in.data(), 1_MiB, spillway::CopyKind::on_device, stream);
     }
     for (std::size_t i = layers; i-- > 0;) {  // backward
-      auto const operands = memory.acquire_all(
-          {activations[i].request(Access::read), activations[i + 1].request(Access::read_write)},
-          stream);
-      device.copy(
-          operands[1].data(), operands[0].data(), 1_MiB, spillway::CopyKind::on_device, stream);
+      auto const [in, gradient] =
+          memory.acquire_all(stream, reads(activations[i]), updates(activations[i + 1]));
+      device.copy(gradient.data(), in.data(), 1_MiB, spillway::CopyKind::on_device, stream);
     }
     // [step end]
     memory.synchronize();
@@ -51,7 +47,5 @@ int main() {
   }
 
   bool const has_prefetched = memory.stats().prefetch_hits + memory.stats().prefetch_late > 0;
-  memory.retire_stream(stream);
-  device.destroy_stream(stream);
   return has_prefetched ? 0 : 1;
 }

@@ -48,10 +48,10 @@ class Adam {
           adam.square = square.data;
           for_each_index(policy, value.size(), adam);
         },
-        read(gradient),
-        update(parameter.value),
-        update(parameter.mean),
-        update(parameter.square));
+        reads(gradient),
+        updates(parameter.value),
+        updates(parameter.mean),
+        updates(parameter.square));
   }
 
  private:

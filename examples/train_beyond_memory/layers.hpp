@@ -29,7 +29,7 @@ template <class S, class Tensor>
 void fill(S& session, Tensor& tensor, typename Tensor::element_type value) {
   session.run([value](auto const& policy,
                       auto to) { thrust::fill(policy, to.data, to.data + to.size(), value); },
-              write(tensor));
+              writes(tensor));
 }
 
 /// Weights for `tensor.extents()[0]` inputs, in proportion to `gain`.
@@ -42,7 +42,7 @@ void fill_uniform(S& session, Tensor& tensor, double gain, std::uint64_t seed) {
       [uniform](auto const& policy, auto to) {
         thrust::tabulate(policy, to.data, to.data + to.size(), uniform);
       },
-      write(tensor));
+      writes(tensor));
 }
 
 // [linear]
@@ -56,10 +56,10 @@ void linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bia
         for_each_index(
             policy, Multiply::count(out), Multiply{as_is(in), w, out, b.data, StartFrom::bias});
       },
-      read(x),
-      read(weight),
-      read(bias),
-      write(y));
+      reads(x),
+      reads(weight),
+      reads(bias),
+      writes(y));
 }
 // [linear end]
 
@@ -74,10 +74,10 @@ void add_linear(S& session, Tensor const& x, Tensor const& weight, Tensor const&
                        Multiply::count(out),
                        Multiply{as_is(in), w, out, b.data, StartFrom::old_and_bias});
       },
-      read(x),
-      read(weight),
-      read(bias),
-      update(y));
+      reads(x),
+      reads(weight),
+      reads(bias),
+      updates(y));
 }
 
 /// The gradients of `linear`'s weight and bias, from that of its result.
@@ -92,16 +92,16 @@ void linear_gradients(
                        Multiply::count(dw),
                        Multiply{transposed(in), dy, dw, nullptr, StartFrom::zero});
       },
-      read(x),
-      read(y_gradient),
-      write(weight));
+      reads(x),
+      reads(y_gradient),
+      writes(weight));
   session.run(
       [](auto const& policy, auto dy, auto db) {
         using Sum = SumColumns<T, typename S::tiling>;
         for_each_index(policy, Sum::count(dy), Sum{dy, db.data});
       },
-      read(y_gradient),
-      write(bias));
+      reads(y_gradient),
+      writes(bias));
 }
 
 /// The gradient of `linear`'s input, from that of its result.
@@ -117,17 +117,17 @@ void linear_input_gradient(S& session,
         using Transpose = TransposeTile<T, typename S::tiling>;
         for_each_index(policy, Transpose::count(to), Transpose{from, to});
       },
-      read(weight),
-      write(turned));
+      reads(weight),
+      writes(turned));
   session.run(
       [](auto const& policy, auto dy, auto w, auto dx) {
         using Multiply = MultiplyTile<T, typename S::tiling>;
         for_each_index(
             policy, Multiply::count(dx), Multiply{as_is(dy), w, dx, nullptr, StartFrom::zero});
       },
-      read(y_gradient),
-      read(turned),
-      write(x_gradient));
+      reads(y_gradient),
+      reads(turned),
+      writes(x_gradient));
 }
 
 /// Replaces what is below 0 by 0.
@@ -138,7 +138,7 @@ void relu(S& session, Tensor& x) {
       [](auto const& policy, auto values) {
         thrust::transform(policy, values.data, values.data + values.size(), values.data, Relu<T>{});
       },
-      update(x));
+      updates(x));
 }
 
 /// Stops the gradient where `relu` made `activation` 0.
@@ -149,8 +149,8 @@ void relu_gradient(S& session, Tensor const& activation, Tensor& gradient) {
       [](auto const& policy, auto a, auto g) {
         thrust::transform(policy, g.data, g.data + g.size(), a.data, g.data, ReluGradient<T>{});
       },
-      read(activation),
-      update(gradient));
+      reads(activation),
+      updates(gradient));
 }
 
 /// Each row of `x` with mean 0 and variance 1; `inverse_deviation`, a column, is kept for the gradient.
@@ -161,9 +161,9 @@ void normalize(S& session, Tensor const& x, Tensor& normal, Tensor& inverse_devi
       [](auto const& policy, auto in, auto out, auto scale) {
         for_each_index(policy, in.rows, NormalizeRow<T>{in, out, scale});
       },
-      read(x),
-      write(normal),
-      write(inverse_deviation));
+      reads(x),
+      writes(normal),
+      writes(inverse_deviation));
 }
 
 /// Adds to `x_gradient` what reaches it through `normalize`.
@@ -178,10 +178,10 @@ void add_normalize_gradient(S& session,
       [](auto const& policy, auto g, auto n, auto scale, auto to) {
         for_each_index(policy, to.rows, AddNormalizeGradient<T>{g, n, scale, to});
       },
-      read(normal_gradient),
-      read(normal),
-      read(inverse_deviation),
-      update(x_gradient));
+      reads(normal_gradient),
+      reads(normal),
+      reads(inverse_deviation),
+      updates(x_gradient));
 }
 
 /// The mean cross-entropy of `logits` against `labels`, one number, and its gradient.
@@ -194,16 +194,16 @@ void softmax_loss(
       [](auto const& policy, auto in, auto is, auto out, auto each) {
         for_each_index(policy, in.rows, SoftmaxLossRow<T>{in, is, out, each});
       },
-      read(logits),
-      read(labels),
-      write(gradient),
-      write(losses));
+      reads(logits),
+      reads(labels),
+      writes(gradient),
+      writes(losses));
   session.run(
       [](auto const& policy, auto each, auto mean) {
         for_each_index(policy, 1, MeanLoss<T>{each, mean.data});
       },
-      read(losses),
-      write(loss));
+      reads(losses),
+      writes(loss));
 }
 
 /// 1 for each row of `logits` whose highest is its label's, else 0.
@@ -214,9 +214,9 @@ void find_correct(S& session, Tensor const& logits, Labels const& labels, Labels
       [](auto const& policy, auto in, auto is, auto out) {
         thrust::tabulate(policy, out.data, out.data + out.size(), IsRowCorrect<T>{in, is});
       },
-      read(logits),
-      read(labels),
-      write(correct));
+      reads(logits),
+      reads(labels),
+      writes(correct));
 }
 
 }  // namespace beyond

@@ -8,24 +8,6 @@
 
 namespace beyond {
 
-/// A stream that goes with its owner.
-template <class Device>
-class OwnStream {
- public:
-  using stream_type = typename Device::stream_type;
-
-  explicit OwnStream(Device& device) : device_{&device}, handle_{device.create_stream()} {}
-  ~OwnStream() { device_->destroy_stream(handle_); }
-  OwnStream(OwnStream const&) = delete;
-  OwnStream& operator=(OwnStream const&) = delete;
-
-  [[nodiscard]] stream_type handle() const { return handle_; }
-
- private:
-  Device* device_;
-  stream_type handle_;
-};
-
 /// Pinned host memory for `size()` elements, uninitialised.
 template <class Device, class T>
 class PinnedArray {

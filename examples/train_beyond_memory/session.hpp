@@ -2,10 +2,10 @@
 #pragma once
 
 #include <spillway/device_allocator.hpp>
+#include <spillway/lease.hpp>
+#include <spillway/stream.hpp>
 #include <spillway/swappable_tensor.hpp>
 
-#include <algorithm>
-#include <array>
 #include <cstddef>
 #include <span>
 #include <tuple>
@@ -17,31 +17,11 @@
 
 namespace beyond {
 
-/// A tensor as one operand of an operation.
-template <class Tensor, class Element>
-struct Operand {
-  Tensor const* tensor;
-  spillway::Access access;
-
-  [[nodiscard]] Matrix<Element> view(void* data) const {
-    return {static_cast<Element*>(data),
-            static_cast<Index>(tensor->extents()[0]),
-            static_cast<Index>(tensor->extents()[1])};
-  }
-};
-
-template <class Tensor>
-[[nodiscard]] auto read(Tensor const& tensor) {
-  return Operand<Tensor, typename Tensor::element_type const>{&tensor, spillway::Access::read};
-}
-/// What was in the tensor is not needed, so it is not brought in.
-template <class Tensor>
-[[nodiscard]] auto write(Tensor& tensor) {
-  return Operand<Tensor, typename Tensor::element_type>{&tensor, spillway::Access::write};
-}
-template <class Tensor>
-[[nodiscard]] auto update(Tensor& tensor) {
-  return Operand<Tensor, typename Tensor::element_type>{&tensor, spillway::Access::read_write};
+/// What a kernel sees of a leased tensor. The elements are const under a lease for reading.
+template <class Lease>
+[[nodiscard]] auto matrix(Lease const& lease) {
+  return Matrix<typename Lease::element_type>{
+      lease.data(), static_cast<Index>(lease.extents()[0]), static_cast<Index>(lease.extents()[1])};
 }
 
 /// One allocator and one stream: where tensors live, and in which order operations run.
@@ -60,13 +40,12 @@ class Session {
 
   /// `device` and `allocator` are not owned and must outlive the session.
   Session(device_type& device, allocator_type& allocator)
-      : device_{&device}, allocator_{&allocator}, stream_{device}, staging_{device} {}
+      : device_{&device}, allocator_{&allocator}, stream_{allocator}, staging_{device} {}
 
   /// Waits for the stream, so that nothing of ours is in use any more.
   ~Session() {
     try {
       synchronize();
-      allocator_->retire_stream(stream_.handle());
     } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses nothing
     }
   }
@@ -84,14 +63,13 @@ class Session {
   ///
   /// The leases end when this returns, long before the work has run: the allocator knows the stream,
   /// and moves or swaps nothing before the stream has passed this point.
-  template <class Work, class... Tensors, class... Elements>
-  void run(Work work, Operand<Tensors, Elements> const&... operands) {
-    std::array const requests{operands.tensor->request(operands.access)...};
-    auto const leases = allocator_->acquire_all(requests, stream_.handle());
-    auto lease = leases.begin();
-    std::tuple const matrices{operands.view((lease++)->data())...};  // braces: from left to right
-    Execution::launch(*device_, stream_.handle(), [work, matrices](auto const& policy) {
-      std::apply([&](auto const&... matrix) { work(policy, matrix...); }, matrices);
+  template <class Work, spillway::Access... access, class... Tensors>
+  void run(Work work, spillway::Operand<access, Tensors> const&... operands) {
+    auto const leases = allocator_->acquire_all(stream_, operands...);
+    auto const matrices =
+        std::apply([](auto const&... lease) { return std::tuple{matrix(lease)...}; }, leases);
+    Execution::launch(*device_, stream_, [work, matrices](auto const& policy) {
+      std::apply([&](auto const&... m) { work(policy, m...); }, matrices);
     });
   }
   // [run end]
@@ -104,33 +82,29 @@ class Session {
     using T = typename Tensor::element_type;
     auto& slot = staging_.next(tensor.size_bytes());
     fill(std::span{static_cast<T*>(slot.data()), tensor.size()});
-    auto const lease = tensor.acquire(spillway::Access::write, stream_.handle());
-    device_->copy(lease.data(),
-                  slot.data(),
-                  tensor.size_bytes(),
-                  spillway::CopyKind::to_device,
-                  stream_.handle());
-    slot.record(stream_.handle());
+    auto const lease = tensor.acquire_write(stream_);
+    device_->copy(
+        lease.data(), slot.data(), tensor.size_bytes(), spillway::CopyKind::to_device, stream_);
+    slot.record(stream_);
   }
 
   /// Enqueues a copy of `tensor` to pinned memory; it is there after `synchronize()`.
   template <class Tensor>
-  void download(Tensor& tensor, typename Tensor::element_type* to) {
-    auto const lease = tensor.acquire(spillway::Access::read, stream_.handle());
-    device_->copy(
-        to, lease.data(), tensor.size_bytes(), spillway::CopyKind::to_host, stream_.handle());
+  void download(Tensor const& tensor, typename Tensor::element_type* to) {
+    auto const lease = tensor.acquire_read(stream_);
+    device_->copy(to, lease.data(), tensor.size_bytes(), spillway::CopyKind::to_host, stream_);
   }
 
   /// The elements of `tensor`. Waits for them.
   template <class Tensor>
-  [[nodiscard]] auto values_sync(Tensor& tensor) {
+  [[nodiscard]] auto values_sync(Tensor const& tensor) {
     std::vector<typename Tensor::element_type> values(tensor.size());
-    tensor.copy_to_host_sync(values, stream_.handle());
+    tensor.copy_to_host_sync(values, stream_);
     return values;
   }
 
   /// Waits until all that was enqueued has run.
-  void synchronize() { device_->synchronize(stream_.handle()); }
+  void synchronize() { stream_.synchronize(); }
 
   [[nodiscard]] device_type& device() const { return *device_; }
   [[nodiscard]] allocator_type& allocator() const { return *allocator_; }
@@ -138,7 +112,7 @@ class Session {
  private:
   device_type* device_;
   allocator_type* allocator_;
-  OwnStream<device_type> stream_;
+  spillway::Stream<allocator_type> stream_;
   Staging<device_type> staging_;
 };
 

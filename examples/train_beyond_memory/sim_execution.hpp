@@ -5,7 +5,6 @@
 
 #include <thrust/system/cpp/execution_policy.h>
 
-#include <memory>
 #include <utility>
 
 #include "multiply.hpp"
@@ -19,16 +18,7 @@ struct SimExecution {
   /// Enqueues `work(policy)` on `stream`. Does not wait.
   template <class Work>
   static void launch(spillway::SimApi& device, spillway::SimApi::stream_type stream, Work work) {
-    auto owned = std::make_unique<Work>(std::move(work));
-    device.launch_host(stream, &call<Work>, owned.get());
-    owned.release();  // `call` deletes it
-  }
-
- private:
-  template <class Work>
-  static void call(void* argument) noexcept {
-    std::unique_ptr<Work> const work{static_cast<Work*>(argument)};
-    (*work)(thrust::cpp::par);
+    device.launch(stream, [work = std::move(work)] { work(thrust::cpp::par); });
   }
 };
 
