@@ -9,7 +9,8 @@
 using namespace spillway::literals;
 
 int main() {
-  // On a GPU: CudaApi, DeviceAllocator<CudaPolicies> and Tensor<float, 2, CudaPolicies>.
+  // On a GPU include <spillway/cuda.hpp> and name CudaApi, DeviceAllocator<CudaPolicies> and
+  // Tensor<float, 2, CudaPolicies>.
   spillway::SimApi device;
   spillway::DeviceAllocator<> memory{device, {.capacity_bytes = 16_MiB}};
   auto const stream = memory.create_stream();

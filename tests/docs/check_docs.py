@@ -2,6 +2,8 @@
 """Fails when a page of ours says what the tree does not. Usage: check_docs.py <project root>
 
 - A link to a file of this project leads to a file, and to a heading that is there.
+- Each name in a table of docs/api.md is declared in the header beside it, and each public name of the
+  headers is in such a table: what is declared in namespace `spillway`, but for the frameworks' adapters.
 - Code under `<!-- region FILE NAME -->` is, letter for letter, what FILE holds between the lines
   `// [NAME]` and `// [NAME end]`.
 """
@@ -13,6 +15,10 @@ import textwrap
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 REGION = re.compile(r"<!-- region (\S+) (\S+) -->\n+```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+API_ROW = re.compile(r"^\| (`[^|]*) \| \[[^\]]*\]\(\.\./include/spillway/([^)]*)\) \|", re.MULTILINE)
+DECLARATION = re.compile(r"(?:class|struct|enum class|concept|using) (\w+)(?!;)\b(?!;)")
+PUBLIC = {"spillway", "spillway::dlpack"}
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
@@ -58,8 +64,37 @@ def stale_regions(root: pathlib.Path, page: pathlib.Path) -> list[str]:
     return found
 
 
+def public_names(header: pathlib.Path) -> set[str]:
+    """The types and concepts that a header declares in `spillway` or one of its public namespaces."""
+    names, namespaces = set(), []
+    for line in header.read_text().splitlines():
+        if opened := re.match(r"(?:inline )?namespace ([\w:]+) \{", line):
+            namespaces += [opened.group(1)]
+        elif re.match(r"\}  // namespace", line):
+            namespaces.pop()
+        elif (found := DECLARATION.match(line)) and "::".join(namespaces) in PUBLIC:
+            names.add(found.group(1))
+    return names
+
+
+def stale_api(root: pathlib.Path) -> list[str]:
+    include, page = root / "include" / "spillway", root / "docs" / "api.md"
+    listed, found = {}, []
+    for names, header in API_ROW.findall(page.read_text()):
+        text = (include / header).read_text() if (include / header).exists() else ""
+        for name in re.findall(r"`(\w+)`", names):
+            listed.setdefault(header, set()).add(name)
+            if not re.search(rf"\b{name}\b", text):
+                found.append(f"docs/api.md: {header} declares no {name}")
+    for path in sorted(include.rglob("*.hpp")):
+        header = path.relative_to(include).as_posix()
+        for name in sorted(public_names(path) - listed.get(header, set())):
+            found.append(f"docs/api.md: {name} of {header} is public and is not listed")
+    return found
+
+
 root = pathlib.Path(sys.argv[1]).resolve()
-complaints = []
+complaints = stale_api(root)
 for page in pages(root):
     complaints += broken_links(root, page) + stale_regions(root, page)
 print("\n".join(complaints))
