@@ -22,6 +22,8 @@ set(SPILLWAY_HEADERS
     spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
     spillway/core/bits.hpp
+    spillway/core/block_heap.hpp
+    spillway/core/block_list.hpp
     spillway/core/block_table.hpp
     spillway/core/config.hpp
     spillway/core/error.hpp
@@ -31,8 +33,6 @@ set(SPILLWAY_HEADERS
     spillway/core/range.hpp
     spillway/core/range_table.hpp
     spillway/core/record.hpp
-    spillway/core/slot_heap.hpp
-    spillway/core/slot_order.hpp
     spillway/core/stats.hpp
     spillway/core/tensor_view.hpp
     spillway/core/types.hpp
@@ -101,12 +101,12 @@ set(SPILLWAY_HEADERS
     spillway/policy/compaction/size_pool.hpp
     spillway/policy/compaction/sliding_compaction.hpp
     spillway/policy/compaction/window_search.hpp
-    spillway/policy/eviction/cost_eviction.hpp
+    spillway/policy/eviction/absence_cover.hpp
+    spillway/policy/eviction/absence_search.hpp
+    spillway/policy/eviction/absence_set.hpp
     spillway/policy/eviction/fifo_eviction.hpp
-    spillway/policy/eviction/gap_cover.hpp
-    spillway/policy/eviction/gap_search.hpp
-    spillway/policy/eviction/gap_set.hpp
-    spillway/policy/eviction/lru_eviction.hpp
+    spillway/policy/eviction/queue_eviction.hpp
+    spillway/policy/eviction/ranked_eviction.hpp
     spillway/policy/eviction/schedule_eviction.hpp
     spillway/policy/eviction/size_eviction.hpp
     spillway/policy/eviction/slack_tree.hpp
@@ -114,7 +114,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/fit/best_fit.hpp
     spillway/policy/fit/segregated_fit.hpp
     spillway/policy/null_lock.hpp
-    spillway/policy/null_observer.hpp
+    spillway/policy/null_policies.hpp
     spillway/policy/prefetch/no_prefetch.hpp
     spillway/policy/prefetch/reverse_order.hpp
     spillway/policy/prefetch/schedule_lookahead.hpp

@@ -7,7 +7,7 @@
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
-#include <spillway/policy/null_observer.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
 
 #include <mutex>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The eight laws of docs/architecture.md, each with the test that would fail if it were broken.
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>

@@ -3,7 +3,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>

@@ -3,7 +3,7 @@
 #include <spillway/core/record.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>

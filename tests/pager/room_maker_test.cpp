@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/eviction/lru_eviction.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/no_prefetch.hpp>
 #include <spillway/sim.hpp>
 

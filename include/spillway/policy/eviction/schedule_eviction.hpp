@@ -2,8 +2,8 @@
 #pragma once
 
 #include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/core/slot_heap.hpp>
-#include <spillway/core/slot_order.hpp>
+#include <spillway/core/block_heap.hpp>
+#include <spillway/core/block_list.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/step_plan.hpp>
 #include <spillway/schedule/access_schedule.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/core/slot_heap.hpp>
+#include <spillway/core/block_heap.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>

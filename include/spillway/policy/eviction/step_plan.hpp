@@ -2,8 +2,8 @@
 #pragma once
 
 #include <spillway/core/types.hpp>
-#include <spillway/policy/eviction/gap_cover.hpp>
-#include <spillway/policy/eviction/gap_set.hpp>
+#include <spillway/policy/eviction/absence_cover.hpp>
+#include <spillway/policy/eviction/absence_set.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/step_record.hpp>
 #include <spillway/schedule/use.hpp>

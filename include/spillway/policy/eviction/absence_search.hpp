@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/policy/eviction/gap_set.hpp>
+#include <spillway/policy/eviction/absence_set.hpp>
 #include <spillway/policy/eviction/slack_tree.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/policy/eviction/gap_search.hpp>
-#include <spillway/policy/eviction/gap_set.hpp>
+#include <spillway/policy/eviction/absence_search.hpp>
+#include <spillway/policy/eviction/absence_set.hpp>
 #include <spillway/policy/eviction/slack_tree.hpp>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/policy/eviction/gap_cover.hpp>
-#include <spillway/policy/eviction/gap_set.hpp>
+#include <spillway/policy/eviction/absence_cover.hpp>
+#include <spillway/policy/eviction/absence_set.hpp>
 #include <spillway/policy/eviction/slack_tree.hpp>
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/core/slot_heap.hpp>
+#include <spillway/core/block_heap.hpp>
 #include <spillway/core/types.hpp>
 
 #include <doctest/doctest.h>
