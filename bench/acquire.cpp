@@ -5,7 +5,7 @@
 // usage: bench_acquire [--benchmark_filter=REGEX ...]
 
 #include <spillway/device_allocator.hpp>
-#include <spillway/policy/null_lock.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 

@@ -4,11 +4,9 @@
 // fewest possible. The device is an ideal one: no fragmentation, no time. --help tells the options.
 
 #include <spillway/core/types.hpp>
-#include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
-#include <spillway/policy/eviction/size_eviction.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #if defined(SPILLWAY_WITH_CUDA)

@@ -102,20 +102,13 @@ set(SPILLWAY_HEADERS
     spillway/policy/compaction/sliding_compaction.hpp
     spillway/policy/compaction/window_search.hpp
     spillway/policy/eviction/absence_cover.hpp
-    spillway/policy/eviction/absence_search.hpp
-    spillway/policy/eviction/absence_set.hpp
-    spillway/policy/eviction/fifo_eviction.hpp
     spillway/policy/eviction/queue_eviction.hpp
     spillway/policy/eviction/ranked_eviction.hpp
     spillway/policy/eviction/schedule_eviction.hpp
-    spillway/policy/eviction/size_eviction.hpp
-    spillway/policy/eviction/slack_tree.hpp
     spillway/policy/eviction/step_plan.hpp
     spillway/policy/fit/best_fit.hpp
     spillway/policy/fit/segregated_fit.hpp
-    spillway/policy/null_lock.hpp
     spillway/policy/null_policies.hpp
-    spillway/policy/prefetch/no_prefetch.hpp
     spillway/policy/prefetch/reverse_order.hpp
     spillway/policy/prefetch/schedule_lookahead.hpp
     spillway/schedule/access_schedule.hpp

@@ -4,12 +4,10 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
-#include <spillway/policy/eviction/size_eviction.hpp>
-#include <spillway/policy/null_lock.hpp>
+#include <spillway/policy/null_policies.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -22,13 +22,10 @@
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/compaction/no_compaction.hpp>
-#include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/size_eviction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
-#include <spillway/policy/null_lock.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/stream.hpp>

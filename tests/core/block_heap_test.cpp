@@ -28,7 +28,7 @@ struct Key {
 constexpr auto take_any = [](BlockId, Key&) noexcept { return Verdict::take; };
 
 /// All blocks in the order of their keys.
-std::vector<std::uint64_t> drain(SlotHeap<Key>& heap) {
+std::vector<std::uint64_t> drain(BlockHeap<Key>& heap) {
   std::vector<std::uint64_t> keys;
   while (auto const id = heap.best(take_any)) {
     keys.push_back(heap.key(*id).value);
@@ -40,8 +40,8 @@ std::vector<std::uint64_t> drain(SlotHeap<Key>& heap) {
 }  // namespace
 
 TEST_SUITE("core") {
-  TEST_CASE("SlotHeap: the block with the first key is the best") {
-    SlotHeap<Key> heap;
+  TEST_CASE("BlockHeap: the block with the first key is the best") {
+    BlockHeap<Key> heap;
     CHECK(heap.best(take_any) == std::nullopt);
     heap.insert(block(7), {30});
     heap.insert(block(0), {10});
@@ -56,8 +56,8 @@ TEST_SUITE("core") {
     CHECK(!heap.contains(make_block_id(7, 2)));
   }
 
-  TEST_CASE("SlotHeap: refused blocks are passed over and stay") {
-    SlotHeap<Key> heap;
+  TEST_CASE("BlockHeap: refused blocks are passed over and stay") {
+    BlockHeap<Key> heap;
     for (std::uint32_t i = 0; i < 20; ++i) {
       heap.insert(block(i), {i});
     }
@@ -71,8 +71,8 @@ TEST_SUITE("core") {
     CHECK(std::is_sorted(keys.begin(), keys.end()));
   }
 
-  TEST_CASE("SlotHeap: a key that is put right while choosing counts") {
-    SlotHeap<Key> heap;
+  TEST_CASE("BlockHeap: a key that is put right while choosing counts") {
+    BlockHeap<Key> heap;
     heap.insert(block(1), {1});
     heap.insert(block(2), {2});
     heap.insert(block(3), {3});
@@ -87,8 +87,8 @@ TEST_SUITE("core") {
     CHECK(drain(heap) == std::vector<std::uint64_t>{2, 3, 5});
   }
 
-  TEST_CASE("SlotHeap: near the best come the best and others, no more than asked for") {
-    SlotHeap<Key> heap;
+  TEST_CASE("BlockHeap: near the best come the best and others, no more than asked for") {
+    BlockHeap<Key> heap;
     for (std::uint32_t i = 0; i < 100; ++i) {
       heap.insert(block(i), {100 - i});
     }
@@ -104,11 +104,11 @@ TEST_SUITE("core") {
     CHECK(seen.front() == 1);
   }
 
-  TEST_CASE("SlotHeap: it agrees with a sorted map under random changes") {
+  TEST_CASE("BlockHeap: it agrees with a sorted map under random changes") {
     std::uint64_t const seed = 987654321;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
-    SlotHeap<Key> heap;
+    BlockHeap<Key> heap;
     std::map<BlockId, std::uint64_t> oracle;
     std::uint64_t unique = 0;
     for (int i = 0; i < 20000; ++i) {

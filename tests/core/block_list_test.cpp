@@ -18,7 +18,7 @@ using namespace spillway;
 using namespace spillway::detail;
 using testing::block;
 
-std::vector<BlockId> forwards(SlotOrder const& order) {
+std::vector<BlockId> forwards(BlockList const& order) {
   std::vector<BlockId> ids;
   for (BlockId id = order.front(); id != BlockId{}; id = order.after(id)) {
     ids.push_back(id);
@@ -26,7 +26,7 @@ std::vector<BlockId> forwards(SlotOrder const& order) {
   return ids;
 }
 
-std::vector<BlockId> backwards(SlotOrder const& order) {
+std::vector<BlockId> backwards(BlockList const& order) {
   std::vector<BlockId> ids;
   for (BlockId id = order.back(); id != BlockId{}; id = order.before(id)) {
     ids.insert(ids.begin(), id);
@@ -37,8 +37,8 @@ std::vector<BlockId> backwards(SlotOrder const& order) {
 }  // namespace
 
 TEST_SUITE("core") {
-  TEST_CASE("SlotOrder: blocks are in the order in which they were appended or moved") {
-    SlotOrder order;
+  TEST_CASE("BlockList: blocks are in the order in which they were appended or moved") {
+    BlockList order;
     CHECK(order.is_empty());
     for (std::uint32_t i : {5U, 0U, 3U}) {
       order.reserve(block(i));
@@ -52,8 +52,8 @@ TEST_SUITE("core") {
     CHECK(!order.is_empty());
   }
 
-  TEST_CASE("SlotOrder: a block of another generation is another block") {
-    SlotOrder order;
+  TEST_CASE("BlockList: a block of another generation is another block") {
+    BlockList order;
     order.reserve(block(2));
     order.push_back(make_block_id(2, 2));
     CHECK(!order.contains(block(2)));
@@ -63,8 +63,8 @@ TEST_SUITE("core") {
     CHECK(!order.contains(BlockId{}));
   }
 
-  TEST_CASE("SlotOrder: cleared, it is empty and can be used again") {
-    SlotOrder order;
+  TEST_CASE("BlockList: cleared, it is empty and can be used again") {
+    BlockList order;
     order.reserve(block(9));
     order.push_back(block(9));
     order.push_back(block(1));
@@ -75,11 +75,11 @@ TEST_SUITE("core") {
     CHECK(forwards(order) == std::vector{block(1)});
   }
 
-  TEST_CASE("SlotOrder: it agrees with a list under random changes") {
+  TEST_CASE("BlockList: it agrees with a list under random changes") {
     std::uint64_t const seed = 20240607;
     INFO("seed ", seed);
     std::mt19937_64 random{seed};
-    SlotOrder order;
+    BlockList order;
     std::list<BlockId> oracle;
     for (int i = 0; i < 20000; ++i) {
       BlockId const id = block(static_cast<std::uint32_t>(random() % 40));

@@ -2,7 +2,7 @@
 // The eight laws of docs/architecture.md, each with the test that would fail if it were broken.
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>

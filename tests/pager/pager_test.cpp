@@ -2,7 +2,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 

@@ -2,7 +2,7 @@
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>

@@ -4,7 +4,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/observe/timeline.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>

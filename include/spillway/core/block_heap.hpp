@@ -12,24 +12,27 @@
 
 namespace spillway::detail {
 
-/// What a caller of `SlotHeap::best` says of the block it is shown.
+/// The answer of a caller of `BlockHeap::best` about the block that it is shown.
 enum class Verdict : std::uint8_t { take, skip, key_changed };
 
-/// Blocks ranked by a key that may change: a binary heap that knows where each block is.
+/// A priority queue of blocks whose keys may change: a binary heap in a vector, with an index of
+/// where each block is in it. Policies rank blocks in it.
 ///
-/// `a.is_before(b)` says that a block with key `a` is to be named before one with key `b`.
-/// Memory  an entry a block and 4 bytes a slot; only `insert` and `reserve` may allocate.
+/// `a.is_before(b)` says that a block with key `a` is named before one with key `b`.
+///
+/// Memory  one entry for each block and 4 bytes for each block index up to the largest one; only
+///         `insert` and `reserve` may allocate.
 /// Threads thread-compatible.
 template <class Key>
-class SlotHeap {
+class BlockHeap {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool contains(BlockId id) const noexcept {
-    std::uint32_t const slot = slot_of(id);
-    return slot < where_.size() && where_[slot] != nowhere && entries_[where_[slot]].id == id;
+    std::uint32_t const index = slot_of(id);
+    return index < where_.size() && where_[index] != nowhere && entries_[where_[index]].id == id;
   }
 
-  /// Makes room for one block more than `blocks`. @throws std::bad_alloc, with nothing changed
+  /// Makes room for a block, beside `blocks` others. @throws std::bad_alloc, with nothing changed
   void reserve(BlockId id, std::size_t blocks) {
     if (slot_of(id) >= where_.size()) {
       where_.resize(std::size_t{slot_of(id)} + 1, nowhere);
@@ -45,6 +48,7 @@ class SlotHeap {
     reserve(id, entries_.size());
     insert_reserved(id, key);
   }
+  /// The same for a block for which room was reserved. @cost O(log n)
   void insert_reserved(BlockId id, Key key) noexcept {
     auto const index = static_cast<std::uint32_t>(entries_.size());
     entries_.push_back({key, id});
@@ -89,7 +93,8 @@ class SlotHeap {
   }
 
   /// Shows blocks to `judge(id, key)` in the order of their keys until it takes one. `judge` may
-  /// change the key it is shown, and then says so. The heap is as before otherwise.
+  /// change the key that it is shown, and must then return `Verdict::key_changed`. Blocks are
+  /// neither added nor removed.
   ///
   /// @cost O((1 + skipped) log n)
   template <class Judge>
@@ -102,7 +107,7 @@ class SlotHeap {
         taken = entries_[0].id;
         break;
       case Verdict::skip:
-        exchange(0, --active);  // set aside behind the heap until it is whole again
+        exchange(0, --active);  // set aside behind the heap; pushed back below
         sift_down(0, active);
         break;
       case Verdict::key_changed:
@@ -116,8 +121,8 @@ class SlotHeap {
     return taken;
   }
 
-  /// Shows the first blocks of the heap's array to `visit(id, key)`: the best one first, then blocks
-  /// that are near the best. Stops after `count` blocks for which it returned true.
+  /// Shows blocks to `visit(id, key)` in the order of the heap's array: the best one first, then
+  /// others of about the best keys. Stops after `count` blocks for which `visit` returned true.
   template <class Visit>
   void near_best(std::size_t count, Visit visit) const noexcept {
     for (std::size_t i = 0; i < entries_.size() && count != 0; ++i) {
@@ -174,8 +179,8 @@ class SlotHeap {
     }
   }
 
-  std::vector<Entry> entries_;
-  std::vector<std::uint32_t> where_;
+  std::vector<Entry> entries_;        // the heap
+  std::vector<std::uint32_t> where_;  // by block index: its entry, or nowhere
 };
 
 }  // namespace spillway::detail

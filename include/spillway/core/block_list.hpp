@@ -5,36 +5,37 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace spillway::detail {
 
-/// Blocks in an order that can be changed in constant time: a doubly linked list inside a vector that
-/// is indexed by slot.
+/// A doubly linked list of blocks whose nodes lie in a vector, so that a block is found in it,
+/// moved and erased in constant time. Policies keep orders of blocks in it.
 ///
-/// Memory  16 bytes a slot; allocates only when a slot is larger than any before it.
+/// Memory  16 bytes for each block index up to the largest one; only `reserve` may allocate.
 /// Threads thread-compatible.
-class SlotOrder {
+class BlockList {
  public:
   [[nodiscard]] bool contains(BlockId id) const noexcept {
-    std::uint32_t const slot = slot_of(id);
-    return slot < nodes_.size() && nodes_[slot].id == id && id != BlockId{};
+    std::uint32_t const index = slot_of(id);
+    return index < nodes_.size() && nodes_[index].id == id && id != BlockId{};
   }
   [[nodiscard]] bool is_empty() const noexcept { return front_ == none; }
 
-  /// Makes room for a slot. @throws std::bad_alloc, with nothing changed
+  /// Makes room for a block. @throws std::bad_alloc, with nothing changed
   void reserve(BlockId id) {
     if (slot_of(id) >= nodes_.size()) {
       nodes_.resize(std::size_t{slot_of(id)} + 1);
     }
   }
 
-  /// Appends a block that is not contained and whose slot was reserved.
+  /// Appends a block that is not contained and for which room was reserved.
   void push_back(BlockId id) noexcept {
-    std::uint32_t const slot = slot_of(id);
-    nodes_[slot] = {id, back_, none};
-    (back_ == none ? front_ : nodes_[back_].next) = slot;
-    back_ = slot;
+    std::uint32_t const index = slot_of(id);
+    nodes_[index] = {id, back_, none};
+    (back_ == none ? front_ : nodes_[back_].next) = index;
+    back_ = index;
   }
 
   /// Moves a block to the back; no effect if it is not contained.
@@ -59,7 +60,18 @@ class SlotOrder {
     }
   }
 
-  /// The blocks from front to back and from back to front; `BlockId{}` is where they end.
+  /// The first block from the front for which `admits(id)` is true, or nothing.
+  template <class Admits>
+  [[nodiscard]] std::optional<BlockId> find_first(Admits admits) const noexcept {
+    for (BlockId id = front(); id != BlockId{}; id = after(id)) {
+      if (admits(id)) {
+        return id;
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The ends of the list and the neighbours of a contained block; `BlockId{}` where there is none.
   [[nodiscard]] BlockId front() const noexcept { return at(front_); }
   [[nodiscard]] BlockId back() const noexcept { return at(back_); }
   [[nodiscard]] BlockId after(BlockId id) const noexcept { return at(nodes_[slot_of(id)].next); }
@@ -76,8 +88,8 @@ class SlotOrder {
     std::uint32_t next = none;
   };
 
-  [[nodiscard]] BlockId at(std::uint32_t slot) const noexcept {
-    return slot == none ? BlockId{} : nodes_[slot].id;
+  [[nodiscard]] BlockId at(std::uint32_t index) const noexcept {
+    return index == none ? BlockId{} : nodes_[index].id;
   }
 
   void unlink(Node const& node) noexcept {

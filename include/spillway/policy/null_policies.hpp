@@ -2,11 +2,26 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
+#include <spillway/concepts/policy_set.hpp>
+#include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/record.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <cstddef>
 
 namespace spillway {
 
-/// Observes nothing and costs nothing.
+/// A lock that does nothing, for allocators that only one thread uses.
+class NullLock {
+ public:
+  void lock() noexcept {}
+  void unlock() noexcept {}
+  [[nodiscard]] bool try_lock() noexcept { return true; }
+};
+
+/// An observer that is told nothing and costs nothing.
 class NullObserver {
  public:
   static constexpr bool is_enabled = false;
@@ -14,6 +29,22 @@ class NullObserver {
   void on_record(Record const& /*record*/) noexcept {}
 };
 
+/// A prefetch policy that brings nothing in ahead of need.
+class NoPrefetch {
+ public:
+  void on_create(BlockId /*id*/) {}
+  void on_access(BlockId /*id*/, Use /*use*/) noexcept {}
+  void on_destroy(BlockId /*id*/) noexcept {}
+  void on_step() noexcept {}
+
+  template <class Visit>
+  void candidates(AccessSchedule const& /*schedule*/, Visit /*visit*/) const {}
+
+  [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 0; }
+};
+
+static_assert(LockPolicy<NullLock>);
 static_assert(Observer<NullObserver>);
+static_assert(PrefetchPolicy<NoPrefetch>);
 
 }  // namespace spillway

@@ -18,10 +18,11 @@ namespace spillway {
 
 /// Records in which order one step of a program uses its blocks and predicts the next step from it.
 ///
-/// A block that is alive when a step begins is known again by its identity. A block that is born in a
-/// step takes the part of the recorded block of the same size whose first use is due when it is first
-/// used. A use that the record did not expect is counted as a misprediction; see `StepFollower` for
-/// which ones end the predictions. A program that never calls `begin_step` pays for one counter.
+/// A block that is alive when a step begins is known again by its identity. A block that is born in
+/// a step takes the role of the recorded block of the same size whose first use is due when it is
+/// first used. A use that the record did not expect is counted as a misprediction; see
+/// `StepFollower` for which ones end the predictions. A program that never calls `begin_step` pays
+/// for one counter.
 ///
 /// Units   positions count acquisitions since construction.
 /// Memory  24 bytes for each acquisition of the longest step, reused from step to step.
@@ -53,7 +54,7 @@ class AccessSchedule {
   /// @cost  O(blocks alive); no allocation once the buffers have grown
   void begin_step() noexcept;
 
-  /// Notes a new block. `bytes` identifies its part in the record: round it always the same way.
+  /// Notes a new block. `bytes` identifies its role in the record: round it always the same way.
   ///
   /// @throws std::bad_alloc, with nothing noted
   void on_create(BlockId id, std::size_t bytes);
@@ -98,8 +99,8 @@ class AccessSchedule {
     return entry < never_entry && record().access_at(entry) == Access::write;
   }
 
-  /// Calls `visit(Upcoming const&)` for each predicted use, the next one first, until it returns false
-  /// or one step's length has been visited.
+  /// Calls `visit(Upcoming const&)` for each predicted use, the next one first, until it returns
+  /// false or one step's length has been visited.
   template <class Visit>
   void upcoming(Visit visit) const;
 
@@ -119,7 +120,7 @@ class AccessSchedule {
   void record(detail::ScheduledBlock& block, Access access) noexcept;
   bool grow_record() noexcept;
   void close_record() noexcept;
-  void cast_parts() noexcept;
+  void assign_roles() noexcept;
   void open_record();
   void abandon_record() noexcept;
 
@@ -156,8 +157,8 @@ inline void AccessSchedule::on_destroy(BlockId id) noexcept {
     recorded.last = block.last;
     recorded.freed = recording_.length();
   }
-  if (block.part != none) {
-    follower_.record().blocks[block.part].id = BlockId{};
+  if (block.role != none) {
+    follower_.record().blocks[block.role].id = BlockId{};
   }
   block = {};
 }
@@ -205,7 +206,7 @@ inline void AccessSchedule::begin_step() noexcept {
   follower_.finish(recording_.entries.size());
   close_record();
   std::swap(follower_.record(), recording_);
-  cast_parts();
+  assign_roles();
   try {
     open_record();
   } catch (std::bad_alloc const&) {
@@ -220,10 +221,10 @@ inline void AccessSchedule::close_record() noexcept {
   // A block that was left over from the step before is succeeded by the one born at the same place.
   for (std::uint32_t i = 0; i < recording_.born_from; ++i) {
     detail::StepRecord::Block const& old = blocks[i];
-    std::uint32_t const heir = recording_.born_from + old.born_as;
-    if (old.freed != none && old.born_as != none && heir < blocks.size() &&
-        blocks[heir].bytes == old.bytes) {
-      blocks[heir].successor_of = i;
+    std::uint32_t const successor = recording_.born_from + old.born_as;
+    if (old.freed != none && old.born_as != none && successor < blocks.size() &&
+        blocks[successor].bytes == old.bytes) {
+      blocks[successor].successor_of = i;
     }
   }
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
@@ -241,15 +242,15 @@ inline void AccessSchedule::close_record() noexcept {
   }
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
     if (blocks[i].freed == none && blocks[i].last != none) {
-      std::uint32_t const first = blocks[recording_.part_after(i)].first;
+      std::uint32_t const first = blocks[recording_.role_after(i)].first;
       recording_.entries[blocks[i].last].next =
           first == none ? never_entry : recording_.length() + first;
     }
   }
 }
 
-/// Gives the blocks that are alive their parts in the record that is followed from now on.
-inline void AccessSchedule::cast_parts() noexcept {
+/// Gives the blocks that are alive their roles in the record that is followed from now on.
+inline void AccessSchedule::assign_roles() noexcept {
   for (detail::ScheduledBlock& block : blocks_) {
     block = detail::ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
   }
@@ -259,11 +260,11 @@ inline void AccessSchedule::cast_parts() noexcept {
     if (id == BlockId{}) {
       continue;
     }
-    std::uint32_t const part = record.part_after(i);
-    record.blocks[part].id = id;
+    std::uint32_t const role = record.role_after(i);
+    record.blocks[role].id = id;
     detail::ScheduledBlock& block = blocks_[slot_of(id)];
-    block.part = part;
-    block.next = record.blocks[part].first == none ? never_entry : record.blocks[part].first;
+    block.role = role;
+    block.next = record.blocks[role].first == none ? never_entry : record.blocks[role].first;
     block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
   }
 }
@@ -280,8 +281,8 @@ inline void AccessSchedule::open_record() {
     recording_.blocks.push_back({.id = make_block_id(slot, block.generation),
                                  .bytes = block.bytes,
                                  .born_as = std::exchange(block.at, none)});
-    if (block.part != none) {
-      follower_.record().blocks[block.part].recorded = block.recorded;
+    if (block.role != none) {
+      follower_.record().blocks[block.role].recorded = block.recorded;
     }
   }
   recording_.born_from = static_cast<std::uint32_t>(recording_.blocks.size());
@@ -311,10 +312,10 @@ void AccessSchedule::upcoming(Visit visit) const {
   for (std::uint32_t at = cursor(); at < cursor() + length; ++at) {
     bool const is_in_this_step = at < length;
     std::uint32_t const entry = is_in_this_step ? at : at - length;
-    std::uint32_t const part = record.entries[entry].block;
-    detail::StepRecord::Block const& block = record.blocks[part];
-    BlockId const id = is_in_this_step ? block.id : record.player_after(part);
-    if ((id == BlockId{} && !record.is_birth(part)) ||
+    std::uint32_t const role = record.entries[entry].block;
+    detail::StepRecord::Block const& block = record.blocks[role];
+    BlockId const id = is_in_this_step ? block.id : record.block_after(role);
+    if ((id == BlockId{} && !record.is_birth(role)) ||
         (is_in_this_step && follower_.is_past(blocks_, entry))) {
       continue;  // freed sooner than in the record, or used sooner
     }

@@ -18,9 +18,9 @@ struct ScheduledBlock {
   static constexpr std::uint32_t none = StepRecord::none;
 
   std::uint32_t generation = 0;   ///< 0: no block has this slot
-  std::uint32_t part = none;      ///< the part it plays in the record that is followed
-  std::uint32_t next = none;      ///< the part's next entry as of its last use
-  std::uint32_t at = none;        ///< the part's entry that was its last use in this step
+  std::uint32_t role = none;      ///< the role it plays in the record that is followed
+  std::uint32_t next = none;      ///< the role's next entry as of its last use
+  std::uint32_t at = none;        ///< the role's entry that was its last use in this step
   std::uint32_t recorded = none;  ///< its index in the record that is made
   std::uint32_t last = none;      ///< its last entry there
   std::uint64_t bytes = 0;
@@ -28,11 +28,11 @@ struct ScheduledBlock {
 
 /// Keeps the place in the record of the step before while the program runs through the next one.
 ///
-/// The place is the first entry that has not been used yet. A use of the entry there moves it on. An
-/// entry a little further on may be used first; so may one never be used at all, and is then passed
-/// over when the program is well beyond it. A use that the record does not know, or only of another
-/// place, is tolerated a few times; when such uses become frequent the place is lost, until a long run
-/// of uses agrees with the record again, longer each time.
+/// The place is the first entry that has not been used yet. A use of the entry there moves it on.
+/// An entry a little further on may be used first; so may one never be used at all, and is then
+/// passed over when the program is well beyond it. A use that the record does not know, or only of
+/// another place, is tolerated a few times; when such uses become frequent the place is lost, until
+/// a long run of uses agrees with the record again, longer each time.
 ///
 /// Threads thread-unsafe.
 class StepFollower {
@@ -66,11 +66,11 @@ class StepFollower {
     base_ = position;
     cursor_ = 0;
     early_ = 0;
-    row_end_ = none;
-    in_row_ = 0;
+    sequence_end_ = none;
+    in_sequence_ = 0;
     matches_ = 0;
-    run_ = 0;
-    needed_run_ = first_run;
+    streak_ = 0;
+    needed_streak_ = first_streak;
     tolerated_ = most_tolerated;
     far_ = static_cast<std::uint32_t>(
         std::min<std::uint64_t>(record_.mean_reuse() / 2, std::max(window, record_.length() / 32)));
@@ -96,7 +96,7 @@ class StepFollower {
     if (mode_ == Mode::searching) {
       return search(blocks, recording, id, position);
     }
-    if (cursor_ < record_.length() && record_.entries[cursor_].block == block.part) {
+    if (cursor_ < record_.length() && record_.entries[cursor_].block == block.role) {
       return follow(blocks, block, position);
     }
     return diverge(blocks, recording, id, position);
@@ -125,9 +125,10 @@ class StepFollower {
   static constexpr std::uint32_t window = 64;                 // entries that count as near
   static constexpr std::uint32_t most_tolerated = 8;          // stray uses in a row
   static constexpr std::uint32_t matches_per_tolerated = 16;  // what earns one back
-  static constexpr std::uint32_t sure_row = 8;    // entries in a row that show where the program is
-  static constexpr std::uint32_t first_run = 16;  // near uses in a row that show it after a loss
-  static constexpr std::uint32_t enough_right = 8;  // far predictions that came true after a loss
+  static constexpr std::uint32_t sure_sequence =
+      8;  // entries in a row that show where the program is
+  static constexpr std::uint32_t first_streak = 16;  // near uses in a row that show it after a loss
+  static constexpr std::uint32_t enough_right = 8;   // far predictions that came true after a loss
 
   [[nodiscard]] Use use_at(std::uint64_t position, std::uint32_t entry) const noexcept {
     if (entry >= never_entry) {
@@ -136,7 +137,7 @@ class StepFollower {
     return {position, std::max(position, base_ + entry), entry};
   }
 
-  /// The first entry of a block's part at or after `from` that has not been used.
+  /// The first entry of a block's role at or after `from` that has not been used.
   [[nodiscard]] std::uint32_t next_entry(ScheduledBlock const& block,
                                          std::uint32_t from) const noexcept {
     std::uint32_t entry = block.next;
@@ -146,10 +147,10 @@ class StepFollower {
     return entry;
   }
 
-  /// Takes note of how good the prediction of a use was, if it was made long before. Only those show
-  /// that the record is worth evicting by: a row of uses can be the same as before in another order of
-  /// rows.
-  void judge(ScheduledBlock const& block, std::uint32_t place) noexcept {
+  /// Takes note of how good the prediction of a use was, if it was made long before. Only those
+  /// show that the record is worth evicting by: a row of uses can be the same as before in another
+  /// order of rows.
+  void count_outcome(ScheduledBlock const& block, std::uint32_t place) noexcept {
     if (block.at != none && block.next < record_.length() && block.next - block.at >= far_) {
       ++(2 * distance(block.next, place) <= block.next - block.at ? right_ : wrong_);
     }
@@ -159,14 +160,14 @@ class StepFollower {
     block.next = record_.entries[entry].next;
     block.at = entry;
     ++matches_;
-    if (++run_ % matches_per_tolerated == 0) {
+    if (++streak_ % matches_per_tolerated == 0) {
       tolerated_ = std::min(tolerated_ + 1, most_tolerated);
     }
   }
 
   /// The expected use has come.
   Use follow(Blocks const& blocks, ScheduledBlock& block, std::uint64_t position) noexcept {
-    judge(block, cursor_);
+    count_outcome(block, cursor_);
     use(block, cursor_);
     ++cursor_;
     while (early_ != 0 && cursor_ < record_.length() && is_past(blocks, cursor_)) {
@@ -180,27 +181,28 @@ class StepFollower {
   /// Another use than the expected one has come.
   Use diverge(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[slot_of(id)];
-    std::uint32_t const here = block.part == none ? vacancy(block) : next_entry(block, cursor_);
+    std::uint32_t const here =
+        block.role == none ? find_open_entry(block) : next_entry(block, cursor_);
     if (is_near(block, here, cursor_)) {
-      take_part(blocks, recording, id, here);
+      assign_role(blocks, recording, id, here);
       if (here == cursor_) {
         return follow(blocks, block, position);  // a block that was born, as in the record
       }
       ++mispredictions_;
-      judge(block, cursor_);
-      count_in_row(here);
+      count_outcome(block, cursor_);
+      count_in_sequence(here);
       use(block, here);
       ++early_;
-      if (in_row_ == sure_row || here - cursor_ > window) {
+      if (in_sequence_ == sure_sequence || here - cursor_ > window) {
         // The program is there; what it left out will not come.
-        pass_over(blocks, in_row_ == sure_row ? here + 1 : here - window / 2);
+        pass_over(blocks, in_sequence_ == sure_sequence ? here + 1 : here - window / 2);
       }
       base_ = position + 1 - cursor_ - early_;
       return use_at(position, block.next);
     }
     ++mispredictions_;
-    judge(block, cursor_);
-    run_ = 0;
+    count_outcome(block, cursor_);
+    streak_ = 0;
     if (tolerated_ == 0 || cursor_ == record_.length()) {
       lose();
       return search(blocks, recording, id, position);
@@ -209,16 +211,16 @@ class StepFollower {
     return use_at(position, next_entry(block, cursor_));
   }
 
-  /// Whether a use of `entry` is to be expected about when the program is at `place`: next in a row of
-  /// uses, or off by less than half of the way from the block's last use. If it is off by more, the
-  /// record says little of when the block will be used.
+  /// Whether a use of `entry` is to be expected about when the program is at `place`: next in a row
+  /// of uses, or off by less than half of the way from the block's last use. If it is off by more,
+  /// the record says little of when the block will be used.
   [[nodiscard]] bool
   is_near(ScheduledBlock const& block, std::uint32_t entry, std::uint32_t place) const noexcept {
     if (entry >= record_.length()) {
       return false;
     }
     std::uint32_t const off = distance(entry, place);
-    return entry == row_end_ ||
+    return entry == sequence_end_ ||
            (off <= window && (block.at == none || entry < block.at || 2 * off <= entry - block.at));
   }
 
@@ -226,9 +228,9 @@ class StepFollower {
     return a > b ? a - b : b - a;
   }
 
-  void count_in_row(std::uint32_t entry) noexcept {
-    in_row_ = entry == row_end_ ? in_row_ + 1 : 1;
-    row_end_ = entry + 1;
+  void count_in_sequence(std::uint32_t entry) noexcept {
+    in_sequence_ = entry == sequence_end_ ? in_sequence_ + 1 : 1;
+    sequence_end_ = entry + 1;
   }
 
   /// Gives up waiting for the entries before `entry` that have not been used.
@@ -246,35 +248,35 @@ class StepFollower {
     mode_ = Mode::searching;
     change_ = Change::lost;
     losses_ += cursor_ < record_.length() ? 1U : 0U;  // else all of the record came true
-    needed_run_ += std::min(needed_run_, record_.length());
+    needed_streak_ += std::min(needed_streak_, record_.length());
     lost_at_ = cursor_;
     lost_for_ = 0;
     aligned_from_ = none;
     lost_right_ = right_;
     lost_wrong_ = wrong_;
-    run_ = 0;
-    row_end_ = none;
-    in_row_ = 0;
+    streak_ = 0;
+    sequence_end_ = none;
+    in_sequence_ = 0;
   }
 
   /// Looks for the place in the record. `cursor_` is it, if the last uses agreed by no accident.
   Use search(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[slot_of(id)];
     bool const is_of_now = block.at != none && block.at >= aligned_from_;
-    judge(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
+    count_outcome(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
     ++lost_for_;
-    std::uint32_t here = block.part == none
-                             ? vacancy(block)
+    std::uint32_t here = block.role == none
+                             ? find_open_entry(block)
                              : next_entry(block, cursor_ - std::min(cursor_, window));
     if (is_near(block, here, cursor_)) {
-      take_part(blocks, recording, id, here);
-      ++run_;
+      assign_role(blocks, recording, id, here);
+      ++streak_;
       ++matches_;
       cursor_ += here > cursor_ ? 1 + (here - cursor_) / 8 : 1 - std::min(1U, (cursor_ - here) / 8);
     } else {
       here = next_entry(block, lost_at_ - std::min(lost_at_, window));
       block.at = none;
-      run_ = block.part == none ? run_ : 0;
+      streak_ = block.role == none ? streak_ : 0;
       if (here >= record_.length() || here > lost_at_ + window) {
         cursor_ = std::min(cursor_ + 1, record_.length());
         return Use{position};
@@ -282,17 +284,17 @@ class StepFollower {
       cursor_ = here + 1;  // as if nothing but other uses had come in between
       aligned_from_ = here;
     }
-    count_in_row(here);
+    count_in_sequence(here);
     block.next = record_.entries[here].next;
     block.at = here;
-    if (in_row_ >= sure_row) {
+    if (in_sequence_ >= sure_sequence) {
       cursor_ = here + 1;
     }
-    if (run_ < needed_run_ || right_ - lost_right_ < enough_right ||
+    if (streak_ < needed_streak_ || right_ - lost_right_ < enough_right ||
         right_ - lost_right_ < 4 * (wrong_ - lost_wrong_)) {
       return Use{position};
     }
-    if (in_row_ < sure_row) {
+    if (in_sequence_ < sure_sequence) {
       cursor_ -= std::min(cursor_, window / 4);
     }
     early_ = 0;
@@ -303,37 +305,38 @@ class StepFollower {
     return use_at(position, block.next);
   }
 
-  /// Whether a block without a part could be the one that the record expects at `entry`.
-  [[nodiscard]] bool can_take_part(ScheduledBlock const& block,
+  /// Whether a block without a role could be the one that the record expects at `entry`.
+  [[nodiscard]] bool can_have_role(ScheduledBlock const& block,
                                    std::uint32_t entry) const noexcept {
-    std::uint32_t const part = record_.entries[entry].block;
-    StepRecord::Block const& wanted = record_.blocks[part];
-    return block.part == none && wanted.bytes == block.bytes &&
-           (wanted.id == BlockId{} || (record_.is_birth(part) && wanted.first == entry));
+    std::uint32_t const role = record_.entries[entry].block;
+    StepRecord::Block const& wanted = record_.blocks[role];
+    return block.role == none && wanted.bytes == block.bytes &&
+           (wanted.id == BlockId{} || (record_.is_birth(role) && wanted.first == entry));
   }
 
-  /// The nearest entry whose part a block without one could take.
-  [[nodiscard]] std::uint32_t vacancy(ScheduledBlock const& block) const noexcept {
+  /// The nearest entry whose role a block without one could take.
+  [[nodiscard]] std::uint32_t find_open_entry(ScheduledBlock const& block) const noexcept {
     std::uint32_t const end = std::min(record_.length(), cursor_ + window);
     for (std::uint32_t entry = cursor_; entry < end; ++entry) {
-      if (can_take_part(block, entry)) {
+      if (can_have_role(block, entry)) {
         return entry;
       }
     }
     return none;
   }
 
-  void take_part(Blocks& blocks, StepRecord& recording, BlockId id, std::uint32_t entry) noexcept {
-    std::uint32_t const part = record_.entries[entry].block;
+  void
+  assign_role(Blocks& blocks, StepRecord& recording, BlockId id, std::uint32_t entry) noexcept {
+    std::uint32_t const role = record_.entries[entry].block;
     ScheduledBlock& block = blocks[slot_of(id)];
-    if (block.part == part) {
+    if (block.role == role) {
       return;
     }
-    StepRecord::Block& wanted = record_.blocks[part];
+    StepRecord::Block& wanted = record_.blocks[role];
     if (wanted.id != BlockId{}) {
       // The block born here in the last step is still alive: the new one succeeds it.
       ScheduledBlock& old = blocks[slot_of(wanted.id)];
-      old.part = none;
+      old.role = none;
       old.next = none;
     }
     std::uint32_t const before = wanted.successor_of == none
@@ -344,19 +347,19 @@ class StepFollower {
     }
     wanted.recorded = block.recorded;
     wanted.id = id;
-    block.part = part;
+    block.role = role;
   }
 
   StepRecord record_;
   std::uint64_t base_ = 0;  // position of entry 0, were the step in time with the record
   std::uint64_t mispredictions_ = 0;
-  std::uint32_t cursor_ = 0;      // the first entry not yet used
-  std::uint32_t early_ = 0;       // entries after it that have been used
-  std::uint32_t row_end_ = none;  // the entry after the last that was used out of order
-  std::uint32_t in_row_ = 0;      // how many of those followed each other
-  std::uint32_t matches_ = 0;     // uses in this step that agreed with the record
-  std::uint32_t run_ = 0;         // of them since the last that did not
-  std::uint32_t needed_run_ = first_run;
+  std::uint32_t cursor_ = 0;           // the first entry not yet used
+  std::uint32_t early_ = 0;            // entries after it that have been used
+  std::uint32_t sequence_end_ = none;  // the entry after the last that was used out of order
+  std::uint32_t in_sequence_ = 0;      // how many of those followed each other
+  std::uint32_t matches_ = 0;          // uses in this step that agreed with the record
+  std::uint32_t streak_ = 0;           // of them since the last that did not
+  std::uint32_t needed_streak_ = first_streak;
   std::uint32_t tolerated_ = most_tolerated;
   std::uint32_t far_ = window;  // how long before its use a prediction must be made to be judged
   std::uint32_t right_ = 0;     // such predictions that came true, about, in this step

@@ -12,8 +12,8 @@ namespace spillway::detail {
 
 /// Which blocks one step of a program used, in which order, from when to when each could leave.
 ///
-/// Written by `AccessSchedule`, read by policies that plan ahead. A block of the record is a part that
-/// is played by another real block each step, if the program allocates anew each step.
+/// Written by `AccessSchedule`, read by policies that plan ahead. A block of the record is a role
+/// that is played by another real block each step, if the program allocates anew each step.
 ///
 /// Units   entries and moments count acquisitions from the start of the step; moment `t` is when
 ///         the block of entry `t` is made resident.
@@ -25,8 +25,9 @@ struct StepRecord {
   /// One acquisition. 12 bytes, since a step may have millions of them.
   struct Entry {
     std::uint32_t block;  ///< index into `blocks`
-    /// The next entry of the same block: an index into `entries`; for its last entry in the step the
-    /// first one of the step after, plus the length of the step; `never_entry` if there is none.
+    /// The next entry of the same block: an index into `entries`; for its last entry in the step
+    /// the first one of the step after, plus the length of the step; `never_entry` if there is
+    /// none.
     std::uint32_t next;
     std::uint32_t
         released : 30;         ///< moment from which on the block could leave; 0: not before `next`
@@ -34,13 +35,13 @@ struct StepRecord {
   };
 
   struct Block {
-    BlockId id{};  ///< the block that plays this part in the current step; `BlockId{}`: none (yet)
+    BlockId id{};  ///< the block that plays this role in the current step; `BlockId{}`: none (yet)
     std::uint64_t bytes = 0;
     std::uint32_t first = none;  ///< its first entry
     std::uint32_t last = none;   ///< its last entry
     std::uint32_t freed = none;  ///< the moment it was freed; `none`: it outlived the step
-    /// In the step after this one it plays the part that this other block played in this one: a block
-    /// that is born in one step and freed in the next (a gradient, a loss).
+    /// In the step after this one it plays the role that this other block played in this one: a
+    /// block that is born in one step and freed in the next (a gradient, a loss).
     std::uint32_t successor_of = none;
     std::uint32_t successor = none;  ///< the block for which this one is `successor_of`
     std::uint32_t born_as = none;    ///< its place among the births of the step before
@@ -66,26 +67,26 @@ struct StepRecord {
     return static_cast<Access>(entries[entry < length() ? entry : entry - length()].access);
   }
 
-  /// The part that a block which outlived this step plays in the step after it.
-  [[nodiscard]] std::uint32_t part_after(std::uint32_t block) const noexcept {
+  /// The role that a block which outlived this step plays in the step after it.
+  [[nodiscard]] std::uint32_t role_after(std::uint32_t block) const noexcept {
     std::uint32_t const other = blocks[block].successor_of;
     return other == none ? block : other;
   }
 
-  /// The block that plays part `block` in the step after the current one, if it exists already.
-  [[nodiscard]] BlockId player_after(std::uint32_t block) const noexcept {
-    Block const& part = blocks[block];
-    if (part.freed == none && part.successor_of == none) {
-      return part.id;
+  /// The block that plays role `block` in the step after the current one, if it exists already.
+  [[nodiscard]] BlockId block_after(std::uint32_t block) const noexcept {
+    Block const& role = blocks[block];
+    if (role.freed == none && role.successor_of == none) {
+      return role.id;
     }
-    return part.successor == none ? BlockId{} : blocks[part.successor].id;
+    return role.successor == none ? BlockId{} : blocks[role.successor].id;
   }
 
-  /// Whether part `block` is played again in the step after: all but blocks that were once left over
-  /// from the step before and have no successor.
+  /// Whether role `block` is played again in the step after: all but blocks that were once left
+  /// over from the step before and have no successor.
   [[nodiscard]] bool is_repeated(std::uint32_t block) const noexcept {
-    Block const& part = blocks[block];
-    return is_birth(block) || part.freed == none || part.successor != none;
+    Block const& role = blocks[block];
+    return is_birth(block) || role.freed == none || role.successor != none;
   }
 
   void clear() noexcept {

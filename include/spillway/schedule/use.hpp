@@ -18,7 +18,8 @@ inline constexpr std::uint32_t never_entry = unknown_entry - 1;
 
 /// One use of a block and what is known of the one after it.
 ///
-/// Units   positions count acquisitions since the schedule was constructed; the first has position 0.
+/// Units   positions count acquisitions since the schedule was constructed; the first has position
+///         0.
 struct Use {
   std::uint64_t now = 0;             ///< position of this use
   std::uint64_t next = use_unknown;  ///< predicted position of the next one, or one of the above

@@ -4,7 +4,7 @@
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/device_contracts.hpp>
 

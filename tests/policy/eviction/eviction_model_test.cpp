@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each eviction policy against an oracle that keeps a plain list and looks at all of it.
 #include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
-#include <spillway/policy/eviction/size_eviction.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 
 #include <doctest/doctest.h>

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How well the eviction policies do on programs made up at random, on an ideal device.
-#include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/fifo_eviction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
-#include <spillway/policy/eviction/size_eviction.hpp>
 
 #include <doctest/doctest.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/prefetch_policy.hpp>
-#include <spillway/policy/prefetch/no_prefetch.hpp>
+#include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
 #include <spillway/schedule/access_schedule.hpp>

@@ -1,77 +1,334 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/policy/eviction/absence_search.hpp>
-#include <spillway/policy/eviction/absence_set.hpp>
-#include <spillway/policy/eviction/slack_tree.hpp>
-
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
+
+// Which blocks are away between which two uses, so that the rest fits, at the fewest bytes.
+//
+// Problem   At each moment of a step some bytes are in excess of the capacity. An absence is the
+//           time between two uses of a block: if it is chosen, the block is away at all of its
+//           moments, and the block's bytes have to be swapped in once. Choose absences of the least
+//           total size such that at each moment those chosen are at least as large as the excess.
+//           This is the general caching problem (Albers, Arora and Khanna, "Page replacement for
+//           general caching problems", SODA 1999). With blocks of different sizes it is NP-hard
+//           (Chrobak, Woeginger, Makino and Xu, "Caching is hard, even in the fault model",
+//           Algorithmica 2012).
+// Greedy    If blocks were divisible, an optimal answer would be found from left to right: whenever
+//           bytes are missing, take them from the absence that ends last (Belady 1966, for pages).
+//           This gives a lower bound. The same sweep with whole blocks gives a first answer.
+// Exchange  That answer is improved while it is more than 1/1024 above the bound: absences that the
+//           others make superfluous are left out, the largest first; then single ones are exchanged
+//           for the smallest that is away whenever they are needed.
+// Slack     What is chosen beyond the excess is kept in a segment tree, so that leaving out or
+//           exchanging one absence takes O(log n). All in all O(n log n), and a bounded number of
+//           exchanges.
+// Example   Excess {10, 10}; A is away at {0, 1} with 100 bytes, B at {0, 1} with 11, C at {0} with
+//           10. The greedy sweep takes A, since none ends later. 90 of its bytes are slack, so an
+//           absence of 10 bytes around both moments would do: A is exchanged for B.
 
 namespace spillway::detail {
 
-/// Chooses which blocks are away between two uses, so that what remains fits, at the fewest bytes.
+/// A number for each moment, with fast addition to an interval and fast minimum of an interval: a
+/// segment tree in which an addition stays at the nodes whose moments it covers entirely.
 ///
-/// Given the excess over the capacity at each moment, it picks gaps of little total size that take all
-/// of the excess away. Were blocks divisible, taking the gap that ends last whenever something is
-/// missing would be optimal, since every byte costs the same (Belady 1966, for pages). Blocks are not, so
-/// that answer is improved: gaps that the others make superfluous are left out, largest first; gaps
-/// are exchanged for smaller ones that do as well; and if the total is still far from what divisible
-/// blocks would need, `GapSearch` goes on.
+/// `AbsenceSet` keeps the slack of its choice in it.
 ///
-/// Cost    O(n log n) for n moments and gaps; keeps its buffers. The same input gives the same answer.
-/// Threads thread-unsafe.
-class GapCover {
+/// Cost    O(log n) an operation; 32 bytes a moment.
+/// Threads thread-compatible.
+class SlackTree {
  public:
-  /// Chooses among `gaps`, which are closed and of which none is chosen: `excess[t]` bytes must be away
-  /// at moment `t`. If all gaps together do not suffice at a moment, all that help there are chosen.
+  static constexpr std::int64_t infinite = std::numeric_limits<std::int64_t>::max() / 2;
+  static constexpr std::uint32_t nowhere = ~std::uint32_t{0};
+
+  /// The moments [first, last], both included.
+  struct Interval {
+    std::uint32_t first;
+    std::uint32_t last;
+  };
+
+  /// Makes room for `moments`. @throws std::bad_alloc
+  void reserve(std::size_t moments) {
+    leaves_ = std::bit_ceil(std::max<std::size_t>(moments, 1));
+    minimum_.resize(2 * leaves_);
+    added_.resize(2 * leaves_);
+  }
+
+  /// Starts from `values`, as many as were reserved for.
+  void assign(std::vector<std::int64_t> const& values) noexcept {
+    std::fill(added_.begin(), added_.end(), 0);
+    auto const first = minimum_.begin() + static_cast<std::ptrdiff_t>(leaves_);
+    std::fill(std::copy(values.begin(), values.end(), first), minimum_.end(), infinite);
+    for (std::size_t node = leaves_ - 1; node != 0; --node) {
+      minimum_[node] = std::min(minimum_[2 * node], minimum_[2 * node + 1]);
+    }
+  }
+
+  void add(Interval interval, std::int64_t value) noexcept {
+    add(1, 0, leaves_ - 1, interval, value);
+  }
+
+  [[nodiscard]] std::int64_t least(Interval interval) const noexcept {
+    return least(1, 0, leaves_ - 1, interval);
+  }
+
+  /// The first and the last moment of an interval with a value below `bound`, or `nowhere`.
+  [[nodiscard]] std::uint32_t first_below(Interval interval, std::int64_t bound) const noexcept {
+    return below(1, 0, leaves_ - 1, interval, bound, true);
+  }
+  [[nodiscard]] std::uint32_t last_below(Interval interval, std::int64_t bound) const noexcept {
+    return below(1, 0, leaves_ - 1, interval, bound, false);
+  }
+
+ private:
+  [[nodiscard]] static bool
+  is_apart(std::size_t low, std::size_t high, Interval interval) noexcept {
+    return high < interval.first || interval.last < low;
+  }
+  [[nodiscard]] static bool
+  is_inside(std::size_t low, std::size_t high, Interval interval) noexcept {
+    return interval.first <= low && high <= interval.last;
+  }
+
+  void add(std::size_t node,
+           std::size_t low,
+           std::size_t high,
+           Interval interval,
+           std::int64_t value) noexcept {
+    if (is_apart(low, high, interval)) {
+      return;
+    }
+    if (is_inside(low, high, interval)) {
+      minimum_[node] += value;
+      added_[node] += value;
+      return;
+    }
+    std::size_t const middle = (low + high) / 2;
+    add(2 * node, low, middle, interval, value);
+    add(2 * node + 1, middle + 1, high, interval, value);
+    minimum_[node] = std::min(minimum_[2 * node], minimum_[2 * node + 1]) + added_[node];
+  }
+
+  [[nodiscard]] std::int64_t
+  least(std::size_t node, std::size_t low, std::size_t high, Interval interval) const noexcept {
+    if (is_apart(low, high, interval)) {
+      return infinite;
+    }
+    if (is_inside(low, high, interval)) {
+      return minimum_[node];
+    }
+    std::size_t const middle = (low + high) / 2;
+    return std::min(least(2 * node, low, middle, interval),
+                    least(2 * node + 1, middle + 1, high, interval)) +
+           added_[node];
+  }
+
+  [[nodiscard]] std::uint32_t below(std::size_t node,
+                                    std::size_t low,
+                                    std::size_t high,
+                                    Interval interval,
+                                    std::int64_t bound,
+                                    bool is_first) const noexcept {
+    if (is_apart(low, high, interval) || minimum_[node] >= bound) {
+      return nowhere;
+    }
+    if (low == high) {
+      return static_cast<std::uint32_t>(low);
+    }
+    std::size_t const middle = (low + high) / 2;
+    bound -= added_[node];
+    auto const in_half = [&](bool is_low) {
+      return is_low ? below(2 * node, low, middle, interval, bound, is_first)
+                    : below(2 * node + 1, middle + 1, high, interval, bound, is_first);
+    };
+    std::uint32_t const found = in_half(is_first);
+    return found != nowhere ? found : in_half(!is_first);
+  }
+
+  std::size_t leaves_ = 1;
+  std::vector<std::int64_t> minimum_;  // of a node's moments, including its own additions
+  std::vector<std::int64_t> added_;    // to all of a node's moments
+};
+
+/// The time between two uses of a block, in which it may be away.
+struct Absence {
+  SlackTree::Interval moments{};
+  std::uint64_t bytes = 0;
+  std::uint32_t tag = 0;        ///< means something to the caller only
+  bool needs_swap_out = false;  ///< the host copy is not valid: the bytes cross the link both ways
+  bool is_chosen = false;
+
+  [[nodiscard]] std::int64_t signed_bytes() const noexcept {
+    return static_cast<std::int64_t>(bytes);
+  }
+  [[nodiscard]] bool contains(std::uint32_t moment) const noexcept {
+    return moments.first <= moment && moment <= moments.last;
+  }
+};
+
+/// Absences, which of them are chosen, and the slack: how much more than the excess the chosen ones
+/// take away at each moment.
+///
+/// Filled by `StepPlan`, then changed by `AbsenceCover`: `add`, `close`, `mark`, `find_slack`,
+/// `toggle`.
+///
+/// Threads thread-unsafe.
+class AbsenceSet {
+ public:
+  /// Starts over: absences may be added.
+  void clear() noexcept { absences_.clear(); }
+  /// @throws std::bad_alloc
+  void add(Absence absence) { absences_.push_back(absence); }
+
+  /// Orders the absences by their first moment; none may be added after this. @throws
+  /// std::bad_alloc
+  void close(std::size_t moments) {
+    moments_ = moments;
+    starts_.assign(moments + 1, 0);
+    sorted_.resize(absences_.size());
+    for (Absence const& absence : absences_) {
+      ++starts_[std::size_t{absence.moments.first} + 1];
+    }
+    std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
+    for (Absence const& absence : absences_) {
+      sorted_[starts_[absence.moments.first]++] = absence;
+    }
+    std::swap(absences_, sorted_);
+  }
+
+  /// Chooses an absence. May be called only before `find_slack`.
+  void mark(std::uint32_t absence) noexcept { absences_[absence].is_chosen = true; }
+
+  /// Computes the slack of the current choice over `excess`, and the order by size. What is
+  /// declared below needs both. @throws std::bad_alloc
+  void find_slack(std::vector<std::int64_t> const& excess) {
+    by_bytes_.resize(absences_.size());
+    keys_.resize(absences_.size());
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      keys_[i] = {2 * absences_[i].bytes + (absences_[i].needs_swap_out ? 1U : 0U), i};
+    }
+    std::sort(keys_.begin(), keys_.end());
+    std::transform(
+        keys_.begin(), keys_.end(), by_bytes_.begin(), [](auto const& key) { return key.second; });
+    values_.assign(moments_ + 1, 0);
+    for (Absence const& absence : absences_) {
+      if (absence.is_chosen) {
+        values_[absence.moments.first] += absence.signed_bytes();
+        values_[std::size_t{absence.moments.last} + 1] -= absence.signed_bytes();
+      }
+    }
+    values_.pop_back();
+    std::partial_sum(values_.begin(), values_.end(), values_.begin());
+    std::transform(values_.begin(), values_.end(), excess.begin(), values_.begin(), std::minus<>{});
+    slack_.reserve(moments_);
+    slack_.assign(values_);
+  }
+
+  [[nodiscard]] std::uint32_t size() const noexcept {
+    return static_cast<std::uint32_t>(absences_.size());
+  }
+  [[nodiscard]] Absence const& operator[](std::uint32_t absence) const noexcept {
+    return absences_[absence];
+  }
+  [[nodiscard]] auto begin() const noexcept { return absences_.begin(); }
+  [[nodiscard]] auto end() const noexcept { return absences_.end(); }
+  /// The absences from the smallest to the largest; of equal ones, those without a swap-out come
+  /// first.
+  [[nodiscard]] std::vector<std::uint32_t> const& by_bytes() const noexcept { return by_bytes_; }
+
+  /// Chooses an absence that is not chosen, or leaves out one that is. @cost O(log n)
+  void toggle(std::uint32_t absence) noexcept {
+    Absence& changed = absences_[absence];
+    changed.is_chosen = !changed.is_chosen;
+    slack_.add(changed.moments,
+               changed.is_chosen ? changed.signed_bytes() : -changed.signed_bytes());
+  }
+
+  [[nodiscard]] SlackTree const& slack() const noexcept { return slack_; }
+
+  /// Whether a chosen absence could be left out. @cost O(log n)
+  [[nodiscard]] bool is_superfluous(std::uint32_t absence) const noexcept {
+    return slack_.least(absences_[absence].moments) >= absences_[absence].signed_bytes();
+  }
+
+  [[nodiscard]] std::int64_t chosen_bytes() const noexcept {
+    std::int64_t total = 0;
+    for (Absence const& absence : absences_) {
+      total += absence.is_chosen ? absence.signed_bytes() : 0;
+    }
+    return total;
+  }
+
+ private:
+  std::size_t moments_ = 0;
+  std::vector<Absence> absences_;
+  std::vector<Absence> sorted_;
+  std::vector<std::uint32_t> starts_;
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> keys_;
+  std::vector<std::uint32_t> by_bytes_;
+  std::vector<std::int64_t> values_;
+  SlackTree slack_;
+};
+
+/// Chooses absences that take all of the excess away, of few bytes. The head of this file says how.
+///
+/// Cost    O(n log n) for n moments and absences; keeps its buffers. The same input gives the same
+/// answer. Threads thread-unsafe.
+class AbsenceCover {
+ public:
+  /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
+  /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
+  /// it are chosen.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
-  bool choose(std::vector<std::int64_t> const& excess, GapSet& gaps) {
-    queue_.reserve(gaps.size());
+  bool choose(std::vector<std::int64_t> const& excess, AbsenceSet& absences) {
+    queue_.reserve(absences.size());
     returning_.resize(excess.size() + 1);
-    std::int64_t const bound = least_if_divisible(excess, gaps);
+    std::int64_t const bound = least_if_divisible(excess, absences);
     std::int64_t const enough = bound + bound / good_enough;
-    bool const is_covered = take_what_ends_last(excess, gaps);
-    gaps.prepare_changes(excess);
-    if (gaps.chosen_bytes() > enough) {
-      leave_out_superfluous(gaps);
+    bool const is_covered = choose_greedily(excess, absences);
+    absences.find_slack(excess);
+    if (absences.chosen_bytes() > enough) {
+      leave_out_superfluous(absences);
     }
-    if (gaps.chosen_bytes() > enough) {
-      exchange(gaps);
-      if (is_covered) {
-        search_.improve(gaps, enough, looks_per_gap * gaps.size());
-      }
+    if (absences.chosen_bytes() > enough) {
+      exchange_for_smaller(absences);
     }
-    prefer_cheap(gaps);
+    exchange_for_no_swap_out(absences);
     return is_covered;
   }
 
  private:
-  // What bounds the time of the exchanges: the largest gaps come first and matter most.
+  // These bound the time of the exchanges. The largest absences come first and matter most.
   static constexpr std::size_t most_rounds = 4;
   static constexpr std::size_t most_tries = 256;
   static constexpr std::size_t most_tries_in_all = std::size_t{1} << 21U;
-  // What bounds the time of the search: a tenth of a microsecond or two for each gap there is.
-  static constexpr std::size_t looks_per_gap = 128;
-  static constexpr std::int64_t good_enough = 1024;  // one part in so many above the bound
+  static constexpr std::int64_t good_enough = 1024;  // stop at the bound plus one part in so many
 
   struct Candidate {
     std::uint32_t last;
-    std::uint32_t gap;
+    std::uint32_t absence;
     std::int64_t bytes;  // not yet taken
     friend bool operator<(Candidate const& a, Candidate const& b) noexcept {
-      return a.last != b.last ? a.last < b.last : a.gap < b.gap;
+      return a.last != b.last ? a.last < b.last : a.absence < b.absence;
     }
   };
 
-  /// Goes through the moments and takes from the gap that ends last whenever bytes are missing, by
-  /// `take(gap, available, missing)`, which says how many. @returns false if some were still missing
+  /// Goes through the moments from left to right. Whenever bytes are missing, it takes some from
+  /// the absence that ends last: as many as `take(absence, available, missing)` says.
+  ///
+  /// @returns false if bytes were missing with no absence left
   template <class Take>
-  bool sweep(std::vector<std::int64_t> const& excess, GapSet const& gaps, Take take) noexcept {
+  bool
+  sweep(std::vector<std::int64_t> const& excess, AbsenceSet const& absences, Take take) noexcept {
     std::fill(returning_.begin(), returning_.end(), 0);
     queue_.clear();
     std::int64_t away = 0;
@@ -79,13 +336,13 @@ class GapCover {
     bool is_covered = true;
     for (std::uint32_t t = 0; t < excess.size(); ++t) {
       away -= returning_[t];
-      for (; next < gaps.size() && gaps[next].run.first <= t; ++next) {
-        queue_.push_back({gaps[next].run.last, next, gaps[next].signed_bytes()});
+      for (; next < absences.size() && absences[next].moments.first <= t; ++next) {
+        queue_.push_back({absences[next].moments.last, next, absences[next].signed_bytes()});
         std::push_heap(queue_.begin(), queue_.end());
       }
       while (away < excess[t] && !queue_.empty() && queue_.front().last >= t) {
         Candidate& latest = queue_.front();
-        std::int64_t const taken = take(latest.gap, latest.bytes, excess[t] - away);
+        std::int64_t const taken = take(latest.absence, latest.bytes, excess[t] - away);
         away += taken;
         returning_[std::size_t{latest.last} + 1] += taken;
         latest.bytes -= taken;
@@ -99,94 +356,102 @@ class GapCover {
     return is_covered;
   }
 
+  /// The lower bound: the bytes that would have to be away if blocks could be divided.
   [[nodiscard]] std::int64_t least_if_divisible(std::vector<std::int64_t> const& excess,
-                                                GapSet const& gaps) noexcept {
+                                                AbsenceSet const& absences) noexcept {
     std::int64_t total = 0;
-    sweep(excess, gaps, [&](std::uint32_t, std::int64_t available, std::int64_t missing) noexcept {
-      total += std::min(available, missing);
-      return std::min(available, missing);
-    });
+    sweep(excess,
+          absences,
+          [&](std::uint32_t, std::int64_t available, std::int64_t missing) noexcept {
+            total += std::min(available, missing);
+            return std::min(available, missing);
+          });
     return total;
   }
 
-  bool take_what_ends_last(std::vector<std::int64_t> const& excess, GapSet& gaps) noexcept {
-    return sweep(
-        excess, gaps, [&](std::uint32_t gap, std::int64_t available, std::int64_t) noexcept {
-          gaps.mark(gap);
-          return available;
-        });
+  bool choose_greedily(std::vector<std::int64_t> const& excess, AbsenceSet& absences) noexcept {
+    return sweep(excess,
+                 absences,
+                 [&](std::uint32_t absence, std::int64_t available, std::int64_t) noexcept {
+                   absences.mark(absence);
+                   return available;
+                 });
   }
 
-  static void leave_out_superfluous(GapSet& gaps) noexcept {
-    auto const& order = gaps.by_bytes();
+  static void leave_out_superfluous(AbsenceSet& absences) noexcept {
+    auto const& order = absences.by_bytes();
     for (std::size_t i = order.size(); i-- != 0;) {
-      if (gaps[order[i]].is_chosen && gaps.is_superfluous(order[i])) {
-        gaps.flip(order[i]);
+      if (absences[order[i]].is_chosen && absences.is_superfluous(order[i])) {
+        absences.toggle(order[i]);
       }
     }
   }
 
-  static void exchange(GapSet& gaps) noexcept {
-    auto const& order = gaps.by_bytes();
+  static void exchange_for_smaller(AbsenceSet& absences) noexcept {
+    auto const& order = absences.by_bytes();
     std::size_t tries_left = most_tries_in_all;
-    auto const anyone = [](Gap const&) { return true; };
+    auto const any = [](Absence const&) { return true; };
     bool has_changed = true;
     for (std::size_t round = 0; round < most_rounds && has_changed; ++round) {
       has_changed = false;
       for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
-        if (gaps[order[i]].is_chosen) {
+        if (absences[order[i]].is_chosen) {
           --tries_left;
-          has_changed =
-              replace(gaps, order[i], gaps[order[i]].bytes - 1, tries_left, anyone) || has_changed;
+          std::uint64_t const most_bytes = absences[order[i]].bytes - 1;
+          has_changed = exchange(absences, order[i], most_bytes, tries_left, any) || has_changed;
         }
       }
     }
   }
 
-  /// Puts gaps that need no copy out in the place of some that do, where no more bytes come back.
-  static void prefer_cheap(GapSet& gaps) noexcept {
+  /// Exchanges absences with a swap-out for others without one that swap in no more bytes.
+  static void exchange_for_no_swap_out(AbsenceSet& absences) noexcept {
     std::size_t tries_left = most_tries_in_all;
-    for (std::uint32_t i = 0; i < gaps.size() && tries_left != 0; ++i) {
-      if (gaps[i].is_chosen && gaps[i].is_dear) {
+    for (std::uint32_t i = 0; i < absences.size() && tries_left != 0; ++i) {
+      if (absences[i].is_chosen && absences[i].needs_swap_out) {
         --tries_left;
-        replace(
-            gaps, i, gaps[i].bytes, tries_left, [](Gap const& other) { return !other.is_dear; });
+        exchange(absences, i, absences[i].bytes, tries_left, [](Absence const& other) {
+          return !other.needs_swap_out;
+        });
       }
     }
   }
 
-  /// Leaves out a chosen gap, or puts the smallest one of at most `most_bytes` in its place that is
-  /// away whenever it is needed.
+  /// Leaves out a chosen absence if it is superfluous. Otherwise exchanges it for the smallest one
+  /// of at most `most_bytes` that is away whenever it is needed. @returns whether the choice has
+  /// changed
   template <class Admits>
-  static bool replace(GapSet& gaps,
-                      std::uint32_t chosen,
-                      std::uint64_t most_bytes,
-                      std::size_t& tries_left,
-                      Admits admits) noexcept {
-    Gap const& gap = gaps[chosen];
-    std::int64_t const slack = gaps.slack().least(gap.run);
-    if (slack >= gap.signed_bytes()) {
-      gaps.flip(chosen);
+  static bool exchange(AbsenceSet& absences,
+                       std::uint32_t chosen,
+                       std::uint64_t most_bytes,
+                       std::size_t& tries_left,
+                       Admits admits) noexcept {
+    Absence const& absence = absences[chosen];
+    std::int64_t const slack = absences.slack().least(absence.moments);
+    if (slack >= absence.signed_bytes()) {
+      absences.toggle(chosen);
       return true;
     }
-    auto const needed = static_cast<std::uint64_t>(gap.signed_bytes() - slack);
+    auto const needed = static_cast<std::uint64_t>(absence.signed_bytes() - slack);
     if (needed > most_bytes) {
       return false;
     }
-    std::uint32_t const first = gaps.slack().first_below(gap.run, gap.signed_bytes());
-    std::uint32_t const last = gaps.slack().last_below(gap.run, gap.signed_bytes());
-    auto const& order = gaps.by_bytes();
+    // Without it bytes would be missing at these moments and at some between them.
+    std::uint32_t const first =
+        absences.slack().first_below(absence.moments, absence.signed_bytes());
+    std::uint32_t const last = absences.slack().last_below(absence.moments, absence.signed_bytes());
+    auto const& order = absences.by_bytes();
     auto at = std::lower_bound(
         order.begin(), order.end(), needed, [&](std::uint32_t i, std::uint64_t wanted) {
-          return gaps[i].bytes < wanted;
+          return absences[i].bytes < wanted;
         });
     std::size_t tries = std::min(most_tries, tries_left);
-    for (; at != order.end() && tries != 0 && gaps[*at].bytes <= most_bytes;
+    for (; at != order.end() && tries != 0 && absences[*at].bytes <= most_bytes;
          ++at, --tries, --tries_left) {
-      Gap const& other = gaps[*at];
-      if (!other.is_chosen && other.is_around(first) && other.is_around(last) && admits(other)) {
-        gaps.flip(chosen);
-        gaps.flip(*at);
+      Absence const& other = absences[*at];
+      if (!other.is_chosen && other.contains(first) && other.contains(last) && admits(other)) {
+        absences.toggle(chosen);
+        absences.toggle(*at);
         return true;
       }
     }
@@ -194,8 +459,7 @@ class GapCover {
   }
 
   std::vector<Candidate> queue_;
-  std::vector<std::int64_t> returning_;  // bytes whose gap ended before a moment
-  GapSearch search_;
+  std::vector<std::int64_t> returning_;  // bytes whose absence ended before a moment
 };
 
 }  // namespace spillway::detail

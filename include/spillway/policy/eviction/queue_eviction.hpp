@@ -12,36 +12,48 @@
 
 namespace spillway {
 
-/// Evicts the block whose last use is longest ago.
+namespace detail {
+
+/// Evicts blocks in the order of a queue. `LruEviction` and `FifoEviction` are made of it; they
+/// differ in whether a use moves the block to the end of the queue.
 ///
-/// Cost  O(1) for everything but `victim`, which passes over blocks that may not leave.
-class LruEviction {
+/// Cost  O(1) for everything but `victim`, which passes over blocks that cannot leave now.
+template <bool use_moves_to_end>
+class QueueEviction {
  public:
   void on_insert(BlockId id, std::size_t /*bytes*/, Use /*use*/) {
-    order_.reserve(id);
-    order_.erase(id);
-    order_.push_back(id);
+    queue_.reserve(id);
+    queue_.erase(id);
+    queue_.push_back(id);
   }
-  void on_access(BlockId id, Use /*use*/) noexcept { order_.move_to_back(id); }
-  void on_erase(BlockId id) noexcept { order_.erase(id); }
+  void on_access(BlockId id, Use /*use*/) noexcept {
+    if constexpr (use_moves_to_end) {
+      queue_.move_to_back(id);
+    }
+  }
+  void on_erase(BlockId id) noexcept { queue_.erase(id); }
   void on_misprediction() noexcept {}
   void on_step(AccessSchedule const& /*schedule*/, std::size_t /*capacity_bytes*/) noexcept {}
 
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> victim(std::size_t /*short_bytes*/,
                                               Inspect inspect) const noexcept {
-    for (BlockId id = order_.front(); id != BlockId{}; id = order_.after(id)) {
-      if (inspect(id)) {
-        return id;
-      }
-    }
-    return std::nullopt;
+    return queue_.find_first([&](BlockId id) { return inspect(id).has_value(); });
   }
 
  private:
-  detail::SlotOrder order_;  // the one used longest ago first
+  BlockList queue_;  // the next victim is at the front
 };
 
+}  // namespace detail
+
+/// Evicts the block that was used least recently.
+class LruEviction : public detail::QueueEviction<true> {};
+
+/// Evicts the block that has been resident longest, used or not.
+class FifoEviction : public detail::QueueEviction<false> {};
+
 static_assert(EvictionPolicy<LruEviction>);
+static_assert(EvictionPolicy<FifoEviction>);
 
 }  // namespace spillway

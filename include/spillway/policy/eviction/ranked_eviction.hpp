@@ -14,31 +14,29 @@
 
 namespace spillway {
 
-/// Evicts the block that is cheapest to lose for each byte it frees, and lets values age.
+namespace detail {
+
+/// Evicts the block that a rule ranks first. `SizeEviction` and `CostEviction` are made of it.
 ///
-/// GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX Symposium on
-/// Internet Technologies and Systems, 1997): a block is worth the price of its transfers for each
-/// byte, plus the worth that the last victim had when the block was last used. Transfers are the way
-/// back and, unless the host copy is valid, the way out; each has a fixed part, so small blocks are
-/// dearer for each byte than large ones. With equal prices it is LRU.
+/// A `Rule` has a type `Key` with a member `bytes`; `key_of(bytes, use)` makes the key of a block
+/// at its use number `use`, and `judge(key, candidate)` decides about the block that ranks first
+/// now.
 ///
-/// Cost  O(log n); a clean block that became dirty is found out when it is about to be named.
-class CostEviction {
+/// Cost  O(log n) for a call, plus O(log n) for each block that cannot leave now.
+template <class Rule>
+class RankedEviction {
  public:
-  /// `transfer_overhead_bytes` is what could have been transferred in the time that starting a
-  /// transfer takes, about 10 us on a link of 25 GB/s.
-  CostEviction() = default;
-  explicit CostEviction(std::size_t transfer_overhead_bytes) noexcept
-      : overhead_bytes_{static_cast<double>(transfer_overhead_bytes)} {}
+  RankedEviction() = default;
+  explicit RankedEviction(Rule rule) noexcept : rule_{rule} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use /*use*/) {
     ranking_.reserve(id, ranking_.size());
     ranking_.erase(id);
-    ranking_.insert_reserved(id, key_of(bytes));
+    ranking_.insert_reserved(id, rule_.key_of(bytes, ++uses_));
   }
   void on_access(BlockId id, Use /*use*/) noexcept {
     if (ranking_.contains(id)) {
-      ranking_.update(id, key_of(ranking_.key(id).bytes));
+      ranking_.update(id, rule_.key_of(ranking_.key(id).bytes, ++uses_));
     }
   }
   void on_erase(BlockId id) noexcept { ranking_.erase(id); }
@@ -48,27 +46,39 @@ class CostEviction {
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> victim(std::size_t /*short_bytes*/,
                                               Inspect inspect) noexcept {
-    double worth = age_;
-    auto const victim = ranking_.best([&](BlockId id, Key& key) noexcept {
+    return ranking_.best([&](BlockId id, typename Rule::Key& key) noexcept {
       std::optional<EvictionCandidate> const block = inspect(id);
-      if (!block) {
-        return detail::Verdict::skip;
-      }
-      // Ranked as if clean until looked at: whether it is changes without our being told.
-      double const transfers = !block->has_contents ? 0.0 : block->is_clean ? 1.0 : 2.0;
-      double const price = key.age + transfers * price_per_byte(key.bytes);
-      if (price > key.worth) {
-        key.worth = price;
-        return detail::Verdict::key_changed;
-      }
-      worth = key.worth;
-      return detail::Verdict::take;
+      return block ? rule_.judge(key, *block) : Verdict::skip;
     });
-    age_ = std::max(age_, worth);
-    return victim;
   }
 
  private:
+  Rule rule_;
+  BlockHeap<typename Rule::Key> ranking_;
+  std::uint64_t uses_ = 0;
+};
+
+/// Ranks the largest block first, and among equally large ones the least recently used.
+struct SizeRule {
+  struct Key {
+    std::size_t bytes;
+    std::uint64_t used;
+    [[nodiscard]] bool is_before(Key const& other) const noexcept {
+      return bytes != other.bytes ? bytes > other.bytes : used < other.used;
+    }
+  };
+
+  [[nodiscard]] static Key key_of(std::size_t bytes, std::uint64_t use) noexcept {
+    return {bytes, use};
+  }
+  [[nodiscard]] static Verdict judge(Key const& /*key*/, EvictionCandidate const& /*block*/) {
+    return Verdict::take;
+  }
+};
+
+/// GreedyDual-Size; see `CostEviction`.
+class CostRule {
+ public:
   struct Key {
     double worth;
     double age;  // the worth of the last victim when the block was last used
@@ -79,19 +89,59 @@ class CostEviction {
     }
   };
 
+  explicit CostRule(std::size_t overhead_bytes) noexcept
+      : overhead_bytes_{static_cast<double>(overhead_bytes)} {}
+
+  [[nodiscard]] Key key_of(std::size_t bytes, std::uint64_t use) const noexcept {
+    return {age_ + price_per_byte(bytes), age_, bytes, use};
+  }
+
+  /// A block is ranked as if it were clean until it comes first, because the policy is not told
+  /// when a block becomes dirty.
+  [[nodiscard]] Verdict judge(Key& key, EvictionCandidate const& block) noexcept {
+    double const transfers = !block.has_contents ? 0.0 : block.is_clean ? 1.0 : 2.0;
+    double const worth = key.age + transfers * price_per_byte(key.bytes);
+    if (worth > key.worth) {
+      key.worth = worth;
+      return Verdict::key_changed;
+    }
+    age_ = std::max(age_, key.worth);
+    return Verdict::take;
+  }
+
+ private:
   [[nodiscard]] double price_per_byte(std::size_t bytes) const noexcept {
     return 1.0 + overhead_bytes_ / static_cast<double>(std::max<std::size_t>(bytes, 1));
   }
-  [[nodiscard]] Key key_of(std::size_t bytes) noexcept {
-    return {age_ + price_per_byte(bytes), age_, bytes, ++uses_};
-  }
 
-  detail::SlotHeap<Key> ranking_;
-  double age_ = 0.0;
-  double overhead_bytes_ = 256.0 * 1024.0;
-  std::uint64_t uses_ = 0;
+  double overhead_bytes_;
+  double age_ = 0.0;  // the worth of the last victim
 };
 
+}  // namespace detail
+
+/// Evicts the largest block; among equally large ones the one that was used least recently.
+///
+/// Makes room with the fewest transfers, not with the fewest bytes.
+class SizeEviction : public detail::RankedEviction<detail::SizeRule> {};
+
+/// Evicts the block that is cheapest to lose for each byte it frees, and lets values age.
+///
+/// GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", USENIX Symposium on
+/// Internet Technologies and Systems, 1997): a block is worth the price of its transfers for each
+/// byte, plus the worth that the last victim had when the block was last used. The transfers are
+/// the swap-in and, unless the host copy is valid, the swap-out. Each has a fixed part, so small
+/// blocks cost more for each byte than large ones. With equal prices it is LRU.
+class CostEviction : public detail::RankedEviction<detail::CostRule> {
+ public:
+  /// `transfer_overhead_bytes` is what could have been transferred in the time that starting a
+  /// transfer takes, about 10 us on a link of 25 GB/s.
+  explicit CostEviction(std::size_t transfer_overhead_bytes) noexcept
+      : RankedEviction{detail::CostRule{transfer_overhead_bytes}} {}
+  CostEviction() noexcept : CostEviction{std::size_t{256} * 1024} {}
+};
+
+static_assert(EvictionPolicy<SizeEviction>);
 static_assert(EvictionPolicy<CostEviction>);
 
 }  // namespace spillway

@@ -18,34 +18,36 @@
 
 namespace spillway {
 
-/// Evicts what the recorded step shows to be cheapest to do without.
+/// Evicts by a plan that is made from the recorded step. The default of the library.
 ///
-/// At the start of a step that the schedule predicts, a plan is made of which blocks are away between
-/// which two uses so that the rest fits; victims are taken from that plan. Where it leaves too little
-/// room (fragmentation, blocks that the record does not know), the victim is a block whose next use is
-/// among the farthest, by preference the smallest that suffices. While nothing is predicted it is LRU.
+/// At the start of a step that the schedule predicts, `StepPlan` decides which blocks are away
+/// between which two uses so that the rest fits, and victims are taken from that plan. Where the
+/// plan leaves too little room (fragmentation, blocks that the record does not know), the victim is
+/// one of the blocks with the farthest next uses, preferably the smallest that suffices. While
+/// nothing is predicted, the policy is LRU.
 ///
-/// Cost  `on_access` O(1); `victim` O(1) amortised in the plan, O(log n) beside it; `on_step`
-///       O(n log n) for a step of n uses, O(resident blocks) when predictions resume within a step.
+/// Cost  `on_access` O(1); `victim` O(1) amortised while it follows the plan, else O(log n);
+///       `on_step` O(n log n) for a step of n uses, O(resident blocks) when predictions resume
+///       within a step.
 class ScheduleEviction {
  public:
   ScheduleEviction() = default;
   explicit ScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use use) {
-    std::uint32_t const slot = slot_of(id);
-    if (slot >= tracked_.size()) {
-      tracked_.resize(std::size_t{slot} + 1);
+    std::uint32_t const index = slot_of(id);
+    if (index >= tracked_.size()) {
+      tracked_.resize(std::size_t{index} + 1);
     }
-    for (detail::SlotOrder* order : {&by_use_, &leaving_, &free_to_leave_, &to_offer_}) {
+    for (detail::BlockList* order : {&by_use_, &leaving_, &free_to_leave_, &to_offer_}) {
       order->reserve(id);
     }
     by_distance_.reserve(id, blocks_);
     on_erase(id);
     ++blocks_;
     by_use_.push_back(id);
-    tracked_[slot] = Tracked{.bytes = bytes};
-    note(slot, use);
+    tracked_[index] = Tracked{.bytes = bytes};
+    note(index, use);
   }
 
   void on_access(BlockId id, Use use) noexcept {
@@ -59,14 +61,19 @@ class ScheduleEviction {
     if (by_use_.contains(id)) {
       --blocks_;
       by_use_.erase(id);
-      forget_rank(id);
+      forget_plan(id);
       by_distance_.erase(id);
     }
   }
 
   void on_misprediction() noexcept {
     is_predicting_ = false;
-    forget_ranks();
+    leaving_.clear();
+    free_to_leave_.clear();
+    to_offer_.clear();
+    by_distance_.clear();
+    sorted_ = 0;
+    ranked_ = 0;
   }
 
   void on_step(AccessSchedule const& schedule, std::size_t capacity_bytes) noexcept {
@@ -84,7 +91,7 @@ class ScheduleEviction {
       unknown_bytes += block.entry == unknown_entry ? block.bytes : 0;
     }
     if (planned_step_ == schedule.steps() && planned_bytes_ == capacity_bytes) {
-      return;  // predictions have resumed: the plan is still good
+      return;  // predictions have resumed within the step: its plan still holds
     }
     planned_step_ = schedule.steps();
     planned_bytes_ = capacity_bytes;
@@ -96,20 +103,21 @@ class ScheduleEviction {
         return by_use_.contains(id);
       });
     } catch (std::bad_alloc const&) {
-      plan_.clear();  // without a plan by distance alone
+      plan_.clear();  // victims are then chosen by the distance of their next use alone
     }
   }
 
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes, Inspect inspect) noexcept {
+    auto const can_leave = [&](BlockId id) { return inspect(id).has_value(); };
     if (!is_predicting_) {
-      return first_of(by_use_, inspect);
+      return by_use_.find_first(can_leave);
     }
     sort_by_plan();
-    if (auto const id = first_of(leaving_, inspect)) {
+    if (auto const id = leaving_.find_first(can_leave)) {
       return id;
     }
-    if (auto const id = first_of(free_to_leave_, inspect)) {
+    if (auto const id = free_to_leave_.find_first(can_leave)) {
       return id;
     }
     return far_victim(short_bytes, inspect);
@@ -129,7 +137,7 @@ class ScheduleEviction {
                                   schedule.cursor() + detail::StepPlan::next_ops;
   }
 
-  /// Names each block that the plan sends out once.
+  /// Names each block that the plan sends out, once.
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> early_victim(Inspect inspect) noexcept {
     if (!is_predicting_) {
@@ -143,7 +151,7 @@ class ScheduleEviction {
         to_offer_.erase(id);
         return id;
       }
-      to_offer_.move_to_back(id);  // leased at the moment, or clean
+      to_offer_.move_to_back(id);  // refused: it is leased now, or clean
       id = next;
     }
     return std::nullopt;
@@ -155,53 +163,33 @@ class ScheduleEviction {
 
   struct Tracked {
     std::size_t bytes = 0;
-    std::uint64_t noted = 0;  // when it was last used, by our own count
-    std::uint64_t now = 0;    // position of that use
-    std::uint32_t entry = unknown_entry;
-    bool is_back = false;  // has come back ahead of that entry: to send it out again were in vain
+    std::uint64_t noted = 0;              // number of its last note; see `notes_`
+    std::uint64_t now = 0;                // position of its last use
+    std::uint32_t entry = unknown_entry;  // of its next use
+    bool is_back = false;  // it has come back ahead of that entry, and must not be sent out again
   };
 
-  /// Farthest next use first.
+  /// Ranks the farthest next use first.
   struct Distance {
     std::uint64_t entry;
     [[nodiscard]] bool is_before(Distance other) const noexcept { return entry > other.entry; }
   };
 
-  void note(std::uint32_t slot, Use use) noexcept {
-    Tracked& block = tracked_[slot];
+  void note(std::uint32_t index, Use use) noexcept {
+    Tracked& block = tracked_[index];
     block.noted = ++notes_;
     block.now = use.now;
     block.entry = use.entry;
     block.is_back = use.is_ahead;
   }
 
-  template <class Inspect>
-  static std::optional<BlockId> first_of(detail::SlotOrder const& order,
-                                         Inspect& inspect) noexcept {
-    for (BlockId id = order.front(); id != BlockId{}; id = order.after(id)) {
-      if (inspect(id)) {
-        return id;
-      }
-    }
-    return std::nullopt;
-  }
-
-  void forget_rank(BlockId id) noexcept {
+  void forget_plan(BlockId id) noexcept {
     leaving_.erase(id);
     free_to_leave_.erase(id);
     to_offer_.erase(id);
   }
 
-  void forget_ranks() noexcept {
-    leaving_.clear();
-    free_to_leave_.clear();
-    to_offer_.clear();
-    by_distance_.clear();
-    sorted_ = 0;
-    ranked_ = 0;
-  }
-
-  /// The first block, in order of use, that was used after note `since`.
+  /// The first block in the order of use whose last note is later than `since`.
   [[nodiscard]] BlockId first_used_after(std::uint64_t since) const noexcept {
     BlockId first{};
     for (BlockId id = by_use_.back(); id != BlockId{} && tracked_[slot_of(id)].noted > since;
@@ -211,11 +199,11 @@ class ScheduleEviction {
     return first;
   }
 
-  /// Sorts the blocks used since the last time into those that leave and those that stay; done only
-  /// when room is needed, to keep `on_access` short.
+  /// Sorts the blocks that were used since the last call into those that leave by the plan and
+  /// those that stay. Done only when room is needed, to keep `on_access` short.
   void sort_by_plan() noexcept {
     for (BlockId id = first_used_after(sorted_); id != BlockId{}; id = by_use_.after(id)) {
-      forget_rank(id);
+      forget_plan(id);
       std::uint32_t const entry = tracked_[slot_of(id)].entry;
       if (plan_.must_leave(entry) && !tracked_[slot_of(id)].is_back) {
         leaving_.push_back(id);
@@ -227,10 +215,11 @@ class ScheduleEviction {
     sorted_ = notes_;
   }
 
+  /// Ranks the blocks that were used since the last call by the distance of their next use.
   void rank_by_distance() noexcept {
     for (BlockId id = first_used_after(ranked_); id != BlockId{}; id = by_use_.after(id)) {
       Tracked const& block = tracked_[slot_of(id)];
-      // What the record does not know is taken to be used once a step.
+      // A block that the record does not know is assumed to be used once a step.
       Distance const distance{block.entry == unknown_entry ? block.now - base_ + length_
                                                            : std::uint64_t{block.entry}};
       if (by_distance_.contains(id)) {
@@ -242,6 +231,8 @@ class ScheduleEviction {
     ranked_ = notes_;
   }
 
+  /// Chooses among the blocks with about the farthest next uses: the smallest that suffices, else
+  /// the one whose next use is farthest.
   template <class Inspect>
   std::optional<BlockId> far_victim(std::size_t short_bytes, Inspect& inspect) noexcept {
     rank_by_distance();
@@ -272,14 +263,14 @@ class ScheduleEviction {
 
   std::vector<Tracked> tracked_;
   std::size_t blocks_ = 0;
-  std::uint64_t notes_ = 0;
-  detail::SlotOrder by_use_;         // the one used longest ago first
-  detail::SlotOrder leaving_;        // the plan sends them out before their next use
-  detail::SlotOrder free_to_leave_;  // need not come back
-  detail::SlotOrder to_offer_;       // of those in leaving_, not yet named by early_victim
-  detail::SlotHeap<Distance> by_distance_;
-  std::uint64_t sorted_ = 0;  // notes up to which the orders above are up to date
-  std::uint64_t ranked_ = 0;  // notes up to which by_distance_ is
+  std::uint64_t notes_ = 0;          // uses and returns of blocks so far
+  detail::BlockList by_use_;         // all blocks, the least recently used first
+  detail::BlockList leaving_;        // blocks that the plan sends out before their next use
+  detail::BlockList free_to_leave_;  // blocks that need not come back
+  detail::BlockList to_offer_;       // blocks of `leaving_` that `early_victim` has not named
+  detail::BlockHeap<Distance> by_distance_;
+  std::uint64_t sorted_ = 0;  // the last note that the lists of the plan take account of
+  std::uint64_t ranked_ = 0;  // the last note that by_distance_ takes account of
   detail::StepPlan plan_;
   std::uint64_t planned_step_ = 0;
   std::size_t planned_bytes_ = 0;

@@ -3,7 +3,6 @@
 
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/absence_cover.hpp>
-#include <spillway/policy/eviction/absence_set.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/step_record.hpp>
 #include <spillway/schedule/use.hpp>
@@ -16,21 +15,32 @@
 
 namespace spillway::detail {
 
-/// What a plan may spend on overlapping transfers with work: room for blocks to come back in before
-/// their use has to be made by others, which then are away longer or more often.
+/// How much more a plan may swap in so that transfers overlap with work. For a block to be back
+/// before its use, others must make room for it: they are then away longer or more often.
 struct PlanOptions {
-  std::uint32_t ahead_ops = 64;  ///< uses that a block is planned to be back early
-  double most_extra = 0.005;     ///< part by which the bytes swapped in may grow for that
-  /// The same for room for the next operation alone, without which nothing overlaps. In a loop that uses
-  /// each block once, that is one part in the number of blocks that are away.
+  std::uint32_t ahead_ops = 64;  ///< a block is planned to be back so many uses early
+  double most_extra = 0.005;     ///< how much more may be swapped in for that, as a fraction
+  /// The same for room for the next operation only, without which nothing overlaps. In a loop that
+  /// uses each block once, this costs one block in as many as are away.
   double most_extra_for_next = 0.05;
 };
 
-/// Which blocks leave the device between which uses, for the rest of a recorded step and the step after.
+/// A plan of which blocks leave the device between which uses, for the rest of a recorded step and
+/// the step after it. `ScheduleEviction` makes one at each step and takes its victims from it.
 ///
-/// The step after is planned too, because a block that lives on from step to step may be away across
-/// the boundary; only the first step's decisions are used, the next boundary plans again. A gap is
-/// named by the entry of the use that ends it.
+/// - Every block's life and absences are laid out on the moments of both steps. The step after is
+///   planned too, because a block that lives on from step to step may be away across the boundary.
+///   Only the decisions for the first step are used; the next boundary plans again.
+/// - What is alive beyond the capacity is the excess. Absences that cost nothing are taken first:
+///   the block is never used again, or its next use overwrites it.
+/// - `AbsenceCover` chooses among the other absences.
+/// - This is repeated with absences that end early, so that blocks are back before their use. The
+///   earliest return that costs little is taken: see `PlanOptions`.
+///
+/// Example: a step uses the blocks A B C B A, all of one size, and two fit. When C comes in, A or B
+/// must be away. A's absence ends last, so A leaves after its first use and returns for its last.
+///
+/// An absence is named by the entry of the use that ends it.
 ///
 /// Cost    O(n log n) time for a step of n uses, about 210 bytes a use, kept for the next plan.
 /// Threads thread-unsafe.
@@ -39,8 +49,9 @@ class StepPlan {
   StepPlan() = default;
   explicit StepPlan(PlanOptions options) noexcept : options_{options} {}
 
-  /// Plans for `capacity_bytes`, of which `other_bytes` are taken by blocks that the record does not
-  /// know. `is_resident(id)` tells where things stand now. `schedule` is predicting.
+  /// Plans for `capacity_bytes`, of which `other_bytes` are taken by blocks that the record does
+  /// not know. `is_resident(id)` says whether a block is resident now. Precondition: `schedule` is
+  /// predicting.
   ///
   /// @throws std::bad_alloc; the plan is then empty
   template <class IsResident>
@@ -51,7 +62,7 @@ class StepPlan {
     clear();
     length_ = schedule.record().length();
     start_ = schedule.cursor();
-    look_round(schedule, is_resident);
+    find_standing(schedule, is_resident);
     choose(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
   }
 
@@ -61,50 +72,52 @@ class StepPlan {
     returns_.clear();
   }
 
-  /// The block must be away for a while before the use at `entry`.
+  /// Whether the block is to be away for a while before the use at `entry`.
   [[nodiscard]] bool must_leave(std::uint32_t entry) const noexcept {
     return entry < leaves_.size() && leaves_[entry];
   }
-  /// The block need not be brought back for the use at `entry`, or has none.
+  /// Whether the block need not be brought back for the use at `entry`, or there is no such use.
   [[nodiscard]] bool leaves_for_nothing(std::uint32_t entry) const noexcept {
     return entry == never_entry || (entry < is_free_.size() && is_free_[entry]);
   }
-  /// The moment from which on the plan has room for the block to be back for the use at `entry`. Sooner,
-  /// it would take the room of what is born in between, or send others out. 0 if nothing is planned.
+  /// The moment from which on the plan has room for the block to be back for the use at `entry`; 0
+  /// if nothing is planned. If it came back sooner, it would take the room of blocks that are born
+  /// in between, or others would have to leave.
   [[nodiscard]] std::uint32_t returns_at(std::uint32_t entry) const noexcept {
     return entry < returns_.size() ? returns_[entry] : 0;
   }
 
-  /// Uses ahead of which a block may come back whatever the plan says: without them nothing overlaps.
+  /// A block may always come back so many uses early, whatever the plan says: otherwise no transfer
+  /// would overlap with work.
   static constexpr std::uint32_t next_ops = 2;
 
  private:
   static constexpr std::uint32_t none = StepRecord::none;
 
-  /// How a part of the record stands at the start of the plan.
+  /// What is true of a role of the record at the start of the plan.
   struct Standing {
-    bool is_played = false;  // by a block that is alive or will be born in this step
-    bool is_alive = false;   // already
-    bool is_resident = false;
-    bool is_written = false;    // in the step: it has to be copied out before it is away
+    bool is_filled = false;     // a block that is alive, or will be born in this step, has the role
+    bool is_alive = false;      // that block is alive now
+    bool is_resident = false;   // and resident
+    bool is_written = false;    // in the step: it has to be swapped out before it is away
     std::uint32_t next = none;  // its next entry
   };
 
   [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
 
   template <class IsResident>
-  void look_round(AccessSchedule const& schedule, IsResident is_resident) {
+  void find_standing(AccessSchedule const& schedule, IsResident is_resident) {
     StepRecord const& record = schedule.record();
     standing_.assign(record.blocks.size(), {});
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       StepRecord::Block const& block = record.blocks[i];
       if (block.id != BlockId{}) {
-        standing_[i] = Standing{.is_played = true,
+        standing_[i] = Standing{.is_filled = true,
                                 .is_alive = true,
                                 .is_resident = is_resident(block.id),
                                 .next = schedule.use_of(block.id).entry};
       } else if (record.is_birth(i) && block.first != none && block.first >= start_) {
-        standing_[i] = Standing{.is_played = true, .next = block.first};
+        standing_[i] = Standing{.is_filled = true, .next = block.first};
       }
     }
     for (StepRecord::Entry const& entry : record.entries) {
@@ -114,25 +127,26 @@ class StepPlan {
     }
   }
 
-  /// The moment at which a block that plays a part in this step is freed, in this step or the next.
-  [[nodiscard]] std::uint32_t end_of(StepRecord const& record, std::uint32_t part) const noexcept {
-    std::uint32_t const freed = record.blocks[part].freed;
+  /// The moment at which the block that has a role in this step is freed, in this step or the next.
+  [[nodiscard]] std::uint32_t end_of(StepRecord const& record, std::uint32_t role) const noexcept {
+    std::uint32_t const freed = record.blocks[role].freed;
     if (freed != none) {
       return std::max(freed, start_);
     }
-    std::uint32_t const freed_after = record.blocks[record.part_after(part)].freed;
+    std::uint32_t const freed_after = record.blocks[record.role_after(role)].freed;
     return freed_after == none ? horizon() : length_ + freed_after;
   }
 
-  /// The same for a block that plays it in the step after.
+  /// The same for the block that has it in the step after.
   [[nodiscard]] std::uint32_t end_after(StepRecord::Block const& block) const noexcept {
     return block.freed == none ? horizon() : length_ + block.freed;
   }
 
-  /// Whether a part is played by another block in every step.
-  [[nodiscard]] static bool is_reborn(StepRecord const& record, std::uint32_t part) noexcept {
-    StepRecord::Block const& block = record.blocks[part];
-    return record.is_birth(part) && (block.freed != none || block.successor_of != none);
+  /// Whether another block has the role in every step.
+  [[nodiscard]] static bool is_new_each_step(StepRecord const& record,
+                                             std::uint32_t role) noexcept {
+    StepRecord::Block const& block = record.blocks[role];
+    return record.is_birth(role) && (block.freed != none || block.successor_of != none);
   }
 
   /// Whether bringing the block back for the use at `entry` costs nothing.
@@ -141,13 +155,14 @@ class StepPlan {
     return entry == never_entry || (entry != none && record.access_at(entry) == Access::write);
   }
 
-  /// Where a gap ends for a block that is to be back early.
+  /// The end of an absence whose block is to be back early.
   [[nodiscard]] static std::uint32_t
-  back(std::uint32_t from, std::uint32_t to, std::uint32_t ahead) noexcept {
+  early_end(std::uint32_t from, std::uint32_t to, std::uint32_t ahead) noexcept {
     return from < to ? to - std::min(ahead, (to - from) / 4) : to;
   }
 
-  /// Calls `alive(part, from, to)` for the moments [from, to) in which a block takes room unless away.
+  /// Calls `alive(role, from, to)` for the moments [from, to) in which a block takes room unless it
+  /// is away by choice.
   template <class Alive>
   void each_life(StepRecord const& record, std::uint32_t ahead, Alive alive) const {
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
@@ -156,60 +171,62 @@ class StepPlan {
       if (standing.is_resident) {
         alive(i, start_, end_of(record, i));
       } else if (standing.is_alive && standing.next < never_entry) {
-        alive(i, back(start_, standing.next, ahead), end_of(record, i));
-      } else if (standing.is_played && standing.next < never_entry) {
+        alive(i, early_end(start_, standing.next, ahead), end_of(record, i));
+      } else if (standing.is_filled && standing.next < never_entry) {
         alive(i, standing.next, end_of(record, i));
       }
-      if (is_reborn(record, i) && block.first != none) {
+      if (is_new_each_step(record, i) && block.first != none) {
         alive(i, length_ + block.first, end_after(block));
       }
     }
   }
 
-  /// Calls `gap(part, from, to, entry)` for the moments [from, to) in which a block may be away; `entry`
-  /// is the use that ends them, `never_entry` if there is none, `none` if it lies beyond the plan.
-  template <class VisitGap>
-  void each_gap(StepRecord const& record, VisitGap gap) const {
+  /// Calls `visit(role, from, to, entry)` for the moments [from, to) in which a block may be away.
+  /// `entry` is the use that ends them, `never_entry` if there is none, `none` if it lies beyond
+  /// the plan.
+  template <class Visit>
+  void each_absence(StepRecord const& record, Visit visit) const {
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       if (standing_[i].is_resident) {
-        gap(i, start_, std::min(standing_[i].next, end_of(record, i)), standing_[i].next);
+        visit(i, start_, std::min(standing_[i].next, end_of(record, i)), standing_[i].next);
       }
     }
     for (std::uint32_t i = start_; i < length_; ++i) {
       StepRecord::Entry const& entry = record.entries[i];
-      if (standing_[entry.block].is_played && entry.released != 0) {
+      if (standing_[entry.block].is_filled && entry.released != 0) {
         bool const is_last = entry.next == never_entry;
-        gap(entry.block,
-            entry.released,
-            is_last ? end_of(record, entry.block) : entry.next,
-            entry.next);
+        visit(entry.block,
+              entry.released,
+              is_last ? end_of(record, entry.block) : entry.next,
+              entry.next);
       }
     }
     for (std::uint32_t i = 0; i < length_; ++i) {  // the step after
       StepRecord::Entry const& entry = record.entries[i];
-      if (entry.released == 0 || !is_played_after(record, entry.block)) {
+      if (entry.released == 0 || !is_filled_after(record, entry.block)) {
         continue;
       }
       std::uint32_t const from = length_ + entry.released;
       if (entry.next < length_) {
-        gap(entry.block, from, length_ + entry.next, length_ + entry.next);
+        visit(entry.block, from, length_ + entry.next, length_ + entry.next);
       } else if (entry.next == never_entry) {
-        gap(entry.block, from, end_after(record.blocks[entry.block]), never_entry);
+        visit(entry.block, from, end_after(record.blocks[entry.block]), never_entry);
       } else {
-        gap(entry.block, from, horizon(), none);
+        visit(entry.block, from, horizon(), none);
       }
     }
   }
 
-  [[nodiscard]] bool is_played_after(StepRecord const& record, std::uint32_t part) const noexcept {
-    StepRecord::Block const& block = record.blocks[part];
+  [[nodiscard]] bool is_filled_after(StepRecord const& record, std::uint32_t role) const noexcept {
+    StepRecord::Block const& block = record.blocks[role];
     if (block.successor != none) {
-      return standing_[block.successor].is_played;
+      return standing_[block.successor].is_filled;
     }
-    return is_reborn(record, part) || (block.freed == none && standing_[part].is_played);
+    return is_new_each_step(record, role) || (block.freed == none && standing_[role].is_filled);
   }
 
-  /// Finds the moments at which more is alive than fits, and numbers them; the others do not matter.
+  /// Computes the excess of the moments at which more is alive than fits, and numbers them. The
+  /// other moments do not matter.
   void find_excess(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
     excess_.assign(std::size_t{horizon()} + 1, 0);
     is_free_.assign(horizon(), false);
@@ -217,21 +234,21 @@ class StepPlan {
       excess_[from] += bytes;
       excess_[std::max(from, to)] -= bytes;
     };
-    auto const bytes_of = [&](std::uint32_t part) {
-      return static_cast<std::int64_t>(record.blocks[part].bytes);
+    auto const bytes_of = [&](std::uint32_t role) {
+      return static_cast<std::int64_t>(record.blocks[role].bytes);
     };
-    each_life(record, ahead, [&](std::uint32_t part, std::uint32_t from, std::uint32_t to) {
-      weigh(from, to, bytes_of(part));
+    each_life(record, ahead, [&](std::uint32_t role, std::uint32_t from, std::uint32_t to) {
+      weigh(from, to, bytes_of(role));
     });
-    each_gap(record,
-             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-               if (is_free_to_return(record, entry)) {
-                 weigh(from, to, -bytes_of(part));
-                 if (entry != never_entry) {
-                   is_free_[entry] = true;
-                 }
-               }
-             });
+    each_absence(
+        record, [&](std::uint32_t role, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+          if (is_free_to_return(record, entry)) {
+            weigh(from, to, -bytes_of(role));
+            if (entry != never_entry) {
+              is_free_[entry] = true;
+            }
+          }
+        });
     auto const capacity = static_cast<std::int64_t>(capacity_bytes);
     rank_.resize(std::size_t{horizon()} + 1);
     std::uint32_t moments = 0;
@@ -240,14 +257,14 @@ class StepPlan {
       alive_bytes += excess_[t];
       rank_[t] = moments;
       if (t >= start_ && alive_bytes > capacity) {
-        excess_[moments++] = alive_bytes - capacity;  // never ahead of what is read
+        excess_[moments++] = alive_bytes - capacity;  // in place: `moments` never passes `t`
       }
     }
     rank_[horizon()] = moments;
     excess_.resize(moments);
   }
 
-  /// Chooses among the gaps, with blocks back early if that costs little.
+  /// Chooses among the absences, with blocks back early if that costs little.
   void choose(StepRecord const& record, std::size_t capacity_bytes) {
     std::optional<double> const least = choose(record, capacity_bytes, 0);
     if (!least) {
@@ -258,7 +275,7 @@ class StepPlan {
       std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
       bool const is_taken = bytes && *bytes <= *least * (1.0 + extra);
       if (is_taken) {
-        note_returns(record, ahead);
+        find_returns(record, ahead);
       }
       return is_taken;
     };
@@ -268,16 +285,18 @@ class StepPlan {
       return;
     }
     exact_.swap(leaves_);
-    note_returns(record, 0);
+    find_returns(record, 0);
   }
 
-  /// Notes from when on there is room for what is away now, and for what the plan sends away: as early as
-  /// was planned for, or after the last moment at which more would be alive than fits.
-  void note_returns(StepRecord const& record, std::uint32_t ahead) {
+  /// Computes from when on there is room for the blocks that are away now and for those that the
+  /// plan sends out: as early as was planned for, or since the last moment at which more is alive
+  /// than fits.
+  void find_returns(StepRecord const& record, std::uint32_t ahead) {
     returns_.assign(horizon(), 0);
     auto const room_for = [&](std::uint32_t from, std::uint32_t to) {
-      auto const calm = std::lower_bound(rank_.begin(), rank_.begin() + to, rank_[to]);
-      return std::min(back(from, to, ahead), static_cast<std::uint32_t>(calm - rank_.begin()));
+      auto const first_free = std::lower_bound(rank_.begin(), rank_.begin() + to, rank_[to]);
+      return std::min(early_end(from, to, ahead),
+                      static_cast<std::uint32_t>(first_free - rank_.begin()));
     };
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       Standing const& standing = standing_[i];
@@ -285,53 +304,55 @@ class StepPlan {
         returns_[standing.next] = room_for(start_, standing.next);
       }
     }
-    each_gap(record, [&](std::uint32_t, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-      if (entry < horizon() && leaves_[entry]) {
-        returns_[entry] = room_for(from, to);
-      }
-    });
+    each_absence(record,
+                 [&](std::uint32_t, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+                   if (entry < horizon() && leaves_[entry]) {
+                     returns_[entry] = room_for(from, to);
+                   }
+                 });
   }
 
-  /// @returns the bytes that come back, or nothing if the excess cannot be taken away
+  /// Plans with blocks back `ahead` uses early. @returns the bytes that are swapped in, or nothing
+  /// if the excess cannot be taken away
   std::optional<double>
   choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
     find_excess(record, capacity_bytes, ahead);
-    gaps_.clear();
-    each_gap(record,
-             [&](std::uint32_t part, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
-               if (from < to && !is_free_to_return(record, entry)) {
-                 to = entry == none ? to : back(from, to, ahead);
-                 if (rank_[from] < rank_[to]) {
-                   gaps_.add({{rank_[from], rank_[to] - 1},
-                              record.blocks[part].bytes,
-                              entry,
-                              standing_[part].is_written});
-                 }
-               }
-             });
-    gaps_.close(excess_.size());
-    bool const is_covered = cover_.choose(excess_, gaps_);
+    absences_.clear();
+    each_absence(
+        record, [&](std::uint32_t role, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+          if (from < to && !is_free_to_return(record, entry)) {
+            to = entry == none ? to : early_end(from, to, ahead);
+            if (rank_[from] < rank_[to]) {
+              absences_.add({{rank_[from], rank_[to] - 1},
+                             record.blocks[role].bytes,
+                             entry,
+                             standing_[role].is_written});
+            }
+          }
+        });
+    absences_.close(excess_.size());
+    bool const is_covered = cover_.choose(excess_, absences_);
     leaves_.assign(horizon(), false);
-    for (Gap const& gap : gaps_) {
-      if (gap.is_chosen && gap.tag != none) {
-        leaves_[gap.tag] = true;
+    for (Absence const& absence : absences_) {
+      if (absence.is_chosen && absence.tag != none) {
+        leaves_[absence.tag] = true;
       }
     }
-    return is_covered ? std::optional{static_cast<double>(gaps_.chosen_bytes())} : std::nullopt;
+    return is_covered ? std::optional{static_cast<double>(absences_.chosen_bytes())} : std::nullopt;
   }
 
   PlanOptions options_;
-  std::vector<bool> leaves_;   // by entry, of this step and then of the one after
-  std::vector<bool> is_free_;  // likewise
-  std::vector<bool> exact_;
+  std::vector<bool> leaves_;            // by entry, of this step and then of the one after
+  std::vector<bool> is_free_;           // likewise
+  std::vector<bool> exact_;             // `leaves_` of the plan without early returns
   std::vector<std::uint32_t> returns_;  // likewise
   std::uint32_t length_ = 0;
   std::uint32_t start_ = 0;
-  std::vector<Standing> standing_;    // by part
+  std::vector<Standing> standing_;    // by role
   std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any
   std::vector<std::uint32_t> rank_;   // how many of those come before a moment
-  GapSet gaps_;
-  GapCover cover_;
+  AbsenceSet absences_;
+  AbsenceCover cover_;
 };
 
 }  // namespace spillway::detail

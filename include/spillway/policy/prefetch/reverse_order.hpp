@@ -13,11 +13,12 @@
 
 namespace spillway {
 
-/// Brings blocks back in the reverse order of their first use in the step: what a backward pass does,
-/// known without a record of the step before.
+/// Brings blocks back in the reverse order of their first use in the step. This is the order in
+/// which a backward pass uses them, and needs no record of the step before.
 ///
-/// It starts when blocks that were first used a while ago are used again one before the other, and
-/// pauses when uses turn the other way. A program whose weights live on must mark its steps.
+/// It starts when blocks whose first use is a while ago are used again, each one from before the
+/// last, and pauses when a use goes the other way. A program whose weights live on must mark its
+/// steps.
 class ReverseOrder {
  public:
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
@@ -85,8 +86,8 @@ class ReverseOrder {
   }
 
  private:
-  static constexpr std::uint64_t recent = 8;  // first uses ago
-  static constexpr std::uint64_t proof = 2;  // descents before the pass is taken for a backward one
+  static constexpr std::uint64_t recent = 8;  // a block among the last so many first uses is recent
+  static constexpr std::uint64_t proof = 2;   // descents that show that the pass is a backward one
 
   void reach(BlockId id, std::uint64_t rank, std::uint64_t descents) noexcept {
     next_ = by_first_use_.before(id);
@@ -95,12 +96,12 @@ class ReverseOrder {
   }
 
   PrefetchOptions options_;
-  detail::SlotOrder by_first_use_;
-  std::vector<std::uint64_t> rank_;  // by slot: its place among the first uses of the step
-  std::uint64_t count_ = 0;
-  std::uint64_t reached_rank_ = 0;  // of the earliest block that the descent has come to; 0: none
-  BlockId next_{};                  // the block before that one
-  std::uint64_t descents_ = 0;
+  detail::BlockList by_first_use_;
+  std::vector<std::uint64_t> rank_;  // by block index: its place among the first uses of the step
+  std::uint64_t count_ = 0;          // blocks used in the step
+  std::uint64_t reached_rank_ = 0;   // rank of the earliest block that was reached; 0: none
+  BlockId next_{};                   // the block before that one
+  std::uint64_t descents_ = 0;       // uses in a row, each of a block before that of the last
 };
 
 static_assert(PrefetchPolicy<ReverseOrder>);

@@ -10,9 +10,11 @@
 
 namespace spillway {
 
-/// Brings in what the recorded step uses next, the soonest first; nothing while nothing is predicted.
+/// Brings in the blocks that the recorded step uses next, the soonest first. The default of the
+/// library.
 ///
-/// A block whose next use overwrites it is left out, its bytes need not come back.
+/// A block whose next use overwrites it is left out, because its bytes need not come back. While
+/// nothing is predicted, nothing is brought in.
 class ScheduleLookahead {
  public:
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
