@@ -199,6 +199,16 @@ TEST_SUITE("plan") {
     CHECK(solve(problem).bytes == 30);
   }
 
+  TEST_CASE("AbsenceCover: two small absences are taken instead of a large one that ends last") {
+    // A single one in its place would have to contain both moments.
+    Problem problem{{40, 40}, {}};
+    problem.absences = {
+        {{0, 1}, 100, 0}, {{0, 1}, 20, 1}, {{0, 1}, 20, 2}, {{0, 0}, 90, 3}, {{1, 1}, 90, 4}};
+    auto const answer = solve(problem);
+    CHECK(answer.is_covered);
+    CHECK(answer.chosen == std::vector{false, true, true, false, false});
+  }
+
   TEST_CASE("AbsenceCover: what cannot be taken away is told, and all that helps is taken") {
     Problem problem{{50, 5}, {}};
     problem.absences = {{{0, 0}, 20, 0}, {{0, 0}, 10, 1}, {{1, 1}, 5, 2}, {{1, 1}, 5, 3}};
@@ -285,7 +295,7 @@ TEST_SUITE("plan") {
       }
     }
     MESSAGE("over the best by ", static_cast<double>(total) / static_cast<double>(best_total) - 1);
-    CHECK(total * 100 <= best_total * 103);
+    CHECK(total * 100 <= best_total * 102);
   }
 
   TEST_CASE("AbsenceCover: the same problem has the same answer") {

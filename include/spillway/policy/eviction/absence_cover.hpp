@@ -24,15 +24,17 @@
 // Greedy    If blocks were divisible, an optimal answer would be found from left to right: whenever
 //           bytes are missing, take them from the absence that ends last (Belady 1966, for pages).
 //           This gives a lower bound. The same sweep with whole blocks gives a first answer.
-// Exchange  That answer is improved while it is more than 1/1024 above the bound: absences that the
-//           others make superfluous are left out, the largest first; then single ones are exchanged
-//           for the smallest that is away whenever they are needed.
+// Exchange  That answer is improved while it is more than 1/1024 above the bound. Absences that the
+//           others make superfluous are left out, the largest first. Single ones are exchanged for
+//           the smallest that is away whenever they are needed, then for several that are smaller
+//           together.
 // Slack     What is chosen beyond the excess is kept in a segment tree, so that leaving out or
 //           exchanging one absence takes O(log n). All in all O(n log n), and a bounded number of
-//           exchanges.
-// Example   Excess {10, 10}; A is away at {0, 1} with 100 bytes, B at {0, 1} with 11, C at {0} with
-//           10. The greedy sweep takes A, since none ends later. 90 of its bytes are slack, so an
-//           absence of 10 bytes around both moments would do: A is exchanged for B.
+//           exchanges. docs/benchmarks.md says how far above the bound the answers are.
+// Example   Excess {40, 40}; A is away at {0, 1} with 100 bytes, B and C with 20 each, D at {0}
+//           with 90. The greedy sweep takes A, since none ends later. No single absence of at least
+//           40 bytes contains both moments and is smaller; B and C together are, and take A's
+//           place.
 
 namespace spillway::detail {
 
@@ -302,6 +304,9 @@ class AbsenceCover {
     if (absences.chosen_bytes() > enough) {
       exchange_for_smaller(absences);
     }
+    if (absences.chosen_bytes() > enough) {
+      exchange_for_several(absences);
+    }
     exchange_for_no_swap_out(absences);
     return is_covered;
   }
@@ -404,6 +409,51 @@ class AbsenceCover {
     }
   }
 
+  /// Exchanges each chosen absence for several that are smaller together, the largest first.
+  void exchange_for_several(AbsenceSet& absences) {
+    auto const& order = absences.by_bytes();
+    added_.reserve(absences.size());
+    std::size_t tries_left = most_tries_in_all;
+    for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
+      if (absences[order[i]].is_chosen) {
+        --tries_left;
+        absences.toggle(order[i]);
+        if (!fill_in_for(absences, order[i], tries_left)) {
+          for (std::uint32_t const absence : added_) {
+            absences.toggle(absence);
+          }
+          absences.toggle(order[i]);
+        }
+      }
+    }
+  }
+
+  /// Chooses absences of fewer bytes than `left_out` has until they do in its place: from left to
+  /// right the smallest that suffices at a moment, else the largest. @returns false if it cannot be
+  /// done
+  bool fill_in_for(AbsenceSet& absences, std::uint32_t left_out, std::size_t& tries_left) {
+    added_.clear();
+    std::uint64_t most_bytes = absences[left_out].bytes - 1;
+    for (;;) {
+      std::uint32_t const moment = absences.slack().first_below(absences[left_out].moments, 0);
+      if (moment == SlackTree::nowhere) {
+        return true;
+      }
+      auto const missing = static_cast<std::uint64_t>(-absences.slack().least({moment, moment}));
+      auto const helps = [&](Absence const& other) { return other.contains(moment); };
+      std::uint32_t added = find_smallest(absences, missing, most_bytes, tries_left, helps);
+      if (added == SlackTree::nowhere) {
+        added = find_largest(absences, std::min(missing - 1, most_bytes), tries_left, helps);
+      }
+      if (added == SlackTree::nowhere) {
+        return false;
+      }
+      absences.toggle(added);
+      added_.push_back(added);
+      most_bytes -= absences[added].bytes;
+    }
+  }
+
   /// Exchanges absences with a swap-out for others without one that swap in no more bytes.
   static void exchange_for_no_swap_out(AbsenceSet& absences) noexcept {
     std::size_t tries_left = most_tries_in_all;
@@ -417,9 +467,9 @@ class AbsenceCover {
     }
   }
 
-  /// Leaves out a chosen absence if it is superfluous. Otherwise exchanges it for the smallest one
-  /// of at most `most_bytes` that is away whenever it is needed. @returns whether the choice has
-  /// changed
+  /// Leaves out a chosen absence if it is superfluous. Otherwise it exchanges it for the smallest
+  /// one of at most `most_bytes` that is away whenever it is needed. @returns whether the choice
+  /// has changed
   template <class Admits>
   static bool exchange(AbsenceSet& absences,
                        std::uint32_t chosen,
@@ -440,26 +490,67 @@ class AbsenceCover {
     std::uint32_t const first =
         absences.slack().first_below(absence.moments, absence.signed_bytes());
     std::uint32_t const last = absences.slack().last_below(absence.moments, absence.signed_bytes());
+    std::uint32_t const other =
+        find_smallest(absences, needed, most_bytes, tries_left, [&](Absence const& candidate) {
+          return candidate.contains(first) && candidate.contains(last) && admits(candidate);
+        });
+    if (other == SlackTree::nowhere) {
+      return false;
+    }
+    absences.toggle(chosen);
+    absences.toggle(other);
+    return true;
+  }
+
+  /// The first place in the order by size with at least `bytes`.
+  static auto first_of_size(AbsenceSet const& absences, std::uint64_t bytes) noexcept {
     auto const& order = absences.by_bytes();
-    auto at = std::lower_bound(
-        order.begin(), order.end(), needed, [&](std::uint32_t i, std::uint64_t wanted) {
+    return std::lower_bound(
+        order.begin(), order.end(), bytes, [&](std::uint32_t i, std::uint64_t wanted) {
           return absences[i].bytes < wanted;
         });
+  }
+
+  /// The smallest absence of `least_bytes` to `most_bytes` that is not chosen and that `admits`, or
+  /// `nowhere` if none is found in a bounded number of tries.
+  template <class Admits>
+  static std::uint32_t find_smallest(AbsenceSet const& absences,
+                                     std::uint64_t least_bytes,
+                                     std::uint64_t most_bytes,
+                                     std::size_t& tries_left,
+                                     Admits admits) noexcept {
     std::size_t tries = std::min(most_tries, tries_left);
-    for (; at != order.end() && tries != 0 && absences[*at].bytes <= most_bytes;
+    for (auto at = first_of_size(absences, least_bytes);
+         at != absences.by_bytes().end() && tries != 0 && absences[*at].bytes <= most_bytes;
          ++at, --tries, --tries_left) {
-      Absence const& other = absences[*at];
-      if (!other.is_chosen && other.contains(first) && other.contains(last) && admits(other)) {
-        absences.toggle(chosen);
-        absences.toggle(*at);
-        return true;
+      if (!absences[*at].is_chosen && admits(absences[*at])) {
+        return *at;
       }
     }
-    return false;
+    return SlackTree::nowhere;
+  }
+
+  /// The same for the largest one of at most `most_bytes`.
+  template <class Admits>
+  static std::uint32_t find_largest(AbsenceSet const& absences,
+                                    std::uint64_t most_bytes,
+                                    std::size_t& tries_left,
+                                    Admits admits) noexcept {
+    std::size_t tries = std::min(most_tries, tries_left);
+    for (auto at = first_of_size(absences, most_bytes + 1);
+         at != absences.by_bytes().begin() && tries != 0;
+         --tries, --tries_left) {
+      --at;
+      if (!absences[*at].is_chosen && admits(absences[*at])) {
+        return *at;
+      }
+    }
+    return SlackTree::nowhere;
   }
 
   std::vector<Candidate> queue_;
   std::vector<std::int64_t> returning_;  // bytes whose absence ended before a moment
+  std::vector<std::uint32_t> added_;     // absences chosen in place of the one left out
 };
 
 }  // namespace spillway::detail
