@@ -7,7 +7,6 @@
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policies.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
