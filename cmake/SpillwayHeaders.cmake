@@ -62,15 +62,12 @@ set(SPILLWAY_HEADERS
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/framework/buffer_leases.hpp
-    spillway/interop/framework/buffer_leases/frames.hpp
-    spillway/interop/framework/buffer_leases/room.hpp
     spillway/interop/framework/install_options.hpp
-    spillway/interop/framework/limited_lookahead.hpp
     spillway/interop/framework/memory_limit.hpp
+    spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/torch/context_table.hpp
     spillway/interop/torch/private_pools.hpp
-    spillway/interop/torch/tensor_observer.hpp
     spillway/interop/torch/tensor_stats.hpp
     spillway/lease.hpp
     spillway/observe/json_stream.hpp
@@ -155,31 +152,19 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch.hpp
     spillway/interop/torch/cuda_allocator.hpp
     spillway/interop/torch/cuda_history.hpp
-    spillway/interop/torch/cuda_snapshot.hpp
-    spillway/interop/torch/desk/desk_state.hpp
-    spillway/interop/torch/desk/frame_leases.hpp
-    spillway/interop/torch/desk/room_queue.hpp
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
-    spillway/interop/torch/nested_operations.hpp
     spillway/interop/torch/operands.hpp
-    spillway/interop/torch/operation_kind.hpp
-    spillway/interop/torch/running_work.hpp
-    spillway/interop/torch/storage_entry.hpp
+    spillway/interop/torch/operations.hpp
     spillway/interop/torch/storage_leases.hpp
     spillway/interop/torch/storage_table.hpp
-    spillway/interop/torch/torch_version.hpp
-    spillway/interop/torch/typed_operations.hpp)
+    spillway/interop/torch/torch_version.hpp)
 
 # TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
 set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
-    spillway/interop/tensorflow/cpu_device.hpp
     spillway/interop/tensorflow/gpu_device.hpp
-    spillway/interop/tensorflow/leased_copy.hpp
-    spillway/interop/tensorflow/operands.hpp
     spillway/interop/tensorflow/operation.hpp
-    spillway/interop/tensorflow/operation_kind.hpp
     spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/tensorflow/swapping_device.hpp
     spillway/interop/tensorflow/tensor_allocator.hpp)

@@ -47,9 +47,9 @@ struct LeasesBench {
     if (p != nullptr) {
       std::memset(p, byte, bytes);
       std::array<void*, 1> const shown{p};
-      leases.show(shown, false);
+      leases.make_swappable(shown);
     }
-    leases.leave(frame);
+    leases.exit(frame);
     return p;
   }
 
@@ -67,7 +67,7 @@ struct LeasesBench {
     for (unsigned char* const p : buffers) {
       bytes.push_back(*p);
     }
-    leases.leave(frame);
+    leases.exit(frame);
     return bytes;
   }
 

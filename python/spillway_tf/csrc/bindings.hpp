@@ -68,7 +68,7 @@ struct Bindings {
     Held<Site> held{{address}};
     held.enter();
     std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
-    Site::leases().show(addresses, true);
+    Site::leases().keep(addresses);
   }
 
   static py::dict raw_stats() {
@@ -135,7 +135,7 @@ struct Bindings {
     out["bytes"] = seen.bytes;
     out["resident"] = seen.is_resident;
     out["in_use"] = seen.is_in_use;
-    out["may_leave"] = seen.may_leave;
+    out["may_leave"] = seen.is_swappable;
     return out;
   }
 

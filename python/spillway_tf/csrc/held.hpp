@@ -37,7 +37,7 @@ class Held {
   }
   void exit() {
     if (frame_ != nullptr) {
-      Site::leases().leave(*frame_);
+      Site::leases().exit(*frame_);
       frame_.reset();
     }
   }

@@ -5,7 +5,7 @@
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/framework/limited_lookahead.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/sim.hpp>

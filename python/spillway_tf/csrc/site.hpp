@@ -6,7 +6,6 @@
 #include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/install_options.hpp>
-#include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/tensorflow.hpp>
 
 #include <atomic>

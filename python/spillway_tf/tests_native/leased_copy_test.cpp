@@ -116,14 +116,14 @@ DOCTEST_TEST_CASE("copy_leased: both tensors stay until the copy is done, and ma
   copy.run(from, to, result);
   DOCTEST_CHECK(view(from).is_in_use);
   DOCTEST_CHECK(view(to).is_in_use);
-  DOCTEST_CHECK_FALSE(view(to).may_leave);
+  DOCTEST_CHECK_FALSE(view(to).is_swappable);
   DOCTEST_CHECK(TestSite::leases().reclaim() == 0);
   DOCTEST_CHECK_FALSE(result.ok());
   copy.after(absl::OkStatus());
   DOCTEST_CHECK(result.ok());
   DOCTEST_CHECK_FALSE(view(from).is_in_use);
-  DOCTEST_CHECK(view(to).may_leave);
-  DOCTEST_CHECK_FALSE(view(from).may_leave);  // nobody has shown it
+  DOCTEST_CHECK(view(to).is_swappable);
+  DOCTEST_CHECK_FALSE(view(from).is_swappable);  // nobody has shown it
   DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   DOCTEST_CHECK_FALSE(view(to).is_resident);
 

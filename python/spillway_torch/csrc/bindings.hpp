@@ -120,7 +120,7 @@ class Bindings {
     for (auto const& one : installed().leases.views()) {
       pybind11::dict row;
       row["bytes"] = one.bytes;
-      row["tensor"] = one.is_enrolled ? one.likeness.text() : std::string{"?"};
+      row["tensor"] = one.is_enrolled ? one.description.text() : std::string{"?"};
       row["enrolled"] = one.is_enrolled;
       row["leased"] = one.is_leased;
       row["in_use"] = one.is_in_use;

@@ -5,7 +5,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/interop/torch/cuda_allocator.hpp>
-#include <spillway/interop/torch/tensor_observer.hpp>
+#include <spillway/interop/torch/tensor_stats.hpp>
 
 #include <cstddef>
 #include <memory>
@@ -32,14 +32,14 @@ struct CudaSite {
 
   struct State : SiteState<CudaSite> {
     c10::DeviceIndex ordinal;
-    cudaStream_t quiet_stream;
+    cudaStream_t uncaptured_stream;
     std::size_t total_bytes;
     std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>();
 
     State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
         : SiteState{std::move(options), least, int{the_ordinal}},
           ordinal{the_ordinal},
-          quiet_stream{device.create_stream()},
+          uncaptured_stream{device.create_stream()},
           total_bytes{device.memory_info().total_bytes} {
       memory.observer().on_reserved(memory.stats().reserved_bytes);
     }
@@ -84,7 +84,7 @@ struct CudaSite {
   static cudaStream_t current_stream() {
     return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
   }
-  static cudaStream_t quiet_stream() { return state()->quiet_stream; }
+  static cudaStream_t uncaptured_stream() { return state()->uncaptured_stream; }
   static bool is_capturing() {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
@@ -95,8 +95,8 @@ struct CudaSite {
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
   static bool enrols(std::size_t bytes) { return bytes >= state()->least_bytes; }
-  static void drop_foreign(void* p) { state()->tensors->drop_pooled(p); }
-  static WithoutInterpreter let_others_run() { return {}; }
+  static void free_foreign(void* p) { state()->tensors->free_pooled(p); }
+  static WithoutInterpreter release_interpreter() { return {}; }
   static void on_allocated(std::size_t bytes, spillway::BlockId block) noexcept {
     state()->tensors->on_allocated(bytes, block);
   }

@@ -66,8 +66,8 @@ struct HostSite {
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
   static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones are not StorageLeases's
-  static void drop_foreign(void* p) { state()->tensors.drop_small(p); }
-  static WithoutInterpreter let_others_run() { return {}; }
+  static void free_foreign(void* p) { state()->tensors.free_small(p); }
+  static WithoutInterpreter release_interpreter() { return {}; }
   static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
   static void on_freed(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
   static void on_out_of_memory(std::size_t /*bytes*/) {}

@@ -5,7 +5,6 @@
 #include <spillway/core/error.hpp>
 #include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/install_options.hpp>
-#include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <atomic>

@@ -54,12 +54,12 @@ TEST_SUITE("buffer_leases_race") {
           if (made != nullptr) {
             made[0] = made[bytes - 1] = 77;
             std::array<void*, 1> const result{made};
-            bench.leases.show(result, false);
+            bench.leases.make_swappable(result);
             mine.push_back(made);
           } else {
             ++refused;
           }
-          bench.leases.leave(frame);
+          bench.leases.exit(frame);
           if (mine.size() > 6) {
             bench.leases.free(mine.front());
             mine.erase(mine.begin());

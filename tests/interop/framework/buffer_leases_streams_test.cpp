@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A desk on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
+// Leases on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/framework/limited_lookahead.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
@@ -10,11 +9,9 @@
 #include <doctest/doctest.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 
 #include <support/pattern.hpp>
@@ -58,8 +55,8 @@ struct StreamBench {
     REQUIRE(p != nullptr);
     kernels.write(device, compute, p, block_bytes, seed);
     std::array<void*, 1> const shown{p};
-    leases.show(shown, false);
-    leases.leave(frame);
+    leases.make_swappable(shown);
+    leases.exit(frame);
     return p;
   }
   /// An operation that is enqueued on the compute stream and finds what was written.
@@ -68,7 +65,7 @@ struct StreamBench {
     std::array<BufferUse, 1> const uses{BufferUse{p, false}};
     REQUIRE(leases.try_enter(frame, uses).empty());
     kernels.check(device, compute, p, block_bytes, seed);
-    leases.leave(frame);
+    leases.exit(frame);
   }
   /// The stream for copies waits for what has been enqueued on the compute stream.
   void join() {
@@ -124,7 +121,7 @@ TEST_SUITE("buffer_leases") {
       bench.join();
       bench.kernels.check(bench.device, bench.copies, p, block_bytes, p == a ? 1 : p == b ? 2 : 3);
       bench.device.synchronize(bench.copies);  // which is when a framework is called back
-      bench.leases.leave(frame);
+      bench.leases.exit(frame);
     }
     bench.run();
     CHECK(bench.kernels.checks() == 3);
@@ -144,10 +141,10 @@ TEST_SUITE("buffer_leases") {
     bench.kernels.write(bench.device, bench.copies, target, block_bytes, 7);
     void* const other = bench.make(3);  // in the place of one of the first two
     std::array<void*, 1> const shown{target};
-    bench.leases.show(shown, false);
+    bench.leases.make_swappable(shown);
     CHECK(bench.leases.view(target).is_resident);
     bench.device.synchronize(bench.copies);
-    bench.leases.leave(frame);
+    bench.leases.exit(frame);
     (void)bench.make(4);
     (void)bench.make(5);
     CHECK_FALSE(bench.leases.view(target).is_resident);
@@ -155,15 +152,5 @@ TEST_SUITE("buffer_leases") {
     bench.check(other, 3);
     bench.run();
     CHECK(bench.kernels.checks() == 2);
-  }
-
-  TEST_CASE(
-      "LimitedLookahead: what is on its way in is bounded by a share of the limit as it is now") {
-    auto const limit = std::make_shared<std::atomic<std::size_t>>(600);
-    LimitedLookahead policy{PrefetchOptions{.lookahead_ops = 4, .max_inflight_bytes = 90}, limit};
-    CHECK(policy.max_inflight_bytes() == 90);
-    *limit = 300;
-    CHECK(policy.max_inflight_bytes() == 50);
-    CHECK(LimitedLookahead{}.max_inflight_bytes() == PrefetchOptions{}.max_inflight_bytes);
   }
 }

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 
 #include <doctest/doctest.h>
@@ -63,8 +62,8 @@ TEST_SUITE("buffer_leases") {
       std::array<BufferUse, 1> const writes{BufferUse{a, true}};
       REQUIRE(bench.leases.try_enter(writing, writes).empty());
       *a = i;
-      bench.leases.leave(writing);
-      bench.leases.leave(reading);
+      bench.leases.exit(writing);
+      bench.leases.exit(reading);
       CHECK(bench.read({b, c}) == Bytes{2, 3});
       CHECK(bench.read({a}) == Bytes{i});
     }
@@ -76,7 +75,7 @@ TEST_SUITE("buffer_leases") {
     void* const hidden = bench.leases.try_allocate(64_KiB, nullptr);
     auto* const kept = bench.make(64_KiB, 2);
     std::array<void*, 1> const shown{kept};
-    bench.leases.show(shown, true);
+    bench.leases.keep(shown);
     CHECK(bench.leases.counts().fixed_bytes == 128_KiB);
     CHECK(bench.make(128_KiB, 3) != nullptr);
     CHECK(bench.make(128_KiB, 4) != nullptr);
@@ -96,7 +95,7 @@ TEST_SUITE("buffer_leases") {
     REQUIRE(copied != nullptr);
     std::array<void*, 1> const shown{copied};
     CHECK(bench.make(256_KiB, 2) == nullptr);
-    bench.leases.show(shown, false);
+    bench.leases.make_swappable(shown);
     CHECK(bench.leases.view(copied).is_resident);
     CHECK(bench.make(256_KiB, 3) != nullptr);
     CHECK_FALSE(bench.leases.view(copied).is_resident);
@@ -117,7 +116,7 @@ TEST_SUITE("buffer_leases") {
     CHECK(frame.refused_bytes() == 0);
     CHECK(bench.leases.try_allocate(64_KiB, &frame) == nullptr);
     CHECK(frame.refused_bytes() == 64_KiB);
-    bench.leases.leave(frame);
+    bench.leases.exit(frame);
     CHECK(bench.read({a, b}) == Bytes{1, 2});
     CHECK(bench.read({c}) == Bytes{3});
     CHECK(bench.leases.counts().out_of_memory == 2);
@@ -146,7 +145,7 @@ TEST_SUITE("buffer_leases") {
       CHECK(bench.leases.free(scratch));
       CHECK_FALSE(bench.leases.free(scratch));
     }
-    bench.leases.leave(frame);
+    bench.leases.exit(frame);
     auto const counts = bench.leases.counts();
     CHECK(counts.buffers == 0);
     CHECK(counts.bytes == 0);
@@ -171,7 +170,7 @@ TEST_SUITE("buffer_leases") {
     while (bench.leases.counts().waits == 0) {
       std::this_thread::yield();
     }
-    bench.leases.leave(frame);
+    bench.leases.exit(frame);
     other.join();
     REQUIRE(b != nullptr);
     CHECK(bench.read({b}) == Bytes{2});
@@ -190,11 +189,11 @@ TEST_SUITE("buffer_leases") {
       LeasesBench::Frame second{1, true};
       CHECK(bench.leases.try_enter(second, {}).empty());
       has_entered = true;
-      bench.leases.leave(second);
+      bench.leases.exit(second);
     }};
-    bench.leases.leave(beside);
+    bench.leases.exit(beside);
     CHECK_FALSE(has_entered);
-    bench.leases.leave(first);
+    bench.leases.exit(first);
     other.join();
     CHECK(has_entered);
   }
@@ -209,32 +208,5 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.read({b}) == Bytes{2});
     bench.leases.begin_step();
     CHECK_FALSE(bench.leases.is_under_pressure());
-  }
-
-  TEST_CASE("LimitReservation: lowers the limit, makes others leave for it, and can be raised again") {
-    LeasesBench bench{8_MiB};
-    LimitReservation<LeasesBench::Allocator> reservation{bench.memory};
-    auto const start_reclaim = [&bench] {
-      return !bench.leases.is_under_pressure() && (bench.leases.start_reclaim(), true);
-    };
-    auto* const a = bench.make(5_MiB, 1);
-    reservation.set_limit(4_MiB, HostStream::caller, start_reclaim);
-    CHECK(reservation.limit_bytes() == 4_MiB);
-    CHECK(reservation.bytes() == 4_MiB);
-    CHECK_FALSE(bench.leases.view(a).is_resident);
-    CHECK_THROWS_AS(bench.read({a}), OutOfDeviceMemory);
-    CHECK_THROWS_AS(reservation.set_limit(9_MiB, HostStream::caller, start_reclaim), ContractViolation);
-    reservation.set_limit(8_MiB, HostStream::caller, start_reclaim);
-    CHECK(bench.read({a}) == Bytes{1});
-  }
-
-  TEST_CASE("LimitReservation: what is in use stands in the way") {
-    LeasesBench bench{8_MiB};
-    LimitReservation<LeasesBench::Allocator> reservation{bench.memory};
-    void* const fixed = bench.leases.try_allocate(5_MiB, nullptr);
-    CHECK(fixed != nullptr);
-    CHECK_THROWS_AS(reservation.set_limit(1_MiB, HostStream::caller, [] { return false; }),
-                    OutOfDeviceMemory);
-    CHECK(reservation.limit_bytes() == 5_MiB);
   }
 }

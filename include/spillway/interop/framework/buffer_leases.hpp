@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/pager.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/interop/framework/operand_leases.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -29,117 +26,179 @@ struct BufferUse {
   bool writes = false;  ///< the operation may change it
 };
 
-/// Stands between a framework that keeps raw addresses and an allocator whose blocks keep theirs:
-/// gives buffers memory, holds it while operations use it, and lets it leave in between.
-///
-/// A buffer begins leased. Once it has been shown as the result of an operation it may leave: as long as
-/// memory suffices its lease is simply kept, and once an allocation has failed the desk is *under
-/// pressure*: what no frame has in use gives its lease up, so that the pager may swap it out. The
-/// next frame that has it among its operands acquires it again, at the same address.
-///
-/// Under pressure, and when it may not be far, operations that may run alone do so: two that are halfway
-/// and wait for each other's memory could otherwise both fail.
-///
-/// Threads  thread-safe. The lock is held for bookkeeping alone, never while the allocator is called.
-/// Streams  leases belong to the stream given to the constructor; threads wait only for frames of others.
-/// Address  of a buffer: fixed for its life; to be used inside a frame that has it, only.
-template <class Allocator>
-class BufferLeases {
-  static_assert(Allocator::State::keeps_addresses, "buffers have one address for life");
+/// What `BufferLeases` knows of one buffer. Guarded by its lock.
+template <class Lease>
+struct BufferEntry {
+  BlockId block{};
+  Lease lease{};
+  void* address = nullptr;
+  std::size_t bytes = 0;
+  std::uint32_t pins = 0;       // by frames; it is not swapped out before they end
+  bool is_swappable = false;    // operations alone use it
+  bool is_kept = false;         // other code knows the address: it never leaves
+  bool is_arriving = false;     // one thread is acquiring the lease
+  bool is_dead = false;         // freed; the last pin deletes this
+  BufferEntry* previous = this;
+  BufferEntry* next = this;
 
+  [[nodiscard]] bool has_lease() const noexcept { return static_cast<bool>(lease); }
+  [[nodiscard]] bool is_fixed() const noexcept { return !is_swappable || is_kept; }
+};
+
+/// What one operation has in use, from `BufferLeases::try_enter` to `exit`.
+template <class Lease>
+class BufferFrame {
  public:
-  using Lease = typename Allocator::lease_type;
-  using stream_type = typename Allocator::stream_type;
+  /// @param depth         how many frames the thread is inside of, with this one; 0 for one that no thread
+  ///                      is inside of, for which other threads do not wait
+  /// @param is_exclusive  whether it may have to wait until no other exclusive frame is open
+  explicit BufferFrame(int depth = 0, bool is_exclusive = false)
+      : depth_{depth}, is_exclusive_{is_exclusive} {}
+  BufferFrame(BufferFrame const&) = delete;
+  BufferFrame& operator=(BufferFrame const&) = delete;
 
-  static constexpr bool is_thread_safe = true;
+  [[nodiscard]] int depth() const noexcept { return depth_; }
+  [[nodiscard]] int thread_frames() const noexcept { return depth_; }
+  /// The size of the last request of this frame that could not be met; 0 if all were.
+  [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
+
+  bool is_counted = false;  ///< set by `BufferLeases`
 
  private:
-  struct Buffer {
-    BlockId block{};
-    Lease lease{};
-    void* address = nullptr;
-    std::size_t bytes = 0;
-    std::uint32_t pins = 0;  // by frames; it is not let go before they end
-    bool may_leave = false;
-    bool is_kept = false;
-    bool is_arriving = false;  // one thread is acquiring the lease
-    bool is_dead = false;      // freed; the last pin deletes this
-    Buffer* previous = this;
-    Buffer* next = this;
+  template <class>
+  friend class BufferLeases;
+
+  int depth_;
+  bool is_exclusive_;
+  bool has_exclusive_right_ = false;
+  std::size_t refused_bytes_ = 0;
+  std::vector<BufferEntry<Lease>*> pins_;
+};
+
+/// The traits of a buffer that keeps its address: nothing is to be done when its lease begins or ends.
+template <class Allocator>
+struct BufferTraits {
+  using allocator_type = Allocator;
+  using Lease = typename Allocator::lease_type;
+  using Entry = BufferEntry<Lease>;
+  using Frame = BufferFrame<Lease>;
+  struct Missing {
+    Entry* entry = nullptr;
+    bool writes = false;
   };
+  /// A buffer is not an object that could be destroyed meanwhile.
+  struct References {
+    bool operator[](std::size_t /*i*/) const noexcept { return true; }
+  };
+
+  static constexpr bool has_references = false;
+
+  [[nodiscard]] static bool is_granted(Missing const& one) noexcept {
+    return one.entry->lease && !(one.writes && one.entry->lease.access() == Access::read);
+  }
+  [[nodiscard]] static Access access(Missing const& one) noexcept {
+    return one.writes ? Access::read_write : Access::read;
+  }
+  template <class Stream>
+  static void grant(Missing const& one, Lease& lease, Stream /*stream*/) noexcept {
+    std::swap(one.entry->lease, lease);  // a lease that allowed less ends later, without the lock
+  }
+  [[nodiscard]] static bool is_swappable(Entry const& entry) noexcept {
+    return !entry.is_fixed() && entry.lease;
+  }
+  [[nodiscard]] static References references(std::span<Entry* const> /*entries*/) noexcept {
+    return {};
+  }
+  [[nodiscard]] static bool
+  detach(Entry& entry, bool /*is_alive*/, std::vector<Lease>& leases) {
+    leases.push_back(std::move(entry.lease));
+    return true;
+  }
+  [[nodiscard]] static int release_interpreter() noexcept { return 0; }
+};
+
+/// Leases buffers for the operations of a framework that keeps raw addresses, on an allocator whose blocks
+/// keep theirs. The adapter for TensorFlow uses it; it knows nothing of TensorFlow.
+///
+/// A buffer begins leased. Once it is the result of an operation (`make_swappable`), it may be swapped out
+/// while no frame has it in use, and comes back to the same address when the next frame uses it.
+/// `OperandLeases` says when.
+///
+/// Under pressure, and when pressure may not be far, *exclusive* frames run one after another: two operations
+/// that are halfway and wait for each other's memory could otherwise both fail.
+///
+/// Threads  thread-safe. The lock is never held while the allocator is called.
+/// Streams  leases belong to the stream given to the constructor; threads wait only for frames of others.
+/// Address  of a buffer: fixed for its life; to be used inside of a frame that has it, only.
+template <class Allocator>
+class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
+  static_assert(Allocator::State::keeps_addresses, "buffers have one address for life");
+  using Base = OperandLeases<BufferTraits<Allocator>>;
+  using Entry = typename Base::Entry;
 
  public:
-  /// What one operation has in use, from `try_enter` to `leave`.
-  class Frame {
-   public:
-    /// @param depth      how many frames the thread is inside, with this one; 0 for one that is held by no
-    ///                   thread, which others do not wait for
-    /// @param runs_alone whether it may have to wait until no other such frame is open
-    explicit Frame(int depth = 0, bool runs_alone = false)
-        : depth_{depth}, runs_alone_{runs_alone} {}
-    Frame(Frame const&) = delete;
-    Frame& operator=(Frame const&) = delete;
-    [[nodiscard]] int depth() const noexcept { return depth_; }
-    /// The last request of this frame that could not be met; 0 if all were.
-    [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
+  using Lease = typename Base::Lease;
+  using stream_type = typename Base::stream_type;
+  using Frame = typename Base::Frame;
 
-   private:
-    friend BufferLeases;
-    int depth_;
-    bool runs_alone_;
-    bool is_alone_ = false;
-    bool is_counted_ = false;
-    std::size_t refused_bytes_ = 0;
-    std::vector<Buffer*> pins_;
-  };
-
-  /// `memory` is not owned and must outlive the desk. It should have `lease_wait` zero: threads wait
-  /// for each other here.
-  /// @param patience  how long to wait for operations of others while nothing is released
+  /// `memory` is not owned and must outlive this object; see `OperandLeases`.
+  ///
+  /// @param patience  how long to wait for operations of other threads while nothing is released
   explicit BufferLeases(Allocator& memory,
-                      stream_type stream,
-                      std::chrono::milliseconds patience = std::chrono::seconds{10})
-      : memory_{&memory}, stream_{stream}, patience_{patience} {}
-  BufferLeases(BufferLeases const&) = delete;
-  BufferLeases& operator=(BufferLeases const&) = delete;
-  ~BufferLeases();
+                        stream_type stream,
+                        std::chrono::milliseconds patience = std::chrono::seconds{10})
+      : Base{memory, patience}, stream_{stream} {}
+  ~BufferLeases() {
+    while (!buffers_.empty()) {
+      (void)free(buffers_.begin()->first);
+    }
+  }
 
-  /// A buffer, in use by `frame` if there is one. Null if room cannot be made.
+  /// Returns a new buffer, which `frame` has in use if it is not null. Null if no room can be made.
   [[nodiscard]] void* try_allocate(std::size_t bytes, Frame* frame);
   /// @returns false if there is no buffer at that address
   bool free(void* address) noexcept;
-  [[nodiscard]] bool owns(void* address) const;
-  [[nodiscard]] std::size_t bytes_of(void* address) const;
-
-  /// Opens a frame: pins the buffers and brings in those that are away. Other addresses are ignored.
-  ///
-  /// @returns why not, empty if it has; nothing is pinned otherwise
-  [[nodiscard]] std::string try_enter(Frame& frame, std::span<BufferUse const> uses);
-  /// Says that operations alone use these buffers from now on, or that others know their addresses.
-  void show(std::span<void* const> addresses, bool is_kept);
-  /// Ends a frame: what it had in use may leave.
-  void leave(Frame& frame) noexcept;
-
-  /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
-  std::size_t start_reclaim();
-  /// Makes everything that is not in use leave, and waits until it is gone. @returns bytes that left
-  std::size_t reclaim();
-  /// Marks the boundary between two steps of a program that repeats.
-  void begin_step();
-
-  /// Whether allocations may make others leave. What is away comes back when it is used either way.
-  void enable(bool is_enabled) noexcept {
-    is_enabled_ = is_enabled;
-    if (!is_enabled) {
-      is_under_pressure_ = false;
-    }
+  [[nodiscard]] bool owns(void* address) const {
+    Guard const guard{mutex_};
+    return find(address) != nullptr;
   }
-  [[nodiscard]] bool is_enabled() const noexcept { return is_enabled_; }
-  [[nodiscard]] bool is_under_pressure() const noexcept { return is_under_pressure_; }
-  /// Says how much of the capacity there really is, if somebody else has taken some.
+  [[nodiscard]] std::size_t bytes_of(void* address) const {
+    Guard const guard{mutex_};
+    Entry const* const entry = find(address);
+    return entry == nullptr ? 0 : entry->bytes;
+  }
+
+  /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are not of
+  /// buffers are ignored.
+  ///
+  /// @returns why the frame cannot be opened; nothing is pinned then. Empty if it is open
+  [[nodiscard]] std::string try_enter(Frame& frame, std::span<BufferUse const> uses);
+  /// Ends a frame: what it had in use may be swapped out.
+  void exit(Frame& frame) noexcept;
+
+  /// Says that operations alone use these buffers from now on, so that they may be swapped out.
+  void make_swappable(std::span<void* const> addresses) { set_swappable(addresses, false); }
+  /// Says that other code knows the addresses of these buffers, so that they never leave again.
+  void keep(std::span<void* const> addresses) { set_swappable(addresses, true); }
+
+  /// Swaps out everything that is not in use, and waits on the host until it is gone.
+  ///
+  /// @returns the bytes that left
+  std::size_t reclaim() {
+    std::size_t const bytes = Base::reclaim();
+    this->memory_->synchronize();
+    {
+      Guard const guard{mutex_};
+      ++sizes_.full_reclaims;
+    }
+    update_peak_reclaimed();
+    return bytes;
+  }
+  /// Says how much of the capacity may be used, if a part of it is reserved.
   void set_limit(std::size_t limit_bytes) noexcept { limit_bytes_ = limit_bytes; }
 
-  struct Counts {
+  /// What is counted of buffers.
+  struct Sizes {
     std::size_t buffers = 0;
     std::size_t bytes = 0;  // of all buffers, wherever they are
     std::size_t peak_bytes = 0;
@@ -147,91 +206,298 @@ class BufferLeases {
     std::size_t largest_ever_bytes = 0;
     std::size_t active_bytes = 0;  // in use by frames
     std::size_t peak_active_bytes = 0;
-    std::size_t fixed_bytes = 0;  // never leave: not shown, or kept
+    std::size_t fixed_bytes = 0;  // never leave: no result of an operation yet, or kept
     std::size_t peak_reclaimed_bytes = 0;
     std::uint64_t allocations = 0;
-    std::uint64_t frames = 0;
-    std::uint64_t waits = 0;          // times a thread waited for other threads' frames
-    std::uint64_t out_of_memory = 0;  // requests that could not be met
-    std::uint64_t pressures = 0;      // times pressure began
     std::uint64_t full_reclaims = 0;
   };
-  [[nodiscard]] Counts counts() const;
+  struct Counts : OperationCounts, Sizes {};
+  [[nodiscard]] Counts counts() const {
+    Guard const guard{mutex_};
+    return {this->counts_, sizes_};
+  }
   /// Why the last request could not be met; empty if all were.
   [[nodiscard]] std::string last_failure() const {
     Guard const guard{mutex_};
     return failure_;
   }
   void reset_peaks();
-  /// What a buffer's state is.
+  /// The state of one buffer.
   struct View {
     std::size_t bytes = 0;
     bool is_resident = false;
     bool is_in_use = false;
-    bool may_leave = false;
+    bool is_swappable = false;
   };
   [[nodiscard]] View view(void* address) const;
-  [[nodiscard]] Allocator& memory() const noexcept { return *memory_; }
 
  private:
-  using Guard = std::unique_lock<std::mutex>;
+  using Guard = typename Base::Guard;
+  using Missing = typename Base::Missing;
+  using Base::mutex_;
 
-  [[nodiscard]] Buffer* find(void* address) const {
+  [[nodiscard]] Entry* find(void* address) const {
     auto const found = buffers_.find(address);
     return found == buffers_.end() ? nullptr : found->second;
   }
-  /// Whether the lease that a buffer has is one for this use.
-  [[nodiscard]] static bool allows(Buffer const& one, BufferUse const& use) noexcept {
-    return one.lease && !(use.writes && one.lease.access() == Access::read);
+  /// Whether two operations at once might not fit. The caller holds the lock.
+  [[nodiscard]] bool is_room_scarce() const noexcept {
+    std::size_t const expected = sizes_.bytes + 8 * sizes_.largest_ever_bytes;
+    return this->is_under_pressure_ || std::max(expected, 2 * sizes_.bytes) > limit_bytes_;
   }
-  static void merge(std::vector<BufferUse>& uses, BufferUse const& use) {
-    auto const same = std::find_if(uses.begin(), uses.end(), [&use](BufferUse const& one) {
-      return one.address == use.address;
-    });
-    if (same == uses.end()) {
-      uses.push_back(use);
-    } else {
-      same->writes = same->writes || use.writes;
+  /// The caller holds the lock.
+  void pin(Frame& frame, Entry& entry) {
+    frame.pins_.push_back(&entry);
+    if (entry.pins++ == 0) {
+      sizes_.active_bytes += entry.bytes;
+      sizes_.peak_active_bytes = std::max(sizes_.peak_active_bytes, sizes_.active_bytes);
     }
   }
-  /// Whether two operations at once might not fit. The lock is held.
-  [[nodiscard]] bool is_tight() const noexcept {
-    std::size_t const expected = counts_.bytes + 8 * counts_.largest_ever_bytes;
-    return is_under_pressure_ || std::max(expected, 2 * counts_.bytes) > limit_bytes_;
+  /// Adds an operand whose lease has to be acquired. One that is there twice is written if either writes.
+  static void add(std::vector<Missing>& missing, Missing one) {
+    auto const same = std::find_if(missing.begin(), missing.end(), [&one](Missing const& other) {
+      return other.entry == one.entry;
+    });
+    if (same == missing.end()) {
+      missing.push_back(one);
+    } else {
+      same->writes = same->writes || one.writes;
+    }
   }
-  [[nodiscard]] static bool can_go(Buffer const& one) noexcept {
-    return one.pins == 0 && one.may_leave && !one.is_kept && one.lease;
-  }
-  void pin(Frame& frame, Buffer& one);
-  void await_solitude(Guard& guard, Frame& frame);
-  [[nodiscard]] std::string attach(Frame const& frame, std::vector<BufferUse> const& wanted);
-  [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen);
-  [[nodiscard]] bool await_others(Frame const* frame, std::uint64_t seen);
-  void tell_waiters() noexcept;
-  void note_reclaimed();
-  [[nodiscard]] std::string explain(std::string const& why);
+  void wait_for_exclusive_right(Guard& guard, Frame& frame);
+  void set_swappable(std::span<void* const> addresses, bool is_kept);
+  void update_peak_reclaimed();
+  [[nodiscard]] std::string describe_failure(std::string const& why);
 
-  Allocator* memory_;
   stream_type stream_;
-  std::chrono::milliseconds patience_;
-  mutable std::mutex mutex_;  // guards all that is not atomic
-  std::condition_variable changed_;
-  std::unordered_map<void*, Buffer*> buffers_;
-  Buffer all_{};  // head of a ring
-  Counts counts_{};
+  std::unordered_map<void*, Entry*> buffers_;
+  Sizes sizes_{};
   std::string failure_;
-  bool is_alone_taken_ = false;
-  std::uint64_t evictions_seen_ = 0;
-  std::atomic<std::size_t> limit_bytes_{memory_->stats().capacity_bytes};
-  std::atomic<bool> is_enabled_{true};
-  std::atomic<bool> is_under_pressure_{false};
-  std::atomic<int> active_{0};    // frames that threads are inside of
-  std::atomic<int> starving_{0};  // of which wait for memory
-  std::atomic<int> waiters_{0};
-  std::atomic<std::uint64_t> releases_{0};
+  bool is_exclusive_right_taken_ = false;
+  std::atomic<std::size_t> limit_bytes_{this->memory_->stats().capacity_bytes};
 };
 
-}  // namespace spillway::framework
+template <class Allocator>
+void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
+  auto entry = std::make_unique<Entry>();
+  void* address = nullptr;
+  std::string failure;
+  bool const has_room = this->try_allocate_block(
+      bytes, stream_, frame, failure, [&](BlockId block, Lease& lease) {
+        Guard const guard{mutex_};
+        buffers_.emplace(lease.data(), entry.get());
+        address = entry->address = lease.data();
+        entry->block = block;
+        entry->bytes = bytes;
+        entry->lease = std::move(lease);
+        if (frame != nullptr) {
+          pin(*frame, *entry);
+        }
+        this->link(*entry.release());
+        ++sizes_.buffers;
+        ++sizes_.allocations;
+        sizes_.bytes += bytes;
+        sizes_.peak_bytes = std::max(sizes_.peak_bytes, sizes_.bytes);
+        sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
+        sizes_.largest_ever_bytes = std::max(sizes_.largest_ever_bytes, bytes);
+        sizes_.fixed_bytes += bytes;
+      });
+  if (!has_room) {
+    (void)describe_failure(failure);
+    if (frame != nullptr) {
+      frame->refused_bytes_ = bytes;
+    }
+    return nullptr;
+  }
+  update_peak_reclaimed();
+  return address;
+}
 
-#include <spillway/interop/framework/buffer_leases/frames.hpp>
-#include <spillway/interop/framework/buffer_leases/room.hpp>
+template <class Allocator>
+bool BufferLeases<Allocator>::free(void* address) noexcept {
+  Lease lease;
+  BlockId block{};
+  std::unique_ptr<Entry> unused;
+  {
+    Guard const guard{mutex_};
+    Entry* const entry = find(address);
+    if (entry == nullptr) {
+      return false;
+    }
+    buffers_.erase(address);
+    this->unlink(*entry);
+    --sizes_.buffers;
+    sizes_.bytes -= entry->bytes;
+    sizes_.fixed_bytes -= entry->is_fixed() ? entry->bytes : 0;
+    block = entry->block;
+    lease = std::move(entry->lease);
+    entry->is_dead = true;
+    if (entry->pins == 0) {
+      unused.reset(entry);
+    } else {
+      sizes_.active_bytes -= entry->bytes;
+    }
+  }
+  lease.release();
+  this->memory_->abandon(block);
+  this->notify_waiters();
+  return true;
+}
+
+/// Waits while room is scarce and another exclusive frame is open. Nothing is pinned yet.
+template <class Allocator>
+void BufferLeases<Allocator>::wait_for_exclusive_right(Guard& guard, Frame& frame) {
+  if (frame.is_exclusive_ && is_room_scarce()) {
+    frame.has_exclusive_right_ =
+        this->wait_until(guard, [this] { return !is_exclusive_right_taken_; });
+    is_exclusive_right_taken_ = true;
+  }
+}
+
+template <class Allocator>
+std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse const> uses) {
+  std::vector<Missing> missing;
+  {
+    Guard guard{mutex_};
+    wait_for_exclusive_right(guard, frame);
+    if (frame.depth() > 0) {
+      this->count(frame);
+    }
+    ++this->counts_.frames;
+    for (BufferUse const& use : uses) {
+      if (Entry* const entry = find(use.address)) {
+        pin(frame, *entry);
+        if (Missing const one{entry, use.writes}; !BufferTraits<Allocator>::is_granted(one)) {
+          add(missing, one);
+        }
+      }
+    }
+  }
+  if (missing.empty()) {
+    return {};
+  }
+  try {
+    std::string failure;
+    if (this->acquire_missing(frame, missing, stream_, failure)) {
+      update_peak_reclaimed();
+      return {};
+    }
+    failure = describe_failure(failure);
+    exit(frame);
+    return failure;
+  } catch (...) {
+    exit(frame);
+    throw;
+  }
+}
+
+template <class Allocator>
+void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
+  auto const unpin = [this](Entry& entry) {
+    if (--entry.pins != 0) {
+      return false;
+    }
+    sizes_.active_bytes -= entry.is_dead ? 0 : entry.bytes;
+    return true;
+  };
+  auto const end = [&] {
+    if (std::exchange(frame.has_exclusive_right_, false)) {
+      is_exclusive_right_taken_ = false;
+    }
+    this->uncount(frame);
+  };
+  this->release_pins(frame.pins_, [](auto const& /*leases*/) {}, unpin, end);
+  this->notify_waiters();
+}
+
+template <class Allocator>
+void BufferLeases<Allocator>::set_swappable(std::span<void* const> addresses, bool is_kept) {
+  std::vector<Lease> leases;  // of buffers that nobody has in use: they may be swapped out at once
+  Guard guard{mutex_};
+  for (void* const address : addresses) {
+    if (Entry* const entry = find(address)) {
+      bool const was_fixed = entry->is_fixed();
+      entry->is_swappable = true;
+      entry->is_kept = entry->is_kept || is_kept;
+      if (was_fixed && !entry->is_kept) {
+        sizes_.fixed_bytes -= entry->bytes;
+      } else if (!was_fixed && entry->is_kept) {
+        sizes_.fixed_bytes += entry->bytes;
+      }
+      if (this->is_under_pressure_ && entry->pins == 0 &&
+          BufferTraits<Allocator>::is_swappable(*entry)) {
+        leases.push_back(std::move(entry->lease));
+      }
+    }
+  }
+  guard.unlock();
+  if (!leases.empty()) {
+    leases.clear();
+    this->notify_waiters();
+  }
+}
+
+/// Updates the peak of bytes that are swapped out, which only grows under pressure.
+template <class Allocator>
+void BufferLeases<Allocator>::update_peak_reclaimed() {
+  if (!this->is_under_pressure_) {
+    return;
+  }
+  Stats const now = this->memory_->stats();
+  std::size_t const away = now.allocated.bytes.current - now.resident.bytes.current;
+  Guard const guard{mutex_};
+  sizes_.peak_reclaimed_bytes = std::max(sizes_.peak_reclaimed_bytes, away);
+}
+
+template <class Allocator>
+void BufferLeases<Allocator>::reset_peaks() {
+  this->memory_->reset_peak_stats();
+  Guard const guard{mutex_};
+  sizes_.peak_bytes = sizes_.bytes;
+  sizes_.peak_active_bytes = sizes_.active_bytes;
+  sizes_.peak_reclaimed_bytes = 0;
+  sizes_.largest_bytes = 0;
+  sizes_.allocations = 0;
+}
+
+template <class Allocator>
+auto BufferLeases<Allocator>::view(void* address) const -> View {
+  View seen;
+  BlockId block{};
+  {
+    Guard const guard{mutex_};
+    Entry const* const entry = find(address);
+    if (entry == nullptr) {
+      return seen;
+    }
+    block = entry->block;
+    seen = View{.bytes = entry->bytes,
+                .is_resident = entry->has_lease(),
+                .is_in_use = entry->pins != 0,
+                .is_swappable = !entry->is_fixed()};
+  }
+  if (!seen.is_resident) {
+    try {
+      seen.is_resident = this->memory_->residency(block) == Residency::device;
+    } catch (ContractViolation const&) {
+      return {};  // freed meanwhile
+    }
+  }
+  return seen;
+}
+
+template <class Allocator>
+std::string BufferLeases<Allocator>::describe_failure(std::string const& why) {
+  Guard const guard{mutex_};
+  ++this->counts_.out_of_memory;
+  std::string text = why;
+  if (!this->is_enabled_) {
+    text += " Support for large models is off: set_lms_enabled(True).";
+  }
+  failure_ = text + " " + std::to_string(sizes_.active_bytes) + " bytes are in use by " +
+             std::to_string(this->counts_.active_frames) + " operations, " +
+             std::to_string(sizes_.fixed_bytes) + " bytes can never leave.";
+  return failure_;
+}
+
+}  // namespace spillway::framework

@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/policy/prefetch/schedule_lookahead.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 namespace spillway::framework {
 
-/// Lowers an allocator's limit below its capacity: leased blocks that nobody else may have the room of.
+/// Lowers an allocator's limit below its capacity while it is in use, and raises it again: reserves the bytes
+/// above the limit, as blocks under a lease, so that nothing else can be placed there.
 ///
 /// Threads  thread-safe.
 /// Streams  the leases belong to the stream given to `set_limit`.
@@ -30,39 +35,39 @@ class LimitReservation {
   explicit LimitReservation(Allocator& memory) : memory_{&memory} {}
   LimitReservation(LimitReservation const&) = delete;
   LimitReservation& operator=(LimitReservation const&) = delete;
-  ~LimitReservation() { drop_to(0); }
+  ~LimitReservation() { shrink_to(0); }
 
   [[nodiscard]] std::size_t limit_bytes() const {
     std::scoped_lock const lock{mutex_};
     return memory_->stats().capacity_bytes - bytes_;
   }
 
-  /// What the allocator's statistics count as leased and resident for its sake.
+  /// The bytes that are reserved, which the allocator's statistics count as leased and resident.
   [[nodiscard]] std::size_t bytes() const {
     std::scoped_lock const lock{mutex_};
     return bytes_;
   }
 
-  /// Rounded up by less than `piece_bytes`.
+  /// Sets the limit, rounded up by less than `piece_bytes`.
   ///
-  /// @param start_reclaim  called when room is needed that leases stand in the way of; returns whether it may
-  ///                 have helped
+  /// @param reclaim  called when leases stand in the way of the reservation; returns whether it may
+  ///                 have made some of them end
   /// @throws ContractViolation for more than the capacity; OutOfDeviceMemory if what is in use does not
-  ///         fit: the limit is then lowered as far as it can be
+  ///         fit: the limit is then as low as it can be
   void
-  set_limit(std::size_t limit_bytes, stream_type stream, std::function<bool()> const& start_reclaim) {
+  set_limit(std::size_t limit_bytes, stream_type stream, std::function<bool()> const& reclaim) {
     std::scoped_lock const lock{mutex_};
     std::size_t const capacity = memory_->stats().capacity_bytes;
     expects(limit_bytes <= capacity, "a limit cannot be above the capacity");
     std::size_t const wanted = (capacity - limit_bytes) / piece_bytes * piece_bytes;
-    drop_to(wanted);
+    shrink_to(wanted);
     std::size_t bytes = wanted - bytes_;
     while (bytes_ < wanted) {
       bytes = std::min(bytes, wanted - bytes_);
       try {
         add(bytes, stream);
       } catch (OutOfDeviceMemory const&) {
-        if (start_reclaim()) {
+        if (reclaim()) {
           continue;
         }
         if (bytes <= piece_bytes) {
@@ -85,7 +90,7 @@ class LimitReservation {
     bytes_ += bytes;
   }
 
-  void drop_to(std::size_t wanted) noexcept {
+  void shrink_to(std::size_t wanted) noexcept {
     while (bytes_ > wanted) {
       auto [block, lease] = std::move(pieces_.back());
       pieces_.pop_back();
@@ -100,5 +105,29 @@ class LimitReservation {
   std::vector<std::pair<BlockId, Lease>> pieces_;
   std::size_t bytes_ = 0;
 };
+
+/// A limit that one thread sets while others read it.
+///
+/// Threads  thread-safe.
+using SharedLimit = std::shared_ptr<std::atomic<std::size_t>>;
+
+/// A `ScheduleLookahead` that brings in no more at once than a sixth of a limit, as the limit is at that time.
+/// For memory whose limit is lowered below the capacity that its allocator was made with.
+class LimitedLookahead : public ScheduleLookahead {
+ public:
+  LimitedLookahead() noexcept {}  // NOLINT(modernize-use-equals-default): as ScheduleLookahead's
+  LimitedLookahead(PrefetchOptions options, SharedLimit limit_bytes) noexcept
+      : ScheduleLookahead{options}, limit_bytes_{std::move(limit_bytes)} {}
+
+  [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
+    std::size_t const most = ScheduleLookahead::max_inflight_bytes();
+    return limit_bytes_ == nullptr ? most : std::min(most, limit_bytes_->load() / 6);
+  }
+
+ private:
+  SharedLimit limit_bytes_;
+};
+
+static_assert(PrefetchPolicy<LimitedLookahead>);
 
 }  // namespace spillway::framework

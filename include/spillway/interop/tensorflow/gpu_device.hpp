@@ -4,8 +4,6 @@
 /// TensorFlow's GPU as a `SwappingDevice`. Needs a TensorFlow that was built for CUDA, and `GOOGLE_CUDA`
 /// defined as 1.
 
-#include <spillway/interop/tensorflow/leased_copy.hpp>
-#include <spillway/interop/tensorflow/operands.hpp>
 #include <spillway/interop/tensorflow/swapping_device.hpp>
 
 #include <cstddef>

@@ -3,19 +3,70 @@
 
 #include <spillway/core/error.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/tensorflow/leased_copy.hpp>
 #include <spillway/interop/tensorflow/operation.hpp>
-#include <spillway/interop/tensorflow/operation_kind.hpp>
 
+#include <array>
+#include <exception>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+#include <tensorflow/core/common_runtime/device_factory.h>
+#include <tensorflow/core/common_runtime/threadpool_device.h>
+#include <tensorflow/core/framework/device_base.h>
 #include <tensorflow/core/framework/op_kernel.h>
 #include <tensorflow/core/framework/resource_var.h>
+#include <tensorflow/core/framework/tensor.h>
+#include <tensorflow/core/public/session_options.h>
 
 namespace spillway::tensorflow {
+
+/// Copies one tensor to another, and holds those of the two that are the desk's until the copy is done.
+///
+/// What was copied to is shown: operations and such copies are all that use it from then on.
+///
+/// @param copy  called with what it has to call when the copy is done, with a status; not called if the
+///              tensors cannot be brought in
+/// @param done  called once, with the status
+template <class Site, class Copy>
+void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallback done, Copy copy) {
+  using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
+  std::vector<framework::BufferUse> uses;
+  auto const add = [&uses](tf::Tensor const& tensor, bool writes) {
+    if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
+      uses.push_back({p, writes});
+    }
+  };
+  add(from, false);
+  add(to, true);
+  if (uses.empty()) {
+    copy(std::move(done));
+    return;
+  }
+  auto const frame = std::make_shared<Frame>();
+  try {
+    std::string const why = Site::leases().try_enter(*frame, uses);
+    if (!why.empty()) {
+      done(absl::ResourceExhaustedError(
+          absl::StrCat("OOM when bringing in a tensor that is copied: ", why)));
+      return;
+    }
+  } catch (std::exception const& error) {
+    done(absl::DataLossError(
+        absl::StrCat("a tensor that is copied cannot be brought in: ", error.what())));
+    return;
+  }
+  std::array<void*, 1> const target{uses.back().writes ? uses.back().address : nullptr};
+  copy([frame, target, done = std::move(done)](absl::Status const& status) {
+    Site::leases().make_swappable(target);
+    Site::leases().exit(*frame);
+    done(status);
+  });
+}
 
 /// One of TensorFlow's devices, with tensors that may leave its memory while no operation uses them.
 ///
@@ -138,6 +189,43 @@ class SwappingDevice : public Base {
         context.SetStatus(absl::DataLossError(error.what()));
       }
     }
+  }
+};
+
+/// TensorFlow's CPU device as a `SwappingDevice`.
+template <class Site>
+class SwappingCpuDevice final : public SwappingDevice<Site, tf::ThreadPoolDevice> {
+ public:
+  SwappingCpuDevice(tf::SessionOptions const& options, std::string const& name)
+      : SwappingDevice<Site, tf::ThreadPoolDevice>{
+            options, name, tf::Bytes{256 << 20}, tf::DeviceLocality{}, &Site::tensors()} {}
+};
+
+/// Makes `SwappingCpuDevice`s where TensorFlow would make its own CPU devices.
+///
+/// To be registered before the first device is made, with a priority above TensorFlow's own:
+/// `::tensorflow::dfactory::Registrar<SwappingCpuDeviceFactory<Site>>{"CPU", 300, ...}`.
+template <class Site>
+class SwappingCpuDeviceFactory final : public tf::DeviceFactory {
+ public:
+  absl::Status ListPhysicalDevices(std::vector<std::string>* devices) override {
+    devices->emplace_back("/physical_device:CPU:0");
+    return absl::OkStatus();
+  }
+
+  absl::Status CreateDevices(tf::SessionOptions const& options,
+                             std::string const& name_prefix,
+                             std::vector<std::unique_ptr<tf::Device>>* devices) override {
+    int count = 1;
+    auto const wanted = options.config.device_count().find("CPU");
+    if (wanted != options.config.device_count().end()) {
+      count = wanted->second;
+    }
+    for (int i = 0; i < count; ++i) {
+      devices->push_back(std::make_unique<SwappingCpuDevice<Site>>(
+          options, absl::StrCat(name_prefix, "/device:CPU:", i)));
+    }
+    return absl::OkStatus();
   }
 };
 

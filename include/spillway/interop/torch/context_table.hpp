@@ -27,7 +27,7 @@ class ContextTable {
     limit_ = most_freed;
     trim();
   }
-  void note(BlockId block, Pointer context) {
+  void add(BlockId block, Pointer context) {
     if (context) {
       std::scoped_lock const lock{mutex_};
       contexts_[block] = std::move(context);
@@ -41,7 +41,7 @@ class ContextTable {
     }
   }
   /// Null if nothing was gathered.
-  [[nodiscard]] Pointer of(BlockId block) const {
+  [[nodiscard]] Pointer find(BlockId block) const {
     std::scoped_lock const lock{mutex_};
     auto const found = contexts_.find(block);
     return found == contexts_.end() ? nullptr : found->second;

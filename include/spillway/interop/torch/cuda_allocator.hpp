@@ -3,10 +3,9 @@
 
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/cuda_history.hpp>
-#include <spillway/interop/torch/cuda_snapshot.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
-#include <spillway/interop/torch/tensor_observer.hpp>
+#include <spillway/interop/torch/tensor_stats.hpp>
 #include <spillway/observe/snapshot.hpp>
 
 #include <algorithm>
@@ -79,18 +78,18 @@ class CudaTensorAllocator final
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
   /// What the desk does not know is a pool's. Anything else is a pointer that was freed before.
-  void drop_pooled(void* p) {
+  void free_pooled(void* p) {
     if (!pools_.free(p, Site::is_capturing())) {
       TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
     }
   }
 
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
-    if (data.get_context() == nullptr || pools_.note_stream(data.get_context(), stream.stream()) ||
+    if (data.get_context() == nullptr || pools_.record_stream(data.get_context(), stream.stream()) ||
         Site::is_capturing()) {
       return;  // what a capture uses never leaves
     }
-    Site::leases().note_stream(data, stream.stream());
+    Site::leases().record_stream(data, stream.stream());
   }
 
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
@@ -177,7 +176,7 @@ class CudaTensorAllocator final
     history_.on_freed(block);
   }
   void on_out_of_memory(std::size_t bytes) {
-    watch().on_refused();
+    watch().on_out_of_memory();
     Stats const now = Site::leases().memory().stats();
     c10::reportOutOfMemoryToProfiler(static_cast<std::int64_t>(bytes),
                                      now.allocated.bytes.current,
@@ -218,7 +217,7 @@ class CudaTensorAllocator final
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
     check(device);
     rethrow_as_torch([&] { pools_.end(pool); });
-    Site::leases().memory().device().synchronize(Site::quiet_stream());
+    Site::leases().memory().device().synchronize(Site::uncaptured_stream());
   }
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
     check(device);
@@ -289,7 +288,7 @@ class CudaTensorAllocator final
     if (pools_.is_routing()) {
       if (auto const pool = pools_.route(stream)) {
         return pools_.allocate(
-            *pool, bytes, stream, Site::is_capturing() ? Site::quiet_stream() : stream);
+            *pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
       }
     }
     try {
@@ -303,8 +302,8 @@ class CudaTensorAllocator final
   }
 
   Pools pools_{
-      {[](std::size_t bytes, cudaStream_t stream) { return Site::leases().lend(bytes, stream); },
-       [](void* p) { Site::leases().take_back(p); }}};
+      {[](std::size_t bytes, cudaStream_t stream) { return Site::leases().allocate_fixed(bytes, stream); },
+       [](void* p) { Site::leases().free_fixed(p); }}};
   CudaHistory history_;
 };
 

@@ -4,8 +4,9 @@
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/context_table.hpp>
-#include <spillway/interop/torch/cuda_snapshot.hpp>
-#include <spillway/interop/torch/tensor_observer.hpp>
+#include <spillway/interop/torch/private_pools.hpp>
+#include <spillway/interop/torch/tensor_stats.hpp>
+#include <spillway/observe/snapshot.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -20,6 +21,144 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 
 namespace spillway::torch {
+
+/// Statistics and snapshots as PyTorch's own values.
+namespace as_torch {
+
+using Contexts = ContextTable<c10::GatheredContext>;
+
+inline c10::CachingAllocator::Stat stat(TensorStat const& from) {
+  c10::CachingAllocator::Stat to;
+  to.current = from.current;
+  to.peak = from.peak;
+  to.allocated = from.allocated;
+  to.freed = from.freed;
+  return to;
+}
+
+inline c10::CachingAllocator::StatArray stat_array(TensorStatArray const& from) {
+  return {stat(from.all()), stat(from.small()), stat(from.large())};
+}
+
+inline c10::CachingDeviceAllocator::DeviceStats device_stats(TensorStats const& from) {
+  c10::CachingDeviceAllocator::DeviceStats to;
+  to.allocation = stat_array(from.allocation);
+  to.segment = stat_array(from.segment);
+  to.active = stat_array(from.active);
+  to.inactive_split = stat_array(from.inactive_split);
+  to.allocated_bytes = stat_array(from.allocated_bytes);
+  to.reserved_bytes = stat_array(from.reserved_bytes);
+  to.active_bytes = stat_array(from.active_bytes);
+  to.inactive_split_bytes = stat_array(from.inactive_split_bytes);
+  to.requested_bytes = stat_array(from.requested_bytes);
+  to.num_alloc_retries = from.num_alloc_retries;
+  to.num_ooms = from.num_ooms;
+  to.num_device_alloc = from.num_device_alloc;
+  to.num_device_free = from.num_device_free;
+  return to;
+}
+
+/// For versions of PyTorch that count private pools one by one.
+template <class DeviceStats>
+void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
+  if constexpr (requires { to.reserved_bytes_by_private_pools; }) {
+    TensorStatArray counted;
+    counted.set_large(static_cast<std::int64_t>(bytes));
+    to.reserved_bytes_by_private_pools[id] = stat_array(counted);
+  }
+}
+
+/// A resident block counts as allocated whether an operation uses it or not; one that has left is not
+/// shown. A range whose block was freed while its copy is under way awaits its being freed.
+inline c10::CachingDeviceAllocator::SegmentInfo
+segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts const& contexts) {
+  using State = MemorySnapshot::State;
+  c10::CachingDeviceAllocator::SegmentInfo to;
+  to.device = device;
+  to.address = from.address;
+  to.total_size = from.size_bytes;
+  to.requested_size = from.requested_bytes(State::allocated);
+  to.allocated_size = from.bytes(State::allocated);
+  to.active_size = to.allocated_size + from.bytes(State::leaving);
+  to.is_large = true;
+  to.blocks.reserve(from.blocks.size());
+  for (MemorySnapshot::Block const& block : from.blocks) {
+    c10::CachingDeviceAllocator::BlockInfo piece;
+    piece.size = block.size_bytes;
+    piece.requested_size = block.requested_bytes;
+    piece.allocated = block.state == State::allocated;
+    piece.active = block.state != State::free;
+    piece.context_when_allocated = piece.allocated ? contexts.find(block.id) : nullptr;
+    to.blocks.push_back(std::move(piece));
+  }
+  return to;
+}
+
+/// A piece of a private pool, shown as a segment of its own.
+template <class Stream>
+c10::CachingDeviceAllocator::SegmentInfo segment(typename PrivatePools<Stream>::Piece const& from,
+                                                 c10::DeviceIndex device) {
+  bool const is_live = from.requested_bytes != 0;
+  c10::CachingDeviceAllocator::SegmentInfo to;
+  to.device = device;
+  to.address = reinterpret_cast<std::size_t>(from.address);
+  to.total_size = from.bytes;
+  to.requested_size = from.requested_bytes;
+  to.allocated_size = to.active_size = is_live ? from.bytes : 0;
+  to.stream = from.stream;
+  to.is_large = from.bytes > largest_small_bytes;
+  to.owner_private_pool_id = from.pool;
+  c10::CachingDeviceAllocator::BlockInfo piece;
+  piece.size = from.bytes;
+  piece.requested_size = from.requested_bytes;
+  piece.allocated = piece.active = is_live;
+  to.blocks.push_back(std::move(piece));
+  return to;
+}
+
+/// What changed, oldest first: a block is freed when it leaves the device and allocated when it comes
+/// back, and a move is both.
+///
+/// @param epoch_ns  the wall clock's time at which the device's clock was 0
+inline std::vector<c10::CachingDeviceAllocator::TraceEntry>
+trace(MemorySnapshot const& from, std::int64_t epoch_ns, Contexts const& contexts) {
+  using Entry = c10::CachingDeviceAllocator::TraceEntry;
+  using Kind = MemorySnapshot::Change::Kind;
+  std::vector<Entry> to;
+  to.reserve(from.changes.size() + 1);
+  auto const add = [&](Entry::Action action, std::size_t address, auto const& change) {
+    to.emplace_back(action,
+                    static_cast<c10::DeviceIndex>(from.device),
+                    address,
+                    change.size_bytes,
+                    nullptr,
+                    c10::MempoolId_t{0, 0},
+                    c10::approx_time_t{},
+                    contexts.find(change.id));
+    to.back().time_.t_ = (static_cast<std::int64_t>(change.time_ns) + epoch_ns) / 1000;
+  };
+  for (MemorySnapshot::Change const& change : from.changes) {
+    switch (change.kind) {
+    case Kind::take:
+      add(Entry::ALLOC, change.address, change);
+      break;
+    case Kind::leave:
+      add(Entry::FREE_REQUESTED, change.address, change);
+      add(Entry::FREE_COMPLETED, change.address, change);
+      break;
+    case Kind::reserve:
+      add(Entry::SEGMENT_ALLOC, change.address, change);
+      break;
+    case Kind::out_of_memory:
+      add(Entry::OOM, change.free_bytes, change);
+      break;
+    }
+  }
+  add(Entry::SNAPSHOT, 0, MemorySnapshot::Change{.time_ns = from.time_ns});
+  return to;
+}
+
+}  // namespace as_torch
 
 /// Who wants to know what a CUDA allocator does: memory history, observers of errors, trackers.
 ///
@@ -44,7 +183,7 @@ class CudaHistory {
               When when,
               bool clears) {
     if (clears || !enabled) {
-      watch.forget_history();
+      watch.clear_history();
       contexts_.clear();
     }
     contexts_.set_limit(enabled ? most_entries : 0);
@@ -70,7 +209,7 @@ class CudaHistory {
   void on_allocated(BlockId block) noexcept {
     if (Gather const gather = gather_) {
       try {
-        contexts_.note(block, gather());
+        contexts_.add(block, gather());
       } catch (...) {  // NOLINT(bugprone-empty-catch)
       }
     }

@@ -2,12 +2,9 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
-#include <spillway/interop/torch/nested_operations.hpp>
 #include <spillway/interop/torch/operands.hpp>
-#include <spillway/interop/torch/operation_kind.hpp>
-#include <spillway/interop/torch/running_work.hpp>
+#include <spillway/interop/torch/operations.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
-#include <spillway/interop/torch/typed_operations.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -20,13 +17,74 @@
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/library.h>
 
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+#  include <torch/csrc/distributed/c10d/Work.hpp>
+#endif
+
 namespace spillway::torch {
+
+/// What tells when communication ends that an operation has begun, if that is among its results.
+/// @returns null if there is nothing that tells: none is going on, or its backend does not say
+[[nodiscard]] inline c10::intrusive_ptr<c10::ivalue::Future>
+find_future([[maybe_unused]] std::span<c10::IValue const> results) {
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  for (c10::IValue const& result : results) {
+    if (result.isCustomClass()) {
+      try {
+        return result.toCustomClass<c10d::Work>()->getFuture();
+      } catch (c10::Error const&) {
+        return {};  // not a backend's business: those of send and receive, for example
+      }
+    }
+  }
+#endif
+  return {};
+}
+
+/// Holds operands of an operation that may go on with them after it has returned, for as long as it lives.
+///
+/// Threads  may be destroyed on any thread. Nobody waits for it to let go: it may wait itself, for another
+///          process.
+/// Streams  what uses the memory afterwards comes after what is on the stream that is current when this is
+///          destroyed, which runs after the communication.
+template <class Site>
+class CommunicationLease {
+ public:
+  using Leases = StorageLeases<Site>;
+
+  /// The calling thread has the operands pinned.
+  explicit CommunicationLease(Operands const& operands) { Site::leases().pin_again(pins_, operands); }
+  CommunicationLease(CommunicationLease const&) = delete;
+  CommunicationLease& operator=(CommunicationLease const&) = delete;
+  ~CommunicationLease() {
+    try {
+      Site::leases().record_stream(pins_, Site::current_stream());
+    } catch (...) {
+      keep();  // nobody would know when the memory may be used again
+    }
+    Site::leases().exit(frames_, pins_, {});
+  }
+
+  /// For good, since nothing tells when it ends.
+  void keep() noexcept { Site::leases().keep(pins_); }
+
+  static void end_with(c10::ivalue::Future& future, std::shared_ptr<CommunicationLease> use) {
+    future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
+  }
+
+ private:
+  typename Leases::Frames frames_;
+  typename Leases::Pins pins_;
+};
 
 /// What one thread's hook needs beside its frames.
 struct HookState {
@@ -84,7 +142,7 @@ class FrameHook {
   if (auto const handle =                                                                          \
           dispatcher.findSchemaOrThrow(at::_ops::op::name, at::_ops::op::overload_name);           \
       detail::is_composite_for_all(handle)) {                                                      \
-    pass_by(*library, handle);                                                                     \
+    bypass(*library, handle);                                                                     \
   } else {                                                                                         \
     library->operations.impl(full_name,                                                            \
                              TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)));    \
@@ -101,7 +159,7 @@ class FrameHook {
       }
       OperationKind const kind = kind_of(*op);
       if (kind == OperationKind::view || kind == OperationKind::factory) {
-        pass_by(*library, *op);
+        bypass(*library, *op);
       }
     }
     return library;
@@ -181,7 +239,7 @@ class FrameHook {
       has_ended_ = true;
       --frames_.depth;
       if (is_outermost_) {
-        Site::leases().leave(frames_, frames_.pins, results);
+        Site::leases().exit(frames_, frames_.pins, results);
       }
     }
 
@@ -192,14 +250,14 @@ class FrameHook {
   };
 
   /// Holds some operands without being a frame to the operations inside.
-  class Beside {
+  class CompositeFrame {
    public:
-    Beside() { ++frames_.beside; }
-    Beside(Beside const&) = delete;
-    Beside& operator=(Beside const&) = delete;
-    ~Beside() {
-      --frames_.beside;
-      Site::leases().leave(frames_, pins_, {});
+    CompositeFrame() { ++frames_.composites; }
+    CompositeFrame(CompositeFrame const&) = delete;
+    CompositeFrame& operator=(CompositeFrame const&) = delete;
+    ~CompositeFrame() {
+      --frames_.composites;
+      Site::leases().exit(frames_, pins_, {});
     }
 
     void enter(Operands const& operands) {
@@ -228,10 +286,10 @@ class FrameHook {
     return std::span{stack}.last(count);
   }
 
-  static void pass_by(Registration& library, c10::OperatorHandle const& op) {
+  static void bypass(Registration& library, c10::OperatorHandle const& op) {
     library.operations.impl(toString(op.operator_name()).c_str(),
                             ::torch::CppFunction::makeFallthrough());
-    NestedKernel<FrameHook>::cover(library.nested, op);
+    NestedKernel<FrameHook>::install(library.nested, op);
   }
 
   [[nodiscard]] static Operands operands_of(c10::OperatorHandle const& op, Stack const& stack) {
@@ -270,10 +328,10 @@ class FrameHook {
     Operands const operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
-    auto use = std::make_shared<LastingUse<Site>>(operands);
+    auto use = std::make_shared<CommunicationLease<Site>>(operands);
     op.redispatchBoxed(next, stack);
-    if (auto const end = running_work(last(*stack, op.schema().returns().size()))) {
-      LastingUse<Site>::end_with(*end, std::move(use));
+    if (auto const end = find_future(last(*stack, op.schema().returns().size()))) {
+      CommunicationLease<Site>::end_with(*end, std::move(use));
     } else {
       use->keep();
     }
@@ -303,8 +361,8 @@ class FrameHook {
     } else if (operands.empty()) {
       op.redispatchBoxed(next, stack);
     } else {
-      Beside beside;
-      beside.enter(operands);
+      CompositeFrame frame;
+      frame.enter(operands);
       op.redispatchBoxed(next, stack);
     }
   }

@@ -37,7 +37,7 @@ class HostTensorAllocator final : public c10::Allocator {
   }
 
   /// Frees what the desk's deleter was given and the desk does not know.
-  void drop_small(void* p) const { small_->raw_deallocate(p); }
+  void free_small(void* p) const { small_->raw_deallocate(p); }
 
  private:
   c10::Allocator* small_;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch/storage_leases.hpp>
-
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include <ATen/NestedTensorImpl.h>
@@ -12,12 +11,40 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Layout.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/macros/Macros.h>
 #include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
 
 namespace spillway::torch {
 
-/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined; all others
+/// What an operation does with an operand beside reading it: whether PyTorch uses its address outside of
+/// operations, too, and whether the operation declares that it writes it. One word, since reading a word that
+/// was written in pieces stalls the processor.
+class OperandUse {
+ public:
+  OperandUse() = default;
+  OperandUse(bool keeps, bool writes) noexcept
+      : bits_{(keeps ? keeps_bit : 0) | (writes ? writes_bit : 0)} {}
+
+  [[nodiscard]] bool keeps() const noexcept { return (bits_ & keeps_bit) != 0; }
+  [[nodiscard]] bool writes() const noexcept { return (bits_ & writes_bit) != 0; }
+
+ private:
+  static constexpr std::uintptr_t keeps_bit = 1;
+  static constexpr std::uintptr_t writes_bit = 2;
+  std::uintptr_t bits_ = 0;
+};
+
+/// A storage among the operands or results of an operation, and a tensor that uses it.
+struct Operand {
+  c10::StorageImpl* storage = nullptr;
+  c10::TensorImpl const* tensor = nullptr;
+  OperandUse use{};
+};
+using Operands = c10::SmallVector<Operand, 12>;
+
+/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined. All others
 /// have a key that says what else they are.
 [[nodiscard]] inline bool is_plain(at::Tensor const& tensor) noexcept {
   constexpr c10::DispatchKeySet plain =

@@ -97,7 +97,7 @@ class PrivatePools {
   /// @returns false if the address is not of a pool
   [[nodiscard]] bool free(void* p, bool is_captured);
   /// Another stream uses the memory. @returns false if the address is not of a pool
-  [[nodiscard]] bool note_stream(void* p, Stream stream);
+  [[nodiscard]] bool record_stream(void* p, Stream stream);
 
   /// Gives idle pieces back: of one pool, or of all. @returns bytes
   std::size_t trim(std::optional<PoolId> only = std::nullopt) {
@@ -276,7 +276,7 @@ bool PrivatePools<Stream>::free(void* p, bool is_captured) {
 }
 
 template <class Stream>
-bool PrivatePools<Stream>::note_stream(void* p, Stream stream) {
+bool PrivatePools<Stream>::record_stream(void* p, Stream stream) {
   Lock const lock{mutex_};
   auto const found = live_.find(p);
   if (found == live_.end()) {

@@ -2,17 +2,16 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
-#include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/interop/torch/desk/desk_state.hpp>
-#include <spillway/interop/torch/desk/frame_leases.hpp>
-#include <spillway/interop/torch/desk/room_queue.hpp>
+#include <spillway/interop/framework/operand_leases.hpp>
+#include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/storage_table.hpp>
+#include <spillway/interop/torch/torch_version.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -21,63 +20,173 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
 namespace spillway::torch {
 
-/// Stands between PyTorch's storages and an allocator: gives them memory, leases it while operations
-/// use it, and takes the addresses away in between.
+/// The frames of one thread: what operations it is inside of, and what the outermost one has pinned.
+template <class Entry>
+struct ThreadFrames {
+  using Pins = std::vector<Entry*>;
+
+  int depth = 0;       ///< of nested operations that lease their operands
+  int composites = 0;  ///< operations that lease some operands while inner operations have frames of their own
+  int held = 0;        ///< pieces of a program that count as one operation, whatever is called inside
+  bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
+  bool is_counted = false;  ///< among the frames that other threads may wait for
+  Pins pins{};
+
+  [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
+  [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
+};
+
+/// The traits of PyTorch's storages: a storage has an address exactly while a lease stands behind it.
 ///
-/// A storage gets its memory as a block under a lease (`allocate`). When an operation has it as an
+/// The deleter of a storage's `DataPtr` says whose memory it is: `free_raw` for memory that no operation has
+/// been seen to use, whose context is its address; `free_enrolled` for the rest, whose context is its entry.
+template <class Site>
+struct StorageTraits {
+  using allocator_type = typename Site::allocator_type;
+  using Lease = typename allocator_type::lease_type;
+  using stream_type = typename allocator_type::stream_type;
+  using Entry = StorageEntry<Lease, stream_type>;
+  using Frame = ThreadFrames<Entry>;
+  using Reference = c10::intrusive_ptr<c10::StorageImpl>;
+  struct Missing {
+    Entry* entry = nullptr;
+    c10::StorageImpl* storage = nullptr;
+  };
+
+  static constexpr bool has_references = true;
+
+  static void free_enrolled(void* context) {
+    Site::leases().on_storage_gone(*static_cast<Entry*>(context));
+  }
+  static void free_raw(void* p) {
+    if (p != nullptr && !Site::leases().free_raw(p)) {
+      Site::free_foreign(p);
+    }
+  }
+
+  /// The entry of a storage that is enrolled; null for any other.
+  [[nodiscard]] static Entry* entry_of(c10::StorageImpl& storage) noexcept {
+    c10::DataPtr const& data = storage._mutable_data_ptr_no_checks();
+    return data.get_deleter() == &free_enrolled ? static_cast<Entry*>(data.get_context())
+                                                : nullptr;
+  }
+  /// Made without a strong reference, whose count might need the interpreter's lock.
+  [[nodiscard]] static c10::weak_intrusive_ptr<c10::StorageImpl>
+  weak_reference(c10::StorageImpl& storage) {
+    c10::raw::weak_intrusive_ptr::incref(&storage);
+    return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(&storage);
+  }
+  /// Makes an entry the context of a pointer, whose context is its address or that entry already.
+  static void set_context(c10::DataPtr& data, Entry& entry, void* p) noexcept {
+    c10::Device const device = data.device();
+    (void)data.release_context();
+    data = c10::DataPtr{p, &entry, &free_enrolled, device};
+  }
+  /// Sets or clears the storage's address. The caller holds the lock, and a reference to the storage.
+  static void set_address(c10::StorageImpl& storage, Entry& entry, void* p) {
+    set_context(storage._mutable_data_ptr_no_checks(), entry, p);
+    if constexpr (has_named_access_error) {
+      p == nullptr ? forbid_access(storage) : allow_access(storage);
+    }
+  }
+
+  [[nodiscard]] static bool is_granted(Missing const& one) noexcept {
+    return one.entry->has_lease();
+  }
+  [[nodiscard]] static Access access(Missing const& one) noexcept {
+    return one.entry->is_frozen ? Access::read : Access::read_write;
+  }
+  static void grant(Missing const& one, Lease& lease, stream_type stream) {
+    one.entry->leases = {std::move(lease), stream};
+    set_address(*one.storage, *one.entry, one.entry->leases.data());
+  }
+  [[nodiscard]] static bool is_swappable(Entry const& entry) noexcept {
+    return !entry.is_kept && entry.has_lease();
+  }
+  [[nodiscard]] static std::vector<Reference> references(std::span<Entry* const> entries) {
+    std::vector<Reference> all;
+    all.reserve(entries.size());
+    for (Entry* const entry : entries) {
+      all.push_back(entry->storage.lock());
+    }
+    return all;
+  }
+  [[nodiscard]] static bool
+  detach(Entry& entry, c10::StorageImpl& storage, std::vector<Lease>& leases) {
+    if (entry_of(storage) != &entry) {
+      entry.is_kept = true;  // its pointer was moved to a storage that is not known
+      return false;
+    }
+    entry.leases.move_to(leases);
+    set_address(storage, entry, nullptr);
+    return true;
+  }
+  [[nodiscard]] static bool
+  detach(Entry& entry, Reference const& reference, std::vector<Lease>& leases) {
+    return detach(entry, *reference, leases);
+  }
+  [[nodiscard]] static auto release_interpreter() { return Site::release_interpreter(); }
+};
+
+/// Gives PyTorch's storages memory of an allocator, leases it while operations use it, and clears the
+/// storages' addresses in between, so that it may be swapped out. `FrameHook` calls it around operations.
+///
+/// A storage gets its memory as a block under a lease (`allocate`). When an operation has the storage as an
 /// operand or a result for the first time, the storage is *enrolled*: the context of its `DataPtr`
-/// becomes a `StorageEntry`, which owns the lease from then on. As long as memory suffices, leases are
-/// simply kept. Once an allocation fails, the desk is *under pressure*: a entry that no frame
-/// pins gives up its lease, and the storage's pointer becomes null, so that the block may leave, move
-/// or come back early as the pager sees fit. The next frame that has the storage among its operands
-/// acquires the block again. So a storage has an address exactly while a lease stands behind it.
+/// becomes a `StorageEntry`, which owns the lease from then on. Under pressure an entry that no frame
+/// has pinned gives up its lease, and the storage's pointer becomes null. The next frame that has the storage
+/// among its operands acquires the block again. `OperandLeases` says when.
 ///
-/// `Site` says where the one desk of a process is, since PyTorch's deleters are plain functions:
+/// `Site` says where the one object of a process is, since PyTorch's deleters are plain functions:
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
 /// | `Site::allocator_type`   | a `DeviceAllocator`                                             |
-/// | `Site::leases()`           | the desk; lives until the process ends                          |
+/// | `Site::leases()`         | this object; lives until the process ends                       |
 /// | `Site::frames()`         | the calling thread's `Frames`                                   |
 /// | `Site::current_stream()` | the stream that the calling thread's operations are enqueued on |
 /// | `Site::is_capturing()`   | if there is such a thing: whether that stream is being captured |
-/// | `Site::quiet_stream()`   | then: a stream that never is, waited for when a capture ends    |
+/// | `Site::uncaptured_stream()` | then: a stream that never is, waited for when a capture ends |
 /// | `Site::device()`         | the PyTorch device of tensors whose memory this is              |
-/// | `Site::allocates_for(s)` | whether a storage gets new memory from this desk when it grows  |
+/// | `Site::allocates_for(s)` | whether a storage gets new memory from this object when it grows |
 /// | `Site::enrols(bytes)`    | whether an allocation of that size may ever leave               |
-/// | `Site::drop_foreign(p)`  | free memory that is not the desk's                              |
-/// | `Site::let_others_run()` | an object that gives up the interpreter's lock while it lives   |
+/// | `Site::free_foreign(p)`  | free memory that is not this object's                           |
+/// | `Site::release_interpreter()` | an object that gives up the interpreter's lock while it lives |
 /// | `Site::on_allocated(bytes, block)`, `Site::on_freed(bytes, block)` | be told, without throwing |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is called,
-///          and never while a reference to a storage is taken or dropped, which may need the GIL.
-/// Streams  see `FrameLeases`; nothing waits but a thread that needs room while other threads'
-///          operations are all that holds it.
+///          and never while a reference to a storage is taken or dropped, which may need the interpreter's
+///          lock.
+/// Streams  leases belong to the stream that is current when an operation begins. An operation on another
+///          stream than the entry's adds a lease there: its stream then runs after what has been enqueued
+///          on the others so far, and its work comes before the next use of the range. While a stream is
+///          captured, what is swapped out comes in on `Site::uncaptured_stream()` and stays for good.
 template <class Site>
-class StorageLeases {
+class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
+  using Traits = StorageTraits<Site>;
+  using Base = framework::OperandLeases<Traits>;
+
  public:
-  using State = DeskState<Site>;
-  using Allocator = typename State::Allocator;
-  using Lease = typename State::Lease;
-  using StorageEntry = typename State::StorageEntry;
-  using Frames = typename State::Frames;
-  using Pins = typename State::Pins;
-  using View = typename StorageTable<Site>::View;
-  using stream_type = typename State::stream_type;
+  using Allocator = typename Base::Allocator;
+  using Lease = typename Base::Lease;
+  using Entry = typename Base::Entry;
+  using Frames = typename Base::Frame;
+  using Pins = typename Base::Pins;
+  using Counts = framework::OperationCounts;
+  using stream_type = typename Base::stream_type;
 
-  static constexpr bool is_thread_safe = true;
+  /// `memory` is not owned and must outlive this object; see `OperandLeases`.
+  explicit StorageLeases(Allocator& memory) : Base{memory} {}
 
-  /// `memory` is not owned and must outlive the desk. It should have `lease_wait` zero: threads wait
-  /// for each other here, where it is known which of them can go on.
-  explicit StorageLeases(Allocator& memory) : state_{memory} {}
-  StorageLeases(StorageLeases const&) = delete;
-  StorageLeases& operator=(StorageLeases const&) = delete;
+  // Memory
 
-  /// Memory for a storage; its context is its address, as `raw_deallocate` expects.
+  /// Returns memory for a storage; its context is its address, as `raw_deallocate` expects.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) {
@@ -88,300 +197,486 @@ class StorageLeases {
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream) {
     return allocate_raw(bytes, stream, false);
   }
-  /// Memory that stays where it is until `take_back`, whatever the storages in it are used for.
+  /// Returns memory that keeps its place until `free_fixed`, whatever the storages in it are used for.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
-  [[nodiscard]] void* lend(std::size_t bytes, stream_type stream) {
+  [[nodiscard]] void* allocate_fixed(std::size_t bytes, stream_type stream) {
     return allocate_raw(bytes, stream, true);
   }
-  void take_back(void* p) noexcept { (void)roll_.free_raw(p, true); }
-  /// The deleter of memory that is not enrolled. Addresses of others go to `Site::drop_foreign`.
-  [[nodiscard]] static c10::DeleterFnPtr deleter() noexcept { return &State::drop_raw; }
-  [[nodiscard]] std::size_t raw_bytes(void* p) const { return roll_.raw_bytes(p); }
+  void free_fixed(void* p) noexcept { (void)free_raw(p, true); }
+  /// The deleter of memory that is not enrolled. Addresses of others go to `Site::free_foreign`.
+  [[nodiscard]] static c10::DeleterFnPtr deleter() noexcept { return &Traits::free_raw; }
+  /// Called by that deleter. @returns false if the memory is not this object's
+  [[nodiscard]] bool free_raw(void* p) noexcept { return free_raw(p, false); }
+  /// Called by the deleter of an enrolled storage.
+  void on_storage_gone(Entry& entry) noexcept;
 
-  /// Pins the operands for an operation of the calling thread and brings in those that are away.
+  // Operations
+
+  /// Pins the operands for an operation of the calling thread and brings in those that are swapped out.
   ///
   /// @param enrols  whether storages seen for the first time are enrolled
   /// @throws c10::OutOfMemoryError if they do not fit together; c10::Error if their bytes are lost
-  void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols) {
-    auto const missing = leases_.enter(frames, pins, operands, enrols);
-    if (!missing.empty()) {
-      attach(frames, missing);
+  void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
+  /// Ends an operation: enrols its results, and unpins what it had in use. Never makes room.
+  void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  /// Pins operands once more, for work that goes on with them after the operation that has them pinned. To
+  /// be ended by `exit`, by any thread.
+  void pin_again(Pins& pins, Operands const& operands) {
+    pins.reserve(pins.size() + operands.size());
+    Guard const guard{mutex_};
+    for (Operand const& operand : operands) {
+      if (Entry* const entry = Traits::entry_of(*operand.storage)) {
+        pins.push_back(entry);
+        ++entry->pins;
+      }
     }
   }
-  /// Ends an operation: enrols its results, and lets what it had in use leave. Never makes room.
-  void leave(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept {
-    leases_.leave(frames, pins, results);
-  }
-  /// Pins operands once more, for what goes on with them after the operation that has them pinned. To be
-  /// ended by `leave`, by any thread.
-  void pin_also(Pins& pins, Operands const& operands) { leases_.pin_also(pins, operands); }
   /// Makes what is pinned stay for good.
   void keep(Pins const& pins) noexcept {
-    Guard const guard{state_.mutex};
-    for (StorageEntry* const entry : pins) {
+    Guard const guard{mutex_};
+    for (Entry* const entry : pins) {
       entry->is_kept = true;
     }
   }
-  /// Between the two nobody waits for the thread to let go of something. @returns whether somebody did
+  /// From here to `resume` no thread waits for this one to release memory.
+  ///
+  /// @returns whether threads may have waited for it before
   [[nodiscard]] bool suspend(Frames& frames) noexcept {
-    Guard const guard{state_.mutex};
+    Guard const guard{mutex_};
     bool const was_counted = frames.is_counted;
-    state_.uncount(frames);
+    this->uncount(frames);
     return was_counted;
   }
   void resume(Frames& frames) noexcept {
-    Guard const guard{state_.mutex};
-    state_.count(frames);
+    Guard const guard{mutex_};
+    this->count(frames);
   }
 
-  /// Says whether operations only read this storage, so that it leaves without being copied again. An
-  /// operation that says it writes it ends that; one that writes without saying so must not be used.
+  /// Says whether operations only read this storage, so that it is swapped out without being copied again. An
+  /// operation that declares that it writes the storage ends that; one that writes without declaring it
+  /// must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
-  /// Another stream uses the memory behind a `DataPtr` until what is enqueued there when it is freed, or
-  /// leaves, is done. Addresses of others are left alone.
+  /// Another stream uses the memory behind a `DataPtr`, until the work that is enqueued there when the memory
+  /// is freed or swapped out has finished. Memory of others is left alone.
+  ///
   /// @stream `stream` runs after what has been enqueued for this memory so far
-  void note_stream(c10::DataPtr const& data, stream_type stream);
-  void note_stream(Pins const& pins, stream_type stream) {
-    for (StorageEntry* const entry : pins) {
-      leases_.note_stream(*entry, stream);
+  void record_stream(c10::DataPtr const& data, stream_type stream);
+  void record_stream(Pins const& pins, stream_type stream) {
+    for (Entry* const entry : pins) {
+      record_stream(*entry, stream);
     }
   }
 
-  /// Lets everything that is not in use leave when room is needed. @returns bytes that may leave now
-  std::size_t start_reclaim() { return leases_.start_reclaim(); }
-  /// Makes everything that is not in use leave now. @returns bytes that left
-  std::size_t reclaim();
-  /// Marks the boundary between two steps of a program that repeats.
-  void begin_step();
+  /// For a negative control in tests: frames end at every depth, as they must not.
+  void end_frames_early(bool early) noexcept { ends_frames_early_ = early; }
+  [[nodiscard]] bool ends_frames_early() const noexcept { return ends_frames_early_; }
 
-  /// Whether allocations may make others leave. What is away comes back when it is used either way.
-  void enable(bool is_enabled) noexcept {
-    state_.is_enabled = is_enabled;
-    if (!is_enabled) {
-      state_.is_under_pressure = false;
-    }
-  }
-  [[nodiscard]] bool is_enabled() const noexcept { return state_.is_enabled; }
-  [[nodiscard]] bool is_under_pressure() const noexcept { return state_.is_under_pressure; }
-  /// For a negative control: frames end at every depth, as they must not.
-  void end_frames_early(bool early) noexcept { state_.ends_frames_early = early; }
-  [[nodiscard]] bool ends_frames_early() const noexcept { return state_.ends_frames_early; }
+  // Cheap tests without the lock
 
-  /// The entry of a storage of ours; null for any other.
-  [[nodiscard]] static StorageEntry* entry_of(c10::StorageImpl& storage) noexcept {
-    return State::entry_of(storage);
-  }
-  /// A cheap test without the lock: might `enter` have anything to do with it?
+  /// Whether the memory of a storage is this object's.
   [[nodiscard]] static bool is_ours(c10::StorageImpl& storage) noexcept {
     auto const deleter = storage._mutable_data_ptr_no_checks().get_deleter();
-    return deleter == &State::drop_entry || deleter == &State::drop_raw;
+    return deleter == &Traits::free_enrolled || deleter == &Traits::free_raw;
   }
-
-  /// The same for what no operation has been seen to use.
-  [[nodiscard]] static bool is_newcomer(c10::StorageImpl& storage) noexcept {
-    return storage._mutable_data_ptr_no_checks().get_deleter() == &State::drop_raw;
+  /// Whether it is, and no operation has been seen to use it.
+  [[nodiscard]] static bool is_unseen(c10::StorageImpl& storage) noexcept {
+    return storage._mutable_data_ptr_no_checks().get_deleter() == &Traits::free_raw;
   }
-  /// The same inside of an operation: only what is enrolled matters there, and what it reads and has
-  /// pinned on the current stream is in its place.
+  /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by the thread
+  /// already for reading on the current stream.
   [[nodiscard]] static bool
-  is_wanted(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
-    StorageEntry const* const entry = entry_of(storage);
+  needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
+    Entry const* const entry = Traits::entry_of(storage);
     return entry != nullptr && (use.keeps() || use.writes() ||
-                                  entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
-                                  !entry->leases.is_home(Site::current_stream()));
+                                entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
+                                !entry->leases.is_first(Site::current_stream()));
   }
 
-  [[nodiscard]] View view(c10::StorageImpl& storage) const { return roll_.view(storage); }
-  /// What is known of all storages and allocations, largest first.
-  [[nodiscard]] std::vector<View> views() const { return roll_.views(); }
+  // Reports
 
-  struct Counts {
-    std::uint64_t frames = 0;         // outermost frames that had operands of ours
-    std::uint64_t waits = 0;          // times a thread waited for other threads' frames
-    std::uint64_t out_of_memory = 0;  // errors thrown
-    std::uint64_t pressures = 0;      // times pressure began
-    std::uint64_t strays = 0;         // storages whose pointer had been moved elsewhere
-    std::size_t entries = 0;
-    int active_frames = 0;
-  };
-  [[nodiscard]] Counts counts() const;
-  [[nodiscard]] Allocator& memory() const noexcept { return *state_.memory; }
-
-  /// Around `fork`, together with the device's own: nobody else is inside meanwhile.
-  void before_fork() { state_.mutex.lock(); }
-  void after_fork() noexcept { state_.mutex.unlock(); }
-
-  /// Why nothing at all can leave, the first time that this is asked for and so; else empty.
-  [[nodiscard]] std::string take_warning() {
-    std::string const why = state_.has_warned ? std::string{} : roll_.why_nothing_leaves();
-    return why.empty() || state_.has_warned.exchange(true) ? std::string{} : why;
-  }
-
-  /// Throws PyTorch's error, with what would have to be released. @throws c10::OutOfMemoryError
-  [[noreturn]] void refuse(std::size_t bytes, std::string const& why) {
-    state_.out_of_memory.fetch_add(1);
-    std::string const held = roll_.holders();
-    if (std::string const warning = state_.is_enabled ? take_warning() : ""; !warning.empty()) {
-      TORCH_WARN(warning);
+  [[nodiscard]] StorageView view(c10::StorageImpl& storage) const {
+    Guard const guard{mutex_};
+    if (Entry const* const entry = Traits::entry_of(storage)) {
+      return view_of(*entry);
     }
-    Site::on_out_of_memory(bytes);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, why, held);
+    Entry const* const raw = table_.find(storage._mutable_data_ptr_no_checks().get_context());
+    return raw == nullptr ? StorageView{} : view_of_raw(*raw);
+  }
+  /// All storages and allocations, largest first.
+  [[nodiscard]] std::vector<StorageView> views() const;
+  [[nodiscard]] Counts counts() const {
+    Guard const guard{mutex_};
+    return this->counts_;
+  }
+  /// Says why no tensor can be swapped out, if that is so and has not been asked and answered before.
+  [[nodiscard]] std::string take_warning() {
+    std::string const why = has_warned_ ? std::string{} : why_nothing_can_leave(views());
+    return why.empty() || has_warned_.exchange(true) ? std::string{} : why;
   }
 
-  /// Called by deleters.
-  [[nodiscard]] bool free_raw(void* p) noexcept { return roll_.free_raw(p, false); }
-  void on_storage_gone(StorageEntry& entry) noexcept { roll_.on_storage_gone(entry); }
+  /// Around `fork`, together with the device's own calls: no other thread holds the lock meanwhile.
+  void before_fork() { mutex_.lock(); }
+  void after_fork() noexcept { mutex_.unlock(); }
 
  private:
-  using Guard = typename State::Guard;
-  using Missing = typename FrameLeases<Site>::Missing;
-  using MissingList = typename FrameLeases<Site>::MissingList;
+  using Guard = typename Base::Guard;
+  using Missing = typename Base::Missing;
+  using Base::memory_;
+  using Base::mutex_;
 
-  [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream, bool is_lent);
-  void attach(Frames& frames, MissingList const& missing);
-
-  /// After an allocation failed: lets go what is idle, or waits for others. @returns false if neither
-  /// can help
-  [[nodiscard]] bool make_room(Frames const& frames, std::uint64_t seen) {
-    if (!state_.is_enabled) {
+  [[nodiscard]] static bool is_captured() {
+    if constexpr (requires { Site::is_capturing(); }) {
+      return Site::is_capturing();
+    } else {
       return false;
     }
-    return !state_.is_under_pressure ? (start_reclaim(), true) : queue_.await_others(frames, seen);
+  }
+  /// The stream that operands come in on: what a capture brings in is no part of the graph.
+  [[nodiscard]] static stream_type arrival_stream() {
+    if constexpr (requires { Site::uncaptured_stream(); }) {
+      return is_captured() ? Site::uncaptured_stream() : Site::current_stream();
+    } else {
+      return Site::current_stream();
+    }
+  }
+  [[nodiscard]] static StorageView view_of(Entry const& entry) {
+    return {.block = entry.block,
+            .bytes = entry.bytes,
+            .is_enrolled = true,
+            .is_leased = entry.has_lease(),
+            .is_in_use = entry.pins != 0,
+            .is_kept = entry.is_kept,
+            .is_frozen = entry.is_frozen,
+            .description = entry.description};
+  }
+  [[nodiscard]] static StorageView view_of_raw(Entry const& raw) {
+    return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
   }
 
-  State state_;
-  StorageTable<Site> roll_{state_};
-  FrameLeases<Site> leases_{state_, roll_};
-  RoomQueue<Site> queue_{state_};
-  std::uint64_t evictions_seen_ = 0;
+  // The caller of the following four holds the lock.
+
+  static void pin(Pins& pins, Entry& entry) {
+    if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
+      return;
+    }
+    pins.push_back(&entry);
+    ++entry.pins;
+    entry.pinner.store(&pins, std::memory_order_relaxed);
+  }
+  /// @returns whether no frame has it pinned any more
+  [[nodiscard]] static bool unpin(Pins const& pins, Entry& entry) noexcept {
+    if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
+      entry.pinner.store(nullptr, std::memory_order_relaxed);
+    }
+    return --entry.pins == 0;
+  }
+  [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
+  /// Enrols a result. @returns its entry if it has not been seen before
+  Entry* enrol_result(Operand const& result) noexcept {
+    Entry* entry = Traits::entry_of(*result.storage);
+    Entry* const seen = entry;
+    if (entry == nullptr) {
+      entry = try_enrol(result);
+    }
+    if (entry != nullptr && result.use.keeps()) {
+      entry->is_kept = true;
+    }
+    return seen == nullptr ? entry : nullptr;
+  }
+  /// Counts a frame that has ended, after what it had in use has been released.
+  void end_frame(Frames& frames, bool had_operands) noexcept {
+    this->counts_.frames += had_operands ? 1 : 0;
+    if (!frames.is_inside()) {
+      this->uncount(frames);
+    }
+  }
+
+  [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed);
+  [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
+  void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
+  void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  void acquire_for_writing(Entry& entry, stream_type stream);
+  void add_stream(Entry& entry, stream_type stream);
+  void record_stream(Entry& entry, stream_type stream);
+  void record_stream_of_raw(void* p, stream_type stream);
+  [[noreturn]] void throw_out_of_memory(std::size_t bytes, std::string const& why);
+
+  StorageTable<Entry> table_;
+  std::atomic<bool> ends_frames_early_{false};
+  std::atomic<bool> has_warned_{false};
 };
 
 template <class Site>
-void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_lent) {
-  for (;;) {
-    std::uint64_t const seen = state_.changes();
-    std::string failure;
-    try {
-      BlockId const block = memory().allocate(bytes);
-      typename State::Leases leases;
-      try {
-        leases = {memory().acquire(block, Access::write, stream), stream};
-        void* const p = leases.data();
-        roll_.add_raw(Site::frames(), block, bytes, leases, is_lent);
+void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed) {
+  Frames& frames = Site::frames();
+  void* p = nullptr;
+  std::string failure;
+  bool const has_room = this->try_allocate_block(
+      bytes, stream, &frames, failure, [&](BlockId block, Lease& lease) {
+        p = lease.data();
+        {
+          Guard const guard{mutex_};
+          Entry& entry = table_.add(p);
+          entry.block = block;
+          entry.bytes = bytes;
+          entry.leases = {std::move(lease), stream};
+          entry.is_kept = frames.keeps_new;
+          entry.is_fixed = is_fixed;
+          if (frames.is_inside()) {
+            this->count(frames);
+          }
+        }
         Site::on_allocated(bytes, block);
-        return p;
-      } catch (...) {
-        leases.release();
-        memory().abandon(block);
-        throw;
-      }
-    } catch (OutOfDeviceMemory const& error) {
-      failure = error.what();
-    } catch (OutOfHostMemory const& error) {
-      failure = error.what();
-    }
-    if (!make_room(Site::frames(), seen)) {
-      refuse(bytes, failure);
-    }
+      });
+  if (!has_room) {
+    throw_out_of_memory(bytes, failure);
   }
-}
-
-/// Acquires blocks for entries that this thread has pinned. Each is acquired by one thread; others
-/// wait for it after they have acquired theirs.
-template <class Site>
-void StorageLeases<Site>::attach(Frames& frames, MissingList const& missing) {
-  std::vector<Missing> mine;
-  for (;;) {
-    std::uint64_t const seen = state_.changes();
-    bool is_somebody_elses = false;
-    mine.clear();
-    {
-      Guard guard{state_.mutex};
-      for (Missing const& one : missing) {
-        StorageEntry& entry = *one.entry;
-        if (entry.leases) {
-          continue;
-        }
-        if (entry.is_arriving) {
-          is_somebody_elses =
-              std::none_of(mine.begin(),
-                           mine.end(),
-                           [&](Missing const& other) { return other.entry == one.entry; }) ||
-              is_somebody_elses;
-        } else {
-          entry.is_arriving = true;
-          mine.push_back(one);
-        }
-      }
-    }
-    if (mine.empty()) {
-      if (!is_somebody_elses) {
-        return;
-      }
-      queue_.await_arrival(seen);
-      continue;
-    }
-    std::string failure;
-    if (!leases_.acquire(mine, failure) && !make_room(frames, seen + 1)) {  // one was our own
-      std::size_t bytes = 0;
-      for (Missing const& one : mine) {
-        bytes += one.entry->bytes;
-      }
-      refuse(bytes, failure);
-    }
-  }
+  return p;
 }
 
 template <class Site>
-void StorageLeases<Site>::note_stream(c10::DataPtr const& data, stream_type stream) {
-  if (data.get_deleter() == &State::drop_entry) {
-    leases_.note_stream(*static_cast<StorageEntry*>(data.get_context()), stream);
-  } else if (data.get_deleter() == &State::drop_raw) {
-    leases_.note_stream(data.get_context(), stream);
-  }
-}
-
-template <class Site>
-std::size_t StorageLeases<Site>::reclaim() {
-  (void)start_reclaim();
-  std::vector<BlockId> blocks;
+bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
+  typename std::remove_reference_t<decltype(Entry::leases)> leases;
+  BlockId block{};
+  std::size_t bytes = 0;
+  std::unique_ptr<Entry> entry;
   {
-    Guard const guard{state_.mutex};
-    for (StorageEntry* one = state_.all.next; one != &state_.all; one = one->next) {
-      if (!one->leases) {
-        blocks.push_back(one->block);
-      }
+    Guard const guard{mutex_};
+    entry = table_.remove(p, [&](Entry const& raw) { return raw.is_fixed == is_fixed; });
+    if (entry == nullptr) {
+      return false;
+    }
+    block = entry->block;
+    bytes = entry->bytes;
+    leases = std::move(entry->leases);
+    if (table_.try_recycle(*entry)) {
+      (void)entry.release();
     }
   }
-  std::size_t const before = memory().stats().resident.bytes.current;
-  for (BlockId const block : blocks) {
-    try {
-      memory().swap_out(block);
-    } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): freed or in use by now
-    }
-  }
-  std::size_t const after = memory().stats().resident.bytes.current;
-  return before - std::min(before, after);
+  leases.release();
+  memory_->abandon(block);
+  Site::on_freed(bytes, block);
+  this->notify_waiters();
+  return true;
 }
 
 template <class Site>
-void StorageLeases<Site>::begin_step() {
-  memory().begin_step();
-  Stats const now = memory().stats();
-  std::uint64_t const evictions = now.evicted().count;
-  bool const is_calm = evictions == std::exchange(evictions_seen_, evictions);
-  if (is_calm && now.resident.bytes.current == now.allocated.bytes.current) {
-    state_.is_under_pressure = false;  // leases are kept again, from the next use on
+void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
+  typename std::remove_reference_t<decltype(Entry::leases)> leases;
+  decltype(Entry::storage) storage{c10::intrusive_ptr<c10::StorageImpl>{}};
+  bool is_last = false;
+  BlockId const block = entry.block;
+  std::size_t const bytes = entry.bytes;
+  {
+    Guard const guard{mutex_};
+    this->unlink(entry);
+    entry.is_dead = true;
+    leases = std::move(entry.leases);
+    if (entry.pins == 0) {
+      storage = std::exchange(entry.storage, storage);  // its count drops without the lock
+      is_last = !table_.try_recycle(entry);
+    }
+  }
+  leases.release();
+  memory_->abandon(block);
+  Site::on_freed(bytes, block);
+  if (is_last) {
+    delete &entry;
+  }
+  this->notify_waiters();
+}
+
+/// Enrols a storage whose memory was allocated here and is used by nothing else. The caller holds the lock.
+///
+/// @returns null if it is not such a storage
+template <class Site>
+auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
+  c10::StorageImpl& storage = *operand.storage;
+  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  void* const p = data.get();
+  if (data.get_deleter() != &Traits::free_raw || p == nullptr || p != data.get_context() ||
+      !Site::allocates_for(storage)) {
+    return nullptr;
+  }
+  Entry* const entry =
+      table_
+          .remove(p, [](Entry const& raw) { return !raw.is_fixed && Site::enrols(raw.bytes); })
+          .release();
+  if (entry != nullptr) {
+    entry->storage = Traits::weak_reference(storage);
+    if (operand.tensor != nullptr) {
+      entry->description.describe(*operand.tensor);
+    }
+    Traits::set_context(data, *entry, p);
+    this->link(*entry);
+  }
+  return entry;
+}
+
+template <class Site>
+void StorageLeases<Site>::enter(Frames& frames,
+                                Pins& pins,
+                                Operands const& operands,
+                                bool enrols) {
+  stream_type const stream = Site::current_stream();
+  bool const captured = is_captured();
+  bool is_usual = !captured;
+  {
+    Guard const guard{mutex_};
+    this->count(frames);
+    for (Operand const& operand : operands) {
+      Entry* entry = Traits::entry_of(*operand.storage);
+      if (entry == nullptr && enrols) {
+        entry = try_enrol(operand);
+      }
+      if (entry != nullptr) {
+        pin(pins, *entry);
+        is_usual = is_usual && entry->leases.is_first(stream) && entry->leases &&
+                   !entry->is_frozen && !operand.use.keeps();
+      }
+    }
+  }
+  if (!is_usual) {
+    enter_slowly(frames, operands, stream, captured);
+  }
+}
+
+/// The slow path of `enter`, with all operands pinned: keeps those whose addresses will be used later, acquires
+/// frozen ones for writing, adds leases on other streams and brings in those that are swapped out.
+template <class Site>
+void StorageLeases<Site>::enter_slowly(Frames& frames,
+                                       Operands const& operands,
+                                       stream_type stream,
+                                       bool captured) {
+  c10::SmallVector<Missing, 8> missing;
+  c10::SmallVector<Entry*, 2> written;
+  c10::SmallVector<Entry*, 2> elsewhere;  // leased on other streams
+  {
+    Guard const guard{mutex_};
+    for (Operand const& operand : operands) {
+      Entry* const entry = Traits::entry_of(*operand.storage);
+      if (entry == nullptr) {
+        continue;
+      }
+      // A graph that is being captured will use the address whenever it is launched.
+      entry->is_kept = entry->is_kept || operand.use.keeps() || captured;
+      if (operand.use.writes() && entry->is_frozen) {
+        written.push_back(entry);
+      }
+      if (!entry->leases) {
+        missing.push_back({entry, operand.storage});
+      } else if (!captured && !entry->leases.covers(stream)) {
+        elsewhere.push_back(entry);
+      }
+    }
+  }
+  for (Entry* const entry : written) {
+    acquire_for_writing(*entry, stream);
+  }
+  for (Entry* const entry : elsewhere) {
+    add_stream(*entry, stream);
+  }
+  std::string failure;
+  if (!missing.empty() &&
+      !this->acquire_missing(frames, std::span{missing}, arrival_stream(), failure)) {
+    std::size_t bytes = 0;
+    {
+      Guard const guard{mutex_};
+      for (std::size_t i = 0; i < missing.size(); ++i) {
+        bool const is_first =
+            std::none_of(missing.begin(), missing.begin() + i, [&](Missing const& other) {
+              return other.entry == missing[i].entry;
+            });
+        bytes += is_first && !missing[i].entry->leases ? missing[i].entry->bytes : 0;
+      }
+    }
+    throw_out_of_memory(bytes, failure);
+  }
+}
+
+/// Exchanges the lease of a frozen storage, which is for reading, for one for writing. The address stays, since
+/// the first lease ends after the second began.
+template <class Site>
+void StorageLeases<Site>::acquire_for_writing(Entry& entry, stream_type stream) {
+  {
+    Guard const guard{mutex_};
+    entry.is_frozen = false;
+    if (!entry.leases) {
+      return;
+    }
+  }
+  Lease lease = memory_->acquire(entry.block, Access::read_write, stream);
+  Guard const guard{mutex_};
+  lease = entry.leases.exchange_first(std::move(lease));
+}
+
+/// Adds a lease on another stream. The entry is pinned and leased, so its address cannot change.
+template <class Site>
+void StorageLeases<Site>::add_stream(Entry& entry, stream_type stream) {
+  Access const access = entry.is_frozen ? Access::read : Access::read_write;
+  Lease lease = memory_->acquire(entry.block, access, stream);
+  Guard const guard{mutex_};
+  if (!entry.leases.covers(stream)) {
+    entry.leases.add(std::move(lease), stream);
+  }
+}
+
+template <class Site>
+void StorageLeases<Site>::record_stream(c10::DataPtr const& data, stream_type stream) {
+  if (data.get_deleter() == &Traits::free_enrolled) {
+    record_stream(*static_cast<Entry*>(data.get_context()), stream);
+  } else if (data.get_deleter() == &Traits::free_raw) {
+    record_stream_of_raw(data.get_context(), stream);
+  }
+}
+
+template <class Site>
+void StorageLeases<Site>::record_stream(Entry& entry, stream_type stream) {
+  {
+    Guard const guard{mutex_};
+    if (!entry.leases || entry.leases.covers(stream)) {
+      return;  // what has been swapped out since was leased on every stream that used it
+    }
+    ++entry.pins;
+  }
+  auto const unpin_entry = [&] {
+    Guard const guard{mutex_};
+    --entry.pins;
+  };
+  try {
+    add_stream(entry, stream);
+  } catch (...) {
+    unpin_entry();
+    throw;
+  }
+  unpin_entry();
+}
+
+template <class Site>
+void StorageLeases<Site>::record_stream_of_raw(void* p, stream_type stream) {
+  BlockId block{};
+  {
+    Guard const guard{mutex_};
+    Entry const* const raw = table_.find(p);
+    if (raw == nullptr || raw->leases.covers(stream)) {
+      return;
+    }
+    block = raw->block;
+  }
+  Lease lease = memory_->acquire(block, Access::read_write, stream);
+  Guard const guard{mutex_};
+  if (Entry* const raw = table_.find(p)) {
+    raw->leases.add(std::move(lease), stream);
   }
 }
 
 template <class Site>
 void StorageLeases<Site>::freeze(c10::StorageImpl& storage, bool is_frozen) {
-  Guard const guard{state_.mutex};
-  StorageEntry* entry = entry_of(storage);
+  Guard const guard{mutex_};
+  Entry* entry = Traits::entry_of(storage);
   if (entry == nullptr) {
-    entry = roll_.try_enrol({&storage});
+    entry = try_enrol({&storage});
   }
   if (entry != nullptr) {
     entry->is_frozen = is_frozen;
@@ -389,15 +684,96 @@ void StorageLeases<Site>::freeze(c10::StorageImpl& storage, bool is_frozen) {
 }
 
 template <class Site>
-auto StorageLeases<Site>::counts() const -> Counts {
-  Guard const guard{state_.mutex};
-  return {.frames = state_.frames_ended,
-          .waits = state_.waits,
-          .out_of_memory = state_.out_of_memory,
-          .pressures = state_.pressures,
-          .strays = state_.strays,
-          .entries = state_.entries,
-          .active_frames = state_.active};
+void StorageLeases<Site>::exit(Frames& frames,
+                               Pins& pins,
+                               std::span<Operand const> results) noexcept {
+  bool const is_last = frames.is_counted && !frames.is_inside();
+  if (pins.empty() && results.empty() && !is_last) {
+    return;
+  }
+  if (this->is_under_pressure_) {
+    exit_under_pressure(frames, pins, results);
+    return;
+  }
+  bool const had_operands = !pins.empty();
+  bool has_pressure_begun = false;
+  std::size_t dead = 0;
+  {
+    Guard const guard{mutex_};
+    for (Operand const& result : results) {
+      enrol_result(result);
+    }
+    for (Entry* const entry : pins) {
+      if (unpin(pins, *entry) && entry->is_dead) {
+        pins[dead++] = entry;
+      }
+    }
+    has_pressure_begun = this->is_under_pressure_;
+    if (!has_pressure_begun) {
+      end_frame(frames, had_operands);
+    }
+  }
+  for (std::size_t i = 0; i < dead; ++i) {
+    delete pins[i];
+  }
+  pins.clear();
+  if (has_pressure_begun) {
+    (void)this->start_reclaim();
+    Guard const guard{mutex_};
+    end_frame(frames, had_operands);
+  }
+}
+
+template <class Site>
+void StorageLeases<Site>::exit_under_pressure(Frames& frames,
+                                              Pins& pins,
+                                              std::span<Operand const> results) noexcept {
+  bool const had_operands = !pins.empty();
+  auto const enrol_results = [&](std::vector<Lease>& leases) {
+    for (Operand const& result : results) {
+      Entry* const entry = enrol_result(result);
+      if (entry != nullptr && !entry->is_kept) {
+        (void)this->detach(*entry, *result.storage, leases);
+      }
+    }
+  };
+  this->release_pins(
+      pins,
+      enrol_results,
+      [&](Entry& entry) { return unpin(pins, entry); },
+      [&] { end_frame(frames, had_operands); });
+}
+
+template <class Site>
+std::vector<StorageView> StorageLeases<Site>::views() const {
+  std::vector<StorageView> all;
+  {
+    Guard const guard{mutex_};
+    all.reserve(this->counts_.entries + table_.size());
+    this->for_each_entry([&](Entry const& entry) { all.push_back(view_of(entry)); });
+    table_.for_each([&](Entry const& raw) { all.push_back(view_of_raw(raw)); });
+  }
+  std::stable_sort(all.begin(), all.end(), [](StorageView const& a, StorageView const& b) {
+    return a.bytes > b.bytes;
+  });
+  return all;
+}
+
+/// Throws PyTorch's error, with what would have to be released.
+template <class Site>
+void StorageLeases<Site>::throw_out_of_memory(std::size_t bytes, std::string const& why) {
+  {
+    Guard const guard{mutex_};
+    ++this->counts_.out_of_memory;
+  }
+  std::string const held =
+      (this->is_enabled_ ? "" : " Support for large models is off: set_enabled_lms(True).") +
+      describe_residents(views());
+  if (std::string const warning = this->is_enabled_ ? take_warning() : ""; !warning.empty()) {
+    TORCH_WARN(warning);
+  }
+  Site::on_out_of_memory(bytes);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, why, held);
 }
 
 }  // namespace spillway::torch

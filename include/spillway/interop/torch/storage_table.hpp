@@ -1,240 +1,264 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch/desk/desk_state.hpp>
+#include <spillway/core/types.hpp>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
 namespace spillway::torch {
 
-/// Knows every storage whose memory is the desk's: those that no operation has been seen to use, by
-/// address, and those that are enrolled.
+/// The type and the shape of the first tensor that was seen of a storage, for reports.
+struct TensorDescription {
+  std::array<std::int64_t, 5> extents{};
+  std::uint8_t rank = 0;
+  c10::ScalarType type = c10::ScalarType::Undefined;
+
+  /// Written in place, member by member: to copy an object that has just been written in pieces would stall
+  /// the processor, and this runs once for each result of an operation.
+  void describe(c10::TensorImpl const& tensor) {
+    type = c10::typeMetaToScalarType(tensor.dtype());
+    rank = 0;
+    if (!tensor.has_symbolic_sizes_strides() && !tensor.is_nested()) {
+      auto const sizes = tensor.sizes();
+      rank = static_cast<std::uint8_t>(std::min<std::size_t>(sizes.size(), 255));
+      std::copy_n(
+          sizes.begin(), std::min<std::size_t>(sizes.size(), extents.size()), extents.begin());
+    }
+  }
+  void clear() noexcept { type = c10::ScalarType::Undefined; }
+
+  [[nodiscard]] std::string text() const {
+    if (type == c10::ScalarType::Undefined) {
+      return "?";
+    }
+    std::string out = c10::toString(type) + std::string{"["};
+    for (std::size_t i = 0; i < std::min<std::size_t>(rank, extents.size()); ++i) {
+      out += (i == 0 ? "" : ", ") + std::to_string(extents[i]);
+    }
+    return out + (rank > extents.size() ? ", ...]" : "]");
+  }
+};
+
+/// The leases of one block: one on the stream that it was acquired on, and one on each other stream that has
+/// used it since. They end together, so that the next user of the block's range is ordered after all
+/// of them.
 ///
-/// Threads  thread-safe, but for `try_enrol`, which is called with the lock.
-template <class Site>
-class StorageTable {
+/// Threads  thread-compatible.
+template <class Lease, class Stream>
+class StreamLeases {
  public:
-  using State = DeskState<Site>;
-  using Guard = typename State::Guard;
-  using StorageEntry = typename State::StorageEntry;
-  using Frames = typename State::Frames;
-  using Leases = typename State::Leases;
+  StreamLeases() = default;
+  StreamLeases(Lease lease, Stream stream) : stream_{stream}, first_{std::move(lease)} {}
 
-  /// What is known of one storage or allocation.
-  struct View {
-    BlockId block{};
-    std::size_t bytes = 0;
-    bool is_enrolled = false;
-    bool is_leased = false;
-    bool is_in_use = false;
-    bool is_kept = false;
-    bool is_frozen = false;
-    Likeness likeness{};
-  };
-
-  explicit StorageTable(State& state) : state_{state} {}
-
-  /// What a thread has allocated. @throws std::bad_alloc; then `leases` are as they were
-  void add_raw(Frames& frames, BlockId block, std::size_t bytes, Leases& leases, bool is_lent) {
-    void* const p = leases.data();
-    Guard const guard{state_.mutex};
-    auto const added = state_.raw.try_emplace(p);
-    try {
-      added.first->second = state_.make_entry();
-    } catch (...) {
-      state_.raw.erase(added.first);
-      throw;
-    }
-    StorageEntry& entry = *added.first->second;
-    entry.block = block;
-    entry.bytes = bytes;
-    entry.leases = std::move(leases);
-    entry.is_kept = frames.keeps_new;
-    entry.is_lent = is_lent;
-    if (frames.is_inside()) {
-      state_.count(frames);
-    }
+  [[nodiscard]] explicit operator bool() const noexcept { return static_cast<bool>(first_); }
+  [[nodiscard]] void* data() const noexcept { return first_.data(); }
+  /// Whether `stream` is the one that the block was acquired on.
+  [[nodiscard]] bool is_first(Stream stream) const noexcept { return stream_ == stream; }
+  /// Whether there is a lease on `stream`.
+  [[nodiscard]] bool covers(Stream stream) const noexcept {
+    return is_first(stream) || std::any_of(others_.begin(), others_.end(), [&](auto const& one) {
+             return one.second == stream;
+           });
   }
 
-  /// @param is_lent  whether the memory is given back by whom it was lent to
-  /// @returns false if there is nothing of that kind at that address
-  [[nodiscard]] bool free_raw(void* p, bool is_lent) noexcept {
-    Leases leases;
-    BlockId block{};
-    std::size_t bytes = 0;
-    std::unique_ptr<StorageEntry> surplus;
-    {
-      Guard const guard{state_.mutex};
-      auto const found = state_.raw.find(p);
-      if (found == state_.raw.end() || found->second->is_lent != is_lent) {
-        return false;
-      }
-      surplus = std::move(found->second);
-      state_.raw.erase(found);
-      block = surplus->block;
-      bytes = surplus->bytes;
-      leases = std::move(surplus->leases);
-      if (state_.put_aside(*surplus)) {
-        (void)surplus.release();
-      }
-    }
-    leases.release();
-    state_.memory->abandon(block);
-    Site::on_freed(bytes, block);
-    state_.tell_waiters();
-    return true;
+  void add(Lease lease, Stream stream) { others_.emplace_back(std::move(lease), stream); }
+  /// Puts another lease on the same block and stream in the place of the first one, which is returned.
+  [[nodiscard]] Lease exchange_first(Lease lease) noexcept {
+    return std::exchange(first_, std::move(lease));
   }
-
-  /// Size of an allocation that is not enrolled; 0 if there is none at that address.
-  [[nodiscard]] std::size_t raw_bytes(void* p) const {
-    Guard const guard{state_.mutex};
-    auto const found = state_.raw.find(p);
-    return found == state_.raw.end() ? 0 : found->second->bytes;
+  /// Moves all leases to `leases`, so that the caller can end them.
+  void move_to(std::vector<Lease>& leases) {
+    leases.reserve(leases.size() + 1 + others_.size());
+    leases.push_back(std::move(first_));
+    for (auto& one : others_) {
+      leases.push_back(std::move(one.first));
+    }
+    others_.clear();
   }
-
-  void on_storage_gone(StorageEntry& entry) noexcept {
-    typename State::Leases leases;
-    typename State::Weak storage{typename State::Strong{}};
-    bool is_last = false;
-    BlockId const block = entry.block;
-    std::size_t const bytes = entry.bytes;
-    {
-      Guard const guard{state_.mutex};
-      state_.unlink(entry);
-      entry.is_dead = true;
-      leases = std::move(entry.leases);
-      if (entry.pins == 0) {
-        storage = std::exchange(entry.storage, storage);
-        is_last = !state_.put_aside(entry);
-      }
-    }
-    leases.release();
-    state_.memory->abandon(block);
-    Site::on_freed(bytes, block);
-    if (is_last) {
-      delete &entry;
-    }
-    state_.tell_waiters();
-  }
-
-  /// Wraps a storage that has its memory from here and nothing else to do with it. Under the lock.
-  /// @returns null if it is not one
-  [[nodiscard]] StorageEntry* try_enrol(Operand const& operand) noexcept {
-    c10::StorageImpl& storage = *operand.storage;
-    c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
-    void* const p = data.get();
-    if (data.get_deleter() != &State::drop_raw || p == nullptr || p != data.get_context() ||
-        !Site::allocates_for(storage)) {
-      return nullptr;
-    }
-    auto const found = state_.raw.find(p);
-    if (found == state_.raw.end() || found->second->is_lent ||
-        !Site::enrols(found->second->bytes)) {
-      return nullptr;
-    }
-    StorageEntry& entry = *found->second.release();
-    state_.raw.erase(found);
-    entry.storage = State::weak_reference(storage);
-    if (operand.tensor != nullptr) {
-      entry.likeness.look_at(*operand.tensor);
-    }
-    State::wrap(data, entry, p);
-    state_.link(entry);
-    return &entry;
-  }
-
-  [[nodiscard]] View view(c10::StorageImpl& storage) const {
-    Guard const guard{state_.mutex};
-    if (StorageEntry const* const entry = State::entry_of(storage)) {
-      return view_of(*entry);
-    }
-    auto const found = state_.raw.find(storage._mutable_data_ptr_no_checks().get_context());
-    return found == state_.raw.end() ? View{} : view_of_raw(*found->second);
-  }
-
-  /// All of them, largest first.
-  [[nodiscard]] std::vector<View> views() const {
-    std::vector<View> all;
-    {
-      Guard const guard{state_.mutex};
-      all.reserve(state_.entries + state_.raw.size());
-      for (StorageEntry const* one = state_.all.next; one != &state_.all; one = one->next) {
-        all.push_back(view_of(*one));
-      }
-      for (auto const& [p, raw] : state_.raw) {
-        all.push_back(view_of_raw(*raw));
-      }
-    }
-    std::stable_sort(
-        all.begin(), all.end(), [](View const& a, View const& b) { return a.bytes > b.bytes; });
-    return all;
-  }
-
-  /// Why nothing that is here can leave: empty if something can, or if all is in use just now.
-  [[nodiscard]] std::string why_nothing_leaves() const {
-    std::size_t kept = 0;
-    std::size_t unseen = 0;
-    for (View const& one : views()) {
-      if (!one.is_leased) {
-        return {};
-      }
-      kept += one.is_kept ? one.bytes : 0;
-      unseen += one.is_enrolled ? 0 : one.bytes;
-    }
-    return kept + unseen == 0 ? std::string{}
-                              : "spillway_torch: no tensor can leave: " + std::to_string(kept) +
-                                    " bytes are kept because their addresses were given out "
-                                    "(numpy, DLPack, data_ptr, collectives, captures), " +
-                                    std::to_string(unseen) +
-                                    " bytes have not been seen by an operation since support was "
-                                    "switched on in their thread.";
-  }
-
-  /// What would have to be released, largest first.
-  [[nodiscard]] std::string holders() const {
-    std::string text =
-        state_.is_enabled ? "" : " Support for large models is off: set_enabled_lms(True).";
-    std::size_t shown = 0;
-    std::size_t bytes = 0;
-    for (View const& one : views()) {
-      if (!one.is_leased && !one.is_in_use) {
-        continue;
-      }
-      bytes += one.bytes;
-      if (++shown <= 5) {
-        text +=
-            (shown == 1 ? " In use together or held, largest first: " : "; ") +
-            std::to_string(one.bytes) + " bytes " +
-            (one.is_enrolled ? one.likeness.text() : std::string{"not yet seen by an operation"}) +
-            (one.is_kept     ? " (kept: its address is known outside of operations)"
-             : one.is_in_use ? " (an operation needs it)"
-                             : "");
-      }
-    }
-    return text + (shown == 0 ? "" : "; " + std::to_string(bytes) + " bytes in all.");
+  void release() noexcept {
+    first_.release();
+    others_.clear();
   }
 
  private:
-  [[nodiscard]] static View view_of(StorageEntry const& entry) {
-    return {.block = entry.block,
-            .bytes = entry.bytes,
-            .is_enrolled = true,
-            .is_leased = static_cast<bool>(entry.leases),
-            .is_in_use = entry.pins != 0,
-            .is_kept = entry.is_kept,
-            .is_frozen = entry.is_frozen,
-            .likeness = entry.likeness};
+  Stream stream_{};
+  Lease first_{};
+  std::vector<std::pair<Lease, Stream>> others_;
+};
+
+/// What `StorageLeases` knows of one allocation. When an operation has been seen to use the allocation, its
+/// entry becomes the context of the storage's `DataPtr`, and stays that for as long as the storage lives.
+///
+/// While `leases` hold, the storage's pointer is their address; otherwise it is null and the bytes may be
+/// anywhere. All members but `pinner` are guarded by the lock of `StorageLeases`; `storage` does not change
+/// while the entry is pinned. The members that every operation reads come first, in one cache line.
+template <class Lease, class Stream>
+struct alignas(64) StorageEntry {
+  /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A thread that
+  /// finds its own list here knows, without the lock, that it has pinned the entry.
+  std::atomic<void const*> pinner{nullptr};
+  std::uint32_t pins = 0;    // by frames; it is not swapped out before they end
+  bool is_kept = false;      // other code knows the address: it never leaves
+  bool is_frozen = false;    // its owner promised that operations only read it
+  bool is_arriving = false;  // one thread is acquiring the lease
+  bool is_dead = false;      // the storage is gone; the last pin deletes this
+  StreamLeases<Lease, Stream> leases{};
+  BlockId block{};
+  std::size_t bytes = 0;
+  bool is_fixed = false;  // allocated by `allocate_fixed`: no storage's, but a pool's
+  TensorDescription description{};
+  StorageEntry* previous = this;
+  StorageEntry* next = this;
+  /// Never keeps the storage alive; null before an operation has been seen to use it.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>{}};
+
+  [[nodiscard]] bool has_lease() const noexcept { return static_cast<bool>(leases); }
+};
+
+/// The allocations that no operation has been seen to use, by address, and spare entries: most results live
+/// for a few operations only, so that entries are made and dropped all the time.
+///
+/// Threads  thread-compatible.
+template <class Entry>
+class StorageTable {
+ public:
+  /// Adds an allocation at `p`. @throws std::bad_alloc; nothing has changed then
+  [[nodiscard]] Entry& add(void* p) {
+    auto const added = entries_.try_emplace(p);
+    try {
+      added.first->second = make_entry();
+    } catch (...) {
+      entries_.erase(added.first);
+      throw;
+    }
+    return *added.first->second;
   }
-  [[nodiscard]] static View view_of_raw(StorageEntry const& raw) {
-    return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
+  /// Null if there is none.
+  [[nodiscard]] Entry* find(void* p) const {
+    auto const found = entries_.find(p);
+    return found == entries_.end() ? nullptr : found->second.get();
+  }
+  /// Removes the allocation at `p` from the table and returns its entry; null if there is none, or none
+  /// for which `may_remove(entry)` is true.
+  template <class Predicate>
+  [[nodiscard]] std::unique_ptr<Entry> remove(void* p, Predicate const& may_remove) noexcept {
+    auto const found = entries_.find(p);
+    if (found == entries_.end() || !may_remove(std::as_const(*found->second))) {
+      return nullptr;
+    }
+    std::unique_ptr<Entry> entry = std::move(found->second);
+    entries_.erase(found);
+    return entry;
+  }
+  template <class Visit>
+  void for_each(Visit const& visit) const {
+    for (auto const& [p, entry] : entries_) {
+      visit(std::as_const(*entry));
+    }
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+
+  /// Keeps an entry without leases and storage for a later `add`.
+  ///
+  /// @returns false if there are enough spare entries; the caller then deletes it
+  [[nodiscard]] bool try_recycle(Entry& entry) noexcept {
+    if (spares_.size() == spares_.capacity()) {
+      return false;
+    }
+    entry.description.clear();
+    entry.pinner.store(nullptr, std::memory_order_relaxed);
+    entry.is_arriving = entry.is_dead = entry.is_kept = entry.is_frozen = false;
+    spares_.emplace_back(&entry);
+    return true;
   }
 
-  State& state_;
+ private:
+  static constexpr std::size_t most_spares = 64;
+
+  [[nodiscard]] std::unique_ptr<Entry> make_entry() {
+    if (spares_.empty()) {
+      spares_.reserve(most_spares);
+      return std::make_unique<Entry>();
+    }
+    std::unique_ptr<Entry> entry = std::move(spares_.back());
+    spares_.pop_back();
+    return entry;
+  }
+
+  std::unordered_map<void*, std::unique_ptr<Entry>> entries_;
+  std::vector<std::unique_ptr<Entry>> spares_;
 };
+
+/// The state of one storage or allocation, for reports.
+struct StorageView {
+  BlockId block{};
+  std::size_t bytes = 0;
+  bool is_enrolled = false;  ///< an operation has been seen to use it
+  bool is_leased = false;
+  bool is_in_use = false;
+  bool is_kept = false;
+  bool is_frozen = false;
+  TensorDescription description{};
+};
+
+/// Says why no tensor can be swapped out; empty if one can be, or if all are in use just now.
+[[nodiscard]] inline std::string why_nothing_can_leave(std::span<StorageView const> all) {
+  std::size_t kept = 0;
+  std::size_t unseen = 0;
+  for (StorageView const& one : all) {
+    if (!one.is_leased) {
+      return {};
+    }
+    kept += one.is_kept ? one.bytes : 0;
+    unseen += one.is_enrolled ? 0 : one.bytes;
+  }
+  return kept + unseen == 0 ? std::string{}
+                            : "spillway_torch: no tensor can leave: " + std::to_string(kept) +
+                                  " bytes are kept because their addresses were given out "
+                                  "(numpy, DLPack, data_ptr, collectives, captures), " +
+                                  std::to_string(unseen) +
+                                  " bytes have not been seen by an operation since support was "
+                                  "switched on in their thread.";
+}
+
+/// Names the largest storages that are on the device, for an error that says what to release.
+///
+/// @param all  largest first
+[[nodiscard]] inline std::string describe_residents(std::span<StorageView const> all) {
+  std::string text;
+  std::size_t shown = 0;
+  std::size_t bytes = 0;
+  for (StorageView const& one : all) {
+    if (!one.is_leased && !one.is_in_use) {
+      continue;
+    }
+    bytes += one.bytes;
+    if (++shown <= 5) {
+      text +=
+          (shown == 1 ? " In use together or held, largest first: " : "; ") +
+          std::to_string(one.bytes) + " bytes " +
+          (one.is_enrolled ? one.description.text() : std::string{"not yet seen by an operation"}) +
+          (one.is_kept     ? " (kept: its address is known outside of operations)"
+           : one.is_in_use ? " (an operation needs it)"
+                           : "");
+    }
+  }
+  return text + (shown == 0 ? "" : "; " + std::to_string(bytes) + " bytes in all.");
+}
 
 }  // namespace spillway::torch

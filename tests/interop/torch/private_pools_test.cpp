@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the PyTorch adapter that know nothing of PyTorch, on a simulated device.
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/core/error.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/leased_memory.hpp>
-#include <spillway/interop/torch/context_table.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
-#include <spillway/interop/torch/tensor_stats.hpp>
-#include <spillway/interop/torch/tensor_observer.hpp>
-#include <spillway/observe/snapshot.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
-#include <memory>
+#include <new>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,26 +19,20 @@ using namespace spillway::torch;
 
 namespace {
 
-struct WatchedPolicies : SimPolicies {
-  using observer = TensorObserver;
-};
-using Memory = DeviceAllocator<WatchedPolicies>;
-using Buffer = SwappableBuffer<Memory>;
-
 /// Room for four blocks of 1 MiB on the device and eight on the host.
 struct Program {
+  using Memory = DeviceAllocator<SimPolicies>;
+  using Buffer = SwappableBuffer<Memory>;
+
   SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
   Memory memory{device, options()};
   SimStream stream = device.create_stream();
-
-  Program() { memory.observer().on_reserved(memory.stats().reserved_bytes); }
 
   static Memory::Options options() {
     Memory::Options options{.capacity_bytes = 4_MiB};
     options.host.pinned_bytes = 8_MiB;
     return options;
   }
-  [[nodiscard]] TensorStats stats() { return memory.observer().stats(0); }
   [[nodiscard]] Buffer written(std::size_t bytes) {
     Buffer buffer{memory, bytes};
     (void)buffer.acquire(Access::write, stream);
@@ -80,156 +68,7 @@ bool always(int /*stream*/) {
 
 }  // namespace
 
-TEST_SUITE("PyTorch's terms") {
-  TEST_CASE("TensorStat: tells what is, was at most, came and went") {
-    TensorStat stat;
-    stat.add(5);
-    stat.add(3);
-    stat.subtract(6);
-
-    CHECK(stat == TensorStat{.current = 2, .peak = 8, .allocated = 8, .freed = 6});
-    stat.reset_peak();
-    stat.reset_accumulated();
-    CHECK(stat == TensorStat{.current = 2, .peak = 2, .allocated = 0, .freed = 0});
-  }
-
-  TEST_CASE("TensorStat: what is set counts the difference") {
-    TensorStat stat;
-    stat.set(7);
-    stat.set(4);
-
-    CHECK(stat == TensorStat{.current = 4, .peak = 7, .allocated = 7, .freed = 3});
-  }
-
-  TEST_CASE("TensorStatArray: 1 MiB is the largest that counts as small") {
-    TensorStatArray array;
-    array.add(1_MiB, 1);
-    array.add(1_MiB + 256, 10);
-
-    CHECK(array.all().current == 11);
-    CHECK(array.small().current == 1);
-    CHECK(array.large().current == 10);
-  }
-
-  TEST_CASE("TensorObserver: what leaves is active no longer, and reserved still") {
-    Program program;
-    Buffer const one = program.written(2_MiB);
-    Buffer const two = program.written(2_MiB);
-    CHECK(program.stats().active_bytes.large().current == 4_MiB);
-    CHECK(program.stats().inactive_split_bytes.all().current == 0);
-
-    program.memory.swap_out(one.id());
-
-    TensorStats const now = program.stats();
-    CHECK(now.active_bytes.all().current == 2_MiB);
-    CHECK(now.active.all().current == 1);
-    CHECK(now.active_bytes.all().peak == 4_MiB);
-    CHECK(now.reserved_bytes.all().current == 4_MiB);
-    CHECK(now.inactive_split_bytes.all().current == 2_MiB);
-  }
-
-  TEST_CASE("TensorObserver: active and inactive agree with the allocator after evictions and moves") {
-    Program program;
-    std::vector<Buffer> buffers;
-    for (std::size_t i = 1; i <= 9; ++i) {  // more than fits; sizes differ, so that blocks move
-      buffers.push_back(program.written(i * 100_KiB));
-    }
-    for (std::size_t i = 0; i < buffers.size(); i += 2) {
-      (void)buffers[i].acquire(Access::read, program.stream);
-    }
-    buffers.erase(buffers.begin() + 3);
-
-    TensorStats const now = program.stats();
-    Stats const truth = program.memory.stats();
-    CHECK(truth.swap_outs.count != 0);
-    CHECK(now.active_bytes.all().current ==
-          static_cast<std::int64_t>(truth.resident.bytes.current));
-    CHECK(now.active.all().current == static_cast<std::int64_t>(truth.resident.blocks.current));
-    CHECK(now.active.all().peak == static_cast<std::int64_t>(truth.resident.blocks.peak));
-    CHECK(now.reserved_bytes.all().current == static_cast<std::int64_t>(truth.reserved_bytes));
-  }
-
-  TEST_CASE("TensorObserver: requested bytes are before rounding, allocated ones after") {
-    TensorObserver watch;
-    watch.on_requested(1000);
-    watch.on_requested(2_MiB + 1);
-    watch.on_request_freed(1000);
-
-    TensorStats const now = watch.stats(3);
-    CHECK(now.requested_bytes.all().current == 2_MiB + 1);
-    CHECK(now.allocated_bytes.all().current == 2_MiB + 256);
-    CHECK(now.allocated_bytes.small().freed == 1024);
-    CHECK(now.allocation.all().allocated == 2);
-    CHECK(now.inactive_split.all().current == 3);
-  }
-
-  TEST_CASE(
-      "TensorObserver: an allocation that fails is a retry, and an error only when it is refused") {
-    Program program;
-    Buffer const one = program.written(3_MiB);
-    auto const lease = program.memory.acquire(one.id(), Access::read, program.stream);
-
-    CHECK_THROWS_AS((void)program.memory.allocate(2_MiB), OutOfDeviceMemory);
-    Buffer const next = program.written(256);  // observers are told by the next call that succeeds
-
-    CHECK(program.stats().num_alloc_retries == 1);
-    CHECK(program.stats().num_ooms == 0);
-    program.memory.observer().on_refused();
-    CHECK(program.stats().num_ooms == 1);
-  }
-
-  TEST_CASE("TensorObserver: remembers the newest records while it is asked to, for snapshots") {
-    Program program;
-    Buffer const before = program.written(1_MiB);
-    CHECK(program.memory.observer().history().empty());
-
-    program.memory.observer().record(true, 100);
-    Buffer const during = program.written(1_MiB);
-    program.memory.swap_out(during.id());
-    auto const records = program.memory.observer().history();
-    MemorySnapshot const snapshot = spillway::snapshot(program.memory, records);
-
-    REQUIRE(snapshot.changes.size() == 2);
-    CHECK(snapshot.changes[0].kind == MemorySnapshot::Change::Kind::take);
-    CHECK(snapshot.changes[1].kind == MemorySnapshot::Change::Kind::leave);
-    CHECK(snapshot.changes[1].id == during.id());
-    program.memory.observer().record(false, 0);
-    program.memory.observer().forget_history();
-    CHECK(program.memory.observer().history().empty());
-  }
-
-  TEST_CASE("TensorObserver: a listener hears each record") {
-    Program program;
-    std::vector<RecordKind> heard;
-    program.memory.observer().listen([&](Record const& record) { heard.push_back(record.kind); });
-
-    { Buffer const one = program.written(1_MiB); }
-
-    CHECK(heard ==
-          std::vector{RecordKind::allocate, RecordKind::make_resident, RecordKind::deallocate});
-  }
-
-  TEST_CASE("ContextTable: remembers the freed for as long as it is told, the oldest first to go") {
-    ContextTable<std::string> book;
-    book.set_limit(1);
-    auto const block = [](std::uint32_t i) { return make_block_id(i, 1); };
-    for (std::uint32_t i = 0; i < 3; ++i) {
-      book.note(block(i), std::make_shared<std::string>(std::to_string(i)));
-    }
-    book.on_freed(block(0));
-    CHECK(*book.of(block(0)) == "0");
-
-    book.on_freed(block(1));
-
-    CHECK(book.of(block(0)) == nullptr);
-    CHECK(*book.of(block(1)) == "1");
-    CHECK(*book.of(block(2)) == "2");
-    book.set_limit(0);
-    CHECK(book.size() == 1);
-  }
-}
-
-TEST_SUITE("private pools") {
+TEST_SUITE("private_pools") {
   TEST_CASE(
       "PrivatePools: memory that is freed serves the next of nearly its size on that stream") {
     Numbers numbers;
@@ -271,8 +110,8 @@ TEST_SUITE("private pools") {
     pools.retain(a_pool);
     void* const visited = pools.allocate(a_pool, 1000, 1, 1);
     void* const captured = pools.allocate(a_pool, 1000, 1, 1);
-    CHECK(pools.note_stream(visited, 2));
-    CHECK(pools.note_stream(captured, 2));
+    CHECK(pools.record_stream(visited, 2));
+    CHECK(pools.record_stream(captured, 2));
 
     (void)pools.free(visited, false);
     (void)pools.free(captured, true);
@@ -288,7 +127,7 @@ TEST_SUITE("private pools") {
     Pools pools{numbers.source()};
     pools.retain(a_pool);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
-    (void)pools.note_stream(p, 1);
+    (void)pools.record_stream(p, 1);
     (void)pools.free(p, false);
 
     CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
@@ -370,20 +209,20 @@ TEST_SUITE("private pools") {
     CHECK(pieces[0].requested_bytes == 1000);
     CHECK(pieces[1].requested_bytes == 0);
     CHECK_FALSE(pools.free(q, false));
-    CHECK_FALSE(pools.note_stream(q, 1));
+    CHECK_FALSE(pools.record_stream(q, 1));
   }
 
   TEST_CASE("PrivatePools: serves from an allocator's leased memory, which stays in its place") {
     Program program;
-    LeasedMemory<Memory> leased{program.memory};
+    LeasedMemory<Program::Memory> leased{program.memory};
     PrivatePools<SimStream> pools{
         {[&](std::size_t bytes, SimStream stream) { return leased.allocate(bytes, 256, stream); },
          [&](void* p) { leased.deallocate_sync(p); }}};
     pools.retain(a_pool);
     void* const p = pools.allocate(a_pool, 1_MiB, program.stream, program.stream);
 
-    Buffer const one = program.written(2_MiB);
-    Buffer const two = program.written(2_MiB);  // makes the first leave, not the pool's
+    auto const one = program.written(2_MiB);
+    auto const two = program.written(2_MiB);  // makes the first leave, not the pool's
 
     CHECK(program.memory.residency(one.id()) != Residency::device);
     CHECK(pools.has_exactly(a_pool, {p}));

@@ -2,9 +2,15 @@
 #pragma once
 
 #include <spillway/interop/torch/operands.hpp>
-#include <spillway/interop/torch/storage_leases.hpp>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -12,6 +18,8 @@
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
 #include <ATen/ops/_adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/_batch_norm_impl_index_ops.h>
@@ -104,9 +112,12 @@
 #include <ATen/ops/type_as_ops.h>
 #include <ATen/ops/zero_ops.h>
 #include <ATen/ops/zeros_like_ops.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/Layout.h>
 #include <c10/core/ScalarType.h>
 #include <c10/macros/Macros.h>
+#include <c10/util/Exception.h>
+#include <torch/library.h>
 
 // The operations that models call most, by the name of their type and of their schema. For them the hook
 // has kernels with the types that they have, so that no argument is boxed.
@@ -222,6 +233,193 @@
 
 namespace spillway::torch {
 
+/// How an operation uses its operands' bytes.
+enum class OperationKind : std::uint8_t {
+  unknown,     ///< not looked at yet
+  kernel,      ///< reads and writes them: all operands are held while it runs
+  view,        ///< looks at sizes and strides only
+  composite,   ///< calls other operations, which hold their own operands
+  per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
+  factory,     ///< returns memory without contents, whose address the caller may use to fill it
+  lazy_clone,  ///< would share the operand's memory until one of the two is written
+  exposing     ///< may go on with its operands' addresses after it has returned
+};
+
+namespace detail {
+
+inline bool writes(c10::Argument const& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+/// A view has one tensor operand, which each of its results is an alias of, and writes nothing.
+inline bool is_view(c10::FunctionSchema const& schema) {
+  std::size_t tensors = 0;
+  for (c10::Argument const& argument : schema.arguments()) {
+    if (writes(argument)) {
+      return false;
+    }
+    auto const kind = argument.type()->kind();
+    bool const is_number = kind == c10::TypeKind::IntType || kind == c10::TypeKind::BoolType ||
+                           kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::FloatType ||
+                           kind == c10::TypeKind::NumberType || kind == c10::TypeKind::StringType;
+    if (kind == c10::TypeKind::TensorType) {
+      ++tensors;
+    } else if (!is_number && argument.type()->str().find("Tensor") != std::string::npos) {
+      return false;
+    }
+  }
+  for (c10::Argument const& result : schema.returns()) {
+    if (result.alias_info() == nullptr || result.alias_info()->isWrite()) {
+      return false;
+    }
+  }
+  return tensors == 1 && !schema.returns().empty();
+}
+
+inline bool has_kernel(c10::OperatorHandle const& op,
+                       std::initializer_list<c10::DispatchKey> keys) {
+  return std::any_of(keys.begin(), keys.end(), [&op](c10::DispatchKey key) {
+    return op.hasKernelForDispatchKey(key);
+  });
+}
+
+/// True if nothing but the composite kernel runs for dense tensors: one for all backends' gradients
+/// (`Autograd`) only runs where there is a kernel for the backend.
+inline bool is_composite(c10::OperatorHandle const& op) {
+  using c10::DispatchKey;
+  return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+         !has_kernel(op,
+                     {DispatchKey::CPU,
+                      DispatchKey::CUDA,
+                      DispatchKey::AutogradCPU,
+                      DispatchKey::AutogradCUDA,
+                      DispatchKey::CompositeExplicitAutograd});
+}
+
+/// True if the composite kernel also runs for tensors that are not dense, apart from nested ones.
+inline bool is_composite_for_all(c10::OperatorHandle const& op) {
+  using c10::DispatchKey;
+  return is_composite(op) && !has_kernel(op,
+                                         {DispatchKey::SparseCPU,
+                                          DispatchKey::SparseCUDA,
+                                          DispatchKey::SparseCsrCPU,
+                                          DispatchKey::SparseCsrCUDA,
+                                          DispatchKey::QuantizedCPU,
+                                          DispatchKey::QuantizedCUDA,
+                                          DispatchKey::MkldnnCPU});
+}
+
+}  // namespace detail
+
+/// What an operation does, judged by its schema. Only PyTorch's own schemas are trusted to tell.
+inline OperationKind kind_of(c10::OperatorHandle const& op) {
+  auto const& schema = op.schema();
+  auto const begins_with_one_of = [&schema](std::initializer_list<char const*> prefixes) {
+    return std::any_of(prefixes.begin(), prefixes.end(), [&schema](char const* prefix) {
+      return schema.name().rfind(prefix, 0) == 0;
+    });
+  };
+  if (begins_with_one_of({"c10d::", "_c10d_functional::", "symm_mem::"})) {
+    return OperationKind::exposing;
+  }
+  if (!begins_with_one_of({"aten::"})) {
+    return OperationKind::kernel;
+  }
+  if (schema.name() == "aten::_lazy_clone") {
+    return OperationKind::lazy_clone;
+  }
+  if (begins_with_one_of({"aten::empty", "aten::new_empty", "aten::_empty"})) {
+    return OperationKind::factory;
+  }
+  if (begins_with_one_of({"aten::_foreach_",
+                          "aten::_amp_foreach_",
+                          "aten::_fused_adam",
+                          "aten::_fused_sgd",
+                          "aten::_fused_adagrad"})) {
+    return OperationKind::per_tensor;
+  }
+  if (detail::is_composite(op)) {
+    return OperationKind::composite;
+  }
+  return detail::is_view(schema) ? OperationKind::view : OperationKind::kernel;
+}
+
+/// Remembers the kinds of operations; one for each thread.
+class OperationKinds {
+ public:
+  [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) {
+    void const* const name = &op.schema();
+    std::size_t const bits = reinterpret_cast<std::uintptr_t>(name) >> 4U;
+    for (std::size_t probe = 0; probe < 4; ++probe) {
+      Entry& entry = entries_[((bits ^ (bits >> 9U)) + probe) & (entries_.size() - 1)];
+      if (entry.schema == name) {
+        return entry.kind;
+      }
+      if (entry.schema == nullptr || probe == 3) {
+        entry = {name, kind_of(op)};
+        return entry.kind;
+      }
+    }
+    return kind_of(op);
+  }
+
+ private:
+  struct Entry {
+    void const* schema = nullptr;
+    OperationKind kind = OperationKind::unknown;
+  };
+  std::array<Entry, 1024> entries_{};
+};
+
+/// Where kernels for nested tensors are registered.
+inline constexpr std::array nested_keys{c10::DispatchKey::CompositeImplicitAutogradNestedTensor,
+                                        c10::DispatchKey::NestedTensorCPU,
+                                        c10::DispatchKey::NestedTensorCUDA};
+
+/// A kernel for nested tensors of an operation that passes the hook by for all others: it reads sizes,
+/// strides and offsets, which are tensors, too, and makes new ones.
+///
+/// `Hook` is a `FrameHook`.
+template <class Hook>
+class NestedKernel final : public c10::OperatorKernel {
+ public:
+  explicit NestedKernel(c10::SafeKernelFunction original) : original_{std::move(original)} {}
+
+  void
+  operator()(c10::OperatorHandle const& op, c10::DispatchKeySet keys, ::torch::jit::Stack* stack) {
+    if (Hook::is_on()) {
+      Hook::run_nested(op, stack, [&] { original_.callBoxed(op, keys, stack); });
+    } else {
+      original_.callBoxed(op, keys, stack);
+    }
+  }
+
+  /// Puts such kernels in the place of an operation's own, for as long as `library` lives. Overriding them is
+  /// what PyTorch would warn of.
+  static void install(::torch::Library& library, c10::OperatorHandle const& op) {
+    NoWarnings silence;
+    c10::WarningUtils::WarningHandlerGuard const guard{&silence};
+    for (c10::DispatchKey const key : nested_keys) {
+      c10::DispatchKey const runtime_key =
+          key == nested_keys.front() ? c10::DispatchKey::NestedTensorCPU : key;
+      if (op.hasKernelForDispatchKey(key)) {
+        auto kernel =
+            std::make_unique<NestedKernel>(op.getComputedKernelForDispatchKey(runtime_key));
+        library.impl(
+            toString(op.operator_name()).c_str(),
+            ::torch::dispatch(key, ::torch::CppFunction::makeFromBoxedFunctor(std::move(kernel))));
+      }
+    }
+  }
+
+ private:
+  struct NoWarnings final : c10::WarningHandler {
+    void process(c10::Warning const& /*warning*/) override {}
+  };
+
+  c10::SafeKernelFunction original_;
+};
+
 /// Calls `visit(tensor, is_written)` for each tensor in an argument or a result, as C++ has it.
 template <class Value, class Visit>
 void for_each_typed(Value& value, Visit const& visit) {
@@ -259,7 +457,7 @@ struct TypedCollector {
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
       OperandUse const use{keeps, is_written};
       if (storage != nullptr &&
-          (is_outermost ? Leases::is_ours(*storage) : Leases::is_wanted(frames, *storage, use))) {
+          (is_outermost ? Leases::is_ours(*storage) : Leases::needs_pin(frames, *storage, use))) {
         operands.push_back({storage, impl, use});
       }
     });
@@ -269,14 +467,14 @@ struct TypedCollector {
 /// Collects results that have never been an operand or a result before. Few arguments that are returned
 /// have not, and those that have cost no lock.
 template <class Leases>
-struct NewcomerCollector {
+struct UnseenCollector {
   Operands& operands;
 
   C10_NOINLINE void operator()(at::Tensor const& tensor, bool /*is_written*/) const {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
       c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Leases::is_newcomer(*storage)) {
+      if (storage != nullptr && Leases::is_unseen(*storage)) {
         operands.push_back({storage, impl, OperandUse{keeps, /*writes=*/false}});
       }
     });
@@ -303,11 +501,11 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
                     TypedCollector<Leases>{operands, frame.frames(), frame.is_outermost()}),
      ...);
     frame.enter(operands);
-    Result result = go_on(keys, std::forward<Arguments>(arguments)...);
+    Result result = redispatch(keys, std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {
       // Also of arguments that are returned: they may have got their memory meanwhile.
       operands.clear();
-      for_each_typed(std::as_const(result), NewcomerCollector<Leases>{operands});
+      for_each_typed(std::as_const(result), UnseenCollector<Leases>{operands});
       frame.end(operands);
     }
     return result;
@@ -320,17 +518,17 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
       is_dense = is_dense && is_plain(tensor);
     };
     (for_each_typed(arguments, look), ...);
-    return is_dense ? go_on(keys, std::forward<Arguments>(arguments)...)
-                    : run_special(keys, std::forward<Arguments>(arguments)...);
+    return is_dense ? redispatch(keys, std::forward<Arguments>(arguments)...)
+                    : run_not_dense(keys, std::forward<Arguments>(arguments)...);
   }
 
  private:
-  C10_NOINLINE static Result run_special(c10::DispatchKeySet keys, Arguments... arguments) {
+  C10_NOINLINE static Result run_not_dense(c10::DispatchKeySet keys, Arguments... arguments) {
     return run(keys, std::forward<Arguments>(arguments)...);
   }
 
   /// Calls what comes after the hook.
-  C10_ALWAYS_INLINE static Result go_on(c10::DispatchKeySet keys, Arguments... arguments) {
+  C10_ALWAYS_INLINE static Result redispatch(c10::DispatchKeySet keys, Arguments... arguments) {
     static auto const op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(Op::name, Op::overload_name)
                                .template typed<Result(Arguments...)>();

@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/pager.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace spillway::framework {
+
+/// What every adapter counts about the operations of its framework.
+struct OperationCounts {
+  std::uint64_t frames = 0;         ///< operations that used memory of the allocator
+  std::uint64_t waits = 0;          ///< how often a thread waited for other threads' operations
+  std::uint64_t out_of_memory = 0;  ///< requests that could not be met
+  std::uint64_t pressures = 0;      ///< how often pressure began
+  std::uint64_t strays = 0;         ///< storages whose address had been moved to another owner
+  std::size_t entries = 0;          ///< storages that operations have been seen to use
+  int active_frames = 0;            ///< frames that threads are inside of now
+};
+
+/// Leases the memory that a framework's operations use, for as long as they use it, and lets it be
+/// swapped out in between. The adapters for PyTorch (`StorageLeases`) and for frameworks whose buffers keep
+/// their addresses (`BufferLeases`) are built on this class.
+///
+/// One *entry* stands for one storage of the framework, which is one block of the allocator. One *frame*
+/// stands for an operation that runs: it *pins* the entries of its operands and results until it ends.
+///
+/// - As long as memory suffices, an entry keeps its lease after the operation, and a frame costs no call to
+///   the allocator. The first allocation that fails begins *pressure* (`start_reclaim`): every entry that is
+///   not pinned gives up its lease, at once and from then on when its last frame ends, so that the
+///   pager may swap the block out. Pressure ends with a step in which nothing was evicted and at whose
+///   end everything is resident (`begin_step`).
+/// - Entries whose lease is missing are acquired together, when a frame begins. Each entry is acquired by one
+///   thread; other threads that need it wait until that thread has it or has failed.
+/// - A thread that finds no room under pressure sleeps until another thread releases memory. It gives up
+///   when no thread is left that could: when all frames belong to threads that sleep here (deadlock),
+///   or after `patience`.
+///
+/// `Traits` says what a storage is. Its functions are static:
+///
+/// | expression                   | must                                                              |
+/// |------------------------------|-------------------------------------------------------------------|
+/// | `allocator_type`             | a `DeviceAllocator`                                               |
+/// | `Entry`                      | a default-constructible class with the members `block`, `bytes`, `pins`, `is_kept`, `is_arriving`, `is_dead`, `previous` and `next`, which begin as its own address, and `has_lease()` |
+/// | `Frame`                      | a class with `is_counted` and `thread_frames()`, the number of counted frames that the calling thread is inside of |
+/// | `Missing`                    | an operand whose lease has to be acquired, with the member `entry` |
+/// | `is_granted(missing)`        | whether the entry has a lease that allows this use                |
+/// | `access(missing)`            | the `Access` to acquire                                           |
+/// | `grant(missing, lease, s)`   | give the entry a lease on stream `s` and the storage its address  |
+/// | `is_swappable(entry)`        | whether the entry has a lease that it may give up                 |
+/// | `has_references`             | whether storages have to be kept alive while an address is cleared |
+/// | `references(entries)`        | a list of references to the storages; called without the lock, as their destructors are. The elements convert to `bool`: false for a storage that is gone |
+/// | `detach(entry, reference, leases)` | clear the storage's address and append the entry's leases to `leases`; return false, and change nothing but `is_kept`, if the address has another owner |
+/// | `release_interpreter()`      | an object that gives up the interpreter's lock while it lives     |
+///
+/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is called and
+///          never while a reference to a storage is taken or dropped.
+/// Streams  nothing waits on the host but a thread that needs room while other threads' frames hold it.
+template <class Traits>
+class OperandLeases {
+ public:
+  using Allocator = typename Traits::allocator_type;
+  using Lease = typename Allocator::lease_type;
+  using stream_type = typename Allocator::stream_type;
+  using Entry = typename Traits::Entry;
+  using Frame = typename Traits::Frame;
+  using Pins = std::vector<Entry*>;
+
+  static constexpr bool is_thread_safe = true;
+
+  OperandLeases(OperandLeases const&) = delete;
+  OperandLeases& operator=(OperandLeases const&) = delete;
+
+  /// Begins pressure: gives up the lease of every entry that no frame has pinned.
+  ///
+  /// @returns the bytes of these entries, which may be swapped out now
+  std::size_t start_reclaim();
+  /// Swaps out everything that no frame has pinned. @returns the bytes that left the device
+  std::size_t reclaim();
+  /// Marks the boundary between two steps of a program that repeats.
+  void begin_step();
+
+  /// Sets whether an allocation that fails may swap others out. What is swapped out already comes back when
+  /// it is used either way.
+  void enable(bool is_enabled) noexcept {
+    is_enabled_ = is_enabled;
+    if (!is_enabled) {
+      is_under_pressure_ = false;
+    }
+  }
+  [[nodiscard]] bool is_enabled() const noexcept { return is_enabled_; }
+  [[nodiscard]] bool is_under_pressure() const noexcept { return is_under_pressure_; }
+  [[nodiscard]] Allocator& memory() const noexcept { return *memory_; }
+
+ protected:
+  using Guard = std::unique_lock<std::mutex>;
+  using Missing = typename Traits::Missing;
+
+  /// `memory` is not owned and must outlive this object. Its `lease_wait` should be zero, since threads wait
+  /// for each other here, where it is known which of them can go on.
+  ///
+  /// @param patience  how long to wait for memory of other threads; without it as long as one of them runs
+  explicit OperandLeases(Allocator& memory,
+                         std::optional<std::chrono::milliseconds> patience = std::nullopt)
+      : memory_{&memory}, patience_{patience} {}
+  ~OperandLeases() = default;
+
+  // The table of entries. The caller of each holds the lock.
+
+  void link(Entry& entry) noexcept {
+    entry.previous = all_.previous;
+    entry.next = &all_;
+    all_.previous->next = &entry;
+    all_.previous = &entry;
+    ++counts_.entries;
+  }
+  void unlink(Entry& entry) noexcept {
+    entry.previous->next = entry.next;
+    entry.next->previous = entry.previous;
+    --counts_.entries;
+  }
+  template <class Visit>
+  void for_each_entry(Visit const& visit) const {
+    for (Entry* entry = all_.next; entry != &all_; entry = entry->next) {
+      visit(*entry);
+    }
+  }
+
+  // Frames.
+
+  /// Counts the frame among those that other threads may wait for. The caller holds the lock.
+  void count(Frame& frame) noexcept {
+    if (!frame.is_counted) {
+      frame.is_counted = true;
+      ++counts_.active_frames;
+    }
+  }
+  /// Ends `count` and wakes waiting threads, which look at what was released and at who is left. The caller
+  /// holds the lock; what the frame had in use has been released.
+  void uncount(Frame& frame) noexcept {
+    if (frame.is_counted) {
+      frame.is_counted = false;
+      --counts_.active_frames;
+      ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+      if (waiters_.load() != 0) {
+        changed_.notify_all();
+      }
+    }
+  }
+  /// Unpins what a frame has pinned; under pressure, entries that no other frame has pinned give up their
+  /// leases. Clears `pins`.
+  ///
+  /// @param prepare  called first, with the list of leases to be ended
+  /// @param unpin    called with each entry; unpins it and returns whether that was the last pin
+  /// @param end      called when the leases have ended
+  ///
+  /// All three are called with the lock held and must not throw.
+  template <class Prepare, class Unpin, class End>
+  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end);
+  /// Clears the storage's address and hands the leases over. The caller holds the lock.
+  template <class Storage>
+  bool detach(Entry& entry, Storage&& storage, std::vector<Lease>& leases) {
+    bool const is_detached = Traits::detach(entry, std::forward<Storage>(storage), leases);
+    counts_.strays += is_detached ? 0 : 1;
+    return is_detached;
+  }
+
+  // Allocations and acquisitions.
+
+  /// Allocates a block and leases it for writing, as often as room can be made.
+  ///
+  /// @param adopt    called with the block and the lease; takes the lease or throws
+  /// @param failure  says why if the result is false
+  template <class Adopt>
+  [[nodiscard]] bool try_allocate_block(std::size_t bytes,
+                                        stream_type stream,
+                                        Frame const* frame,
+                                        std::string& failure,
+                                        Adopt const& adopt);
+  /// Acquires the leases that operands of a frame lack. The entries are pinned.
+  ///
+  /// @param failure  says why if the result is false
+  [[nodiscard]] bool acquire_missing(Frame const& frame,
+                                     std::span<Missing const> missing,
+                                     stream_type stream,
+                                     std::string& failure);
+
+  // Waiting.
+
+  /// A number that grows whenever memory may have been released, or an entry has been acquired. A thread reads
+  /// it before it looks for room, so that it misses no release that comes before it sleeps.
+  [[nodiscard]] std::uint64_t changes() const noexcept { return releases_.load() + ends_.load(); }
+  /// Says that memory was released or an entry acquired. The caller does not hold the lock.
+  void notify_waiters() noexcept {
+    releases_.fetch_add(1);
+    if (waiters_.load() != 0) {
+      Guard const guard{mutex_};
+      changed_.notify_all();
+    }
+  }
+  /// Blocks until `is_true()` holds, for at most `patience`. The caller holds the lock.
+  ///
+  /// @returns `is_true()`
+  template <class Predicate>
+  bool wait_until(Guard& guard, Predicate const& is_true) {
+    waiters_.fetch_add(1);
+    if (patience_) {
+      changed_.wait_for(guard, *patience_, is_true);
+    } else {
+      changed_.wait(guard, is_true);
+    }
+    waiters_.fetch_sub(1);
+    return is_true();
+  }
+
+  Allocator* memory_;
+  mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
+  OperationCounts counts_{};
+  std::atomic<bool> is_enabled_{true};
+  std::atomic<bool> is_under_pressure_{false};
+
+ private:
+  /// Called after an allocation failed. @returns whether it may succeed now
+  [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen) {
+    if (!is_enabled_) {
+      return false;
+    }
+    if (!is_under_pressure_) {
+      (void)start_reclaim();
+      return true;
+    }
+    return wait_for_release(frame, seen);
+  }
+  [[nodiscard]] bool wait_for_release(Frame const* frame, std::uint64_t seen);
+  /// Blocks until another thread has acquired what it is acquiring, or has failed to.
+  void wait_for_arrival(std::uint64_t seen) {
+    [[maybe_unused]] auto const others_run = Traits::release_interpreter();
+    Guard guard{mutex_};
+    waiters_.fetch_add(1);
+    changed_.wait(guard, [&] { return changes() != seen; });
+    waiters_.fetch_sub(1);
+  }
+  [[nodiscard]] bool
+  acquire_all(std::span<Missing const> mine, stream_type stream, std::string& failure);
+  /// Runs `act`, which calls the allocator. @returns false, and why, if there is no room
+  template <class Act>
+  [[nodiscard]] static bool has_room(std::string& failure, Act const& act) {
+    try {
+      act();
+      return true;
+    } catch (OutOfDeviceMemory const& error) {
+      failure = error.what();
+    } catch (OutOfHostMemory const& error) {
+      failure = error.what();
+    }
+    return false;
+  }
+
+  std::optional<std::chrono::milliseconds> patience_;
+  std::condition_variable changed_;
+  Entry all_{};  // the head of a ring of all entries
+  std::uint64_t evictions_seen_ = 0;
+  int starving_frames_ = 0;      // active frames of threads that wait for memory
+  std::atomic<int> waiters_{0};  // threads that sleep
+  std::atomic<std::uint64_t> releases_{0};
+  std::atomic<std::uint64_t> ends_{0};  // of frames; written under the lock
+};
+
+template <class Traits>
+std::size_t OperandLeases<Traits>::start_reclaim() {
+  std::vector<Lease> leases;
+  std::vector<Entry*> idle;
+  std::vector<Entry*> dead;
+  std::size_t bytes = 0;
+  {
+    Guard guard{mutex_};
+    if (!is_under_pressure_.exchange(true)) {
+      ++counts_.pressures;
+    }
+    for_each_entry([&](Entry& entry) {
+      if (entry.pins == 0 && Traits::is_swappable(entry)) {
+        idle.push_back(&entry);
+      }
+    });
+    // A pin keeps the entry from being deleted while a reference to its storage is taken without the lock.
+    if constexpr (Traits::has_references) {
+      for (Entry* const entry : idle) {
+        ++entry->pins;
+      }
+      guard.unlock();
+    }
+    auto const references = Traits::references(idle);
+    if constexpr (Traits::has_references) {
+      guard.lock();
+      for (Entry* const entry : idle) {
+        --entry->pins;
+      }
+    }
+    for (std::size_t i = 0; i < idle.size(); ++i) {
+      Entry& entry = *idle[i];
+      if (entry.pins != 0) {
+        continue;
+      }
+      if (entry.is_dead) {
+        dead.push_back(&entry);
+      } else if (Traits::is_swappable(entry) && references[i] &&
+                 detach(entry, references[i], leases)) {
+        bytes += entry.bytes;
+      }
+    }
+    guard.unlock();
+    leases.clear();
+  }
+  for (Entry* const entry : dead) {
+    delete entry;
+  }
+  notify_waiters();
+  return bytes;
+}
+
+template <class Traits>
+std::size_t OperandLeases<Traits>::reclaim() {
+  (void)start_reclaim();
+  std::vector<BlockId> blocks;
+  {
+    Guard const guard{mutex_};
+    for_each_entry([&](Entry const& entry) {
+      if (!entry.has_lease()) {
+        blocks.push_back(entry.block);
+      }
+    });
+  }
+  std::size_t const before = memory_->stats().resident.bytes.current;
+  for (BlockId const block : blocks) {
+    try {
+      memory_->swap_out(block);
+    } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): freed or in use by now
+    }
+  }
+  std::size_t const after = memory_->stats().resident.bytes.current;
+  return before - std::min(before, after);
+}
+
+template <class Traits>
+void OperandLeases<Traits>::begin_step() {
+  memory_->begin_step();
+  Stats const now = memory_->stats();
+  std::uint64_t const evictions = now.evicted().count;
+  Guard const guard{mutex_};
+  bool const is_calm = evictions == std::exchange(evictions_seen_, evictions);
+  if (is_calm && now.resident.bytes.current == now.allocated.bytes.current) {
+    is_under_pressure_ = false;  // leases are kept again, from the next use on
+  }
+}
+
+template <class Traits>
+template <class Prepare, class Unpin, class End>
+void OperandLeases<Traits>::release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end) {
+  std::vector<Lease> leases;
+  std::vector<Entry*> dead;
+  {
+    auto const references = Traits::references(pins);
+    Guard guard{mutex_};
+    prepare(leases);
+    bool const gives_up = is_under_pressure_;
+    for (std::size_t i = 0; i < pins.size(); ++i) {
+      Entry& entry = *pins[i];
+      if (!unpin(entry)) {
+        continue;
+      }
+      if (entry.is_dead) {
+        dead.push_back(&entry);
+      } else if (gives_up && Traits::is_swappable(entry) && references[i]) {
+        (void)detach(entry, references[i], leases);
+      }
+    }
+    if (!leases.empty()) {
+      guard.unlock();
+      leases.clear();
+      guard.lock();
+    }
+    end();
+  }  // the lock is released before the references are dropped
+  for (Entry* const entry : dead) {
+    delete entry;
+  }
+  pins.clear();
+}
+
+template <class Traits>
+template <class Adopt>
+bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
+                                               stream_type stream,
+                                               Frame const* frame,
+                                               std::string& failure,
+                                               Adopt const& adopt) {
+  for (;;) {
+    std::uint64_t const seen = changes();
+    bool const is_there = has_room(failure, [&] {
+      BlockId const block = memory_->allocate(bytes);
+      Lease lease;
+      try {
+        lease = memory_->acquire(block, Access::write, stream);
+        adopt(block, lease);
+      } catch (...) {
+        lease.release();
+        memory_->abandon(block);
+        throw;
+      }
+    });
+    if (is_there) {
+      return true;
+    }
+    if (!make_room(frame, seen)) {
+      return false;
+    }
+  }
+}
+
+template <class Traits>
+bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
+                                            std::span<Missing const> missing,
+                                            stream_type stream,
+                                            std::string& failure) {
+  std::vector<Missing> mine;
+  for (;;) {
+    std::uint64_t const seen = changes();
+    bool is_elsewhere = false;  // another thread is acquiring one of them
+    mine.clear();
+    {
+      Guard const guard{mutex_};
+      for (Missing const& one : missing) {
+        Entry& entry = *one.entry;
+        if (entry.is_dead || Traits::is_granted(one)) {
+          continue;
+        }
+        if (!std::exchange(entry.is_arriving, true)) {
+          mine.push_back(one);
+        } else if (std::none_of(mine.begin(), mine.end(), [&](Missing const& other) {
+                     return other.entry == one.entry;
+                   })) {
+          is_elsewhere = true;
+        }
+      }
+    }
+    if (mine.empty()) {
+      if (!is_elsewhere) {
+        return true;
+      }
+      wait_for_arrival(seen);
+      continue;
+    }
+    // `acquire_all` notifies once, of what this thread has released itself.
+    if (!acquire_all(mine, stream, failure) && !make_room(&frame, seen + 1)) {
+      return false;
+    }
+  }
+}
+
+/// Acquires entries that this thread has marked as arriving. @returns false, with the reason, if there is no
+/// room now
+template <class Traits>
+bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
+                                        stream_type stream,
+                                        std::string& failure) {
+  std::vector<Lease> leases;
+  std::exception_ptr error;
+  try {
+    std::vector<LeaseRequest> requests;
+    requests.reserve(mine.size());
+    for (Missing const& one : mine) {
+      requests.push_back({one.entry->block, Traits::access(one)});
+    }
+    (void)has_room(failure, [&] { leases = memory_->acquire_all(requests, stream); });
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    Guard const guard{mutex_};
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      mine[i].entry->is_arriving = false;
+      if (!leases.empty()) {
+        Traits::grant(mine[i], leases[i], stream);
+      }
+    }
+  }
+  bool const has_arrived = !leases.empty();
+  leases.clear();  // those that were replaced
+  notify_waiters();
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  return has_arrived;
+}
+
+/// Blocks until memory is released. @returns false if no thread is left that could release some, or after
+/// `patience`
+template <class Traits>
+bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t seen) {
+  [[maybe_unused]] auto const others_run = Traits::release_interpreter();
+  Guard guard{mutex_};
+  int const own_frames = frame != nullptr ? frame->thread_frames() : 0;
+  starving_frames_ += own_frames;
+  auto const has_changed = [&] { return changes() != seen; };
+  auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_; };
+  if (!has_changed() && !is_deadlock()) {
+    ++counts_.waits;
+    wait_until(guard, [&] { return has_changed() || is_deadlock(); });
+  }
+  starving_frames_ -= own_frames;
+  changed_.notify_all();  // the other threads that starve look again whether one is left that does not
+  return has_changed();
+}
+
+}  // namespace spillway::framework

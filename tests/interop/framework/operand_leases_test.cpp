@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// OperandLeases on a framework of the smallest kind whose storages lose their address when they are swapped out.
+#include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/operand_leases.hpp>
+#include <spillway/sim.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+using namespace spillway;
+
+namespace {
+
+struct ObjectEntry;
+
+/// A storage of the framework, which users share.
+struct Object {
+  void* address = nullptr;
+  ObjectEntry* entry = nullptr;
+};
+using Objects = std::vector<std::shared_ptr<Object>>;
+
+using Memory = DeviceAllocator<SimPolicies>;
+
+struct ObjectEntry {
+  BlockId block{};
+  Memory::lease_type lease{};
+  std::weak_ptr<Object> object{};
+  std::size_t bytes = 0;
+  std::uint32_t pins = 0;
+  bool is_kept = false;
+  bool is_arriving = false;
+  bool is_dead = false;
+  ObjectEntry* previous = this;
+  ObjectEntry* next = this;
+
+  [[nodiscard]] bool has_lease() const { return static_cast<bool>(lease); }
+};
+
+struct ObjectFrame {
+  bool is_counted = false;
+  std::vector<ObjectEntry*> pins{};
+  [[nodiscard]] int thread_frames() const { return is_counted ? 1 : 0; }
+};
+
+struct ObjectTraits {
+  using allocator_type = Memory;
+  using Entry = ObjectEntry;
+  using Frame = ObjectFrame;
+  using Lease = Memory::lease_type;
+  struct Missing {
+    Entry* entry = nullptr;
+    Object* object = nullptr;
+  };
+
+  static constexpr bool has_references = true;
+
+  static bool is_granted(Missing const& one) { return one.entry->has_lease(); }
+  static Access access(Missing const& /*one*/) { return Access::read_write; }
+  static void grant(Missing const& one, Lease& lease, SimStream /*stream*/) {
+    one.entry->lease = std::move(lease);
+    one.object->address = one.entry->lease.data();
+  }
+  static bool is_swappable(Entry const& entry) { return !entry.is_kept && entry.has_lease(); }
+  static Objects references(std::span<Entry* const> entries) {
+    Objects all;
+    for (Entry* const entry : entries) {
+      all.push_back(entry->object.lock());
+    }
+    return all;
+  }
+  static bool
+  detach(Entry& entry, std::shared_ptr<Object> const& object, std::vector<Lease>& leases) {
+    if (object->entry != &entry) {
+      entry.is_kept = true;
+      return false;
+    }
+    object->address = nullptr;
+    leases.push_back(std::move(entry.lease));
+    return true;
+  }
+  static int release_interpreter() { return 0; }
+};
+
+class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
+ public:
+  ObjectLeases(Memory& memory, SimStream stream) : OperandLeases{memory}, stream_{stream} {}
+  ~ObjectLeases() {
+    while (!entries_.empty()) {
+      entries_.back()->lease.release();
+      memory().abandon(entries_.back()->block);
+      entries_.pop_back();
+    }
+  }
+
+  /// Null if there is no room.
+  std::shared_ptr<Object> make(std::size_t bytes, ObjectFrame* frame = nullptr) {
+    auto object = std::make_shared<Object>();
+    std::string failure;
+    bool const has_room = try_allocate_block(
+        bytes, stream_, frame, failure, [&](BlockId block, Memory::lease_type& lease) {
+          Guard const guard{mutex_};
+          entries_.push_back(std::make_unique<ObjectEntry>());
+          ObjectEntry& entry = *entries_.back();
+          entry.block = block;
+          entry.bytes = bytes;
+          entry.object = object;
+          object->entry = &entry;
+          object->address = lease.data();
+          entry.lease = std::move(lease);
+          link(entry);
+        });
+    return has_room ? object : nullptr;
+  }
+  bool enter(ObjectFrame& frame, Objects const& objects) {
+    std::vector<Missing> missing;
+    {
+      Guard const guard{mutex_};
+      count(frame);
+      for (auto const& object : objects) {
+        ++object->entry->pins;
+        frame.pins.push_back(object->entry);
+        if (!object->entry->has_lease()) {
+          missing.push_back({object->entry, object.get()});
+        }
+      }
+    }
+    std::string failure;
+    return acquire_missing(frame, missing, stream_, failure);
+  }
+  void exit(ObjectFrame& frame) {
+    release_pins(
+        frame.pins,
+        [](auto const& /*leases*/) {},
+        [](ObjectEntry& entry) { return --entry.pins == 0; },
+        [&] { uncount(frame); });
+  }
+  framework::OperationCounts counts() const {
+    Guard const guard{mutex_};
+    return counts_;
+  }
+
+ private:
+  SimStream stream_;
+  std::vector<std::unique_ptr<ObjectEntry>> entries_;
+};
+
+/// Room for four objects of 1 MiB.
+struct Program {
+  SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
+  Memory memory{device, options()};
+  SimStream stream = device.create_stream();
+  ObjectLeases leases{memory, stream};
+
+  static Memory::Options options() {
+    Memory::Options options{.capacity_bytes = 4_MiB};
+    options.host.pinned_bytes = 64_MiB;
+    options.paging.lease_wait = std::chrono::milliseconds{0};
+    return options;
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("operand_leases") {
+  TEST_CASE("OperandLeases: under pressure an idle storage loses its address, until a frame uses it") {
+    Program program;
+    auto const idle = program.leases.make(2_MiB);
+    auto const used = program.leases.make(2_MiB);
+    ObjectFrame frame;
+    REQUIRE(program.leases.enter(frame, {used}));
+    CHECK_FALSE(program.leases.is_under_pressure());
+
+    auto const next = program.leases.make(1_MiB, &frame);
+
+    REQUIRE(next != nullptr);
+    CHECK(program.leases.is_under_pressure());
+    CHECK(idle->address == nullptr);
+    CHECK(used->address != nullptr);
+    program.leases.exit(frame);
+    CHECK(used->address == nullptr);
+    ObjectFrame second;
+    REQUIRE(program.leases.enter(second, {idle}));
+    CHECK(idle->address == idle->entry->lease.data());
+    program.leases.exit(second);
+  }
+
+  TEST_CASE("OperandLeases: a storage that is gone, and one whose address moved, are left alone") {
+    Program program;
+    auto gone = program.leases.make(1_MiB);
+    auto const moved = program.leases.make(1_MiB);
+    auto const usual = program.leases.make(1_MiB);
+    ObjectEntry const& entry_of_gone = *std::exchange(gone, nullptr)->entry;
+    ObjectEntry const& entry_of_moved = *std::exchange(moved->entry, nullptr);
+
+    CHECK(program.leases.start_reclaim() == 1_MiB);
+
+    CHECK(entry_of_gone.has_lease());
+    CHECK(entry_of_moved.has_lease());
+    CHECK(entry_of_moved.is_kept);
+    CHECK(program.leases.counts().strays == 1);
+    CHECK(usual->address == nullptr);
+  }
+
+  TEST_CASE("OperandLeases: pressure ends with a step without evictions that has everything back") {
+    Program program;
+    auto const a = program.leases.make(3_MiB);
+    auto const b = program.leases.make(1_MiB);
+    CHECK(program.leases.reclaim() == 4_MiB);
+    program.leases.begin_step();
+    program.leases.begin_step();
+    CHECK(program.leases.is_under_pressure());  // calm, but not resident
+
+    ObjectFrame frame;
+    REQUIRE(program.leases.enter(frame, {a, b}));
+    program.leases.exit(frame);
+    program.leases.begin_step();
+
+    CHECK_FALSE(program.leases.is_under_pressure());
+    CHECK(program.leases.counts().pressures == 1);
+  }
+
+  TEST_CASE("OperandLeases: a thread waits for another one's frame, and gives up when all wait") {
+    Program program;
+    auto const a = program.leases.make(2_MiB);
+    auto const b = program.leases.make(2_MiB);
+    std::atomic<int> inside{0};
+    std::atomic<int> refused{0};
+    std::vector<std::jthread> running;
+    for (auto const& mine : {a, b}) {
+      running.emplace_back([&, mine] {
+        ObjectFrame frame;
+        CHECK(program.leases.enter(frame, {mine}));
+        ++inside;
+        while (inside < 2) {
+          std::this_thread::yield();
+        }
+        refused += program.leases.make(1_MiB, &frame) == nullptr ? 1 : 0;
+        program.leases.exit(frame);
+      });
+    }
+    running.clear();
+
+    CHECK(refused == 1);
+    CHECK(program.leases.counts().waits == 1);
+    CHECK(program.leases.counts().active_frames == 0);
+  }
+
+  TEST_CASE("OperandLeases: switched off, an allocation that fails swaps nothing out") {
+    Program program;
+    auto const a = program.leases.make(3_MiB);
+    program.leases.enable(false);
+
+    CHECK(program.leases.make(2_MiB) == nullptr);
+
+    CHECK(a->address != nullptr);
+    CHECK_FALSE(program.leases.is_under_pressure());
+  }
+}
