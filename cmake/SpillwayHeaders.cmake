@@ -66,6 +66,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/framework/memory_limit.hpp
     spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp
+    spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/torch/context_table.hpp
     spillway/interop/torch/private_pools.hpp
     spillway/interop/torch/tensor_stats.hpp
@@ -165,7 +166,6 @@ set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
     spillway/interop/tensorflow/gpu_device.hpp
     spillway/interop/tensorflow/operation.hpp
-    spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/tensorflow/swapping_device.hpp
     spillway/interop/tensorflow/tensor_allocator.hpp)
 

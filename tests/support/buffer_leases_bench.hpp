@@ -17,7 +17,7 @@
 
 namespace spillway::test {
 
-/// A desk on the host's memory, with what its tests do again and again.
+/// Leases of buffers in the host's memory, with helpers for what their tests do again and again.
 struct LeasesBench {
   struct Policies : SimPolicies {
     using device = HostPagedApi;
@@ -46,8 +46,8 @@ struct LeasesBench {
     auto* const p = static_cast<unsigned char*>(leases.try_allocate(bytes, &frame));
     if (p != nullptr) {
       std::memset(p, byte, bytes);
-      std::array<void*, 1> const shown{p};
-      leases.make_swappable(shown);
+      std::array<void*, 1> const results{p};
+      leases.make_swappable(results);
     }
     leases.exit(frame);
     return p;

@@ -13,9 +13,10 @@ namespace spillway {
 
 /// A memory resource for code written against `cuda::mr`: RMM, cuDF, CCCL's own containers.
 ///
-/// Models the resource concept in both its spellings: that of CCCL 3.0, which CUDA 13.0 ships behind
-/// `LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE` (`allocate_async`, and `allocate` without a
-/// stream), and that of CCCL 3.1 and later (`allocate` with a stream, `allocate_sync` without).
+/// Models the resource concept in both its spellings: that of CCCL 3.0, which CUDA 13.0 ships
+/// behind `LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE` (`allocate_async`, and `allocate`
+/// without a stream), and that of CCCL 3.1 and later (`allocate` with a stream, `allocate_sync`
+/// without).
 ///
 /// What is allocated here stays on the device and in its place until it is deallocated; it is not
 /// swappable. Use buffers and tensors for what should be able to leave.

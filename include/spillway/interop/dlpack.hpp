@@ -17,8 +17,8 @@
 
 namespace spillway::dlpack {
 
-// The structures of DLPack 1.1 (github.com/dmlc/dlpack, include/dlpack/dlpack.h), laid out as its ABI
-// demands, under names of our own: a program may include the original header as well and
+// The structures of DLPack 1.1 (github.com/dmlc/dlpack, include/dlpack/dlpack.h), laid out as its
+// ABI demands, under names of our own: a program may include the original header as well and
 // reinterpret_cast between the two.
 
 inline constexpr std::uint32_t major_version = 1;
@@ -72,8 +72,8 @@ struct ManagedTensor {
 static_assert(std::is_standard_layout_v<ManagedTensor> && sizeof(Tensor) == 48 &&
               sizeof(ManagedTensor) == 80);
 
-/// The DLPack type of `T`. What C++ has no type of its own for, such as half precision, is opaque, and
-/// a structure of more than one byte is a vector of opaque bytes.
+/// The DLPack type of `T`. What C++ has no type of its own for, such as half precision, is opaque,
+/// and a structure of more than one byte is a vector of opaque bytes.
 template <class T>
 [[nodiscard]] constexpr DataType data_type() noexcept {
   static_assert(sizeof(T) <= std::numeric_limits<std::uint16_t>::max());
@@ -94,7 +94,8 @@ template <class T>
   }
 }
 
-/// Where an allocator's memory is, as DLPack names it: host memory unless the device says otherwise.
+/// Where an allocator's memory is, as DLPack names it: host memory unless the device says
+/// otherwise.
 template <class D>
 [[nodiscard]] Device device_of(D const& device) noexcept {
   if constexpr (NumberedApi<D>) {
@@ -111,10 +112,10 @@ template <class D>
 ///
 /// @param lease   from `SwappableTensor::acquire`; taken over
 /// @param device  of the allocator: `device_of(allocator.device())`
-/// @param type    what the elements are, e.g. `{TypeCode::floating_point, 16, 1}` for half precision;
-///                as large as `T`
-/// @throws ContractViolation if the lease has ended or `type` is not as large as `T`; std::bad_alloc;
-///         the lease is then still held by `lease`
+/// @param type    what the elements are, e.g. `{TypeCode::floating_point, 16, 1}` for half
+///                precision; as large as `T`
+/// @throws ContractViolation if the lease has ended or `type` is not as large as `T`;
+///         std::bad_alloc; the lease is then still held by `lease`
 /// @stream  the consumer must work on the stream the lease was acquired on, or join it back
 /// @threads the deleter may run on any thread
 template <class T, std::size_t Rank, Pager P>

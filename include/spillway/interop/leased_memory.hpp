@@ -36,8 +36,9 @@ concept LeasingAllocator =
 /// Memory of an allocator for code that knows nothing but addresses.
 ///
 /// Each allocation is a block under a lease that lasts until it is deallocated. It can neither be
-/// swapped out nor moved, so it takes room from everything else on the device: fit for scratch memory
-/// and for what is in use all the time, not for what should leave the device when it is idle.
+/// swapped out nor moved, so it takes room from everything else on the device: fit for scratch
+/// memory and for what is in use all the time, not for what should leave the device when it is
+/// idle.
 ///
 /// Units    bytes.
 /// Threads  thread-safe.
@@ -72,13 +73,14 @@ class LeasedMemory {
   [[nodiscard]] void* allocate_sync(std::size_t size_bytes, std::size_t alignment);
 
   /// @param memory  from `allocate` or `allocate_sync`, or null
-  /// @throws ContractViolation naming the address if it is not allocated, and DeviceError if a stream
-  ///         other than the one it was allocated on cannot be recorded; then nothing has changed
+  /// @throws ContractViolation naming the address if it is not allocated, and DeviceError if a
+  ///         stream other than the one it was allocated on cannot be recorded; then nothing has
+  ///         changed
   /// @stream the memory is used by others after the work that is on `stream` now; does not wait
   void deallocate(void* memory, stream_type stream);
 
-  /// The same for memory that no unfinished work uses, apart from work on the stream it was allocated
-  /// on.
+  /// The same for memory that no unfinished work uses, apart from work on the stream it was
+  /// allocated on.
   void deallocate_sync(void* memory);
 
   [[nodiscard]] std::size_t allocation_count() const;
@@ -191,8 +193,8 @@ std::size_t LeasedMemory<Allocator>::allocation_count() const {
   return allocations_.size();
 }
 
-/// The stream of `allocate_sync`: all that is enqueued on it are waits for the last uses of memory that
-/// is handed out.
+/// The stream of `allocate_sync`: all that is enqueued on it are waits for the last uses of memory
+/// that is handed out.
 template <LeasingAllocator Allocator>
 auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
   {

@@ -19,8 +19,8 @@ namespace spillway {
 /// spillway::ThrustResource resource{memory, stream};
 /// thrust::sort(thrust::cuda::par_nosync(&resource).on(stream), first, last);
 /// ```
-/// For vectors name none: a vector fills and copies its elements on Thrust's default stream, and the
-/// resource then gives it memory that nobody else uses any more.
+/// For vectors name none: a vector fills and copies its elements on Thrust's default stream, and
+/// the resource then gives it memory that nobody else uses any more.
 /// ```
 /// spillway::ThrustResource resource{memory};
 /// thrust::device_vector<float, spillway::ThrustAllocator<float, Allocator>> v(n, &resource);

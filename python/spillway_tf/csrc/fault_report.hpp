@@ -9,8 +9,9 @@
 
 namespace spillway_tf {
 
-/// Names the cause when code uses the address of a tensor that is not there, and then lets the program
-/// end as it would have: what is swapped out is not accessible, so that nobody computes with it.
+/// Names the cause when code uses the address of a tensor that is not there, and then lets the
+/// program end as it would have: what is swapped out is not accessible, so that nobody computes
+/// with it.
 template <class Site>
 class FaultReport {
  public:

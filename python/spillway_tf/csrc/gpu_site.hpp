@@ -55,9 +55,9 @@ class TrackedCudaApi : public spillway::CudaApi {
 
 /// Tensors of one GPU, on the driver's virtual memory: what leaves keeps its addresses.
 ///
-/// TensorFlow makes the device when it is used first. Its allocator is asked for then, before it is known
-/// which stream the device computes on; the desk is made when that is known. The one comes before the
-/// other in one thread, and both before the first operation.
+/// TensorFlow makes the device when it is used first. Its allocator is asked for then, before it is
+/// known which stream the device computes on; its leases are made when that is known. The one comes
+/// before the other in one thread, and both before the first operation.
 struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;

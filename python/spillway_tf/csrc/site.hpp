@@ -3,9 +3,9 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/interop/framework/install_options.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/tensorflow.hpp>
 
 #include <atomic>
@@ -62,8 +62,8 @@ struct SiteState {
   }
 
  private:
-  [[nodiscard]] static typename Allocator::Options with(spillway::framework::LimitedLookahead const& prefetch,
-                                                        typename Allocator::Options options) {
+  [[nodiscard]] static typename Allocator::Options
+  with(spillway::framework::LimitedLookahead const& prefetch, typename Allocator::Options options) {
     options.prefetch = prefetch;
     return options;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TensorFlow's devices do around copies and allocations, on tensors of a desk of host memory: with CUDA's headers of
-// TensorFlow this is how a GPU's are tested where there is none.
+// What TensorFlow's devices do around copies and allocations, on tensors leased in host memory:
+// with CUDA's headers of TensorFlow this is how a GPU's are tested where there is none.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #define DOCTEST_CONFIG_NO_SHORT_MACRO_NAMES  // TensorFlow has the same
 #include <spillway/device/host/host_paged_api.hpp>
@@ -123,7 +123,7 @@ DOCTEST_TEST_CASE("copy_leased: both tensors stay until the copy is done, and ma
   DOCTEST_CHECK(result.ok());
   DOCTEST_CHECK_FALSE(view(from).is_in_use);
   DOCTEST_CHECK(view(to).is_swappable);
-  DOCTEST_CHECK_FALSE(view(from).is_swappable);  // nobody has shown it
+  DOCTEST_CHECK_FALSE(view(from).is_swappable);  // no operation's result
   DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   DOCTEST_CHECK_FALSE(view(to).is_resident);
 
@@ -143,7 +143,7 @@ DOCTEST_TEST_CASE("copy_leased: what cannot be brought in is an error, and nothi
   first.after(absl::OkStatus());
   DOCTEST_CHECK(TestSite::leases().reclaim() == capacity_bytes / 2);
   tf::Tensor const a = on_device();
-  tf::Tensor const b = on_device();  // never shown: there is no room left
+  tf::Tensor const b = on_device();  // no operation's result: there is no room left
   LateCopy second;
   second.run(from, to, result);
   DOCTEST_CHECK(second.calls == 0);

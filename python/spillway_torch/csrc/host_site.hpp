@@ -61,11 +61,12 @@ struct HostSite {
   static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
-    // Storages that cannot be resized, such as those that `torch.load` makes, may name no allocator.
+    // Storages that cannot be resized, such as those that `torch.load` makes, may name no
+    // allocator.
     return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
-  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones are not StorageLeases's
+  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones come from PyTorch
   static void free_foreign(void* p) { state()->tensors.free_small(p); }
   static WithoutInterpreter release_interpreter() { return {}; }
   static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}

@@ -3,8 +3,8 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/framework/install_options.hpp>
+#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <atomic>
@@ -19,7 +19,8 @@
 
 namespace spillway_torch {
 
-/// Gives up the interpreter's lock if this thread has it, while it waits for threads that may need it.
+/// Gives up the interpreter's lock if this thread has it, while it waits for threads that may need
+/// it.
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_{PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr} {}

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Leases on a device whose work is enqueued now and done later, and whose copies run on streams of their own.
+// Leases on a device whose work is enqueued now and done later, and whose copies run on streams of
+// their own.
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 #include <spillway/page_arena.hpp>
@@ -54,8 +55,8 @@ struct StreamBench {
     void* const p = leases.try_allocate(block_bytes, &frame);
     REQUIRE(p != nullptr);
     kernels.write(device, compute, p, block_bytes, seed);
-    std::array<void*, 1> const shown{p};
-    leases.make_swappable(shown);
+    std::array<void*, 1> const results{p};
+    leases.make_swappable(results);
     leases.exit(frame);
     return p;
   }
@@ -140,8 +141,8 @@ TEST_SUITE("buffer_leases") {
     bench.join();
     bench.kernels.write(bench.device, bench.copies, target, block_bytes, 7);
     void* const other = bench.make(3);  // in the place of one of the first two
-    std::array<void*, 1> const shown{target};
-    bench.leases.make_swappable(shown);
+    std::array<void*, 1> const results{target};
+    bench.leases.make_swappable(results);
     CHECK(bench.leases.view(target).is_resident);
     bench.device.synchronize(bench.copies);
     bench.leases.exit(frame);

@@ -18,8 +18,9 @@ using spillway::test::LeasesBench;
 using Bytes = std::vector<unsigned char>;
 
 TEST_SUITE("buffer_leases") {
-  TEST_CASE("BufferLeases: what no operation uses leaves when room is needed, and comes back in its "
-            "place") {
+  TEST_CASE(
+      "BufferLeases: what no operation uses leaves when room is needed, and comes back in its "
+      "place") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);
     auto* const b = bench.make(128_KiB, 2);
@@ -70,12 +71,12 @@ TEST_SUITE("buffer_leases") {
   }
 
   TEST_CASE(
-      "BufferLeases: a buffer that no operation has shown stays, and so does one that is kept") {
+      "BufferLeases: a buffer stays until it is the result of an operation, or if it is kept") {
     LeasesBench bench{256_KiB};
     void* const hidden = bench.leases.try_allocate(64_KiB, nullptr);
     auto* const kept = bench.make(64_KiB, 2);
-    std::array<void*, 1> const shown{kept};
-    bench.leases.keep(shown);
+    std::array<void*, 1> const results{kept};
+    bench.leases.keep(results);
     CHECK(bench.leases.counts().fixed_bytes == 128_KiB);
     CHECK(bench.make(128_KiB, 3) != nullptr);
     CHECK(bench.make(128_KiB, 4) != nullptr);
@@ -87,15 +88,16 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.last_failure().find("131072 bytes can never leave") != std::string::npos);
   }
 
-  TEST_CASE(
-      "BufferLeases: a buffer that was made outside of any operation may leave once it is shown") {
+  TEST_CASE("BufferLeases: a buffer that was made outside of any operation leaves once it is made "
+            "swappable") {
     LeasesBench bench{256_KiB};
     (void)bench.make(256_KiB, 1);
-    void* const copied = bench.leases.try_allocate(128_KiB, nullptr);  // under pressure from here on
+    void* const copied =
+        bench.leases.try_allocate(128_KiB, nullptr);  // under pressure from here on
     REQUIRE(copied != nullptr);
-    std::array<void*, 1> const shown{copied};
+    std::array<void*, 1> const results{copied};
     CHECK(bench.make(256_KiB, 2) == nullptr);
-    bench.leases.make_swappable(shown);
+    bench.leases.make_swappable(results);
     CHECK(bench.leases.view(copied).is_resident);
     CHECK(bench.make(256_KiB, 3) != nullptr);
     CHECK_FALSE(bench.leases.view(copied).is_resident);
@@ -159,7 +161,8 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.memory.stats().allocated.blocks.current == 0);
   }
 
-  TEST_CASE("BufferLeases: a thread waits for the operation of another one that has what it needs") {
+  TEST_CASE(
+      "BufferLeases: a thread waits for the operation of another one that has what it needs") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(192_KiB, 1);
     LeasesBench::Frame frame{1};

@@ -16,7 +16,8 @@ using spillway::test::LeasesBench;
 using Bytes = std::vector<unsigned char>;
 
 TEST_SUITE("memory_limit") {
-  TEST_CASE("LimitReservation: lowers the limit, makes others leave for it, and can be raised again") {
+  TEST_CASE(
+      "LimitReservation: lowers the limit, makes others leave for it, and can be raised again") {
     LeasesBench bench{8_MiB};
     LimitReservation<LeasesBench::Allocator> reservation{bench.memory};
     auto const start_reclaim = [&bench] {
@@ -28,7 +29,8 @@ TEST_SUITE("memory_limit") {
     CHECK(reservation.bytes() == 4_MiB);
     CHECK_FALSE(bench.leases.view(a).is_resident);
     CHECK_THROWS_AS(bench.read({a}), OutOfDeviceMemory);
-    CHECK_THROWS_AS(reservation.set_limit(9_MiB, HostStream::caller, start_reclaim), ContractViolation);
+    CHECK_THROWS_AS(reservation.set_limit(9_MiB, HostStream::caller, start_reclaim),
+                    ContractViolation);
     reservation.set_limit(8_MiB, HostStream::caller, start_reclaim);
     CHECK(bench.read({a}) == Bytes{1});
   }

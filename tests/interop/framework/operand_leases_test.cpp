@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// OperandLeases on a framework of the smallest kind whose storages lose their address when they are swapped out.
+// OperandLeases on a framework of the smallest kind whose storages lose their address when they are
+// swapped out.
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 #include <spillway/sim.hpp>
@@ -174,7 +175,7 @@ struct Program {
 }  // namespace
 
 TEST_SUITE("operand_leases") {
-  TEST_CASE("OperandLeases: under pressure an idle storage loses its address, until a frame uses it") {
+  TEST_CASE("OperandLeases: under pressure an idle storage has no address until a frame uses it") {
     Program program;
     auto const idle = program.leases.make(2_MiB);
     auto const used = program.leases.make(2_MiB);

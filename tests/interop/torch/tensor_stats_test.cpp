@@ -94,7 +94,8 @@ TEST_SUITE("tensor_stats") {
     CHECK(now.inactive_split_bytes.all().current == 2_MiB);
   }
 
-  TEST_CASE("TensorObserver: active and inactive agree with the allocator after evictions and moves") {
+  TEST_CASE(
+      "TensorObserver: active and inactive agree with the allocator after evictions and moves") {
     Program program;
     std::vector<Buffer> buffers;
     for (std::size_t i = 1; i <= 9; ++i) {  // more than fits; sizes differ, so that blocks move

@@ -33,11 +33,11 @@ struct BufferEntry {
   Lease lease{};
   void* address = nullptr;
   std::size_t bytes = 0;
-  std::uint32_t pins = 0;       // by frames; it is not swapped out before they end
-  bool is_swappable = false;    // operations alone use it
-  bool is_kept = false;         // other code knows the address: it never leaves
-  bool is_arriving = false;     // one thread is acquiring the lease
-  bool is_dead = false;         // freed; the last pin deletes this
+  std::uint32_t pins = 0;     // by frames; it is not swapped out before they end
+  bool is_swappable = false;  // operations alone use it
+  bool is_kept = false;       // other code knows the address: it never leaves
+  bool is_arriving = false;   // one thread is acquiring the lease
+  bool is_dead = false;       // freed; the last pin deletes this
   BufferEntry* previous = this;
   BufferEntry* next = this;
 
@@ -49,8 +49,8 @@ struct BufferEntry {
 template <class Lease>
 class BufferFrame {
  public:
-  /// @param depth         how many frames the thread is inside of, with this one; 0 for one that no thread
-  ///                      is inside of, for which other threads do not wait
+  /// @param depth         how many frames the thread is inside of, with this one; 0 for one that no
+  ///                      thread is inside of, for which other threads do not wait
   /// @param is_exclusive  whether it may have to wait until no other exclusive frame is open
   explicit BufferFrame(int depth = 0, bool is_exclusive = false)
       : depth_{depth}, is_exclusive_{is_exclusive} {}
@@ -75,7 +75,8 @@ class BufferFrame {
   std::vector<BufferEntry<Lease>*> pins_;
 };
 
-/// The traits of a buffer that keeps its address: nothing is to be done when its lease begins or ends.
+/// The traits of a buffer that keeps its address: nothing is to be done when its lease begins or
+/// ends.
 template <class Allocator>
 struct BufferTraits {
   using allocator_type = Allocator;
@@ -109,26 +110,26 @@ struct BufferTraits {
   [[nodiscard]] static References references(std::span<Entry* const> /*entries*/) noexcept {
     return {};
   }
-  [[nodiscard]] static bool
-  detach(Entry& entry, bool /*is_alive*/, std::vector<Lease>& leases) {
+  [[nodiscard]] static bool detach(Entry& entry, bool /*is_alive*/, std::vector<Lease>& leases) {
     leases.push_back(std::move(entry.lease));
     return true;
   }
   [[nodiscard]] static int release_interpreter() noexcept { return 0; }
 };
 
-/// Leases buffers for the operations of a framework that keeps raw addresses, on an allocator whose blocks
-/// keep theirs. The adapter for TensorFlow uses it; it knows nothing of TensorFlow.
+/// Leases buffers for the operations of a framework that keeps raw addresses, on an allocator whose
+/// blocks keep theirs. The adapter for TensorFlow uses it; it knows nothing of TensorFlow.
 ///
-/// A buffer begins leased. Once it is the result of an operation (`make_swappable`), it may be swapped out
-/// while no frame has it in use, and comes back to the same address when the next frame uses it.
-/// `OperandLeases` says when.
+/// A buffer begins leased. Once it is the result of an operation (`make_swappable`), it may be
+/// swapped out while no frame has it in use, and comes back to the same address when the next frame
+/// uses it. `OperandLeases` says when.
 ///
-/// Under pressure, and when pressure may not be far, *exclusive* frames run one after another: two operations
-/// that are halfway and wait for each other's memory could otherwise both fail.
+/// Under pressure, and when pressure may not be far, *exclusive* frames run one after another: two
+/// operations that are halfway and wait for each other's memory could otherwise both fail.
 ///
 /// Threads  thread-safe. The lock is never held while the allocator is called.
-/// Streams  leases belong to the stream given to the constructor; threads wait only for frames of others.
+/// Streams  leases belong to the stream given to the constructor; threads wait only for frames of
+///          others.
 /// Address  of a buffer: fixed for its life; to be used inside of a frame that has it, only.
 template <class Allocator>
 class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
@@ -168,8 +169,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     return entry == nullptr ? 0 : entry->bytes;
   }
 
-  /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are not of
-  /// buffers are ignored.
+  /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are
+  /// not of buffers are ignored.
   ///
   /// @returns why the frame cannot be opened; nothing is pinned then. Empty if it is open
   [[nodiscard]] std::string try_enter(Frame& frame, std::span<BufferUse const> uses);
@@ -253,7 +254,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       sizes_.peak_active_bytes = std::max(sizes_.peak_active_bytes, sizes_.active_bytes);
     }
   }
-  /// Adds an operand whose lease has to be acquired. One that is there twice is written if either writes.
+  /// Adds an operand whose lease has to be acquired. One that is there twice is written if either
+  /// writes.
   static void add(std::vector<Missing>& missing, Missing one) {
     auto const same = std::find_if(missing.begin(), missing.end(), [&one](Missing const& other) {
       return other.entry == one.entry;
@@ -282,8 +284,8 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
   auto entry = std::make_unique<Entry>();
   void* address = nullptr;
   std::string failure;
-  bool const has_room = this->try_allocate_block(
-      bytes, stream_, frame, failure, [&](BlockId block, Lease& lease) {
+  bool const has_room =
+      this->try_allocate_block(bytes, stream_, frame, failure, [&](BlockId block, Lease& lease) {
         Guard const guard{mutex_};
         buffers_.emplace(lease.data(), entry.get());
         address = entry->address = lease.data();
@@ -406,7 +408,8 @@ void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
     }
     this->uncount(frame);
   };
-  this->release_pins(frame.pins_, [](auto const& /*leases*/) {}, unpin, end);
+  this->release_pins(
+      frame.pins_, [](auto const& /*leases*/) {}, unpin, end);
   this->notify_waiters();
 }
 

@@ -17,8 +17,8 @@
 
 namespace spillway::framework {
 
-/// Lowers an allocator's limit below its capacity while it is in use, and raises it again: reserves the bytes
-/// above the limit, as blocks under a lease, so that nothing else can be placed there.
+/// Lowers an allocator's limit below its capacity while it is in use, and raises it again: reserves
+/// the bytes above the limit, as blocks under a lease, so that nothing else can be placed there.
 ///
 /// Threads  thread-safe.
 /// Streams  the leases belong to the stream given to `set_limit`.
@@ -52,8 +52,8 @@ class LimitReservation {
   ///
   /// @param reclaim  called when leases stand in the way of the reservation; returns whether it may
   ///                 have made some of them end
-  /// @throws ContractViolation for more than the capacity; OutOfDeviceMemory if what is in use does not
-  ///         fit: the limit is then as low as it can be
+  /// @throws ContractViolation for more than the capacity; OutOfDeviceMemory if what is in use does
+  ///         not fit: the limit is then as low as it can be
   void
   set_limit(std::size_t limit_bytes, stream_type stream, std::function<bool()> const& reclaim) {
     std::scoped_lock const lock{mutex_};
@@ -111,8 +111,9 @@ class LimitReservation {
 /// Threads  thread-safe.
 using SharedLimit = std::shared_ptr<std::atomic<std::size_t>>;
 
-/// A `ScheduleLookahead` that brings in no more at once than a sixth of a limit, as the limit is at that time.
-/// For memory whose limit is lowered below the capacity that its allocator was made with.
+/// A `ScheduleLookahead` that brings in no more at once than a sixth of a limit, as the limit is at
+/// that time. For memory whose limit is lowered below the capacity that its allocator was made
+/// with.
 class LimitedLookahead : public ScheduleLookahead {
  public:
   LimitedLookahead() noexcept {}  // NOLINT(modernize-use-equals-default): as ScheduleLookahead's

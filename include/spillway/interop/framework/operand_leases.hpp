@@ -34,43 +34,49 @@ struct OperationCounts {
 };
 
 /// Leases the memory that a framework's operations use, for as long as they use it, and lets it be
-/// swapped out in between. The adapters for PyTorch (`StorageLeases`) and for frameworks whose buffers keep
-/// their addresses (`BufferLeases`) are built on this class.
+/// swapped out in between. The adapters for PyTorch (`StorageLeases`) and for frameworks whose
+/// buffers keep their addresses (`BufferLeases`) are built on this class.
 ///
-/// One *entry* stands for one storage of the framework, which is one block of the allocator. One *frame*
-/// stands for an operation that runs: it *pins* the entries of its operands and results until it ends.
+/// One *entry* stands for one storage of the framework, which is one block of the allocator. One
+/// *frame* stands for an operation that runs: it *pins* the entries of its operands and results
+/// until it ends.
 ///
-/// - As long as memory suffices, an entry keeps its lease after the operation, and a frame costs no call to
-///   the allocator. The first allocation that fails begins *pressure* (`start_reclaim`): every entry that is
-///   not pinned gives up its lease, at once and from then on when its last frame ends, so that the
-///   pager may swap the block out. Pressure ends with a step in which nothing was evicted and at whose
-///   end everything is resident (`begin_step`).
-/// - Entries whose lease is missing are acquired together, when a frame begins. Each entry is acquired by one
-///   thread; other threads that need it wait until that thread has it or has failed.
-/// - A thread that finds no room under pressure sleeps until another thread releases memory. It gives up
-///   when no thread is left that could: when all frames belong to threads that sleep here (deadlock),
-///   or after `patience`.
+/// - As long as memory suffices, an entry keeps its lease after the operation, and a frame costs no
+///   call to the allocator. The first allocation that fails begins *pressure* (`start_reclaim`):
+///   every entry that is not pinned gives up its lease, at once and from then on when its last
+///   frame ends, so that the pager may swap the block out. Pressure ends with a step in which
+///   nothing was evicted and at whose end everything is resident (`begin_step`).
+/// - Entries whose lease is missing are acquired together, when a frame begins. Each entry is
+///   acquired by one thread; other threads that need it wait until that thread has it or has
+///   failed.
+/// - A thread that finds no room under pressure sleeps until another thread releases memory. It
+///   gives up when no thread is left that could: when all frames belong to threads that sleep here
+///   (deadlock), or after `patience`.
 ///
 /// `Traits` says what a storage is. Its functions are static:
 ///
-/// | expression                   | must                                                              |
-/// |------------------------------|-------------------------------------------------------------------|
-/// | `allocator_type`             | a `DeviceAllocator`                                               |
-/// | `Entry`                      | a default-constructible class with the members `block`, `bytes`, `pins`, `is_kept`, `is_arriving`, `is_dead`, `previous` and `next`, which begin as its own address, and `has_lease()` |
-/// | `Frame`                      | a class with `is_counted` and `thread_frames()`, the number of counted frames that the calling thread is inside of |
-/// | `Missing`                    | an operand whose lease has to be acquired, with the member `entry` |
-/// | `is_granted(missing)`        | whether the entry has a lease that allows this use                |
-/// | `access(missing)`            | the `Access` to acquire                                           |
-/// | `grant(missing, lease, s)`   | give the entry a lease on stream `s` and the storage its address  |
-/// | `is_swappable(entry)`        | whether the entry has a lease that it may give up                 |
-/// | `has_references`             | whether storages have to be kept alive while an address is cleared |
-/// | `references(entries)`        | a list of references to the storages; called without the lock, as their destructors are. The elements convert to `bool`: false for a storage that is gone |
-/// | `detach(entry, reference, leases)` | clear the storage's address and append the entry's leases to `leases`; return false, and change nothing but `is_kept`, if the address has another owner |
-/// | `release_interpreter()`      | an object that gives up the interpreter's lock while it lives     |
+/// - `allocator_type`: a `DeviceAllocator`.
+/// - `Entry`: a default-constructible class with the members `block`, `bytes`, `pins`, `is_kept`,
+///   `is_arriving`, `is_dead`, `previous` and `next`, which begin as its own address, and
+///   `has_lease()`.
+/// - `Frame`: a class with `is_counted`, and `thread_frames()`, the number of counted frames that
+///   the calling thread is inside of.
+/// - `Missing`: an operand whose lease has to be acquired, with the member `entry`.
+/// - `is_granted(missing)`: whether the entry has a lease that allows this use.
+/// - `access(missing)`: the `Access` to acquire.
+/// - `grant(missing, lease, stream)`: gives the entry a lease and the storage its address.
+/// - `is_swappable(entry)`: whether the entry has a lease that it may give up.
+/// - `has_references`: whether a storage has to be kept alive while its address is cleared.
+/// - `references(entries)`: a list of references to the storages, whose elements convert to `bool`:
+///   false for a storage that is gone. Called, and its result destroyed, without the lock.
+/// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
+///   leases to `leases`. Returns false if the address has another owner, and sets `is_kept`.
+/// - `release_interpreter()`: an object that gives up the interpreter's lock while it lives.
 ///
-/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is called and
-///          never while a reference to a storage is taken or dropped.
-/// Streams  nothing waits on the host but a thread that needs room while other threads' frames hold it.
+/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
+///          called and never while a reference to a storage is taken or dropped.
+/// Streams  nothing waits on the host but a thread that needs room while other threads' frames hold
+///          it.
 template <class Traits>
 class OperandLeases {
  public:
@@ -95,8 +101,8 @@ class OperandLeases {
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
 
-  /// Sets whether an allocation that fails may swap others out. What is swapped out already comes back when
-  /// it is used either way.
+  /// Sets whether an allocation that fails may swap others out. What is swapped out already comes
+  /// back when it is used either way.
   void enable(bool is_enabled) noexcept {
     is_enabled_ = is_enabled;
     if (!is_enabled) {
@@ -111,10 +117,11 @@ class OperandLeases {
   using Guard = std::unique_lock<std::mutex>;
   using Missing = typename Traits::Missing;
 
-  /// `memory` is not owned and must outlive this object. Its `lease_wait` should be zero, since threads wait
-  /// for each other here, where it is known which of them can go on.
+  /// `memory` is not owned and must outlive this object. Its `lease_wait` should be zero, since
+  /// threads wait for each other here, where it is known which of them can go on.
   ///
-  /// @param patience  how long to wait for memory of other threads; without it as long as one of them runs
+  /// @param patience  how long to wait for memory of other threads; without it as long as one of
+  ///                  them runs
   explicit OperandLeases(Allocator& memory,
                          std::optional<std::chrono::milliseconds> patience = std::nullopt)
       : memory_{&memory}, patience_{patience} {}
@@ -150,8 +157,8 @@ class OperandLeases {
       ++counts_.active_frames;
     }
   }
-  /// Ends `count` and wakes waiting threads, which look at what was released and at who is left. The caller
-  /// holds the lock; what the frame had in use has been released.
+  /// Ends `count` and wakes waiting threads, which look at what was released and at who is left.
+  /// The caller holds the lock; what the frame had in use has been released.
   void uncount(Frame& frame) noexcept {
     if (frame.is_counted) {
       frame.is_counted = false;
@@ -162,8 +169,8 @@ class OperandLeases {
       }
     }
   }
-  /// Unpins what a frame has pinned; under pressure, entries that no other frame has pinned give up their
-  /// leases. Clears `pins`.
+  /// Unpins what a frame has pinned; under pressure, entries that no other frame has pinned give up
+  /// their leases. Clears `pins`.
   ///
   /// @param prepare  called first, with the list of leases to be ended
   /// @param unpin    called with each entry; unpins it and returns whether that was the last pin
@@ -202,8 +209,9 @@ class OperandLeases {
 
   // Waiting.
 
-  /// A number that grows whenever memory may have been released, or an entry has been acquired. A thread reads
-  /// it before it looks for room, so that it misses no release that comes before it sleeps.
+  /// A number that grows whenever memory may have been released, or an entry has been acquired. A
+  /// thread reads it before it looks for room, so that it misses no release that comes before it
+  /// sleeps.
   [[nodiscard]] std::uint64_t changes() const noexcept { return releases_.load() + ends_.load(); }
   /// Says that memory was released or an entry acquired. The caller does not hold the lock.
   void notify_waiters() noexcept {
@@ -297,7 +305,8 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
         idle.push_back(&entry);
       }
     });
-    // A pin keeps the entry from being deleted while a reference to its storage is taken without the lock.
+    // A pin keeps the entry from being deleted while a reference to its storage is taken without
+    // the lock.
     if constexpr (Traits::has_references) {
       for (Entry* const entry : idle) {
         ++entry->pins;
@@ -472,8 +481,8 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
   }
 }
 
-/// Acquires entries that this thread has marked as arriving. @returns false, with the reason, if there is no
-/// room now
+/// Acquires entries that this thread has marked as arriving. @returns false, with the reason, if
+/// there is no room now
 template <class Traits>
 bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
                                         stream_type stream,
@@ -508,8 +517,8 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
   return has_arrived;
 }
 
-/// Blocks until memory is released. @returns false if no thread is left that could release some, or after
-/// `patience`
+/// Blocks until memory is released. @returns false if no thread is left that could release some, or
+/// after `patience`
 template <class Traits>
 bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t seen) {
   [[maybe_unused]] auto const others_run = Traits::release_interpreter();
@@ -523,7 +532,7 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
     wait_until(guard, [&] { return has_changed() || is_deadlock(); });
   }
   starving_frames_ -= own_frames;
-  changed_.notify_all();  // the other threads that starve look again whether one is left that does not
+  changed_.notify_all();  // threads that wait check again whether another one still runs
   return has_changed();
 }
 

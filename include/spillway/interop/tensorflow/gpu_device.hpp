@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// TensorFlow's GPU as a `SwappingDevice`. Needs a TensorFlow that was built for CUDA, and `GOOGLE_CUDA`
-/// defined as 1.
+/// TensorFlow's GPU as a `SwappingDevice`. Needs a TensorFlow that was built for CUDA, and
+/// `GOOGLE_CUDA` defined as 1.
 
 #include <spillway/interop/tensorflow/swapping_device.hpp>
 
@@ -26,9 +26,9 @@ namespace spillway::tensorflow {
 
 /// Copies between the host and the GPU, outside of operations.
 ///
-/// TensorFlow's own does the copying, on streams of its own which wait for the compute stream first:
-/// a tensor whose swap-in the compute stream has been told to wait for is there. The lease ends when the
-/// host has seen the copy end.
+/// TensorFlow's own context copies, on streams of its own, which wait for the compute stream first.
+/// So they run after the swap-in of a tensor, for which the compute stream waits. The lease ends
+/// when the host has been told that the copy has finished.
 template <class Site>
 class SwappingGpuContext final : public tf::GPUDeviceContext {
  public:
@@ -41,7 +41,8 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
                              device_to_device_streams(other),
                              other.host_memory_allocator()} {}
 
-  /// Always waits for the compute stream, whatever `sync_dst_compute`: the target may be on its way in.
+  /// Always waits for the compute stream, whatever `sync_dst_compute` is: the target may be coming
+  /// in.
   void CopyCPUTensorToDevice(tf::Tensor const* from,
                              tf::Device* device,
                              tf::Tensor* to,
@@ -72,7 +73,7 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
  private:
   using Streams = absl::InlinedVector<stream_executor::Stream*, 4UL>;
 
-  /// It has to be asked for one by one, and begins anew after the last.
+  /// Asks for the streams one by one; after the last one the first comes again.
   [[nodiscard]] static Streams device_to_device_streams(tf::GPUDeviceContext const& other) {
     Streams streams{other.device_to_device_stream(0)};
     for (int i = 1; other.device_to_device_stream(i) != streams.front(); ++i) {
@@ -84,9 +85,9 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
 
 /// TensorFlow's GPU device as a `SwappingDevice`.
 ///
-/// Streams  the desk's is the compute stream. Kernels run there. Other streams wait for it before they
-///          touch a tensor, and the operation or copy that uses them tells the host when they have: an
-///          asynchronous operation calls back, and its leases end then.
+/// Streams  leases belong to the compute stream, on which kernels run. Other streams wait for it
+///          before they use a tensor. An operation or copy that uses them calls back on the host
+///          when it has finished, and its leases end then.
 template <class Site>
 class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
   using Base = SwappingDevice<Site, tf::BaseGPUDevice>;
@@ -110,12 +111,12 @@ class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
              cpu_allocator,
              false},
         options_{options.config.gpu_options()} {
-    // Told apart by name among all devices of a program, on other machines, too.
+    // Unique among all devices of a program, those of other machines included.
     this->set_xla_global_id(static_cast<std::int64_t>(std::hash<std::string>{}(name) %
                                                       std::numeric_limits<std::int32_t>::max()));
   }
 
-  /// As TensorFlow's own GPU device: what is on the host is the host's.
+  /// As in TensorFlow's own GPU device.
   tf::Allocator* GetAllocator(tf::AllocatorAttributes attributes) override {
     if (!attributes.on_host()) {
       return this->gpu_allocator_;
@@ -125,8 +126,8 @@ class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
                : this->cpu_allocator_;
   }
 
-  /// Puts a context of ours in the place of the one that the device was made with. To be called once,
-  /// after `Init`.
+  /// Puts a context of ours in the place of the one that the device was made with. To be called
+  /// once, after `Init`.
   void replace_context() {
     info_ = *this->tensorflow_accelerator_device_info();
     context_.reset(new SwappingGpuContext<Site>{
@@ -143,14 +144,16 @@ class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
 
 /// Makes a `SwappingGpuDevice` where TensorFlow would make its own GPU device.
 ///
-/// To be registered for "GPU" before the first device is made, with a priority above TensorFlow's own
-/// (210). Beyond what `SwappingDevice` says:
+/// To be registered for "GPU" before the first device is made, with a priority above TensorFlow's
+/// own (210). Beyond what `SwappingDevice` says:
 ///
 /// | expression                     | must                                                        |
 /// |--------------------------------|-------------------------------------------------------------|
-/// | `Site::start(ordinal, stream)` | make the desk, on the driver's device of that number and this compute stream, or see that it is the one there is; a status |
-/// | `Site::share_of(total)`        | how many of `total` bytes TensorFlow's own allocator may have |
+/// | `Site::start(ordinal, stream)` | make `Site::leases()` for this device and compute stream    |
+/// | `Site::share_of(total)`        | the bytes of `total` for TensorFlow's own allocator         |
 /// | `Site::put_before(others)`     | the `TensorAllocator`, with `others` behind it              |
+///
+/// `start` returns a status: an error if it has been called before with another device or stream.
 template <class Site>
 class SwappingGpuDeviceFactory final : public tf::BaseGPUDeviceFactory {
  public:
@@ -190,11 +193,11 @@ class SwappingGpuDeviceFactory final : public tf::BaseGPUDeviceFactory {
   }
 };
 
-/// Hands out the `TensorAllocator` as the GPU's allocator. TensorFlow's own has the rest of the memory.
+/// Makes the `TensorAllocator` the GPU's allocator. TensorFlow's own has the rest of the memory.
 template <class Site>
 class SwappingGpuProcessState final : public tf::GPUProcessState {
  public:
-  /// For good. To be called before anybody asks for TensorFlow's own.
+  /// Replaces TensorFlow's own state for good. To be called before anything asks for that.
   ///
   /// @returns false if that is too late
   [[nodiscard]] static bool try_install() {

@@ -31,14 +31,14 @@ namespace spillway::tensorflow {
 /// What an operation does with the bytes of its operands.
 enum class OperationKind : std::uint8_t {
   touches,  ///< reads or writes them while it runs
-  passes,   ///< hands tensors on and never looks at their bytes
-  reads,    ///< touches, and what it gets as a variable it only reads
+  passes,   ///< passes tensors on without reading their bytes
+  reads,    ///< touches, but only reads its variables
 };
 
-/// By the name of the operation. What is not known touches.
+/// Classifies an operation by its name. An operation that is not known touches its operands.
 [[nodiscard]] inline OperationKind kind_of(std::string_view name) noexcept {
-  // Sorted. An operation belongs here only if no implementation of it reads a large operand. Calls do not:
-  // the operations of the function they call do, each on its own.
+  // Sorted. An operation belongs here only if no implementation of it reads a large operand. Calls
+  // of functions do not: the operations of the function do, each on its own.
   static constexpr std::array<std::string_view, 70> passing{
       "Bitcast",
       "Case",
@@ -121,17 +121,20 @@ enum class OperationKind : std::uint8_t {
   return OperationKind::touches;
 }
 
-/// Whether an operation calls code that runs operations, on this thread or others, before it returns.
+/// Whether an operation calls code that runs other operations, on this thread or others, before it
+/// returns.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
   return name == "EagerPyFunc" || name == "PyFunc" || name == "PyFuncStateless" ||
          name == "XlaLaunch" || name == "_XlaRun";
 }
 
-/// Whether an operation is part of a program's computation: its tensors are used by operations alone.
+/// Whether an operation is part of a program's computation, so that only operations use its
+/// tensors.
 ///
-/// What an input pipeline computes is used by threads of its own, and what the runtime folds into
-/// constants by itself. Both are told apart by what an operation is called with: the first by the class
-/// of its call frame, the second because it takes part in no collective and belongs to no session.
+/// Operations of an input pipeline are not, since threads of the pipeline use their results, and
+/// neither are those that the runtime runs to fold constants. The former are recognised by the
+/// class of their call frame, the latter because they have neither a collective executor nor a
+/// session.
 [[nodiscard]] inline bool
 belongs_to_program(::tensorflow::OpKernelContext const& context) noexcept {
   if (context.collective_executor() == nullptr && context.session_state() == nullptr) {
@@ -154,7 +157,7 @@ namespace tf = ::tensorflow;
   return buffer == nullptr ? nullptr : const_cast<tf::TensorBuffer*>(buffer)->root_buffer()->data();
 }
 
-/// Calls `use` for a tensor that is plain bytes, or for those that a list or an optional value holds.
+/// Calls `use` for a tensor of plain bytes, or for those in a list or an optional value.
 ///
 /// @returns false if there are variants of other kinds in it
 template <class Use>
@@ -189,9 +192,10 @@ bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
 
 /// The buffers that an operation uses.
 ///
-/// An operand that somebody else holds, too, is not written: TensorFlow forwards an operand's memory to a
-/// result only if nobody else has it. So that this stays true while the operation runs, a reference
-/// is held; the operand is then leased for reading, and leaves later without being copied again.
+/// TensorFlow lets a result reuse an operand's memory only if the operation has the only reference
+/// to it. An operand with other references is therefore not written, and is leased for reading, so
+/// that it is swapped out later without being copied again. This object has a reference of its own
+/// meanwhile, so that the other ones cannot all go.
 ///
 /// @tparam Site  see `SwappingDevice`
 template <class Site>
@@ -199,7 +203,7 @@ class Operands {
  public:
   Operands(tf::OpKernelContext& context, OperationKind kind) : kind_{kind} {
     if (kind == OperationKind::passes) {
-      captures_ = true;  // to code outside of operations: others do not come here
+      captures_ = true;  // only those come here that pass operands to code outside of operations
     }
     for (tf::TensorValue const& value : context.params()->inputs) {
       if (value.tensor == nullptr) {
@@ -212,41 +216,41 @@ class Operands {
         add(context, *value.tensor);
       }
     }
-    captures_ = captures_ || (!holds_tensors_ && makes_variant(context));
+    captures_ = captures_ || (!has_variants_of_tensors_ && makes_variant(context));
   }
 
   [[nodiscard]] std::vector<framework::BufferUse> const& uses() const noexcept { return uses_; }
-  /// Operands that code outside of operations may use from now on.
+  /// Whether code outside of operations may use the operands from now on.
   [[nodiscard]] bool captures() const noexcept { return captures_; }
 
-  /// Drops references to variables' memory: they would make the operation copy what it can change in
-  /// place.
+  /// Drops references to variables' memory, which would make the operation copy what it can change
+  /// in place.
   void drop_variables_memory() noexcept { variables_held_.clear(); }
-  /// Drops all references. Memory that nobody else has is freed.
+  /// Drops all references. Memory without other references is freed.
   void drop() noexcept {
     variables_held_.clear();
     held_.clear();
     variables_.clear();
   }
 
-  /// What has to be shown after the operation: its results, and what its variables are now.
+  /// Returns the buffers of the results, and those that its variables have now.
   [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) const {
-    std::vector<void*> shown;
-    auto const show = [&shown](tf::Tensor const& tensor) {
+    std::vector<void*> addresses;
+    auto const add_address = [&addresses](tf::Tensor const& tensor) {
       if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
-        shown.push_back(p);
+        addresses.push_back(p);
       }
     };
     for (int i = 0; i < context.num_outputs(); ++i) {
       if (tf::Tensor const* const tensor = context.mutable_output(i)) {
-        for_each_plain(*tensor, show);
+        for_each_plain(*tensor, add_address);
       }
     }
     for (auto const& variable : variables_) {
       tf::tf_shared_lock const lock{*variable->mu()};
-      for_each_plain(*variable->tensor(), show);
+      for_each_plain(*variable->tensor(), add_address);
     }
-    return shown;
+    return addresses;
   }
 
  private:
@@ -262,7 +266,7 @@ class Operands {
       bool const is_known =
           for_each_plain(tensor, [this](tf::Tensor const& part) { add_plain(part); });
       captures_ = captures_ || !is_known;
-      holds_tensors_ = true;
+      has_variants_of_tensors_ = true;
     } else {
       add_plain(tensor);
     }
@@ -278,7 +282,7 @@ class Operands {
     }
   }
 
-  /// A variable of the old kind, or the name of a resource of the old kind.
+  /// Adds a reference variable of TensorFlow 1, or notes the name of a resource of TensorFlow 1.
   void add_reference(tf::Tensor const& tensor) {
     if (tensor.dtype() == tf::DT_STRING) {
       captures_ = true;
@@ -290,12 +294,12 @@ class Operands {
 
   void add_resource(tf::OpKernelContext& context, tf::ResourceHandle const& handle) {
     if (handle.hash_code() != tf::TypeIndex::Make<tf::Var>().hash_code()) {
-      captures_ = true;  // a table, a queue, an iterator: it may keep what it gets
+      captures_ = true;  // a table, a queue, an iterator: it may keep its operands
       return;
     }
     tf::core::RefCountPtr<tf::Var> variable;
     if (!tf::LookupResource(&context, handle, &variable).ok()) {
-      return;  // not initialized: the operation says so
+      return;  // not initialized, which the operation reports
     }
     {
       tf::tf_shared_lock const lock{*variable->mu()};
@@ -308,7 +312,7 @@ class Operands {
     variables_.push_back(std::move(variable));
   }
 
-  /// Whether the results may hold on to the operands, as a data set does.
+  /// Whether the results may keep references to the operands, as a data set does.
   [[nodiscard]] static bool makes_variant(tf::OpKernelContext const& context) {
     auto const& kernel = context.op_kernel();
     for (int i = 0; i < kernel.num_outputs(); ++i) {
@@ -328,14 +332,14 @@ class Operands {
 
   OperationKind kind_;
   bool captures_ = false;
-  bool holds_tensors_ = false;  // variants that are made of tensors are among the operands
+  bool has_variants_of_tensors_ = false;  // lists or optional values are among the operands
   std::vector<framework::BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> variables_held_;
   std::vector<tf::core::RefCountPtr<tf::Var>> variables_;
 };
 
-/// Says which frame the calling thread's allocations belong to.
+/// Makes a frame the one that the calling thread's allocations belong to, until it is destroyed.
 template <class Site>
 class InFrame {
   using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
@@ -350,7 +354,7 @@ class InFrame {
   Frame* before_;
 };
 
-/// One operation that is run, with what it has in use.
+/// One operation that runs: leases its operands from `try_begin` to `end`.
 template <class Site>
 class Operation {
  public:
@@ -373,7 +377,7 @@ class Operation {
   /// @returns false if the operation cannot run; the context then knows why
   [[nodiscard]] bool try_begin() {
     if (!is_program_ && operands_.uses().empty()) {
-      return true;  // none of ours, and what it allocates is not ours either
+      return true;  // neither its operands nor its allocations have leases
     }
     std::string why;
     try {
@@ -398,19 +402,20 @@ class Operation {
     return is_open_;
   }
 
-  /// After it has run.
-  void show_results() {
+  /// Called after the operation has run: its results may be swapped out from now on.
+  void finish() {
     if (std::size_t const bytes = frame_.refused_bytes(); bytes != 0 && !Site::is_whole_device) {
-      context_->SetStatus(absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor: ",
-                                                                    bytes,
-                                                                    " bytes for ",
-                                                                    name(),
-                                                                    " on ",
-                                                                    context_->device()->name(),
-                                                                    " by allocator ",
-                                                                    Site::tensors().Name(),
-                                                                    ": ",
-                                                                    Site::leases().last_failure())));
+      context_->SetStatus(
+          absl::ResourceExhaustedError(absl::StrCat("OOM when allocating tensor: ",
+                                                    bytes,
+                                                    " bytes for ",
+                                                    name(),
+                                                    " on ",
+                                                    context_->device()->name(),
+                                                    " by allocator ",
+                                                    Site::tensors().Name(),
+                                                    ": ",
+                                                    Site::leases().last_failure())));
     }
     auto const results = operands_.results(*context_);
     if (must_keep()) {

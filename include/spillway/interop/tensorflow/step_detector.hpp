@@ -7,17 +7,18 @@
 
 namespace spillway::tensorflow {
 
-/// Tells where one step of a program ends and the next begins: where a counter of steps goes up.
+/// Finds the boundaries between a program's steps: the moments at which an optimizer's counter of
+/// steps goes up.
 ///
-/// With several counters one of them marks the boundary: the first, until another one has gone up twice
-/// since it last did.
+/// With several counters one of them, the leader, marks the boundary. The first counter leads until
+/// another one has gone up twice since the leader last did.
 ///
 /// Threads  thread-safe.
 class StepDetector {
  public:
   static constexpr bool is_thread_safe = true;
 
-  /// @param counter  names a counter that goes up; never looked at
+  /// @param counter  identifies a counter that goes up; never dereferenced
   /// @returns whether a step begins
   [[nodiscard]] bool on_count(void const* counter) {
     std::scoped_lock const lock{mutex_};

@@ -25,12 +25,11 @@
 
 namespace spillway::tensorflow {
 
-/// Copies one tensor to another, and holds those of the two that are the desk's until the copy is done.
+/// Copies one tensor to another, and leases both until the copy is done. The target may be swapped
+/// out from then on, since only operations and such copies use it.
 ///
-/// What was copied to is shown: operations and such copies are all that use it from then on.
-///
-/// @param copy  called with what it has to call when the copy is done, with a status; not called if the
-///              tensors cannot be brought in
+/// @param copy  called with a callback that it has to call with a status when the copy is done; not
+///              called if the tensors cannot be brought in
 /// @param done  called once, with the status
 template <class Site, class Copy>
 void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallback done, Copy copy) {
@@ -68,28 +67,28 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
   });
 }
 
-/// One of TensorFlow's devices, with tensors that may leave its memory while no operation uses them.
+/// One of TensorFlow's devices, whose tensors may be swapped out while no operation uses them.
 ///
-/// Every operation of every program, eager or in a graph, is run by `Compute` or `ComputeAsync` of its
-/// device. Around it the operands are leased, and what it allocates is until it is done. On a GPU an
-/// operation is done, to the desk, when it is enqueued: its leases end in the order of the device's
-/// stream.
+/// TensorFlow runs every operation of every program, eager or in a graph, by `Compute` or
+/// `ComputeAsync` of its device. These two lease the operands, and what the operation allocates,
+/// until the operation is done. On a GPU the leases end when the operation has been enqueued, in
+/// the order of the device's stream.
 ///
-/// `Base` is the device it is made of. `Site` says where the one desk of a process is, since TensorFlow
-/// makes devices as it likes:
+/// `Base` is TensorFlow's device. `Site` says where the one `BufferLeases` of a process is, since
+/// TensorFlow makes devices when it needs them:
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
 /// | `Site::allocator_type`   | a `DeviceAllocator` that keeps addresses                        |
-/// | `Site::is_whole_device`  | whether all memory of the device is the desk's: what is not made by operations counts, too, and what there is no room for is refused |
-/// | `Site::is_ready()`       | whether there is a desk; there is before the first operation    |
-/// | `Site::leases()`           | the `BufferLeases`; lives until the process ends                  |
+/// | `Site::is_whole_device`  | whether allocations outside of operations count, too            |
+/// | `Site::is_ready()`       | whether `Site::leases()` exists, as it does for operations      |
+/// | `Site::leases()`         | the `BufferLeases`; lives until the process ends                  |
 /// | `Site::tensors()`        | the `TensorAllocator`; lives until the process ends             |
-/// | `Site::steps()`          | the `StepDetector`                                                 |
+/// | `Site::steps()`          | the `StepDetector`                                              |
 /// | `Site::frame()`          | a reference to the calling thread's pointer to a frame          |
-/// | `Site::may_own(p)`       | false if the desk certainly gave out no such address            |
+/// | `Site::may_own(p)`       | false if the address is certainly not one of `Site::leases()`   |
 /// | `Site::limit_bytes()`    | the limit, for statistics                                       |
-/// | `Site::reservation_bytes()`  | resident bytes that are no tensors                              |
+/// | `Site::reservation_bytes()` | the resident bytes of the `LimitReservation`                 |
 template <class Site, class Base>
 class SwappingDevice : public Base {
  public:
@@ -107,7 +106,7 @@ class SwappingDevice : public Base {
       }
       InFrame<Site> const inside{is_program ? &operation.frame() : nullptr};
       Base::Compute(kernel, context);
-      operation.show_results();
+      operation.finish();
     }
     if (is_program && (name == "AssignVariableOp" || name == "AssignAddVariableOp")) {
       watch_steps(*context);
@@ -131,9 +130,9 @@ class SwappingDevice : public Base {
     }
     InFrame<Site> const inside{is_program ? &operation->frame() : nullptr};
     Base::ComputeAsync(kernel, context, [operation, done = std::move(done)] {
-      operation->show_results();
+      operation->finish();
       operation->end();
-      // What comes after runs on this thread, too, and is no part of the operation.
+      // Later operations that `done` starts on this thread are no part of this one.
       InFrame<Site> const outside{nullptr};
       done();
     });
@@ -149,10 +148,10 @@ class SwappingDevice : public Base {
   }
 
  private:
-  /// Whether an operation hands its operands on as they are.
+  /// Whether an operation passes its operands on without reading them.
   [[nodiscard]] static bool passes(std::string_view name, tf::OpKernelContext& context) {
     if (name == "_Send" && Site::is_whole_device && goes_to_gpu(context)) {
-      return false;  // copied from device to device, by a function that cannot be replaced
+      return false;  // the tensor is copied from GPU to GPU by a function that cannot be replaced
     }
     if (name == "_Retval" || name == "_Send") {
       return context.session_state() == nullptr;  // what a session returns becomes a NumPy array
@@ -169,14 +168,15 @@ class SwappingDevice : public Base {
     return found != attributes.end() && found->second.s().find("GPU:") != std::string::npos;
   }
 
-  /// Whether reading and assigning this variable copies it: once it has been used sparsely.
+  /// Whether reading and assigning this variable copies it, as they do once it has been used
+  /// sparsely.
   [[nodiscard]] static bool copies_on_read(tf::OpKernelContext& context) {
     tf::core::RefCountPtr<tf::Var> variable;
     return !tf::LookupResource(&context, tf::HandleFromInput(&context, 0), &variable).ok() ||
            variable->copy_on_read_mode.load();
   }
 
-  /// Optimizers count their steps in a variable.
+  /// Begins a step when an optimizer's counter of steps is assigned: a variable of one integer.
   static void watch_steps(tf::OpKernelContext& context) {
     tf::core::RefCountPtr<tf::Var> variable;
     bool const is_counter =
@@ -201,7 +201,7 @@ class SwappingCpuDevice final : public SwappingDevice<Site, tf::ThreadPoolDevice
             options, name, tf::Bytes{256 << 20}, tf::DeviceLocality{}, &Site::tensors()} {}
 };
 
-/// Makes `SwappingCpuDevice`s where TensorFlow would make its own CPU devices.
+/// Makes a `SwappingCpuDevice` where TensorFlow would make its own CPU device.
 ///
 /// To be registered before the first device is made, with a priority above TensorFlow's own:
 /// `::tensorflow::dfactory::Registrar<SwappingCpuDeviceFactory<Site>>{"CPU", 300, ...}`.

@@ -17,14 +17,15 @@ namespace spillway::tensorflow {
 
 /// TensorFlow's allocator on a `BufferLeases`.
 ///
-/// What an operation allocates while it runs comes from the desk. Everything else comes from the
-/// allocator that was there before, does not count and never leaves: tensors smaller than
-/// `least_bytes`, which are many, and what is allocated outside of operations of the program. Where
-/// the whole device is the desk's, the latter comes from the desk, too, and stays until it is shown.
+/// Memory that an operation allocates while it runs comes from `BufferLeases`. All other memory
+/// comes from the allocator that was installed before, does not count and is never swapped out:
+/// tensors smaller than `least_bytes`, of which there are many, and allocations outside of the
+/// program's operations. With `Site::is_whole_device` the latter come from `BufferLeases`, too, and
+/// stay until they are results.
 ///
-/// When the desk has no room, the operation gets memory of that allocator, too, and its device makes it fail
-/// when it returns: some kernels, oneDNN's among them, go on without looking at what they got. Where the
-/// whole device is the desk's it gets nothing, which kernels for GPUs expect.
+/// If there is no room, the operation gets memory of the other allocator, and its device makes it
+/// fail when it returns: some kernels, oneDNN's among them, do not check for null. With
+/// `Site::is_whole_device` it gets null, which kernels for GPUs expect.
 ///
 /// Threads  thread-safe.
 template <class Site>
@@ -48,7 +49,7 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     void* p = nullptr;
     try {
       p = Site::leases().try_allocate(bytes, frame);
-    } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): TensorFlow knows none
+    } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): TensorFlow has no exceptions
     }
     return p != nullptr || Site::is_whole_device ? p : others_->AllocateRaw(alignment, bytes);
   }
@@ -58,9 +59,9 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     }
   }
 
-  /// Of what counts: bytes in use are those on the device.
+  /// Statistics of the tensors that count; bytes in use are those on the device.
   std::optional<::tensorflow::AllocatorStats> GetStats() override {
-    if (!Site::is_ready()) {  // the device is being made, and asks how much there will be
+    if (!Site::is_ready()) {  // the device is being made, and asks how much memory there will be
       auto early = others_->GetStats().value_or(::tensorflow::AllocatorStats{});
       early.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
       return early;

@@ -12,8 +12,8 @@
 
 namespace spillway::torch {
 
-/// Who asked for which block: what was gathered when it was allocated, for as long as it lives and, as
-/// long as history is kept, for a while after.
+/// A table of the call stacks that blocks were allocated from, for PyTorch's memory snapshots. A
+/// context is kept as long as its block lives and, while history is recorded, for some time after.
 ///
 /// Threads  thread-safe.
 template <class Context>
@@ -21,7 +21,7 @@ class ContextTable {
  public:
   using Pointer = std::shared_ptr<Context>;
 
-  /// How many freed blocks to remember.
+  /// Sets how many freed blocks are remembered.
   void set_limit(std::size_t most_freed) {
     std::scoped_lock const lock{mutex_};
     limit_ = most_freed;
@@ -40,7 +40,7 @@ class ContextTable {
       trim();
     }
   }
-  /// Null if nothing was gathered.
+  /// Null if the block has no context.
   [[nodiscard]] Pointer find(BlockId block) const {
     std::scoped_lock const lock{mutex_};
     auto const found = contexts_.find(block);

@@ -30,22 +30,25 @@ namespace spillway::torch {
 
 /// PyTorch's CUDA allocator on a `StorageLeases`, for one device.
 ///
-/// Does all that PyTorch asks of its own one, but for what contradicts memory that comes and goes, which is
-/// refused by name: sharing with other processes by CUDA IPC, and the checkpoints of pools that
-/// CUDA graph trees make. Memory of private pools (`torch.cuda.MemPool`, CUDA graphs) never leaves.
+/// Implements everything that PyTorch asks of its own allocator, except for what is impossible with
+/// memory that is swapped, for which there are errors: sharing with other processes by CUDA IPC,
+/// and the checkpoints of pools that CUDA graph trees make. Memory of private pools
+/// (`torch.cuda.MemPool`, CUDA graphs) never leaves.
 ///
 /// `Site` is as for `StorageLeases`, and has
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
 /// | `Site::tensors()`        | this object; lives until the process ends                       |
-/// | `Site::limit()`, `Site::set_limit(bytes)`, `Site::total_bytes()` | bytes that tensors may take up, now, from now on; of the device |
+/// | `Site::limit()`          | the bytes that tensors may take up                              |
+/// | `Site::set_limit(bytes)` | change that                                                     |
+/// | `Site::total_bytes()`    | the bytes of the device                                         |
 ///
 /// and its allocator's observer is a `TensorObserver`.
 ///
 /// Threads  thread-safe.
-/// Streams  as PyTorch's: memory belongs to the stream that was current, and is reused by others after
-///          what was enqueued on it and on those that `recordStream` named.
+/// Streams  as PyTorch's: memory belongs to the stream that was current, and is reused by others
+///          after what was enqueued on it and on those that `recordStream` named.
 template <class Site>
 class CudaTensorAllocator final
     : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
@@ -77,7 +80,7 @@ class CudaTensorAllocator final
     return bytes == 0 ? nullptr : take(bytes, stream);
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
-  /// What the desk does not know is a pool's. Anything else is a pointer that was freed before.
+  /// Frees memory that `StorageLeases` did not allocate: it is a pool's, or was freed before.
   void free_pooled(void* p) {
     if (!pools_.free(p, Site::is_capturing())) {
       TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
@@ -85,8 +88,8 @@ class CudaTensorAllocator final
   }
 
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
-    if (data.get_context() == nullptr || pools_.record_stream(data.get_context(), stream.stream()) ||
-        Site::is_capturing()) {
+    if (data.get_context() == nullptr ||
+        pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
       return;  // what a capture uses never leaves
     }
     Site::leases().record_stream(data, stream.stream());
@@ -99,7 +102,7 @@ class CudaTensorAllocator final
       (void)Site::leases().memory().trim_sync();
     }
   }
-  /// The largest piece that can be had without making anything leave.
+  /// Reports the largest piece that can be allocated without swapping anything out.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     check(device);
     Stats const now = Site::leases().memory().stats();
@@ -108,7 +111,7 @@ class CudaTensorAllocator final
                               Site::leases().memory().device().memory_info().free_bytes);
     *largest = std::max({*largest, std::size_t{now.largest_free_bytes}, growth});
   }
-  /// The reservation that an address lies in.
+  /// Returns the reservation that an address lies in.
   [[nodiscard]] void* getBaseAllocation(void* p, std::size_t* size) override;
 
   // The device
@@ -119,7 +122,8 @@ class CudaTensorAllocator final
     check(device);
     return static_cast<double>(Site::limit()) / static_cast<double>(Site::total_bytes());
   }
-  /// Of the device; what is more than `install` was given counts as that.
+  /// Sets the limit to a fraction of the device's memory, or to what `install` was given if that is
+  /// less.
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     check(device);
     TORCH_CHECK_VALUE(
@@ -166,7 +170,8 @@ class CudaTensorAllocator final
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override {
     history_.attach(watch(), std::move(tracker), Site::device().index());
   }
-  /// Called by the site.
+  // Called by the site.
+
   void on_allocated(std::size_t bytes, BlockId block) noexcept {
     watch().on_requested(bytes);
     history_.on_allocated(block);
@@ -207,7 +212,7 @@ class CudaTensorAllocator final
                            c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
     check(device);
-    // On these two, most of what is free now was used last.
+    // Most of what is free now was used on these two last.
     for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
       Site::leases().memory().prepare_capture(stream);
     }
@@ -230,7 +235,7 @@ class CudaTensorAllocator final
     check(device);
     return pools_.has_exactly(pool, expected);
   }
-  /// Whether any allocation may belong to a pool, and so a capture be under way.
+  /// Whether allocations may belong to a pool, so that a capture may be under way.
   [[nodiscard]] bool is_routing() const noexcept { return pools_.is_routing(); }
 
   // Refused
@@ -301,9 +306,10 @@ class CudaTensorAllocator final
     return Site::leases().allocate_raw(bytes, stream);
   }
 
-  Pools pools_{
-      {[](std::size_t bytes, cudaStream_t stream) { return Site::leases().allocate_fixed(bytes, stream); },
-       [](void* p) { Site::leases().free_fixed(p); }}};
+  Pools pools_{{[](std::size_t bytes, cudaStream_t stream) {
+                  return Site::leases().allocate_fixed(bytes, stream);
+                },
+                [](void* p) { Site::leases().free_fixed(p); }}};
   CudaHistory history_;
 };
 

@@ -22,7 +22,7 @@
 
 namespace spillway::torch {
 
-/// Statistics and snapshots as PyTorch's own values.
+/// Conversions of statistics and snapshots to PyTorch's types.
 namespace as_torch {
 
 using Contexts = ContextTable<c10::GatheredContext>;
@@ -58,7 +58,7 @@ inline c10::CachingDeviceAllocator::DeviceStats device_stats(TensorStats const& 
   return to;
 }
 
-/// For versions of PyTorch that count private pools one by one.
+/// Adds the bytes of one private pool, for versions of PyTorch that count each.
 template <class DeviceStats>
 void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
   if constexpr (requires { to.reserved_bytes_by_private_pools; }) {
@@ -68,8 +68,9 @@ void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
   }
 }
 
-/// A resident block counts as allocated whether an operation uses it or not; one that has left is not
-/// shown. A range whose block was freed while its copy is under way awaits its being freed.
+/// Converts a segment. A resident block counts as allocated, whether an operation uses it or not;
+/// one that is swapped out is not shown. A range whose block was freed while it is being copied is
+/// active, but not allocated.
 inline c10::CachingDeviceAllocator::SegmentInfo
 segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts const& contexts) {
   using State = MemorySnapshot::State;
@@ -94,7 +95,7 @@ segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts c
   return to;
 }
 
-/// A piece of a private pool, shown as a segment of its own.
+/// Converts a piece of a private pool to a segment of its own.
 template <class Stream>
 c10::CachingDeviceAllocator::SegmentInfo segment(typename PrivatePools<Stream>::Piece const& from,
                                                  c10::DeviceIndex device) {
@@ -116,8 +117,8 @@ c10::CachingDeviceAllocator::SegmentInfo segment(typename PrivatePools<Stream>::
   return to;
 }
 
-/// What changed, oldest first: a block is freed when it leaves the device and allocated when it comes
-/// back, and a move is both.
+/// Converts the changes, oldest first: a block is freed when it leaves the device and allocated
+/// when it comes back, and a move is both.
 ///
 /// @param epoch_ns  the wall clock's time at which the device's clock was 0
 inline std::vector<c10::CachingDeviceAllocator::TraceEntry>
@@ -160,9 +161,10 @@ trace(MemorySnapshot const& from, std::int64_t epoch_ns, Contexts const& context
 
 }  // namespace as_torch
 
-/// Who wants to know what a CUDA allocator does: memory history, observers of errors, trackers.
+/// The listeners of a CUDA allocator: memory history, observers of errors, trace trackers. Used by
+/// `CudaTensorAllocator`.
 ///
-/// Threads  thread-safe. Nobody is called under a lock.
+/// Threads  thread-safe. Listeners are called without a lock.
 class CudaHistory {
  public:
   using Gather = c10::cuda::CUDACachingAllocator::CreateContextFn;
@@ -175,7 +177,7 @@ class CudaHistory {
   CudaHistory(CudaHistory const&) = delete;
   CudaHistory& operator=(CudaHistory const&) = delete;
 
-  /// As `torch.cuda.memory._record_memory_history`.
+  /// Implements `torch.cuda.memory._record_memory_history`.
   void record(TensorObserver& watch,
               bool enabled,
               Gather gather,
@@ -205,7 +207,8 @@ class CudaHistory {
     }
   }
 
-  /// Keeps what `gather` finds out about the caller. History that fails to be kept fails nobody.
+  /// Remembers what `gather` says about the caller. Errors are ignored: an allocation does not fail
+  /// for lack of history.
   void on_allocated(BlockId block) noexcept {
     if (Gather const gather = gather_) {
       try {
@@ -238,7 +241,7 @@ class CudaHistory {
 
   [[nodiscard]] as_torch::Contexts const& contexts() const noexcept { return contexts_; }
 
-  /// The wall clock's time when a clock that shows `now_ns` was 0.
+  /// Returns the wall clock's time at which a clock that shows `now_ns` now was 0.
   [[nodiscard]] static std::int64_t epoch_ns(std::uint64_t now_ns) {
     auto const wall = std::chrono::system_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count() -
@@ -246,7 +249,8 @@ class CudaHistory {
   }
 
  private:
-  /// Blocks that move are told neither as freed nor as allocated: segments are what trackers are for.
+  /// Calls the trackers. A block that moves is reported neither as freed nor as allocated: trackers
+  /// look at segments.
   void tell_trackers(Record const& record, c10::DeviceIndex device) noexcept {
     Entry::Action action{};
     switch (record.kind) {

@@ -32,8 +32,10 @@
 
 namespace spillway::torch {
 
-/// What tells when communication ends that an operation has begun, if that is among its results.
-/// @returns null if there is nothing that tells: none is going on, or its backend does not say
+/// Finds, among an operation's results, the future that says when the communication it has begun
+/// ends.
+///
+/// @returns null if there is no such future: no communication goes on, or its backend does not say
 [[nodiscard]] inline c10::intrusive_ptr<c10::ivalue::Future>
 find_future([[maybe_unused]] std::span<c10::IValue const> results) {
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
@@ -42,7 +44,7 @@ find_future([[maybe_unused]] std::span<c10::IValue const> results) {
       try {
         return result.toCustomClass<c10d::Work>()->getFuture();
       } catch (c10::Error const&) {
-        return {};  // not a backend's business: those of send and receive, for example
+        return {};  // some have none: those of send and receive, for example
       }
     }
   }
@@ -50,33 +52,37 @@ find_future([[maybe_unused]] std::span<c10::IValue const> results) {
   return {};
 }
 
-/// Holds operands of an operation that may go on with them after it has returned, for as long as it lives.
+/// Leases operands of an operation whose communication goes on after the operation has returned,
+/// until it is destroyed.
 ///
-/// Threads  may be destroyed on any thread. Nobody waits for it to let go: it may wait itself, for another
-///          process.
-/// Streams  what uses the memory afterwards comes after what is on the stream that is current when this is
+/// Threads  may be destroyed on any thread. No thread waits for it to release memory, since the
+///          communication may wait itself, for another process.
+/// Streams  later uses of the memory are ordered after the stream that is current when this is
 ///          destroyed, which runs after the communication.
 template <class Site>
 class CommunicationLease {
  public:
   using Leases = StorageLeases<Site>;
 
-  /// The calling thread has the operands pinned.
-  explicit CommunicationLease(Operands const& operands) { Site::leases().pin_again(pins_, operands); }
+  /// Precondition: the calling thread has pinned the operands.
+  explicit CommunicationLease(Operands const& operands) {
+    Site::leases().pin_again(pins_, operands);
+  }
   CommunicationLease(CommunicationLease const&) = delete;
   CommunicationLease& operator=(CommunicationLease const&) = delete;
   ~CommunicationLease() {
     try {
       Site::leases().record_stream(pins_, Site::current_stream());
     } catch (...) {
-      keep();  // nobody would know when the memory may be used again
+      keep();  // without the lease nothing says when the memory may be used again
     }
     Site::leases().exit(frames_, pins_, {});
   }
 
-  /// For good, since nothing tells when it ends.
+  /// Makes the operands stay for good, for communication that does not say when it ends.
   void keep() noexcept { Site::leases().keep(pins_); }
 
+  /// Keeps `use` alive until the communication has ended.
   static void end_with(c10::ivalue::Future& future, std::shared_ptr<CommunicationLease> use) {
     future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
   }
@@ -86,18 +92,19 @@ class CommunicationLease {
   typename Leases::Pins pins_;
 };
 
-/// What one thread's hook needs beside its frames.
+/// What the hook remembers for one thread, beside its frames.
 struct HookState {
   OperationKinds kinds;
 };
 
-/// The boxed kernel that runs in front of every operation and holds its operands.
+/// The boxed kernel that runs in front of every operation and leases its operands while it runs.
 ///
-/// The outermost operation of a thread opens a *frame*. Its operands are pinned, brought in together
-/// and enrolled; what nested operations use is pinned, too, and stays so until the outermost one
-/// ends, since a kernel may have taken an address before it calls another operation. Memory that is
-/// allocated inside a frame is enrolled only if it is a result, and memory that is returned without
-/// contents only when it is first used: until then somebody may be filling it through its address.
+/// The outermost operation of a thread opens a *frame*. Its operands are enrolled, pinned and
+/// brought in together. What nested operations use is pinned, too, and stays pinned until the
+/// outermost one ends, since a kernel may have read an address before it calls another operation.
+/// Memory that is allocated inside of a frame is enrolled only if it is a result. Memory that is
+/// returned without contents is enrolled when it is first used: until then the caller may be
+/// filling it through its address.
 ///
 /// `Site` is as for `StorageLeases`, and has `Site::hook()`, the calling thread's `HookState`, and
 /// `Site::foreach_bytes()`, the most that one call of a `_foreach_` kernel may pin.
@@ -111,7 +118,7 @@ class FrameHook {
 
   static constexpr c10::DispatchKey key = Key;
 
-  /// What PyTorch knows of the hook; all of it goes when it goes.
+  /// What is registered with PyTorch; destroying it removes the hook.
   struct Registration {
     ::torch::Library fallback;
     ::torch::Library operations;
@@ -121,9 +128,10 @@ class FrameHook {
   /// Installs the hook for all operations. It lives as long as the returned object, and only one
   /// fallback may exist for a key.
   ///
-  /// Views, what makes tensors without contents, and composites that are known to leave all reading and
-  /// writing to the operations that they call need no hook, but for nested tensors; what models call most
-  /// has one with its own types. All others are boxed.
+  /// Three kinds of operations need no hook, except for nested tensors: views, those that make
+  /// tensors without contents, and composites that are known to leave all reading and writing to
+  /// the operations that they call. The operations that models call most have kernels with their
+  /// own types. All others share the boxed kernel.
   ///
   /// @throws c10::Error if somebody else has a fallback on the key
   [[nodiscard]] static std::unique_ptr<Registration> install() {
@@ -142,7 +150,7 @@ class FrameHook {
   if (auto const handle =                                                                          \
           dispatcher.findSchemaOrThrow(at::_ops::op::name, at::_ops::op::overload_name);           \
       detail::is_composite_for_all(handle)) {                                                      \
-    bypass(*library, handle);                                                                     \
+    bypass(*library, handle);                                                                      \
   } else {                                                                                         \
     library->operations.impl(full_name,                                                            \
                              TORCH_FN((&TypedKernel<FrameHook, at::_ops::op>::run_composite)));    \
@@ -171,14 +179,15 @@ class FrameHook {
            !c10::impl::tls_is_dispatch_key_excluded(Key);
   }
 
-  /// Calls a kernel for nested tensors of an operation that passes by otherwise.
+  /// Calls a kernel for nested tensors of an operation that bypasses the hook otherwise.
   template <class Call>
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
-    // Somebody may be filling what has no contents yet, but its sizes are there.
+    // The caller may be filling a tensor without contents, but the tensors of its sizes are
+    // complete.
     run_framed(op, stack, call, Site::hook().kinds.of(op) == OperationKind::factory);
   }
 
-  /// The keys of what comes after the hook.
+  /// The dispatch keys that come after the hook.
   [[nodiscard]] static c10::DispatchKeySet after(c10::DispatchKeySet keys) noexcept {
     return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, Key);
   }
@@ -197,7 +206,8 @@ class FrameHook {
       run_per_tensor(op, next, stack);
       return;
     case OperationKind::lazy_clone: {
-      // Sharing would wrap the context that is ours; a copy is what it promises to look like.
+      // The original would put a context of its own around the entry. A copy looks the same to the
+      // program.
       at::Tensor const copy = ::torch::jit::pop(*stack).toTensor().clone();
       ::torch::jit::push(*stack, copy);
       return;
@@ -211,7 +221,7 @@ class FrameHook {
     }
   }
 
-  /// Holds storages until it ends, as an operation would that has them as operands.
+  /// A frame of the calling thread: leases storages until it ends.
   class Frame {
    public:
     Frame() : frames_{Site::frames()} {
@@ -249,7 +259,7 @@ class FrameHook {
     bool has_ended_ = false;
   };
 
-  /// Holds some operands without being a frame to the operations inside.
+  /// Leases some operands of a composite, whose inner operations still have frames of their own.
   class CompositeFrame {
    public:
     CompositeFrame() { ++frames_.composites; }
@@ -269,7 +279,7 @@ class FrameHook {
     typename Leases::Pins pins_;
   };
 
-  /// Passes the library's errors on as PyTorch's.
+  /// Turns the library's errors into PyTorch's.
   template <class Act>
   static void rethrow_as_torch(Act act) {
     try {
@@ -308,7 +318,9 @@ class FrameHook {
         op, stack, [&] { op.redispatchBoxed(next, stack); }, false);
   }
 
-  /// @param kept_only  of the results, only what PyTorch reads outside of operations is enrolled
+  /// Runs `call` in a frame that has the operands and results on the stack.
+  ///
+  /// @param kept_only  enrol only the results that PyTorch reads outside of operations
   template <class Call>
   static void
   run_framed(c10::OperatorHandle const& op, Stack* stack, Call const& call, bool kept_only) {
@@ -323,7 +335,8 @@ class FrameHook {
     }
   }
 
-  /// What goes on after the operation is held until it says that it has ended, or else for good.
+  /// Runs an operation whose communication goes on after it has returned: the operands are leased
+  /// until it says that it has ended, or for good.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     Operands const operands = operands_of(op, *stack);
     Frame frame;
@@ -337,9 +350,9 @@ class FrameHook {
     }
   }
 
-  /// Operations inside hold their own operands. A few composites read indices, lengths or masks
-  /// themselves, and what they write may be theirs to write; tensors that are not dense have kernels
-  /// of their own.
+  /// Runs a composite, whose inner operations lease their own operands. A few composites read
+  /// indices, lengths or masks themselves, and may write what they declare as written, so those
+  /// operands are leased here. Tensors that are not dense have kernels of their own.
   static void run_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     auto const arguments = last(*stack, op.schema().arguments().size());
     Operands operands;
@@ -393,7 +406,8 @@ class FrameHook {
     }
   }
 
-  /// A long list would pin a whole model at once; done in pieces, the bits are the same.
+  /// Runs a kernel on lists in pieces: a long list would pin a whole model at once. The results are
+  /// bitwise the same.
   static void
   run_per_tensor(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     std::size_t const arguments = op.schema().arguments().size();
@@ -429,7 +443,8 @@ class FrameHook {
     }
   }
 
-  /// Where to cut lists of the same length, so that no piece pins more than it may.
+  /// Returns where to cut lists of the same length, so that no piece pins more than
+  /// `foreach_bytes`.
   [[nodiscard]] static std::vector<std::size_t> pieces(std::span<c10::IValue const> arguments) {
     std::size_t length = 0;
     for (c10::IValue const& value : arguments) {
@@ -457,7 +472,7 @@ class FrameHook {
     return cuts;
   }
 
-  /// Part of a list if it is as long as the others; anything else is the same for each piece.
+  /// Returns elements [begin, end) of a list of `length` elements; any other argument as it is.
   [[nodiscard]] static c10::IValue
   slice(c10::IValue const& value, std::size_t length, std::size_t begin, std::size_t end) {
     if (!value.isList() || value.toListRef().size() != length) {

@@ -12,8 +12,8 @@ namespace spillway::torch {
 
 /// PyTorch's CPU allocator on a `StorageLeases`.
 ///
-/// Tensors smaller than `Site::least_bytes()` come from the allocator that was there before: they are
-/// many, and moving them gains nothing. They do not count against the limit.
+/// Tensors smaller than `Site::least_bytes()` come from the allocator that was installed before:
+/// there are many of them, and swapping them gains nothing. They do not count against the limit.
 ///
 /// Threads  thread-safe.
 /// Address  fixed while a lease stands behind it; see `StorageLeases`.
@@ -36,7 +36,7 @@ class HostTensorAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
-  /// Frees what the desk's deleter was given and the desk does not know.
+  /// Frees memory that `StorageLeases` did not allocate.
   void free_small(void* p) const { small_->raw_deallocate(p); }
 
  private:

@@ -18,9 +18,9 @@
 
 namespace spillway::torch {
 
-/// What an operation does with an operand beside reading it: whether PyTorch uses its address outside of
-/// operations, too, and whether the operation declares that it writes it. One word, since reading a word that
-/// was written in pieces stalls the processor.
+/// What an operation does with an operand beside reading it: whether PyTorch uses its address
+/// outside of operations, too, and whether the operation declares that it writes it. One word,
+/// since reading a word that was written in pieces stalls the processor.
 class OperandUse {
  public:
   OperandUse() = default;
@@ -44,8 +44,8 @@ struct Operand {
 };
 using Operands = c10::SmallVector<Operand, 12>;
 
-/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined. All others
-/// have a key that says what else they are.
+/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined. All
+/// others have a key that says what else they are.
 [[nodiscard]] inline bool is_plain(at::Tensor const& tensor) noexcept {
   constexpr c10::DispatchKeySet plain =
       c10::DispatchKeySet{c10::DispatchKeySet::RAW, c10::full_backend_mask} |
@@ -61,10 +61,10 @@ using Operands = c10::SmallVector<Operand, 12>;
 inline void for_each_part_of_special(at::Tensor const& tensor,
                                      c10::function_ref<void(at::Tensor const&, bool)> visit);
 
-/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or what a
-/// sparse or nested one is made of. Python subclasses have none; their inner tensors show up in
-/// operations of their own. `keeps` is true for what PyTorch reads outside of operations: the sizes,
-/// strides and offsets of a nested tensor.
+/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or the
+/// parts of a sparse or nested one. Python subclasses have no storage; their inner tensors are
+/// operands of operations of their own. `keeps` is true for parts that PyTorch reads outside of
+/// operations: the sizes, strides and offsets of a nested tensor.
 template <class Visit>
 C10_ALWAYS_INLINE void for_each_part(at::Tensor const& tensor, Visit const& visit) {
   if (!is_plain(tensor)) {
@@ -115,7 +115,8 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
   }
 }
 
-/// The same for a value that is a tensor, or a list of tensors, of optional ones, or of such lists.
+/// Does the same for a value that is a tensor, or a list of tensors, of optional ones, or of such
+/// lists.
 template <class Visit>
 void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   if (value.isTensor()) {
@@ -123,16 +124,16 @@ void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   } else if (value.isTensorList() || value.isList()) {
     for (c10::IValue const& element : value.toListRef()) {
       if (!element.isTensor() && !element.isList() && !element.isNone()) {
-        return;  // numbers: so are all others
+        return;  // a list of numbers
       }
       for_each_tensor(element, visit);
     }
   }
 }
 
-/// Collects what among `values` may be the desk's.
+/// Collects the storages among `values` whose memory is that of `Leases`.
 ///
-/// @param kept_only  nothing but what PyTorch reads outside of operations
+/// @param kept_only  collect only those that PyTorch reads outside of operations
 template <class Leases>
 void collect(std::span<c10::IValue const> values,
              Operands& operands,

@@ -119,8 +119,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-// The operations that models call most, by the name of their type and of their schema. For them the hook
-// has kernels with the types that they have, so that no argument is boxed.
+// The operations that models call most, by the name of their type and of their schema. The hook has
+// kernels with their own types for them, so that no argument is boxed.
 // clang-format off
 #define SPILLWAY_TORCH_KERNELS(DO) \
   DO(add_Tensor, "add.Tensor") \
@@ -198,7 +198,7 @@
   DO(_convolution, "_convolution") \
   DO(mkldnn_convolution, "mkldnn_convolution")
 
-// Those that call other operations for dense tensors and do not read bytes themselves.
+// Operations that call others for dense tensors and do not read bytes themselves.
 #define SPILLWAY_TORCH_COMPOSITES(DO) \
   DO(linear, "linear") \
   DO(layer_norm, "layer_norm") \
@@ -235,10 +235,10 @@ namespace spillway::torch {
 
 /// How an operation uses its operands' bytes.
 enum class OperationKind : std::uint8_t {
-  unknown,     ///< not looked at yet
-  kernel,      ///< reads and writes them: all operands are held while it runs
-  view,        ///< looks at sizes and strides only
-  composite,   ///< calls other operations, which hold their own operands
+  unknown,     ///< not classified yet
+  kernel,      ///< reads and writes them: all operands are leased while it runs
+  view,        ///< reads sizes and strides only
+  composite,   ///< calls other operations, which lease their own operands
   per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
   factory,     ///< returns memory without contents, whose address the caller may use to fill it
   lazy_clone,  ///< would share the operand's memory until one of the two is written
@@ -251,7 +251,8 @@ inline bool writes(c10::Argument const& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// A view has one tensor operand, which each of its results is an alias of, and writes nothing.
+/// Whether an operation is a view: it has one tensor operand, of which each result is an alias, and
+/// writes nothing.
 inline bool is_view(c10::FunctionSchema const& schema) {
   std::size_t tensors = 0;
   for (c10::Argument const& argument : schema.arguments()) {
@@ -283,8 +284,8 @@ inline bool has_kernel(c10::OperatorHandle const& op,
   });
 }
 
-/// True if nothing but the composite kernel runs for dense tensors: one for all backends' gradients
-/// (`Autograd`) only runs where there is a kernel for the backend.
+/// Whether only the composite kernel runs for dense tensors. (A kernel for `Autograd` only runs
+/// where there is a kernel for the backend.)
 inline bool is_composite(c10::OperatorHandle const& op) {
   using c10::DispatchKey;
   return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
@@ -296,7 +297,7 @@ inline bool is_composite(c10::OperatorHandle const& op) {
                       DispatchKey::CompositeExplicitAutograd});
 }
 
-/// True if the composite kernel also runs for tensors that are not dense, apart from nested ones.
+/// Whether the composite kernel runs for tensors that are not dense, too, except for nested ones.
 inline bool is_composite_for_all(c10::OperatorHandle const& op) {
   using c10::DispatchKey;
   return is_composite(op) && !has_kernel(op,
@@ -311,7 +312,7 @@ inline bool is_composite_for_all(c10::OperatorHandle const& op) {
 
 }  // namespace detail
 
-/// What an operation does, judged by its schema. Only PyTorch's own schemas are trusted to tell.
+/// Classifies an operation by its schema. Schemas of others than PyTorch are not relied on.
 inline OperationKind kind_of(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
   auto const begins_with_one_of = [&schema](std::initializer_list<char const*> prefixes) {
@@ -344,7 +345,7 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   return detail::is_view(schema) ? OperationKind::view : OperationKind::kernel;
 }
 
-/// Remembers the kinds of operations; one for each thread.
+/// A cache of the kinds of operations, one for each thread: a hash table that is never resized.
 class OperationKinds {
  public:
   [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) {
@@ -376,8 +377,8 @@ inline constexpr std::array nested_keys{c10::DispatchKey::CompositeImplicitAutog
                                         c10::DispatchKey::NestedTensorCPU,
                                         c10::DispatchKey::NestedTensorCUDA};
 
-/// A kernel for nested tensors of an operation that passes the hook by for all others: it reads sizes,
-/// strides and offsets, which are tensors, too, and makes new ones.
+/// A kernel for nested tensors of an operation that bypasses the hook for all others: it reads
+/// sizes, strides and offsets, which are tensors, too, and makes new ones.
 ///
 /// `Hook` is a `FrameHook`.
 template <class Hook>
@@ -394,8 +395,8 @@ class NestedKernel final : public c10::OperatorKernel {
     }
   }
 
-  /// Puts such kernels in the place of an operation's own, for as long as `library` lives. Overriding them is
-  /// what PyTorch would warn of.
+  /// Puts such kernels in the place of an operation's own, for as long as `library` lives.
+  /// PyTorch's warning about overridden kernels is suppressed.
   static void install(::torch::Library& library, c10::OperatorHandle const& op) {
     NoWarnings silence;
     c10::WarningUtils::WarningHandlerGuard const guard{&silence};
@@ -420,7 +421,7 @@ class NestedKernel final : public c10::OperatorKernel {
   c10::SafeKernelFunction original_;
 };
 
-/// Calls `visit(tensor, is_written)` for each tensor in an argument or a result, as C++ has it.
+/// Calls `visit(tensor, is_written)` for each tensor in a typed argument or result.
 template <class Value, class Visit>
 void for_each_typed(Value& value, Visit const& visit) {
   using Plain = std::remove_const_t<Value>;
@@ -443,8 +444,8 @@ void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
   std::apply([&](auto const&... one) { (for_each_typed(one, visit), ...); }, values);
 }
 
-/// Collects what among typed arguments the desk has to hold. Not inlined, since operations are many and
-/// caches of instructions small.
+/// Collects the operands among typed arguments that have to be leased. Not inlined, since there are
+/// many operations and instruction caches are small.
 template <class Leases>
 struct TypedCollector {
   Operands& operands;
@@ -464,8 +465,8 @@ struct TypedCollector {
   }
 };
 
-/// Collects results that have never been an operand or a result before. Few arguments that are returned
-/// have not, and those that have cost no lock.
+/// Collects results that have never been an operand or a result before. Most arguments that are
+/// returned have been, and are skipped without taking the lock.
 template <class Leases>
 struct UnseenCollector {
   Operands& operands;
@@ -483,8 +484,9 @@ struct UnseenCollector {
 
 /// The kernels of one operation.
 ///
-/// They are inlined into what PyTorch calls, and call the next kernel without a function in between: a
-/// processor remembers where few dozens of nested calls return to, and Python alone nests many.
+/// They are inlined into the function that PyTorch calls, and call the next kernel without a
+/// function in between: a processor predicts the return addresses of a few dozen nested calls, and
+/// Python alone nests many.
 ///
 /// `Hook` is a `FrameHook`; see there what a frame is.
 template <class Hook, class Op, class Schema = typename Op::schema>
@@ -503,7 +505,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     frame.enter(operands);
     Result result = redispatch(keys, std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {
-      // Also of arguments that are returned: they may have got their memory meanwhile.
+      // Arguments that are returned are looked at, too: they may have got their memory meanwhile.
       operands.clear();
       for_each_typed(std::as_const(result), UnseenCollector<Leases>{operands});
       frame.end(operands);
@@ -511,7 +513,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return result;
   }
 
-  /// Tensors that are not dense have kernels of their own.
+  /// Bypasses the hook for dense tensors; other tensors have kernels of their own.
   C10_ALWAYS_INLINE static Result run_composite(c10::DispatchKeySet keys, Arguments... arguments) {
     bool is_dense = true;
     auto const look = [&is_dense](at::Tensor const& tensor, bool) {
@@ -527,7 +529,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return run(keys, std::forward<Arguments>(arguments)...);
   }
 
-  /// Calls what comes after the hook.
+  /// Calls the kernel that comes after the hook.
   C10_ALWAYS_INLINE static Result redispatch(c10::DispatchKeySet keys, Arguments... arguments) {
     static auto const op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(Op::name, Op::overload_name)

@@ -24,17 +24,17 @@ using PoolId = std::pair<unsigned long long, unsigned long long>;
 /// Where a pool's memory comes from.
 template <class Stream>
 struct PoolSource {
-  std::function<void*(std::size_t bytes, Stream stream)> take;  ///< throws if there is none
-  std::function<void(void* p)> give_back;                       ///< ordered after all uses
+  std::function<void*(std::size_t bytes, Stream stream)> allocate;  ///< throws if there is no room
+  std::function<void(void* p)> free;                                ///< ordered after all uses
 };
 
-/// The private pools of `torch.cuda.MemPool` and of CUDA graphs: memory that stays with its pool when it
-/// is freed, at addresses that do not change, until the pool has no users left.
+/// The private pools of `torch.cuda.MemPool` and of CUDA graphs: memory that stays with its pool
+/// when it is freed, at addresses that do not change, until the pool has no users left.
 ///
-/// A piece is never split. One that is freed serves the next allocation of nearly its size on the same
-/// stream, where the order of work is the order of calls. A piece that other streams have used goes back
-/// to where it came from instead; during a capture, when nothing can be ordered after them, it rests
-/// until the pool ends.
+/// A piece is never split. A piece that is freed becomes idle and serves the next allocation of
+/// nearly its size on the same stream, where the order of work is the order of calls. A piece that
+/// other streams have used is returned to its source instead. During a capture nothing can be
+/// ordered after those streams, and the piece is retired until the pool ends.
 ///
 /// Units    bytes.
 /// Threads  thread-safe. Sources are called without the lock.
@@ -51,7 +51,7 @@ class PrivatePools {
   PrivatePools(PrivatePools const&) = delete;
   PrivatePools& operator=(PrivatePools const&) = delete;
 
-  /// One user more; the first one makes the pool. `own` counts when the pool is made.
+  /// Adds a user; the first one makes the pool, with a source of its own if `own` is given.
   void retain(PoolId id, std::optional<Source> own = std::nullopt) {
     std::scoped_lock const lock{mutex_};
     auto const [at, is_new] = pools_.try_emplace(id);
@@ -60,7 +60,8 @@ class PrivatePools {
     }
     ++at->second.uses;
   }
-  /// One user less; after the last one what is idle goes back, and what is live when it is freed.
+  /// Removes a user. After the last one idle pieces are returned to the source, and live ones when
+  /// they are freed.
   ///
   /// @throws ContractViolation if the pool has no users
   void release(PoolId id);
@@ -69,47 +70,47 @@ class PrivatePools {
     auto const found = pools_.find(id);
     return found == pools_.end() ? 0 : found->second.uses;
   }
-  /// When nothing else helps, what is idle in this pool may serve others.
+  /// Sets whether idle pieces of this pool may be returned when there is no other room.
   void set_lends(PoolId id, bool lends) {
     std::scoped_lock const lock{mutex_};
     pools_[id].lends = lends;
   }
 
-  /// From now on allocations on streams that `admits` belong to the pool, which is retained.
+  /// Makes allocations on streams for which `admits` is true belong to the pool, and adds a user.
   void begin(PoolId id, Admits admits) {
     retain(id);
     std::scoped_lock const lock{mutex_};
     routes_.emplace_back(id, std::move(admits));
     route_count_.store(routes_.size(), std::memory_order_relaxed);
   }
-  /// Ends `begin`; the pool stays retained. @throws ContractViolation if nothing was begun
+  /// Ends `begin`; its user stays. @throws ContractViolation if nothing was begun
   void end(PoolId id);
-  /// A cheap test: may `route` name a pool at all?
+  /// Whether `route` may name a pool; without the lock.
   [[nodiscard]] bool is_routing() const noexcept {
     return route_count_.load(std::memory_order_relaxed) != 0;
   }
-  /// The pool that an allocation on `stream` belongs to, if any: the one begun last.
+  /// Returns the pool that an allocation on `stream` belongs to: of several the one begun last.
   [[nodiscard]] std::optional<PoolId> route(Stream stream) const;
 
   /// @param stream  where the memory is used
-  /// @param from    the stream its source takes it on
+  /// @param from    the stream that the source allocates it on
   [[nodiscard]] void* allocate(PoolId id, std::size_t bytes, Stream stream, Stream from);
   /// @returns false if the address is not of a pool
   [[nodiscard]] bool free(void* p, bool is_captured);
   /// Another stream uses the memory. @returns false if the address is not of a pool
   [[nodiscard]] bool record_stream(void* p, Stream stream);
 
-  /// Gives idle pieces back: of one pool, or of all. @returns bytes
+  /// Returns idle pieces to their sources: of one pool, or of all. @returns the bytes
   std::size_t trim(std::optional<PoolId> only = std::nullopt) {
-    return give_back_idle([&](PoolId id, Pool const&) { return !only || *only == id; });
+    return return_idle([&](PoolId id, Pool const&) { return !only || *only == id; });
   }
-  /// The same for pools that lend.
+  /// Does the same for the pools that `set_lends` allows it for.
   std::size_t lend() {
-    return give_back_idle([](PoolId, Pool const& pool) { return pool.lends; });
+    return return_idle([](PoolId, Pool const& pool) { return pool.lends; });
   }
 
   [[nodiscard]] bool has_exactly(PoolId id, std::unordered_set<void*> const& expected) const;
-  /// Idle or live. 0 for an unknown pool
+  /// The bytes of idle and live pieces; 0 for an unknown pool.
   [[nodiscard]] std::size_t reserved_bytes(PoolId id) const;
 
   struct Piece {
@@ -118,7 +119,7 @@ class PrivatePools {
     std::size_t bytes = 0;
     std::size_t requested_bytes = 0;  // 0 while idle
     Stream stream{};
-    bool is_visited = false;  // by other streams
+    bool is_shared = false;  // other streams have used it
   };
   /// Live pieces and idle ones, in order of address.
   [[nodiscard]] std::vector<Piece> pieces(PoolId id) const;
@@ -137,7 +138,7 @@ class PrivatePools {
     bool lends = false;
     std::optional<Source> source;
     std::multimap<std::size_t, Piece> idle;  // by bytes
-    std::vector<Piece> resting;
+    std::vector<Piece> retired;
     std::size_t live = 0;
   };
   using Lock = std::unique_lock<std::mutex>;
@@ -150,8 +151,8 @@ class PrivatePools {
     return pool.source ? *pool.source : usual_;
   }
   template <class Chooses>
-  std::size_t give_back_idle(Chooses chooses);
-  void drop_if_done(typename std::map<PoolId, Pool>::iterator at) {
+  std::size_t return_idle(Chooses chooses);
+  void erase_if_unused(typename std::map<PoolId, Pool>::iterator at) {
     if (at->second.uses == 0 && at->second.live == 0) {
       pools_.erase(at);
     }
@@ -182,13 +183,13 @@ void PrivatePools<Stream>::release(PoolId id) {
     for (auto& [bytes, piece] : pool.idle) {
       gone.push_back(piece);
     }
-    gone.insert(gone.end(), pool.resting.begin(), pool.resting.end());
+    gone.insert(gone.end(), pool.retired.begin(), pool.retired.end());
     pool.idle.clear();
-    pool.resting.clear();
-    drop_if_done(found);
+    pool.retired.clear();
+    erase_if_unused(found);
   }
   for (Piece const& piece : gone) {
-    source.give_back(piece.address);
+    source.free(piece.address);
   }
 }
 
@@ -229,12 +230,12 @@ void* PrivatePools<Stream>::allocate(PoolId id, std::size_t bytes, Stream stream
       return piece.address;
     }
   }
-  ++pool.live;  // so that it stays meanwhile
+  ++pool.live;  // keeps the pool while the lock is released
   Source const source = source_of(pool);
   lock.unlock();
   void* p = nullptr;
   try {
-    p = source.take(bytes, from);
+    p = source.allocate(bytes, from);
   } catch (...) {
     lock.lock();
     --pools_[id].live;
@@ -260,18 +261,18 @@ bool PrivatePools<Stream>::free(void* p, bool is_captured) {
     Pool& pool = at->second;
     --pool.live;
     piece.requested_bytes = 0;
-    if (pool.uses != 0 && !piece.is_visited) {
+    if (pool.uses != 0 && !piece.is_shared) {
       pool.idle.emplace(piece.bytes, piece);
       return true;
     }
     if (pool.uses != 0 && is_captured) {
-      pool.resting.push_back(piece);
+      pool.retired.push_back(piece);
       return true;
     }
     source = source_of(pool);
-    drop_if_done(at);
+    erase_if_unused(at);
   }
-  source.give_back(p);
+  source.free(p);
   return true;
 }
 
@@ -282,13 +283,13 @@ bool PrivatePools<Stream>::record_stream(void* p, Stream stream) {
   if (found == live_.end()) {
     return false;
   }
-  found->second.is_visited = found->second.is_visited || found->second.stream != stream;
+  found->second.is_shared = found->second.is_shared || found->second.stream != stream;
   return true;
 }
 
 template <class Stream>
 template <class Chooses>
-std::size_t PrivatePools<Stream>::give_back_idle(Chooses chooses) {
+std::size_t PrivatePools<Stream>::return_idle(Chooses chooses) {
   std::vector<std::pair<Piece, Source>> gone;
   std::size_t bytes = 0;
   {
@@ -303,7 +304,7 @@ std::size_t PrivatePools<Stream>::give_back_idle(Chooses chooses) {
     }
   }
   for (auto const& [piece, source] : gone) {
-    source.give_back(piece.address);
+    source.free(piece.address);
     bytes += piece.bytes;
   }
   return bytes;
@@ -347,7 +348,7 @@ auto PrivatePools<Stream>::pieces(PoolId id) const -> std::vector<Piece> {
       for (auto const& [bytes, piece] : found->second.idle) {
         all.push_back(piece);
       }
-      all.insert(all.end(), found->second.resting.begin(), found->second.resting.end());
+      all.insert(all.end(), found->second.retired.begin(), found->second.retired.end());
     }
   }
   std::sort(all.begin(), all.end(), [](Piece const& a, Piece const& b) {

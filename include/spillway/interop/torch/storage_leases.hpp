@@ -25,14 +25,15 @@
 
 namespace spillway::torch {
 
-/// The frames of one thread: what operations it is inside of, and what the outermost one has pinned.
+/// The frames of one thread: what operations it is inside of, and what the outermost one has
+/// pinned.
 template <class Entry>
 struct ThreadFrames {
   using Pins = std::vector<Entry*>;
 
-  int depth = 0;       ///< of nested operations that lease their operands
-  int composites = 0;  ///< operations that lease some operands while inner operations have frames of their own
-  int held = 0;        ///< pieces of a program that count as one operation, whatever is called inside
+  int depth = 0;            ///< of nested operations that lease their operands
+  int composites = 0;       ///< of composites, whose inner operations have frames of their own
+  int held = 0;             ///< of pieces of a program that count as one operation
   bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
   Pins pins{};
@@ -41,10 +42,12 @@ struct ThreadFrames {
   [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
 };
 
-/// The traits of PyTorch's storages: a storage has an address exactly while a lease stands behind it.
+/// The traits of PyTorch's storages: a storage has an address exactly while a lease stands behind
+/// it.
 ///
-/// The deleter of a storage's `DataPtr` says whose memory it is: `free_raw` for memory that no operation has
-/// been seen to use, whose context is its address; `free_enrolled` for the rest, whose context is its entry.
+/// The deleter of a storage's `DataPtr` says whose memory it is: `free_raw` for memory that no
+/// operation has been seen to use, whose context is its address; `free_enrolled` for the rest,
+/// whose context is its entry.
 template <class Site>
 struct StorageTraits {
   using allocator_type = typename Site::allocator_type;
@@ -72,8 +75,7 @@ struct StorageTraits {
   /// The entry of a storage that is enrolled; null for any other.
   [[nodiscard]] static Entry* entry_of(c10::StorageImpl& storage) noexcept {
     c10::DataPtr const& data = storage._mutable_data_ptr_no_checks();
-    return data.get_deleter() == &free_enrolled ? static_cast<Entry*>(data.get_context())
-                                                : nullptr;
+    return data.get_deleter() == &free_enrolled ? static_cast<Entry*>(data.get_context()) : nullptr;
   }
   /// Made without a strong reference, whose count might need the interpreter's lock.
   [[nodiscard]] static c10::weak_intrusive_ptr<c10::StorageImpl>
@@ -87,7 +89,8 @@ struct StorageTraits {
     (void)data.release_context();
     data = c10::DataPtr{p, &entry, &free_enrolled, device};
   }
-  /// Sets or clears the storage's address. The caller holds the lock, and a reference to the storage.
+  /// Sets or clears the storage's address. The caller holds the lock, and a reference to the
+  /// storage.
   static void set_address(c10::StorageImpl& storage, Entry& entry, void* p) {
     set_context(storage._mutable_data_ptr_no_checks(), entry, p);
     if constexpr (has_named_access_error) {
@@ -133,14 +136,16 @@ struct StorageTraits {
   [[nodiscard]] static auto release_interpreter() { return Site::release_interpreter(); }
 };
 
-/// Gives PyTorch's storages memory of an allocator, leases it while operations use it, and clears the
-/// storages' addresses in between, so that it may be swapped out. `FrameHook` calls it around operations.
+/// Gives PyTorch's storages memory of an allocator, leases it while operations use it, and clears
+/// the storages' addresses in between, so that it may be swapped out. `FrameHook` calls it around
+/// operations.
 ///
-/// A storage gets its memory as a block under a lease (`allocate`). When an operation has the storage as an
-/// operand or a result for the first time, the storage is *enrolled*: the context of its `DataPtr`
-/// becomes a `StorageEntry`, which owns the lease from then on. Under pressure an entry that no frame
-/// has pinned gives up its lease, and the storage's pointer becomes null. The next frame that has the storage
-/// among its operands acquires the block again. `OperandLeases` says when.
+/// A storage gets its memory as a block under a lease (`allocate`). When an operation has the
+/// storage as an operand or a result for the first time, the storage is *enrolled*: the context of
+/// its `DataPtr` becomes a `StorageEntry`, which owns the lease from then on. Under pressure an
+/// entry that no frame has pinned gives up its lease, and the storage's pointer becomes null. The
+/// next frame that has the storage among its operands acquires the block again. `OperandLeases`
+/// says when.
 ///
 /// `Site` says where the one object of a process is, since PyTorch's deleters are plain functions:
 ///
@@ -151,22 +156,24 @@ struct StorageTraits {
 /// | `Site::frames()`         | the calling thread's `Frames`                                   |
 /// | `Site::current_stream()` | the stream that the calling thread's operations are enqueued on |
 /// | `Site::is_capturing()`   | if there is such a thing: whether that stream is being captured |
-/// | `Site::uncaptured_stream()` | then: a stream that never is, waited for when a capture ends |
+/// | `Site::uncaptured_stream()` | then: another stream, waited for when a capture ends          |
 /// | `Site::device()`         | the PyTorch device of tensors whose memory this is              |
 /// | `Site::allocates_for(s)` | whether a storage gets new memory from this object when it grows |
 /// | `Site::enrols(bytes)`    | whether an allocation of that size may ever leave               |
 /// | `Site::free_foreign(p)`  | free memory that is not this object's                           |
-/// | `Site::release_interpreter()` | an object that gives up the interpreter's lock while it lives |
-/// | `Site::on_allocated(bytes, block)`, `Site::on_freed(bytes, block)` | be told, without throwing |
+/// | `Site::release_interpreter()` | an object that gives up Python's lock while it lives       |
+/// | `Site::on_allocated(bytes, block)` | be told, without throwing                              |
+/// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
-/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is called,
-///          and never while a reference to a storage is taken or dropped, which may need the interpreter's
-///          lock.
-/// Streams  leases belong to the stream that is current when an operation begins. An operation on another
-///          stream than the entry's adds a lease there: its stream then runs after what has been enqueued
-///          on the others so far, and its work comes before the next use of the range. While a stream is
-///          captured, what is swapped out comes in on `Site::uncaptured_stream()` and stays for good.
+/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
+///          called, and never while a reference to a storage is taken or dropped, which may need
+///          the interpreter's lock.
+/// Streams  leases belong to the stream that is current when an operation begins. An operation on
+///          another stream than the entry's adds a lease there: its stream then runs after what has
+///          been enqueued on the others so far, and its work comes before the next use of the
+///          range. While a stream is captured, what is swapped out comes in on
+///          `Site::uncaptured_stream()` and stays for good.
 template <class Site>
 class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Traits = StorageTraits<Site>;
@@ -197,7 +204,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream) {
     return allocate_raw(bytes, stream, false);
   }
-  /// Returns memory that keeps its place until `free_fixed`, whatever the storages in it are used for.
+  /// Returns memory that keeps its place until `free_fixed`, whatever the storages in it are used
+  /// for.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] void* allocate_fixed(std::size_t bytes, stream_type stream) {
@@ -213,15 +221,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   // Operations
 
-  /// Pins the operands for an operation of the calling thread and brings in those that are swapped out.
+  /// Pins the operands for an operation of the calling thread and brings in those that are swapped
+  /// out.
   ///
   /// @param enrols  whether storages seen for the first time are enrolled
   /// @throws c10::OutOfMemoryError if they do not fit together; c10::Error if their bytes are lost
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
   /// Ends an operation: enrols its results, and unpins what it had in use. Never makes room.
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
-  /// Pins operands once more, for work that goes on with them after the operation that has them pinned. To
-  /// be ended by `exit`, by any thread.
+  /// Pins operands once more, for work that goes on with them after the operation that has them
+  /// pinned. To be ended by `exit`, by any thread.
   void pin_again(Pins& pins, Operands const& operands) {
     pins.reserve(pins.size() + operands.size());
     Guard const guard{mutex_};
@@ -253,12 +262,12 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     this->count(frames);
   }
 
-  /// Says whether operations only read this storage, so that it is swapped out without being copied again. An
-  /// operation that declares that it writes the storage ends that; one that writes without declaring it
-  /// must not be used.
+  /// Says whether operations only read this storage, so that it is swapped out without being copied
+  /// again. An operation that declares that it writes the storage ends that; one that writes
+  /// without declaring it must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
-  /// Another stream uses the memory behind a `DataPtr`, until the work that is enqueued there when the memory
-  /// is freed or swapped out has finished. Memory of others is left alone.
+  /// Another stream uses the memory behind a `DataPtr`, until the work that is enqueued there when
+  /// the memory is freed or swapped out has finished. Memory of others is left alone.
   ///
   /// @stream `stream` runs after what has been enqueued for this memory so far
   void record_stream(c10::DataPtr const& data, stream_type stream);
@@ -283,8 +292,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   [[nodiscard]] static bool is_unseen(c10::StorageImpl& storage) noexcept {
     return storage._mutable_data_ptr_no_checks().get_deleter() == &Traits::free_raw;
   }
-  /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by the thread
-  /// already for reading on the current stream.
+  /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by
+  /// the thread already for reading on the current stream.
   [[nodiscard]] static bool
   needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
     Entry const* const entry = Traits::entry_of(storage);
@@ -309,7 +318,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Guard const guard{mutex_};
     return this->counts_;
   }
-  /// Says why no tensor can be swapped out, if that is so and has not been asked and answered before.
+  /// Says why no tensor can be swapped out, if that is so and has not been asked and answered
+  /// before.
   [[nodiscard]] std::string take_warning() {
     std::string const why = has_warned_ ? std::string{} : why_nothing_can_leave(views());
     return why.empty() || has_warned_.exchange(true) ? std::string{} : why;
@@ -412,8 +422,8 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
   Frames& frames = Site::frames();
   void* p = nullptr;
   std::string failure;
-  bool const has_room = this->try_allocate_block(
-      bytes, stream, &frames, failure, [&](BlockId block, Lease& lease) {
+  bool const has_room =
+      this->try_allocate_block(bytes, stream, &frames, failure, [&](BlockId block, Lease& lease) {
         p = lease.data();
         {
           Guard const guard{mutex_};
@@ -487,7 +497,8 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
   this->notify_waiters();
 }
 
-/// Enrols a storage whose memory was allocated here and is used by nothing else. The caller holds the lock.
+/// Enrols a storage whose memory was allocated here and is used by nothing else. The caller holds
+/// the lock.
 ///
 /// @returns null if it is not such a storage
 template <class Site>
@@ -500,8 +511,7 @@ auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
     return nullptr;
   }
   Entry* const entry =
-      table_
-          .remove(p, [](Entry const& raw) { return !raw.is_fixed && Site::enrols(raw.bytes); })
+      table_.remove(p, [](Entry const& raw) { return !raw.is_fixed && Site::enrols(raw.bytes); })
           .release();
   if (entry != nullptr) {
     entry->storage = Traits::weak_reference(storage);
@@ -515,10 +525,7 @@ auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
 }
 
 template <class Site>
-void StorageLeases<Site>::enter(Frames& frames,
-                                Pins& pins,
-                                Operands const& operands,
-                                bool enrols) {
+void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols) {
   stream_type const stream = Site::current_stream();
   bool const captured = is_captured();
   bool is_usual = !captured;
@@ -542,8 +549,9 @@ void StorageLeases<Site>::enter(Frames& frames,
   }
 }
 
-/// The slow path of `enter`, with all operands pinned: keeps those whose addresses will be used later, acquires
-/// frozen ones for writing, adds leases on other streams and brings in those that are swapped out.
+/// The slow path of `enter`, with all operands pinned: keeps those whose addresses will be used
+/// later, acquires frozen ones for writing, adds leases on other streams and brings in those that
+/// are swapped out.
 template <class Site>
 void StorageLeases<Site>::enter_slowly(Frames& frames,
                                        Operands const& operands,
@@ -595,8 +603,8 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
   }
 }
 
-/// Exchanges the lease of a frozen storage, which is for reading, for one for writing. The address stays, since
-/// the first lease ends after the second began.
+/// Exchanges the lease of a frozen storage, which is for reading, for one for writing. The address
+/// stays, since the first lease ends after the second began.
 template <class Site>
 void StorageLeases<Site>::acquire_for_writing(Entry& entry, stream_type stream) {
   {

@@ -28,8 +28,8 @@ struct TensorDescription {
   std::uint8_t rank = 0;
   c10::ScalarType type = c10::ScalarType::Undefined;
 
-  /// Written in place, member by member: to copy an object that has just been written in pieces would stall
-  /// the processor, and this runs once for each result of an operation.
+  /// Written in place, member by member: to copy an object that has just been written in pieces
+  /// would stall the processor, and this runs once for each result of an operation.
   void describe(c10::TensorImpl const& tensor) {
     type = c10::typeMetaToScalarType(tensor.dtype());
     rank = 0;
@@ -54,9 +54,9 @@ struct TensorDescription {
   }
 };
 
-/// The leases of one block: one on the stream that it was acquired on, and one on each other stream that has
-/// used it since. They end together, so that the next user of the block's range is ordered after all
-/// of them.
+/// The leases of one block: one on the stream that it was acquired on, and one on each other stream
+/// that has used it since. They end together, so that the next user of the block's range is ordered
+/// after all of them.
 ///
 /// Threads  thread-compatible.
 template <class Lease, class Stream>
@@ -77,7 +77,8 @@ class StreamLeases {
   }
 
   void add(Lease lease, Stream stream) { others_.emplace_back(std::move(lease), stream); }
-  /// Puts another lease on the same block and stream in the place of the first one, which is returned.
+  /// Puts another lease on the same block and stream in the place of the first one, which is
+  /// returned.
   [[nodiscard]] Lease exchange_first(Lease lease) noexcept {
     return std::exchange(first_, std::move(lease));
   }
@@ -101,16 +102,18 @@ class StreamLeases {
   std::vector<std::pair<Lease, Stream>> others_;
 };
 
-/// What `StorageLeases` knows of one allocation. When an operation has been seen to use the allocation, its
-/// entry becomes the context of the storage's `DataPtr`, and stays that for as long as the storage lives.
+/// What `StorageLeases` knows of one allocation. When an operation has been seen to use the
+/// allocation, its entry becomes the context of the storage's `DataPtr`, and stays that for as long
+/// as the storage lives.
 ///
-/// While `leases` hold, the storage's pointer is their address; otherwise it is null and the bytes may be
-/// anywhere. All members but `pinner` are guarded by the lock of `StorageLeases`; `storage` does not change
-/// while the entry is pinned. The members that every operation reads come first, in one cache line.
+/// While `leases` hold, the storage's pointer is their address; otherwise it is null and the bytes
+/// may be anywhere. All members but `pinner` are guarded by the lock of `StorageLeases`; `storage`
+/// does not change while the entry is pinned. The members that every operation reads come first, in
+/// one cache line.
 template <class Lease, class Stream>
 struct alignas(64) StorageEntry {
-  /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A thread that
-  /// finds its own list here knows, without the lock, that it has pinned the entry.
+  /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A
+  /// thread that finds its own list here knows, without the lock, that it has pinned the entry.
   std::atomic<void const*> pinner{nullptr};
   std::uint32_t pins = 0;    // by frames; it is not swapped out before they end
   bool is_kept = false;      // other code knows the address: it never leaves
@@ -130,8 +133,8 @@ struct alignas(64) StorageEntry {
   [[nodiscard]] bool has_lease() const noexcept { return static_cast<bool>(leases); }
 };
 
-/// The allocations that no operation has been seen to use, by address, and spare entries: most results live
-/// for a few operations only, so that entries are made and dropped all the time.
+/// The allocations that no operation has been seen to use, by address, and spare entries: most
+/// results live for a few operations only, so that entries are made and dropped all the time.
 ///
 /// Threads  thread-compatible.
 template <class Entry>
@@ -153,8 +156,8 @@ class StorageTable {
     auto const found = entries_.find(p);
     return found == entries_.end() ? nullptr : found->second.get();
   }
-  /// Removes the allocation at `p` from the table and returns its entry; null if there is none, or none
-  /// for which `may_remove(entry)` is true.
+  /// Removes the allocation at `p` from the table and returns its entry; null if there is none, or
+  /// none for which `may_remove(entry)` is true.
   template <class Predicate>
   [[nodiscard]] std::unique_ptr<Entry> remove(void* p, Predicate const& may_remove) noexcept {
     auto const found = entries_.find(p);

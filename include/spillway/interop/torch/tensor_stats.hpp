@@ -18,7 +18,8 @@
 
 namespace spillway::torch {
 
-/// A quantity as PyTorch counts it: what it is now, the most it was, and what was added and taken away.
+/// A quantity as PyTorch counts it: its value, its peak, and the sums of what was added and
+/// subtracted.
 struct TensorStat {
   std::int64_t current = 0;
   std::int64_t peak = 0;
@@ -34,7 +35,7 @@ struct TensorStat {
     current -= static_cast<std::int64_t>(n);
     freed += static_cast<std::int64_t>(n);
   }
-  /// For what is derived from others and not added to.
+  /// For a quantity that is computed from others: counts the difference.
   void set(std::int64_t now) noexcept {
     std::int64_t const change = now - current;
     (change > 0 ? allocated : freed) += change > 0 ? change : -change;
@@ -90,11 +91,11 @@ class TensorStatArray {
   std::array<TensorStat, 3> stats_{};
 };
 
-/// What `torch.cuda.memory_stats` shows, in its terms.
+/// The statistics of `torch.cuda.memory_stats`, in its terms.
 ///
-/// An allocation is *allocated* as long as a tensor has it, wherever its bytes are, and *active* while it
-/// takes up device memory; what has been swapped out is allocated and not active. Reserved memory is
-/// active or, since it lies in a reservation together with what is, *inactive split*.
+/// An allocation is *allocated* as long as a tensor has it, wherever its bytes are, and *active*
+/// while it takes up device memory; what has been swapped out is allocated and not active. Reserved
+/// memory is active or, since it lies in a reservation together with what is, *inactive split*.
 struct TensorStats {
   TensorStatArray allocation;
   TensorStatArray segment;
@@ -133,10 +134,10 @@ struct TensorStats {
   }
 };
 
-/// An observer that counts as PyTorch does, and remembers what happened while it is asked to.
+/// An observer that counts as PyTorch does and, when it is asked to, remembers the newest records.
 ///
-/// What the allocator does comes as records; what the program does (asks for a tensor's memory, frees it,
-/// is refused) is told by whoever serves it.
+/// The allocator reports its own work as records. The adapter reports what the program does: that
+/// it requests memory for a tensor, frees it, or gets an error.
 ///
 /// Units    bytes rounded up to the granule, but for `requested_bytes`.
 /// Threads  thread-safe. The listener is called outside of every lock.
@@ -164,7 +165,7 @@ class TensorObserver {
     }
   }
 
-  /// What was reserved before the first record.
+  /// Counts what was reserved before the first record.
   void on_reserved(std::size_t bytes) noexcept {
     if (bytes != 0) {
       on_record({.kind = RecordKind::grow, .bytes = bytes});
@@ -189,7 +190,7 @@ class TensorObserver {
     ++stats_.num_ooms;
   }
 
-  /// @param free_ranges  free ranges beside active ones, as there are now
+  /// @param free_ranges  the number of free ranges in the reservation now
   [[nodiscard]] TensorStats stats(std::size_t free_ranges) {
     std::scoped_lock const lock{mutex_};
     stats_.inactive_split.set_large(static_cast<std::int64_t>(free_ranges));
@@ -204,7 +205,7 @@ class TensorObserver {
     stats_.reset_accumulated();
   }
 
-  /// Remembers the newest `most_records` from now on, or nothing more.
+  /// Starts to remember the newest `most_records`, or stops.
   void record(bool on, std::size_t most_records = Timeline::default_limit) noexcept {
     history_.set_limit(most_records);
     is_recording_ = on;
@@ -214,7 +215,7 @@ class TensorObserver {
   /// In order of time. @throws std::bad_alloc
   [[nodiscard]] std::vector<Record> history() const { return history_.records(); }
 
-  /// Calls `listener` for each record from now on; it must not throw. To be set once.
+  /// Calls `listener` for each record from now on. It must not throw, and can be set once.
   void listen(Listener listener) {
     listener_ = std::move(listener);
     has_listener_.store(true, std::memory_order_release);
@@ -251,7 +252,7 @@ class TensorObserver {
     case RecordKind::out_of_memory:
       ++stats_.num_alloc_retries;
       return;
-    case RecordKind::allocate:  // may fail yet; `on_requested` tells of those that do not
+    case RecordKind::allocate:  // may still fail; `on_requested` reports those that succeed
     case RecordKind::copy_out:
     case RecordKind::move:
     case RecordKind::host_wait:

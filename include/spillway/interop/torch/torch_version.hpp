@@ -4,15 +4,15 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/headeronly/version.h>
 
-// The one place that asks which PyTorch this is.
+// The only header that depends on the version of PyTorch.
 #define SPILLWAY_TORCH_AT_LEAST(major, minor)                                                      \
   (TORCH_VERSION_MAJOR > (major) ||                                                                \
    (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 namespace spillway::torch {
 
-/// Storages can say, and take back, why their bytes may not be read: a read of an address that is not
-/// there is then an error with a name.
+/// Whether a storage can carry a message that says why its bytes may not be read. Reading the
+/// address of a storage that is swapped out is then an error with that message.
 inline constexpr bool has_named_access_error = SPILLWAY_TORCH_AT_LEAST(2, 15);
 
 inline void forbid_access([[maybe_unused]] c10::StorageImpl& storage) {
