@@ -13,7 +13,7 @@ namespace spillway::framework {
 struct InstallOptions {
   std::size_t limit = 0;       ///< bytes that tensors may take up; 0: as the module sees fit
   std::size_t host_limit = 0;  ///< bytes of host memory for what is away; 0: as the allocator sees
-                               /// < fit, and half of the machine's if there is a file tier
+                               ///< fit, and half of the machine's if there is a file tier
   std::string file_tier{};     ///< a folder for what host memory cannot hold; empty: none
   std::size_t file_bytes = 0;  ///< the most to put there
   /// Smaller tensors are left to the framework; 0: as the module sees fit.
