@@ -80,14 +80,14 @@ set(SPILLWAY_HEADERS
     spillway/observe/timeline.hpp
     spillway/page_arena.hpp
     spillway/pager/arrivals.hpp
-    spillway/pager/block_record.hpp
+    spillway/pager/block_state.hpp
     spillway/pager/copy_streams.hpp
     spillway/pager/lease_book.hpp
-    spillway/pager/lease_desk.hpp
+    spillway/pager/leases.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/pager_options.hpp
-    spillway/pager/pager_state.hpp
-    spillway/pager/room_maker.hpp
+    spillway/pager/blocks.hpp
+    spillway/pager/reclaimer.hpp
     spillway/pager/swap_pager.hpp
     spillway/pager/transfers.hpp
     spillway/policies.hpp

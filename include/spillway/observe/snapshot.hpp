@@ -11,7 +11,7 @@
 #include <spillway/observe/names.hpp>
 #include <spillway/observe/range_history.hpp>
 #include <spillway/observe/stats_json.hpp>
-#include <spillway/pager/block_record.hpp>
+#include <spillway/pager/block_state.hpp>
 
 #include <algorithm>
 #include <cstddef>

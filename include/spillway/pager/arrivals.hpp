@@ -4,7 +4,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/host/host_tier.hpp>
-#include <spillway/pager/pager_state.hpp>
+#include <spillway/pager/blocks.hpp>
 #include <spillway/schedule/use.hpp>
 
 #include <cstddef>

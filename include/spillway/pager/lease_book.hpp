@@ -6,7 +6,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/lease.hpp>
-#include <spillway/pager/pager_state.hpp>
+#include <spillway/pager/blocks.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
 

@@ -4,8 +4,8 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/pager/arrivals.hpp>
-#include <spillway/pager/pager_state.hpp>
-#include <spillway/pager/room_maker.hpp>
+#include <spillway/pager/blocks.hpp>
+#include <spillway/pager/reclaimer.hpp>
 #include <spillway/pager/transfers.hpp>
 #include <spillway/schedule/use.hpp>
 

@@ -10,10 +10,10 @@
 #include <spillway/lease.hpp>
 #include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/lease_book.hpp>
-#include <spillway/pager/lease_desk.hpp>
+#include <spillway/pager/leases.hpp>
 #include <spillway/pager/look_ahead.hpp>
-#include <spillway/pager/pager_state.hpp>
-#include <spillway/pager/room_maker.hpp>
+#include <spillway/pager/blocks.hpp>
+#include <spillway/pager/reclaimer.hpp>
 #include <spillway/pager/transfers.hpp>
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/pager/pager_state.hpp>
+#include <spillway/pager/blocks.hpp>
 #include <spillway/schedule/use.hpp>
 
 #include <algorithm>

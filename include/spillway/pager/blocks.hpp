@@ -12,7 +12,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host_swap_pool.hpp>
-#include <spillway/pager/block_record.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/copy_streams.hpp>
 #include <spillway/pager/pager_options.hpp>
 #include <spillway/stream/stream_order.hpp>

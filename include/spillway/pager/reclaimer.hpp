@@ -4,7 +4,7 @@
 #include <spillway/concepts/arena.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/pager/pager_state.hpp>
+#include <spillway/pager/blocks.hpp>
 #include <spillway/pager/transfers.hpp>
 
 #include <algorithm>

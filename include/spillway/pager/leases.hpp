@@ -10,8 +10,8 @@
 #include <spillway/lease.hpp>
 #include <spillway/pager/arrivals.hpp>
 #include <spillway/pager/lease_book.hpp>
-#include <spillway/pager/pager_state.hpp>
-#include <spillway/pager/room_maker.hpp>
+#include <spillway/pager/blocks.hpp>
+#include <spillway/pager/reclaimer.hpp>
 #include <spillway/schedule/use.hpp>
 
 #include <algorithm>
