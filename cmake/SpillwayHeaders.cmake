@@ -79,16 +79,14 @@ set(SPILLWAY_HEADERS
     spillway/observe/summary.hpp
     spillway/observe/timeline.hpp
     spillway/page_arena.hpp
-    spillway/pager/arrivals.hpp
     spillway/pager/block_state.hpp
+    spillway/pager/blocks.hpp
     spillway/pager/copy_streams.hpp
-    spillway/pager/lease_book.hpp
+    spillway/pager/journal.hpp
     spillway/pager/leases.hpp
     spillway/pager/look_ahead.hpp
-    spillway/pager/pager_options.hpp
-    spillway/pager/blocks.hpp
+    spillway/pager/monitor.hpp
     spillway/pager/reclaimer.hpp
-    spillway/pager/swap_pager.hpp
     spillway/pager/transfers.hpp
     spillway/policies.hpp
     spillway/policy/compaction/exchange_search.hpp

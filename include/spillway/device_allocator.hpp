@@ -8,7 +8,15 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/staging.hpp>
 #include <spillway/lease.hpp>
-#include <spillway/pager/swap_pager.hpp>
+#include <spillway/pager/block_state.hpp>
+#include <spillway/pager/blocks.hpp>
+#include <spillway/pager/copy_streams.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/leases.hpp>
+#include <spillway/pager/look_ahead.hpp>
+#include <spillway/pager/monitor.hpp>
+#include <spillway/pager/reclaimer.hpp>
+#include <spillway/pager/transfers.hpp>
 #include <spillway/policies.hpp>
 #include <spillway/stream.hpp>
 #include <spillway/swappable_tensor.hpp>
@@ -20,9 +28,12 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -48,15 +59,15 @@ namespace spillway {
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
  public:
-  using State = detail::PagerState<Policies>;
-  using pager_type = detail::SwapPager<Policies>;
   using device_type = typename Policies::device;
   using stream_type = typename device_type::stream_type;
-  using lease_type = typename pager_type::lease_type;
+  using lease_type = Lease<DeviceAllocator>;
   using observer_type = typename Policies::observer;
   using prefetch_type = typename Policies::prefetch;
 
-  static constexpr bool is_thread_safe = pager_type::is_thread_safe;
+  static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
+  /// Blocks have one address for life, as the policies' arena says.
+  static constexpr bool keeps_addresses = StableAddressArena<ArenaOf<Policies>>;
 
   struct Options {
     /// The most device memory to use. 0: nine tenths of what the device has free now.
@@ -118,7 +129,7 @@ class DeviceAllocator {
   ///         cannot be made; std::bad_alloc. Nothing is left behind.
   /// @stream no call on any stream unless blocks have to leave or move
   /// @cost   O(1) when a free range fits
-  [[nodiscard]] BlockId allocate(std::size_t size_bytes) { return pager_.allocate(size_bytes); }
+  [[nodiscard]] BlockId allocate(std::size_t size_bytes);
 
   /// Makes a block of `size_bytes` that gets its range when it is first leased.
   ///
@@ -128,16 +139,19 @@ class DeviceAllocator {
   /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger than
   ///         the capacity; std::bad_alloc
   /// @cost   O(1), no device call
-  [[nodiscard]] BlockId declare(std::size_t size_bytes) { return pager_.declare(size_bytes); }
+  [[nodiscard]] BlockId declare(std::size_t size_bytes) {
+    Call const call{*this};
+    return blocks_.add(size_bytes);
+  }
 
   /// Frees a block. Its range and its copy on the host are reused only after its last uses.
   ///
   /// @throws ContractViolation if the block is unknown or leased; it is then unchanged
-  void deallocate(BlockId id) { pager_.deallocate(id); }
+  void deallocate(BlockId id);
 
   /// Frees a block now, or when its last lease ends. Builds with assertions end the program for an
   /// unknown id; others ignore it.
-  void abandon(BlockId id) noexcept { pager_.abandon(id); }
+  void abandon(BlockId id) noexcept;
 
   /// Makes a block resident and holds it there: see `SwappableBuffer::acquire`.
   ///
@@ -153,11 +167,16 @@ class DeviceAllocator {
   ///         a write. Makes no device call for uses on the same stream. Does not wait.
   /// @cost   O(1) for a resident block
   [[nodiscard]] lease_type acquire(BlockId id, Access access, stream_type stream) {
-    return pager_.acquire(id, access, stream);
+    LeaseRequest const request{id, access};
+    lease_type lease;
+    Call const call{*this};
+    leases_.acquire({&request, 1}, stream, Granted{this, &lease});
+    look_ahead();
+    return lease;
   }
   template <Access access>
   [[nodiscard]] LeaseFor<lease_type, access> acquire(BlockId id, stream_type stream) {
-    return LeaseFor<lease_type, access>{pager_.acquire(id, access, stream)};
+    return LeaseFor<lease_type, access>{acquire(id, access, stream)};
   }
 
   /// Leases all operands of one operation: all are held before any is brought in, so none is evicted to
@@ -172,7 +191,7 @@ class DeviceAllocator {
   template <Access... access, class... Holders>
   [[nodiscard]] auto acquire_all(stream_type stream, Operand<access, Holders> const&... operands) {
     std::array<LeaseRequest, sizeof...(operands)> const requests{operands.request()...};
-    std::vector<lease_type> leases = pager_.acquire_all(requests, stream);
+    std::vector<lease_type> leases = acquire_all(std::span{requests}, stream);
     auto lease = leases.begin();
     // Braces: the leases are taken from left to right.
     return std::tuple<decltype(operands.typed(std::move(*lease)))...>{
@@ -181,11 +200,15 @@ class DeviceAllocator {
   /// The run-time form: leases in the order of `requests`, in which a block may occur more than once.
   [[nodiscard]] std::vector<lease_type> acquire_all(std::span<LeaseRequest const> requests,
                                                     stream_type stream) {
-    return pager_.acquire_all(requests, stream);
+    std::vector<lease_type> leases(requests.size());
+    Call const call{*this};
+    leases_.acquire(requests, stream, Granted{this, leases.data()});
+    look_ahead();
+    return leases;
   }
   [[nodiscard]] std::vector<lease_type> acquire_all(std::initializer_list<LeaseRequest> requests,
                                                     stream_type stream) {
-    return pager_.acquire_all({requests.begin(), requests.size()}, stream);
+    return acquire_all(std::span{requests.begin(), requests.size()}, stream);
   }
 
   /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and gives
@@ -194,25 +217,29 @@ class DeviceAllocator {
   /// @throws ContractViolation if the block is unknown or leased, OutOfHostMemory, DeviceError,
   ///         FileTierError; the block then stays resident
   /// @stream enqueues on the outgoing copy stream; does not wait
-  void swap_out(BlockId id) { pager_.swap_out(id); }
+  void swap_out(BlockId id);
 
   /// Brings a block's bytes back ahead of need. No effect on a resident block or one without contents.
   ///
   /// @throws as `acquire`; the block then stays on the host
   /// @stream enqueues on the incoming copy stream; does not wait
-  void swap_in(BlockId id) { pager_.swap_in(id); }
+  void swap_in(BlockId id) {
+    Call const call{*this};
+    leases_.swap_in(id);
+  }
 
   /// Where the bytes are now. Asks the device whether a copy is still in flight.
   ///
   /// @throws ContractViolation if the block is unknown
-  [[nodiscard]] Residency residency(BlockId id) const { return pager_.residency(id); }
+  [[nodiscard]] Residency residency(BlockId id) const;
 
   /// The block's address for life, with policies that keep addresses (`StableAddresses`). Nothing is
   /// promised to be there but under a lease.
   ///
   /// @throws ContractViolation if the block is unknown
-  [[nodiscard]] void* stable_address(BlockId id) const requires State::keeps_addresses {
-    return pager_.stable_address(id);
+  [[nodiscard]] void* stable_address(BlockId id) const requires keeps_addresses {
+    std::lock_guard const guard{monitor_};
+    return arena_.address(blocks_.expect(id).range);
   }
 
   /// Marks the boundary between two steps of a program that repeats: the uses recorded since the last
@@ -220,7 +247,7 @@ class DeviceAllocator {
   ///
   /// @throws FileTierError if the file tier failed to give bytes back since it was last asked; the
   ///         step has begun all the same, and only those bytes are lost
-  void begin_step() { pager_.begin_step(); }
+  void begin_step();
 
   /// Moves blocks together so that free ranges join. Room is made when it is needed anyway; this does
   /// it at a time of the caller's choice.
@@ -230,14 +257,16 @@ class DeviceAllocator {
   /// @throws DeviceError; the blocks moved before it stay where they are now
   /// @stream enqueues on the moving copy stream; does not wait
   std::size_t compact(std::size_t budget_bytes = std::numeric_limits<std::size_t>::max()) {
-    return pager_.compact(budget_bytes);
+    Call const call{*this};
+    Exclusive const exclusive{monitor_};
+    return reclaimer_.compact(budget_bytes);
   }
 
   /// Gives reservations that are wholly free back to the device, after waiting on the host for their
   /// last uses.
   ///
   /// @returns bytes released
-  std::size_t trim_sync() { return pager_.trim_sync(); }
+  std::size_t trim_sync();
 
   /// Must be called before work on `stream` is captured into a graph: streams that wait for what has
   /// been done there then need no event of a stream that is being captured.
@@ -246,7 +275,14 @@ class DeviceAllocator {
   /// the last time, and release none that was acquired on `stream` during the capture.
   ///
   /// @throws DeviceError
-  void prepare_capture(stream_type stream) { pager_.prepare_capture(stream); }
+  void prepare_capture(stream_type stream) {
+    StreamIndex index{};
+    {
+      std::lock_guard const guard{monitor_};
+      index = leases_.index_of(stream);
+    }
+    order_.record(index);
+  }
 
   /// A stream of this allocator's device that retires itself at its end. @throws DeviceError
   [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
@@ -256,7 +292,13 @@ class DeviceAllocator {
   ///
   /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then live on
   /// @stream does not wait for the stream
-  void retire_stream(stream_type stream) { pager_.retire_stream(stream); }
+  void retire_stream(stream_type stream) {
+    {
+      std::lock_guard const guard{monitor_};
+      leases_.forget_streams();
+    }
+    order_.retire(stream);
+  }
 
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   ///
@@ -280,26 +322,85 @@ class DeviceAllocator {
   }
 
   /// What this allocator has done and holds now, and the same of its host pool.
-  [[nodiscard]] Stats stats() const { return pager_.stats(); }
+  [[nodiscard]] Stats stats() const;
   [[nodiscard]] HostPoolStats host_stats() const { return pool_.stats(); }
   /// Makes every peak what is current now.
-  void reset_peak_stats() { pager_.reset_peak_stats(); }
+  void reset_peak_stats() {
+    std::lock_guard const guard{monitor_};
+    journal_.reset_peaks(arena_.reserved_bytes());
+  }
   /// The observer that the policies name, such as a `Timeline`.
-  [[nodiscard]] observer_type& observer() noexcept { return pager_.observer(); }
+  [[nodiscard]] observer_type& observer() noexcept { return journal_.observer(); }
   [[nodiscard]] device_type& device() noexcept { return *device_; }
-  /// The part that knows every block, for snapshots and adapters.
-  [[nodiscard]] pager_type const& pager() const noexcept { return pager_; }
+
+  /// Calls `visit(BlockId, detail::BlockRecord const&)` for every block, or `visit(RangeView const&)` for
+  /// every range of the arena, under the lock: `visit` must not call the allocator. For snapshots and
+  /// adapters; the record of a block is internal and may change in any version.
+  template <class Visit>
+  void for_each_block(Visit visit) const {
+    std::lock_guard const guard{monitor_};
+    std::as_const(blocks_).for_each(visit);
+  }
+  template <class Visit>
+  void for_each_range(Visit visit) const {
+    std::lock_guard const guard{monitor_};
+    std::as_const(arena_).for_each_range(visit);
+  }
+  /// How many threads wait for leases or copies of other threads now.
+  [[nodiscard]] std::size_t waiting_threads() const {
+    std::lock_guard const guard{monitor_};
+    return monitor_.waiting_count();
+  }
 
  private:
+  friend lease_type;
+  using Arena = ArenaOf<Policies>;
+  using Monitor = detail::Monitor<typename Policies::lock>;
+  using Exclusive = typename Monitor::Exclusive;
+
+  /// One call: holds the lock while it lives, and then tells the observer what was done.
+  class Call {
+   public:
+    explicit Call(DeviceAllocator& allocator) : allocator_{allocator} {
+      allocator_.monitor_.lock();
+    }
+    Call(Call const&) = delete;
+    Call& operator=(Call const&) = delete;
+    ~Call() {
+      allocator_.monitor_.unlock();
+      allocator_.journal_.tell_observer();
+    }
+
+   private:
+    DeviceAllocator& allocator_;
+  };
+
+  /// Puts leases where the caller expects them, as they are granted.
+  struct Granted {
+    DeviceAllocator* allocator;
+    lease_type* leases;
+    void operator()(std::size_t i,
+                    LeaseRecord const& lease,
+                    detail::BlockRecord const& block) const noexcept {
+      leases[i] = lease_type{*allocator, lease, block.address, block.requested_bytes};
+    }
+  };
+
   DeviceAllocator(device_type* device, Options options)
       : owned_device_{device == nullptr ? std::make_unique<device_type>() : nullptr},
         device_{device == nullptr ? owned_device_.get() : device},
+        paging_{checked(options.paging)},
         order_{*device_},
         arena_(make_arena(*device_, order_, options)),
         pool_{*device_, order_, host_options(options)},
-        streams_{*device_, order_, pool_},
-        prefetcher_{std::move(options.prefetch)},
-        pager_{*device_, order_, arena_, pool_, streams_, prefetcher_, checked(options.paging)} {}
+        prefetcher_{std::move(options.prefetch)} {}
+
+  void release(LeaseRecord const& lease) noexcept;
+  void look_ahead() {
+    if (look_ahead_.is_due()) {
+      look_ahead_.run();
+    }
+  }
 
   static ArenaOptions arena_options(device_type const& device, Options const& options) {
     std::size_t const capacity = options.capacity_bytes != 0
@@ -311,12 +412,12 @@ class DeviceAllocator {
             .bounce_bytes = options.bounce_bytes};
   }
 
-  static typename State::Arena
+  static Arena
   make_arena(device_type& device, StreamOrder<device_type>& order, Options const& options) {
-    if constexpr (State::maps_pages) {
-      return typename State::Arena(device, order, arena_options(device, options));
+    if constexpr (MappingArena<Arena>) {
+      return Arena(device, order, arena_options(device, options));
     } else {
-      return typename State::Arena(device, arena_options(device, options));
+      return Arena(device, arena_options(device, options));
     }
   }
 
@@ -344,14 +445,188 @@ class DeviceAllocator {
   // Destroyed from the last to the first: nothing outlives what it uses.
   std::unique_ptr<device_type> owned_device_;
   device_type* device_;
-  StreamOrder<device_type> order_;
-  typename State::Arena arena_;
-  typename State::Pool pool_;
-  detail::CopyStreams<device_type> streams_;
-  typename State::Prefetcher prefetcher_;
-  pager_type pager_;
+  PagerOptions paging_;
+  mutable StreamOrder<device_type> order_;  // queries note which events have completed
+  Arena arena_;
+  HostSwapPool<device_type> pool_;
+  detail::CopyStreams<device_type> streams_{*device_, order_, pool_};
+  StreamPrefetcher<prefetch_type> prefetcher_;
+  mutable Monitor monitor_;  // guards what follows, the arena and the prefetcher
+  detail::Journal<Policies> journal_{*device_, monitor_};
+  detail::Blocks<Policies> blocks_{*device_, arena_, pool_, prefetcher_, journal_, monitor_};
+  detail::Transfers<Policies> transfers_{*device_,
+                                         order_,
+                                         arena_,
+                                         pool_,
+                                         streams_,
+                                         blocks_,
+                                         journal_,
+                                         monitor_,
+                                         paging_.poison_vacated};
+  detail::Reclaimer<Policies> reclaimer_{
+      *device_, arena_, blocks_, transfers_, journal_, monitor_, paging_};
+  detail::Leases<Policies> leases_{
+      *device_, order_, pool_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_};
+  detail::LookAhead<Policies> look_ahead_{arena_.capacity_bytes(),
+                                          prefetcher_,
+                                          blocks_,
+                                          transfers_,
+                                          reclaimer_,
+                                          journal_,
+                                          monitor_,
+                                          paging_};
   detail::SyncCopier<device_type> copier_{*device_};
 };
+
+template <PolicySet Policies>
+BlockId DeviceAllocator<Policies>::allocate(std::size_t size_bytes) {
+  Call const call{*this};
+  BlockId const id = blocks_.add(size_bytes);
+  detail::BlockRecord& block = blocks_.at(id);
+  try {
+    std::optional<Placement> placement;
+    if constexpr (!MappingArena<Arena>) {
+      placement = blocks_.try_place(block.bytes, id);
+    }
+    if (placement) {
+      journal_.range_found(RangeSource::free_range);
+    } else {
+      Exclusive const exclusive{monitor_};
+      placement = reclaimer_.take_range(block.bytes, id);
+    }
+    blocks_.place(id, *placement, prefetcher_.schedule().use_of(id));
+  } catch (...) {
+    blocks_.free(id, block);
+    throw;
+  }
+  return id;
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::deallocate(BlockId id) {
+  Call const call{*this};
+  detail::BlockRecord& block = blocks_.expect(id);
+  expects(!block.is_leased(), "a leased block cannot be freed: release its leases first");
+  blocks_.wait_until_settled(block, nullptr);
+  blocks_.free(id, block);
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::abandon(BlockId id) noexcept {
+  Call const call{*this};
+  detail::BlockRecord* const block = blocks_.find(id);
+  SPILLWAY_ASSERT(block != nullptr && !block->is_abandoned);
+  if (block == nullptr) {
+    return;
+  }
+  blocks_.wait_until_settled(*block, nullptr);
+  if (block->is_leased()) {
+    block->is_abandoned = true;
+  } else {
+    blocks_.free(id, *block);
+  }
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::release(LeaseRecord const& lease) noexcept {
+  bool is_exact_event_wanted = false;
+  {
+    std::lock_guard const guard{monitor_};
+    is_exact_event_wanted = leases_.release(lease);
+  }
+  if (is_exact_event_wanted) {
+    try {
+      order_.record(lease.stream);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+    }
+  }
+  journal_.tell_observer();
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::swap_out(BlockId id) {
+  Call const call{*this};
+  (void)blocks_.expect(id);
+  Exclusive const exclusive{monitor_};
+  detail::BlockRecord& block = blocks_.expect(id);
+  expects(!block.is_leased(), "a leased block cannot be swapped out: release its leases first");
+  blocks_.wait_until_settled(block, nullptr);
+  if (!block.is_resident()) {
+    return;
+  }
+  std::size_t const bytes = block.bytes;
+  blocks_.begin_swap_out(id);
+  if (transfers_.swap_out({id}, EvictionReason::requested) == 0) {
+    throw OutOfHostMemory{
+        bytes, pool_.free_bytes(), "Raise the capacity of a tier of the host pool or free blocks."};
+  }
+}
+
+template <PolicySet Policies>
+Residency DeviceAllocator<Policies>::residency(BlockId id) const {
+  std::unique_lock guard{monitor_};
+  detail::BlockRecord const& block = blocks_.expect(id);
+  detail::BlockState const settled = block.status.settled();
+  bool const is_resident = detail::is_resident(settled);
+  bool const is_on_host = settled == detail::BlockState::on_host;
+  bool const may_be_in_flight = is_on_host || settled == detail::BlockState::arriving ||
+                                settled == detail::BlockState::prefetched;
+  Fence const transfer = block.written;
+  guard.unlock();
+  if (may_be_in_flight && !order_.is_complete(transfer)) {
+    return is_resident ? Residency::moving_in : Residency::moving_out;
+  }
+  return is_resident ? Residency::device : is_on_host ? Residency::host : Residency::none;
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::begin_step() {
+  {
+    Call const call{*this};
+    journal_.begin_step();
+    blocks_.begin_step();
+  }
+  pool_.check();
+}
+
+template <PolicySet Policies>
+std::size_t DeviceAllocator<Policies>::trim_sync() {
+  std::size_t released = 0;
+  if constexpr (GrowingArena<Arena>) {
+    Call const call{*this};
+    Exclusive const exclusive{monitor_};
+    while (auto const segment = arena_.trim()) {
+      journal_.trimmed(segment->bytes, segment->address);
+      std::uint64_t const start_ns = device_->clock_ns();
+      {
+        typename Monitor::Unlocked const unlocked{monitor_};
+        try {
+          order_.synchronize(segment->fence);
+        } catch (...) {
+          device_->release(segment->address, segment->bytes);
+          throw;
+        }
+        device_->release(segment->address, segment->bytes);
+      }
+      journal_.host_waited(1, start_ns, device_->clock_ns());
+      released += segment->bytes;
+    }
+  }
+  return released;
+}
+
+template <PolicySet Policies>
+Stats DeviceAllocator<Policies>::stats() const {
+  std::lock_guard const guard{monitor_};
+  Stats now = journal_.stats();
+  now.capacity_bytes = arena_.capacity_bytes();
+  now.reserved_bytes = arena_.reserved_bytes();
+  now.free_bytes = arena_.free_bytes();
+  now.largest_free_bytes = arena_.largest_free_bytes();
+  now.peak_reserved_bytes = std::max(now.peak_reserved_bytes, now.reserved_bytes);
+  now.mispredictions = prefetcher_.schedule().mispredictions();
+  return now;
+}
 
 /// The common tensor: on a `DeviceAllocator` with the default policies, or with `Policies`.
 template <class T, std::size_t Rank, PolicySet Policies = DefaultPolicies>

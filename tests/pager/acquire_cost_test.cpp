@@ -80,7 +80,7 @@ struct Bench {
 }  // namespace
 
 TEST_SUITE("acquire_cost") {
-  TEST_CASE("SwapPager: a lease on a resident block allocates nothing and calls no device") {
+  TEST_CASE("DeviceAllocator: a lease on a resident block allocates nothing and calls no device") {
     Bench bench;
     bench.use_all(0);  // names the stream
     SUBCASE("without steps") {}
@@ -99,7 +99,8 @@ TEST_SUITE("acquire_cost") {
     CHECK(bench.device.calls() == calls);
   }
 
-  TEST_CASE("SwapPager: another stream waits for a writer once and then costs no call either") {
+  TEST_CASE(
+      "DeviceAllocator: another stream waits for a writer once and then costs no call either") {
     Bench bench;
     bench.use_all(0);
     { auto const lease = bench.buffers[0].acquire(Access::read, bench.streams[1]); }

@@ -142,7 +142,7 @@ TEST_SUITE("allocator_race") {
 
     {
       std::jthread const other{[&] { Buffer const needs_room{allocator, 512_KiB}; }};
-      while (allocator.pager().lease_waiters() == 0) {
+      while (allocator.waiting_threads() == 0) {
         std::this_thread::yield();
       }
       lease.release();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SwapPager: blocks that leave together, and blocks that come in together.
+// Blocks that leave together, and blocks that come in together.
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
@@ -101,7 +101,8 @@ struct ThereAndBack {
 }  // namespace
 
 TEST_SUITE("pager_batch") {
-  TEST_CASE("SwapPager: small blocks that leave together and lie side by side are a copy or two") {
+  TEST_CASE(
+      "DeviceAllocator: small blocks that leave together and lie side by side are a copy or two") {
     SmallBench bench{small_options(capacity_bytes)};
     FullOfSmallBlocks full{4096, bench};
     SimCalls const before = bench.device.calls();
@@ -115,7 +116,7 @@ TEST_SUITE("pager_batch") {
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("SwapPager: small blocks that do not touch go in batches") {
+  TEST_CASE("DeviceAllocator: small blocks that do not touch go in batches") {
     SmallBench bench{small_options(capacity_bytes)};
     FullOfSmallBlocks full{1000, bench};  // rounded up: the bytes in between are nobody's
     SimCalls const before = bench.device.calls();
@@ -128,7 +129,7 @@ TEST_SUITE("pager_batch") {
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("SwapPager: blocks that did not leave because a copy failed are as they were") {
+  TEST_CASE("DeviceAllocator: blocks that did not leave because a copy failed are as they were") {
     for (std::uint64_t const nth : {1U, 2U, 300U, 512U}) {
       CAPTURE(nth);
       SmallBench bench{small_options(capacity_bytes)};
@@ -143,7 +144,7 @@ TEST_SUITE("pager_batch") {
     }
   }
 
-  TEST_CASE("SwapPager: when the second batch fails the blocks of the first have left") {
+  TEST_CASE("DeviceAllocator: when the second batch fails the blocks of the first have left") {
     auto options = small_options(capacity_bytes);
     SmallBench bench{options};
     FullOfSmallBlocks full{500, bench};
@@ -156,7 +157,7 @@ TEST_SUITE("pager_batch") {
     CHECK(full.torn() == 0);
   }
 
-  TEST_CASE("SwapPager: small blocks that are brought in ahead of need come together") {
+  TEST_CASE("DeviceAllocator: small blocks that are prefetched come together") {
     ThereAndBack now;
     std::uint64_t const batches = now.device.calls().copy_batches;
     std::size_t i = ThereAndBack::count;
@@ -174,8 +175,8 @@ TEST_SUITE("pager_batch") {
     CHECK(stats.swap_ins.bytes == ThereAndBack::count * 1_KiB);
   }
 
-  TEST_CASE(
-      "SwapPager: when some of them cannot be brought in, the others are and all stay whole") {
+  TEST_CASE("DeviceAllocator: when some of them cannot be swapped in, the others are and all stay "
+            "whole") {
     for (std::uint64_t nth = 1; nth <= 12; ++nth) {
       CAPTURE(nth);
       ThereAndBack now;

@@ -70,7 +70,8 @@ struct Bench : private TemporaryFolder, SteppedBench {
 }  // namespace
 
 TEST_SUITE("pager, file tier") {
-  TEST_CASE("SwapPager: bytes that a file did not give back are an error of the next acquire") {
+  TEST_CASE(
+      "DeviceAllocator: bytes that a file did not give back are an error of the next acquire") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -82,7 +83,7 @@ TEST_SUITE("pager, file tier") {
     bench.allocator.begin_step();  // the owner was told
   }
 
-  TEST_CASE("SwapPager: a lost block that is written anew swaps as any other") {
+  TEST_CASE("DeviceAllocator: a lost block that is written anew swaps as any other") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -97,7 +98,7 @@ TEST_SUITE("pager, file tier") {
     CHECK(bench.kernels.checks() == 2);
   }
 
-  TEST_CASE("SwapPager: a loss of which no acquire told is told by begin_step, once") {
+  TEST_CASE("DeviceAllocator: a loss of which no acquire told is told by begin_step, once") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};
     bench.write(buffer, 1);
@@ -109,7 +110,7 @@ TEST_SUITE("pager, file tier") {
     CHECK(bench.allocator.stats().steps == 2);
   }
 
-  TEST_CASE("SwapPager: a block that a file gave back in full is asked about once and used") {
+  TEST_CASE("DeviceAllocator: a block that a file gave back in full is asked about once and used") {
     Bench bench;
     Buffer a{bench.allocator, Bench::block_bytes};
     Buffer b{bench.allocator, Bench::block_bytes};

@@ -79,8 +79,8 @@ struct Bench : support::SteppedBench<Policies> {
 }  // namespace
 
 TEST_SUITE("pager") {
-  TEST_CASE(
-      "SwapPager: a block that was never written leaves without a copy and reads as nothing") {
+  TEST_CASE("DeviceAllocator: a block that was never written leaves without a copy and reads as "
+            "nothing") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 64_KiB};
     Bench<Plain>::Buffer const b{bench.allocator, 64_KiB};
@@ -91,7 +91,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().swap_ins.count == 0);
   }
 
-  TEST_CASE("SwapPager: residency tells of copies that are in flight") {
+  TEST_CASE("DeviceAllocator: residency tells of copies that are in flight") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 64_KiB};
     bench.write(a, 1);
@@ -105,7 +105,7 @@ TEST_SUITE("pager") {
     CHECK(a.residency() == Residency::device);
   }
 
-  TEST_CASE("SwapPager: operands acquired together are not evicted for each other") {
+  TEST_CASE("DeviceAllocator: operands acquired together are not evicted for each other") {
     Bench<Plain> bench{128_KiB};
     std::vector<Bench<Plain>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -121,7 +121,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().leased.blocks.current == 2);
   }
 
-  TEST_CASE("SwapPager: a group that cannot be had leaves nothing leased and nothing lost") {
+  TEST_CASE("DeviceAllocator: a group that cannot be had leaves nothing leased and nothing lost") {
     Bench<Plain> bench{128_KiB};
     std::vector<Bench<Plain>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 3; ++i) {
@@ -142,7 +142,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("SwapPager: a resident block used on one stream costs no device call") {
+  TEST_CASE("DeviceAllocator: a resident block used on one stream costs no device call") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 4_KiB};
     (void)a.acquire(Access::write, bench.stream());
@@ -154,7 +154,8 @@ TEST_SUITE("pager") {
     CHECK(bench.device.calls() == before);
   }
 
-  TEST_CASE("SwapPager: with the host pool full, blocks that need no room there still leave") {
+  TEST_CASE(
+      "DeviceAllocator: with the host pool full, blocks that need no room there still leave") {
     Bench<Plain> bench{128_KiB, 64_KiB};
     Bench<Plain>::Buffer outside{bench.allocator, 64_KiB};
     bench.write(outside, 1);
@@ -180,7 +181,8 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 2);
   }
 
-  TEST_CASE("SwapPager: a host copy that a resident block could do without makes way for others") {
+  TEST_CASE(
+      "DeviceAllocator: a host copy that a resident block could do without makes way for others") {
     Bench<Plain> bench{128_KiB, 64_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 64_KiB};
     bench.write(a, 1);
@@ -197,7 +199,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 3);
   }
 
-  TEST_CASE("SwapPager: a compaction whose copies fail leaves every block whole") {
+  TEST_CASE("DeviceAllocator: a compaction whose copies fail leaves every block whole") {
     // A slide by 4 KiB of a block of 48 KiB takes twelve pieces; each of them fails once.
     for (std::size_t nth = 1; nth <= 13; ++nth) {
       Bench<Plain> bench{64_KiB};
@@ -225,7 +227,7 @@ TEST_SUITE("pager") {
     }
   }
 
-  TEST_CASE("SwapPager: bytes that a dying device tore are never handed out") {
+  TEST_CASE("DeviceAllocator: bytes that a dying device tore are never handed out") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Buffer first{bench.allocator, 4_KiB};
     Bench<Plain>::Buffer second{bench.allocator, 60_KiB};
@@ -251,7 +253,7 @@ TEST_SUITE("pager") {
     bench.run();
   }
 
-  TEST_CASE("SwapPager: mapped pages make room where moving would be needed") {
+  TEST_CASE("DeviceAllocator: mapped pages make room where moving would be needed") {
     Bench<Remapping> bench{64_KiB};
     std::vector<Bench<Remapping>::Buffer> buffers;
     for (std::uint64_t i = 0; i < 4; ++i) {
@@ -270,7 +272,7 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().swap_outs.count == 0);
   }
 
-  TEST_CASE("SwapPager: a stable block comes back to the address it had") {
+  TEST_CASE("DeviceAllocator: a stable block comes back to the address it had") {
     Bench<Stable> bench{64_KiB};
     Bench<Stable>::Buffer a{bench.allocator, 48_KiB};
     void* const address = bench.allocator.stable_address(a.id());
@@ -289,7 +291,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 10);
   }
 
-  TEST_CASE("SwapPager: a repeated step is brought in ahead of need, and to the same bytes") {
+  TEST_CASE("DeviceAllocator: a repeated step is brought in ahead of need, and to the same bytes") {
     Bench<Scheduled> bench{256_KiB};
     std::vector<Bench<Scheduled>::Buffer> weights;
     for (std::uint64_t i = 0; i < 8; ++i) {
@@ -310,7 +312,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 40);
   }
 
-  TEST_CASE("SwapPager: what is leased for good takes no part in the plan of a step") {
+  TEST_CASE("DeviceAllocator: what is leased for good takes no part in the plan of a step") {
     auto const run = [](std::size_t capacity_bytes, std::size_t kept_bytes) {
       Bench<Scheduled> bench{capacity_bytes};
       std::optional<Bench<Scheduled>::Buffer> kept;
@@ -340,7 +342,7 @@ TEST_SUITE("pager") {
     CHECK(run(1_MiB, 512_KiB) > without / 2);
   }
 
-  TEST_CASE("SwapPager: above the high watermark blocks leave until the low one is reached") {
+  TEST_CASE("DeviceAllocator: above the high watermark blocks leave until the low one is reached") {
     Bench<Plain>::Allocator::Options options = Bench<Plain>::options(256_KiB, 64_MiB);
     options.paging.high_watermark = 0.75;
     options.paging.low_watermark = 0.5;
@@ -360,7 +362,7 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE("SwapPager: an abandoned block lives until its last lease ends") {
+  TEST_CASE("DeviceAllocator: an abandoned block lives until its last lease ends") {
     Bench<Plain> bench{64_KiB};
     Bench<Plain>::Allocator::lease_type lease;
     {
@@ -377,7 +379,7 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 1);
   }
 
-  TEST_CASE("SwapPager: sources of ranges, evictions and copies are counted exactly") {
+  TEST_CASE("DeviceAllocator: sources of ranges, evictions and copies are counted exactly") {
     Bench<Plain> bench{128_KiB};
     Bench<Plain>::Buffer a{bench.allocator, 60_KiB};
     Bench<Plain>::Buffer b{bench.allocator, 60_KiB};

@@ -87,7 +87,7 @@ class Load {
 
 TEST_SUITE("pager") {
   TEST_CASE(
-      "RoomMaker: the faster the link, the fewer blocks move for others, and hardly more leave") {
+      "Reclaimer: the faster the link, the fewer blocks move for others, and hardly more leave") {
     Load slow{1e6, 3};
     Load fast{25e9, 3};
     slow.run(3000);
@@ -100,7 +100,7 @@ TEST_SUITE("pager") {
     CHECK(other.swap_ins.bytes < one.swap_ins.bytes + one.swap_ins.bytes / 16);
   }
 
-  TEST_CASE("RoomMaker: where nothing can leave, all that is free is had, however many ranges") {
+  TEST_CASE("Reclaimer: where nothing can leave, all that is free is had, however many ranges") {
     std::mt19937_64 random{5};
     spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
     Allocator::Options options{.capacity_bytes = capacity_bytes};
@@ -132,7 +132,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "RoomMaker: what leases leave in pieces is found where few ranges are looked at first") {
+      "Reclaimer: what leases leave in pieces is found where few ranges are looked at first") {
     Load load{25e9, 7};
     Allocator& allocator = load.allocator();
     std::vector<Allocator::lease_type> leases;

@@ -103,7 +103,7 @@ void check_ledger(Allocator& allocator) {
   Ledger const& ledger = allocator.observer();
   std::map<BlockId, void const*> resident;
   std::map<BlockId, std::size_t> alive;
-  allocator.pager().for_each_block([&](BlockId id, spillway::detail::BlockRecord const& block) {
+  allocator.for_each_block([&](BlockId id, spillway::detail::BlockRecord const& block) {
     alive.emplace(id, block.bytes);
     if (block.is_resident()) {
       resident.emplace(id, block.address);

@@ -16,37 +16,71 @@ struct LeaseRequest {
   Access access = Access::read;
 };
 
-/// Owns blocks and moves them between the device and host swap.
+/// A move-only hold on one block, which a pager gives out.
 ///
-/// Given `p` of type `P`, `n` bytes, stream `s`, block `id`, access `a`, requests `r`:
+/// Given `l` of type `L` (`cl` if const):
 ///
-/// | expression            | must                                                                 |
-/// |-----------------------|----------------------------------------------------------------------|
-/// | `p.allocate(n)`       | make a resident block without contents, or throw `OutOfDeviceMemory` |
-/// | `p.deallocate(id)`    | free it; `ContractViolation` if it is unknown or leased              |
-/// | `p.abandon(id)`       | free it as soon as its last lease is gone                            |
-/// | `p.acquire(id, a, s)` | a lease; the block is resident and work on `s` may use it            |
-/// | `p.acquire_all(r, s)` | leases for all operands of one operation, none evicted for another   |
-/// | `p.swap_out(id)`      | bytes to the host pool, range free for others                        |
-/// | `p.swap_in(id)`       | bytes back, ahead of the lease that will need them                   |
-/// | `cp.residency(id)`    | where the bytes are                                                  |
+/// | expression        | must                                                                          |
+/// |-------------------|-------------------------------------------------------------------------------|
+/// | `L()`             | hold nothing                                                                  |
+/// | `l.release()`     | end the hold as the destructor does; do nothing the second time               |
+/// | `cl.data()`       | the block's address on the device while it is held, else null                 |
+/// | `cl.size_bytes()` | the size that was asked for while the block is held, else 0                   |
+/// | `cl.block()`      | the block that was acquired                                                   |
+/// | `cl.access()`     | what it was acquired for                                                      |
+/// | `cl.empty()`      | whether nothing is held                                                       |
+// clang-format off
+template <class L>
+concept BlockLease =
+    std::default_initializable<L> && std::movable<L> && !std::copyable<L> &&
+    requires(L l, L const cl) {
+      { l.release()     } noexcept -> std::same_as<void>;
+      { cl.data()       } noexcept -> std::same_as<void*>;
+      { cl.size_bytes() } noexcept -> std::same_as<std::size_t>;
+      { cl.block()      } noexcept -> std::same_as<BlockId>;
+      { cl.access()     } noexcept -> std::same_as<Access>;
+      { cl.empty()      } noexcept -> std::same_as<bool>;
+    };
+// clang-format on
+
+/// Owns blocks and moves them between the device and host swap: all that `SwappableBuffer` and
+/// `SwappableTensor` ask of an allocator.
 ///
-/// Only `acquire` takes a stream: a block remembers its last uses, so everything else is ordered
-/// after them wherever they were enqueued.
+/// Given `p` of type `P`, `n` bytes, stream `s`, block `id`, access `a`, requests `r`, host memory `h`
+/// and the address `d` of a leased block:
+///
+/// | expression                          | must                                                                 |
+/// |-------------------------------------|----------------------------------------------------------------------|
+/// | `P::lease_type`                     | be a `BlockLease`                                                     |
+/// | `p.allocate(n)`                     | make a resident block without contents, or throw `OutOfDeviceMemory` |
+/// | `p.deallocate(id)`                  | free it; `ContractViolation` if it is unknown or leased              |
+/// | `p.abandon(id)`                     | free it as soon as its last lease is gone                            |
+/// | `p.acquire(id, a, s)`               | a lease; the block is resident and work on `s` may use it            |
+/// | `p.acquire_all(r, s)`               | leases for all operands of one operation, none evicted for another   |
+/// | `p.swap_out(id)`                    | bytes to the host pool, range free for others                        |
+/// | `p.swap_in(id)`                     | bytes back, ahead of the lease that will need them                   |
+/// | `cp.residency(id)`                  | where the bytes are                                                  |
+/// | `p.copy_from_host_sync(d, h, n, s)` | copy `n` bytes to the device on `s`, and wait until `h` is not needed any more |
+/// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait until they are there |
+///
+/// A block remembers its last uses, so everything that takes no stream is ordered after them wherever
+/// they were enqueued. Streams are passed by value.
 // clang-format off
 template <class P>
 concept Pager =
+    std::copyable<typename P::stream_type> && BlockLease<typename P::lease_type> &&
     requires(P p, P const cp, BlockId id, std::size_t n, Access a, typename P::stream_type s,
-             std::span<LeaseRequest const> r) {
-      typename P::lease_type;
-      { p.allocate(n)       }          -> std::same_as<BlockId>;
-      { p.deallocate(id)    }          -> std::same_as<void>;
-      { p.abandon(id)       } noexcept -> std::same_as<void>;
-      { p.acquire(id, a, s) }          -> std::same_as<typename P::lease_type>;
-      { p.acquire_all(r, s) }          -> std::same_as<std::vector<typename P::lease_type>>;
-      { p.swap_out(id)      }          -> std::same_as<void>;
-      { p.swap_in(id)       }          -> std::same_as<void>;
-      { cp.residency(id)    }          -> std::same_as<Residency>;
+             std::span<LeaseRequest const> r, void* to, void const* from) {
+      { p.allocate(n)                        }          -> std::same_as<BlockId>;
+      { p.deallocate(id)                     }          -> std::same_as<void>;
+      { p.abandon(id)                        } noexcept -> std::same_as<void>;
+      { p.acquire(id, a, s)                  }          -> std::same_as<typename P::lease_type>;
+      { p.acquire_all(r, s)                  }          -> std::same_as<std::vector<typename P::lease_type>>;
+      { p.swap_out(id)                       }          -> std::same_as<void>;
+      { p.swap_in(id)                        }          -> std::same_as<void>;
+      { cp.residency(id)                     }          -> std::same_as<Residency>;
+      { p.copy_from_host_sync(to, from, n, s) }         -> std::same_as<void>;
+      { p.copy_to_host_sync(to, from, n, s)   }         -> std::same_as<void>;
     };
 // clang-format on
 

@@ -210,7 +210,7 @@ template <class Allocator>
   }
   now.time_ns = allocator.device().clock_ns();
   std::unordered_map<BlockId, MemorySnapshot::Block> resident;
-  allocator.pager().for_each_block([&](BlockId id, detail::BlockRecord const& block) {
+  allocator.for_each_block([&](BlockId id, detail::BlockRecord const& block) {
     if (block.is_resident()) {
       resident[id] = MemorySnapshot::Block{.requested_bytes = block.requested_bytes,
                                            .leases = block.leases,
@@ -219,10 +219,10 @@ template <class Allocator>
       now.absent.push_back({.id = id,
                             .size_bytes = block.bytes,
                             .requested_bytes = block.requested_bytes,
-                            .residency = block.has_contents ? Residency::host : Residency::none});
+                            .residency = block.has_contents() ? Residency::host : Residency::none});
     }
   });
-  allocator.pager().for_each_range([&](RangeView const& range) {
+  allocator.for_each_range([&](RangeView const& range) {
     auto const address = reinterpret_cast<std::uintptr_t>(range.address);
     if (range.segment == now.segments.size()) {
       now.segments.push_back({.address = address});

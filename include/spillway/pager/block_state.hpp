@@ -1,49 +1,183 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <thread>
 
 namespace spillway::detail {
 
+/// Where a block's bytes are, whether there are any, and whether they are in transit.
+///
+/// | state          | device range | meaning                                                        | may become                                     |
+/// |----------------|--------------|----------------------------------------------------------------|------------------------------------------------|
+/// | `vacant`       | no           | nothing was written yet                                        | `blank`                                        |
+/// | `on_host`      | no           | the only valid copy is in the host pool                        | `swapping_in`, `filling`                       |
+/// | `lost_away`    | no           | the device lost the bytes; a write makes the block whole       | `lost`                                         |
+/// | `swapping_in`  | no           | a thread enqueues the copy to a range that the block will get  | `arriving`, `prefetched`, or back              |
+/// | `blank`        | yes          | nothing was written yet                                        | `resident`, `swapping_out`, `moving`           |
+/// | `resident`     | yes          | the bytes are on the device and have been used there           | `swapping_out`, `copying_out`, `moving`        |
+/// | `arriving`     | yes          | swapped in and not used since; the copy may be in flight       | `resident`, `swapping_out`, `copying_out`, `moving` |
+/// | `prefetched`   | yes          | as `arriving`, but swapped in ahead of need                    | `arriving`, `swapping_out`, `copying_out`, `moving` |
+/// | `filling`      | yes          | to be overwritten; until the lease the host has the only copy  | `resident`, `on_host`, `moving`                |
+/// | `lost`         | yes          | the device lost the bytes; a write makes the block whole       | `resident`, `swapping_out`, `moving`           |
+/// | `swapping_out` | yes          | a thread drops the block or enqueues its copy to the host      | `on_host`, `vacant`, `lost_away`, or back      |
+/// | `copying_out`  | yes          | a thread enqueues a copy to the host ahead of need             | back                                           |
+/// | `moving`       | yes          | a thread enqueues a move inside the device                     | `lost`, `on_host`, or back                     |
+///
+/// *Back* is the state before the transit. A state in transit lasts only while one thread makes device
+/// calls without the lock; other threads leave the block alone or wait. States are decided when work is
+/// enqueued, not when it has run: fences order what follows.
+///
+/// The order of the enumerators matters to the functions below.
+enum class BlockState : std::uint8_t {
+  vacant,
+  on_host,
+  lost_away,
+  swapping_in,
+  blank,
+  resident,
+  arriving,
+  prefetched,
+  filling,
+  lost,
+  swapping_out,
+  copying_out,
+  moving
+};
+inline constexpr std::size_t block_state_count = 13;
+
+/// The block has a device range.
+[[nodiscard]] constexpr bool is_resident(BlockState state) noexcept {
+  return state >= BlockState::blank;
+}
+/// One thread makes device calls for the block without the lock.
+[[nodiscard]] constexpr bool is_in_transit(BlockState state) noexcept {
+  return state >= BlockState::swapping_out || state == BlockState::swapping_in;
+}
+/// Nothing has to be asked, counted or brought in before a lease.
+[[nodiscard]] constexpr bool is_at_hand(BlockState state) noexcept {
+  return state >= BlockState::blank && state <= BlockState::arriving;
+}
+/// The block has bytes somewhere. Not for a state in transit, in which that is up to the state before.
+[[nodiscard]] constexpr bool has_contents(BlockState state) noexcept {
+  return state == BlockState::on_host ||
+         (state >= BlockState::resident && state <= BlockState::filling);
+}
+
+/// The state of one block. It changes by `become` alone, which checks the table where assertions are on.
+class BlockStatus {
+ public:
+  [[nodiscard]] BlockState state() const noexcept { return state_; }
+  /// The state, or the one before the transit.
+  [[nodiscard]] BlockState settled() const noexcept {
+    return is_in_transit(state_) ? before_ : state_;
+  }
+
+  void become(BlockState next) noexcept {
+    SPILLWAY_ASSERT(may_become(next));
+    if (is_in_transit(next)) {
+      before_ = state_;
+    }
+    state_ = next;
+  }
+  /// Ends a transit that changed nothing.
+  void go_back() noexcept { become(before_); }
+
+  [[nodiscard]] constexpr bool may_become(BlockState next) const noexcept {
+    bool const goes_back = is_in_transit(state_) && next == before_;
+    return goes_back || (next_states(state_) & bit(next)) != 0;
+  }
+
+  /// The states that may follow `state`, one bit each; going back from a transit is left out.
+  [[nodiscard]] static constexpr std::uint32_t next_states(BlockState state) noexcept {
+    using enum BlockState;
+    switch (state) {
+    case vacant:
+      return bit(blank);
+    case on_host:
+      return bit(swapping_in) | bit(filling);
+    case lost_away:
+      return bit(lost);
+    case swapping_in:
+      return bit(arriving) | bit(prefetched);
+    case blank:
+      return bit(resident) | bit(swapping_out) | bit(moving);
+    case resident:
+      return bit(swapping_out) | bit(copying_out) | bit(moving);
+    case arriving:
+      return bit(resident) | bit(swapping_out) | bit(copying_out) | bit(moving);
+    case prefetched:
+      return bit(arriving) | bit(swapping_out) | bit(copying_out) | bit(moving);
+    case filling:
+      return bit(resident) | bit(on_host) | bit(moving);
+    case lost:
+      return bit(resident) | bit(swapping_out) | bit(moving);
+    case swapping_out:
+      return bit(on_host) | bit(vacant) | bit(lost_away);
+    case copying_out:
+      return 0;
+    case moving:
+      return bit(lost) | bit(on_host);
+    }
+    return 0;
+  }
+  [[nodiscard]] static constexpr std::uint32_t bit(BlockState state) noexcept {
+    return std::uint32_t{1} << static_cast<unsigned>(state);
+  }
+
+ private:
+  BlockState state_ = BlockState::vacant;
+  BlockState before_ = BlockState::vacant;  // the present transit, or the last one
+};
+
 /// All that a pager knows of one block.
 struct BlockRecord {
   std::size_t requested_bytes = 0;
   std::size_t bytes = 0;         // rounded up to the granule
   std::byte* address = nullptr;  // null exactly while the block is not resident
-  RangeId range{};               // valid while resident
-  HostSlotId host{};  // kept while the block lives, so that swapping again costs no search
-  // What has to come before a read of the bytes, and, on top of that, before they are overwritten or
-  // their range is given away.
-  Fence written{};
-  Fence used{};
+  RangeId range{};               // valid while resident or parked
+  HostSlotId host{};             // kept while the block lives: swapping out again needs no search
+  Fence written{};               // must come before a read of the bytes
+  Fence used{};  // must come, with `written`, before the bytes are overwritten or the range reused
   std::uint32_t leases = 0;        // given out or about to be: the block must not leave
   std::uint32_t granted = 0;       // of which given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
-  // The group of requests that has taken a range to overwrite it and has not been granted it yet: the
-  // host copy is still the only one.
-  void const* filler = nullptr;
-  std::thread::id leaser{};    // who acquired last; no thread while several hold leases
-  bool has_contents = false;   // somebody may have written
-  bool is_host_valid = false;  // the host slot holds the same bytes
-  bool is_busy = false;        // one thread is enqueueing its copy or move outside the lock
-  bool is_arriving = false;    // swapped in and not used since
-  bool is_prefetched = false;  // brought in ahead of need and not used since
-  bool is_parked = false;      // not resident, and `range` is kept for its address
-  bool is_unproven = false;    // read back from a file, and not yet known to have been read in full
-  bool is_lost = false;        // the device lost the bytes: only a write makes it whole
-  bool is_orphan = false;      // abandoned while leased: freed when the last lease ends
+  void const* filler = nullptr;    // while `filling`: the acquire that will overwrite the block
+  std::thread::id leaser{};        // acquired last; no thread while several hold leases
+  BlockStatus status{};
+  bool is_host_valid = false;      // the host slot holds the same bytes
+  bool is_parked = false;          // not resident, and `range` is kept for its address
+  bool is_read_unchecked = false;  // a file was to give the bytes back; whether it did is not known
+  bool is_abandoned = false;       // to be freed when the last lease ends
 
-  [[nodiscard]] bool is_resident() const noexcept { return address != nullptr; }
-  [[nodiscard]] bool is_leased() const noexcept { return leases != 0; }
+  [[nodiscard]] BlockState state() const noexcept { return status.state(); }
+  [[nodiscard]] bool is_resident() const noexcept { return detail::is_resident(state()); }
+  [[nodiscard]] bool is_in_transit() const noexcept { return detail::is_in_transit(state()); }
+  /// A lease may have written them. Lost bytes are none.
+  [[nodiscard]] bool has_contents() const noexcept {
+    return detail::has_contents(status.settled());
+  }
+  [[nodiscard]] bool is_lost() const noexcept {
+    return status.settled() == BlockState::lost || status.settled() == BlockState::lost_away;
+  }
   /// Leaving costs no transfer.
-  [[nodiscard]] bool is_clean() const noexcept { return is_host_valid || !has_contents; }
+  [[nodiscard]] bool is_clean() const noexcept { return is_host_valid || !has_contents(); }
+  [[nodiscard]] bool is_leased() const noexcept { return leases != 0; }
+  [[nodiscard]] bool can_leave() const noexcept {
+    return is_resident() && !is_leased() && !is_in_transit();
+  }
+  /// A block may move under a lease as long as its address has not been handed out.
+  [[nodiscard]] bool can_move() const noexcept {
+    return is_resident() && granted == 0 && !is_in_transit();
+  }
   /// Everything that must come before the range is used for something else.
   [[nodiscard]] Fence last_uses() const noexcept {
     Fence all = written;

@@ -3,390 +3,499 @@
 
 #include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/concepts/eviction_policy.hpp>
+#include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/block_table.hpp>
-#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
-#include <spillway/core/record.hpp>
-#include <spillway/core/stats.hpp>
+#include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/block_state.hpp>
-#include <spillway/pager/copy_streams.hpp>
-#include <spillway/pager/pager_options.hpp>
-#include <spillway/stream/stream_order.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/monitor.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/use.hpp>
 #include <spillway/stream_prefetcher.hpp>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
-#include <vector>
 
 namespace spillway::detail {
 
-/// The data that the parts of a pager share, and the few things all of them do with it.
+/// The table of a pager's blocks, with the eviction policy that orders the resident ones.
 ///
-/// One lock guards it all. Whoever makes room also holds *the turn*: a flag, not a lock, so that the
-/// lock can be let go while copies are enqueued and other threads go on with what is resident.
+/// Each function that changes a block's state keeps everything in step that depends on it: the range in
+/// the arena, what the eviction policy tracks, the counters. No function enqueues a copy; `Transfers`
+/// does. Every function is called under the lock; `try_place` alone releases it, where pages are mapped.
 template <PolicySet Policies>
-struct PagerState {
+class Blocks {
+ public:
   using Device = typename Policies::device;
   using Arena = ArenaOf<Policies>;
-  using Pool = HostSwapPool<Device>;
-  using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
   using Eviction = typename Policies::eviction;
-  using Lock = typename Policies::lock;
-  using ObserverType = typename Policies::observer;
-  using Guard = std::unique_lock<Lock>;
-  using stream_type = typename Device::stream_type;
+  using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
+  using MonitorType = Monitor<typename Policies::lock>;
 
-  /// The arena maps pages: ranges have to be mapped before use, with the turn and without the lock.
   static constexpr bool maps_pages = MappingArena<Arena>;
   static constexpr bool keeps_addresses = StableAddressArena<Arena>;
-  /// Swapped-out blocks keep their addresses, and nothing stays mapped there.
+  /// Blocks that are swapped out keep their addresses, and nothing stays mapped there.
   static constexpr bool vacates = keeps_addresses && VacatingApi<Device>;
+  static constexpr bool is_speculative = SpeculativeEvictionPolicy<Eviction>;
 
-  PagerState(Device& the_device,
-             StreamOrder<Device>& the_order,
-             Arena& the_arena,
-             Pool& the_pool,
-             CopyStreams<Device>& the_streams,
-             Prefetcher& the_prefetcher,
-             PagerOptions the_options)
-      : device{the_device},
-        order{the_order},
-        arena{the_arena},
-        pool{the_pool},
-        streams{the_streams},
-        prefetcher{the_prefetcher},
-        options{the_options} {
-    lease_waiters.reserve(64);
+  /// The arguments are not owned and must outlive this object.
+  Blocks(Device& device,
+         Arena& arena,
+         HostSwapPool<Device>& pool,
+         Prefetcher& prefetcher,
+         Journal<Policies>& journal,
+         MonitorType& monitor)
+      : device_{device},
+        arena_{arena},
+        pool_{pool},
+        prefetcher_{prefetcher},
+        journal_{journal},
+        monitor_{monitor} {}
+  Blocks(Blocks const&) = delete;
+  Blocks& operator=(Blocks const&) = delete;
+
+  // The table.
+
+  /// Adds a block that has neither a range nor contents.
+  ///
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity; std::bad_alloc
+  BlockId add(std::size_t size_bytes) {
+    expects(size_bytes != 0, "a block must have at least one byte");
+    // Rounding must not overflow.
+    bool const is_absurd = size_bytes > std::numeric_limits<std::size_t>::max() / 2;
+    if (is_absurd || arena_.rounded_bytes(size_bytes) > arena_.capacity_bytes()) {
+      journal_.refused_block();
+      throw OutOfDeviceMemory{
+          report(size_bytes),
+          "The block alone is larger than the capacity: raise capacity_bytes or split the block."};
+    }
+    std::size_t const bytes = arena_.rounded_bytes(size_bytes);
+    BlockId const id = table_.emplace({.requested_bytes = size_bytes, .bytes = bytes});
+    try {
+      prefetcher_.on_create(id, bytes);
+    } catch (...) {
+      table_.erase(id);
+      throw;
+    }
+    journal_.block_added(id, at(id));
+    return id;
   }
 
-  /// Lets the lock go for as long as it lives: device calls are made in its scope.
-  class Unlocked {
-   public:
-    explicit Unlocked(Guard& guard) : guard_{guard} { guard_.unlock(); }
-    Unlocked(Unlocked const&) = delete;
-    Unlocked& operator=(Unlocked const&) = delete;
-    ~Unlocked() { guard_.lock(); }
-
-   private:
-    Guard& guard_;
-  };
-
-  /// The right to make room. At most one thread has it.
-  class Turn {
-   public:
-    Turn(PagerState& state, Guard& guard) : state_{state} {
-      while (state.is_turn_taken) {
-        state.wait_for_change(guard);
+  /// Frees a block that is not in transit, with its range and its host slot.
+  void free(BlockId id, BlockRecord& block) noexcept {
+    journal_.block_freed(id, block);
+    if (block.is_resident()) {
+      eviction_.on_erase(id);
+      leave_range(block, block.last_uses(), Leaves::for_good);
+    } else if (block.state() == BlockState::on_host) {
+      --on_host_count_;
+    }
+    if constexpr (keeps_addresses) {
+      if (block.is_parked) {
+        arena_.release(block.range);
       }
-      state.is_turn_taken = true;
     }
-    Turn(Turn const&) = delete;
-    Turn& operator=(Turn const&) = delete;
-    ~Turn() {
-      state_.is_turn_taken = false;
-      state_.notify();
+    if (block.host != HostSlotId{}) {
+      pool_.give_back(block.host);
     }
-
-   private:
-    PagerState& state_;
-  };
-
-  /// Sleeps until another thread ends a turn, a transition or a lease. Not a wait for the device.
-  void wait_for_change(Guard& guard) {
-    ++waiters;
-    changed.wait(guard);
-    --waiters;
+    prefetcher_.on_destroy(id);
+    table_.erase(id);
+    monitor_.notify_release();
   }
 
-  void notify() noexcept {
-    if (waiters != 0) {
-      changed.notify_all();
-    }
-  }
-
+  [[nodiscard]] BlockRecord* find(BlockId id) noexcept { return table_.find(id); }
+  /// The record of a block that is known to exist.
+  [[nodiscard]] BlockRecord& at(BlockId id) noexcept { return *table_.find(id); }
   /// @throws ContractViolation for an id that names no block
-  [[nodiscard]] BlockRecord& record(BlockId id) {
-    BlockRecord* const found = blocks.find(id);
-    expects(found != nullptr && !found->is_orphan,
+  [[nodiscard]] BlockRecord const& expect(BlockId id) const {
+    BlockRecord const* const found = table_.find(id);
+    expects(found != nullptr && !found->is_abandoned,
             "no such block: it was freed, or the id is another allocator's");
     return *found;
   }
-
-  /// The index of `stream`, from a small cache that is read under the lock.
-  [[nodiscard]] StreamIndex index_of(Guard& guard, stream_type stream) {
-    auto& hit = stream_cache[std::hash<stream_type>{}(stream) % stream_cache.size()];
-    if (hit.second != StreamIndex::none && hit.first == stream) {
-      return hit.second;
-    }
-    StreamIndex index{};
-    {
-      Unlocked const unlocked{guard};
-      index = order.index_of(stream);
-    }
-    hit = {stream, index};
-    return index;
+  [[nodiscard]] BlockRecord& expect(BlockId id) {
+    (void)std::as_const(*this).expect(id);
+    return at(id);
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
+  /// Calls `visit(id, record)` for every block.
+  template <class Visit>
+  void for_each(Visit visit) {
+    table_.for_each(visit);
+  }
+  template <class Visit>
+  void for_each(Visit visit) const {
+    table_.for_each(visit);
   }
 
-  void log(RecordKind kind, BlockId id, std::size_t bytes, void const* address) noexcept {
-    if constexpr (ObserverType::is_enabled) {
-      std::uint64_t const now = device.clock_ns();
-      log(Record{kind, id, bytes, address, now, now});
-    }
+  /// How many blocks could be swapped in: the host has their only valid copy.
+  [[nodiscard]] std::size_t on_host_count() const noexcept { return on_host_count_; }
+  /// Bytes that were swapped in ahead of need and not used yet.
+  [[nodiscard]] std::size_t prefetched_bytes() const noexcept { return prefetched_bytes_; }
+
+  /// Blocks while another thread carries the block, or has taken its range and not its lease yet.
+  ///
+  /// @param group  the acquire that asks: it does not wait for what it fills itself
+  /// @returns whether it had to block: the lock was then released meanwhile
+  bool wait_until_settled(BlockRecord const& block, void const* group) {
+    return monitor_.wait_while([&] {
+      return block.is_in_transit() ||
+             (block.state() == BlockState::filling && block.filler != group);
+    });
   }
 
-  void log(Record const& record) noexcept {
-    if constexpr (ObserverType::is_enabled) {
-      try {
-        records.push_back(record);
-      } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): an event less to show
-      }
-    }
-  }
+  // Ranges.
 
-  void
-  count_host_waits(std::uint64_t count, std::uint64_t start_ns, std::uint64_t end_ns) noexcept {
-    if (count != 0) {
-      stats.host_waits += count;
-      stats.host_wait_ns += end_ns - start_ns;
-      log(Record{.kind = RecordKind::host_wait, .start_ns = start_ns, .end_ns = end_ns});
-    }
-  }
-
-  /// Hands the events noted so far to the observer. Called without the lock.
-  void tell_observer() {
-    if constexpr (ObserverType::is_enabled) {
-      std::vector<Record> told;
-      {
-        Guard const guard{lock};
-        told.swap(records);
-      }
-      for (Record const& record : told) {
-        observer.on_record(record);
-      }
-    }
-  }
-
-  /// What is known of memory now, for an error.
-  [[nodiscard]] MemoryReport report(std::size_t requested_bytes) const {
-    return {.requested_bytes = requested_bytes,
-            .capacity_bytes = arena.capacity_bytes(),
-            .reserved_bytes = arena.reserved_bytes(),
-            .free_bytes = arena.free_bytes(),
-            .largest_free_bytes = arena.largest_free_bytes(),
-            .leased_bytes = static_cast<std::size_t>(stats.leased.bytes.current),
-            .reclaimable_bytes = static_cast<std::size_t>(stats.inactive_bytes()),
-            .host_free_bytes = pool.free_bytes()};
-  }
-
-  /// What a block of `bytes` takes up on the device.
-  [[nodiscard]] std::size_t rounded(std::size_t bytes) const noexcept {
-    return arena.rounded_bytes(bytes);
-  }
-
-  /// A range for a block if one fits as things are. The caller has the turn where pages are mapped.
+  /// A range for a block if one is free. Pages are mapped, where they are, with the lock released: the
+  /// caller has the exclusive right then.
   ///
   /// @throws DeviceError if pages cannot be mapped; nothing is taken then
-  [[nodiscard]] std::optional<Placement> try_place(Guard& guard, std::size_t bytes, BlockId owner) {
+  [[nodiscard]] std::optional<Placement> try_place(std::size_t bytes, BlockId owner) {
     if constexpr (!maps_pages) {
-      return arena.try_take(bytes, owner);
+      return arena_.try_take(bytes, owner);
     } else {
       std::optional<Placement> placement;
       if constexpr (keeps_addresses) {
-        BlockRecord const& block = *blocks.find(owner);
-        placement = block.is_parked ? arena.try_retake(block.range) : arena.try_take(bytes, owner);
+        BlockRecord const& block = at(owner);
+        placement =
+            block.is_parked ? arena_.try_retake(block.range) : arena_.try_take(bytes, owner);
       } else {
-        placement = arena.try_take(bytes, owner);
+        placement = arena_.try_take(bytes, owner);
       }
       if (placement) {
-        map_pages(guard, *placement, owner);
+        map_pages(*placement, owner);
       }
       return placement;
     }
   }
 
-  void map_pages(Guard& guard, Placement& placement, BlockId owner) {
+  /// Gives back a range that `try_place` found and no block got.
+  void unplace(BlockId owner, Placement const& placement, Fence const& after) noexcept {
+    if constexpr (keeps_addresses) {
+      if (at(owner).is_parked) {
+        return arena_.park(placement.range, after);
+      }
+    }
+    arena_.give_back(placement.range, after);
+  }
+
+  /// What is known of memory now, for an error.
+  [[nodiscard]] MemoryReport report(std::size_t requested_bytes) const {
+    Stats const& stats = journal_.stats();
+    return {.requested_bytes = requested_bytes,
+            .capacity_bytes = arena_.capacity_bytes(),
+            .reserved_bytes = arena_.reserved_bytes(),
+            .free_bytes = arena_.free_bytes(),
+            .largest_free_bytes = arena_.largest_free_bytes(),
+            .leased_bytes = static_cast<std::size_t>(stats.leased.bytes.current),
+            .reclaimable_bytes = static_cast<std::size_t>(stats.inactive_bytes()),
+            .host_free_bytes = pool_.free_bytes()};
+  }
+
+  // Uses, of which the schedule and the policies are told.
+
+  /// Records an access, and tells the eviction policy if predictions have failed or resumed by it.
+  [[nodiscard]] Use record_access(LeaseRequest request) noexcept {
+    Use const use = prefetcher_.on_access(request.id, request.access);
+    AccessSchedule& schedule = prefetcher_.schedule();
+    switch (schedule.take_change()) {
+    case AccessSchedule::Change::none:
+      break;
+    case AccessSchedule::Change::lost:
+      eviction_.on_misprediction();
+      break;
+    case AccessSchedule::Change::resumed:
+      eviction_.on_step(schedule, plannable_bytes());
+      break;
+    }
+    return use;
+  }
+  /// Tells the eviction policy of a use of a resident block.
+  void touch(BlockId id, Use use) noexcept { eviction_.on_access(id, use); }
+
+  void begin_step() {
+    prefetcher_.begin_step();
+    count_stuck_bytes();
+    eviction_.on_step(prefetcher_.schedule(), plannable_bytes());
+  }
+
+  // Which blocks may leave.
+
+  /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
+  template <class Admits>
+  [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes, Admits admits) noexcept {
+    return eviction_.victim(
+        short_bytes, [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+          BlockRecord const* const block = find(id);
+          if (block == nullptr || !block->can_leave() || !admits(id)) {
+            return std::nullopt;
+          }
+          return EvictionCandidate{block->bytes, block->is_clean(), block->has_contents()};
+        });
+  }
+  /// A block that is worth copying to the host ahead of need.
+  [[nodiscard]] std::optional<BlockId> early_victim() noexcept requires is_speculative {
+    return eviction_.early_victim([&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      BlockRecord const* const block = find(id);
+      if (block == nullptr || !block->can_leave() || block->is_clean()) {
+        return std::nullopt;
+      }
+      return EvictionCandidate{block->bytes, false, true};
+    });
+  }
+  /// Whether the block need not stay until its next use, as far as the policy knows.
+  [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
+    if constexpr (is_speculative) {
+      return eviction_.is_leaving(id);
+    }
+    return true;
+  }
+  /// Whether the block may come back without taking the room of what is needed before it.
+  [[nodiscard]] bool may_return(BlockId id) const noexcept {
+    if constexpr (is_speculative) {
+      return eviction_.may_return(prefetcher_.schedule(), id);
+    }
+    return true;
+  }
+
+  // Changes of state.
+
+  /// Gives a block its range, and no bytes: there are none, or `filler` will overwrite them.
+  ///
+  /// @throws std::bad_alloc; the range is then back in the arena
+  void place(BlockId id, Placement const& placement, Use use, void const* filler = nullptr) {
+    try {
+      track(id, use);
+    } catch (...) {
+      unplace(id, placement, placement.fence);
+      throw;
+    }
+    BlockRecord& block = at(id);
+    BlockState const before = block.state();
+    take_range(block, placement);
+    if (before == BlockState::on_host) {
+      block.status.become(BlockState::filling);
+      block.filler = filler;
+      --on_host_count_;
+    } else {
+      block.status.become(before == BlockState::vacant ? BlockState::blank : BlockState::lost);
+    }
+    journal_.made_resident(id, block);
+  }
+
+  /// The acquire that was to overwrite the block has failed: the host copy is still the only one.
+  void undo_filling(BlockId id, BlockRecord& block) noexcept {
+    eviction_.on_erase(id);
+    journal_.range_lost(id, block);
+    leave_for_host(block, block.last_uses(), Leaves::parked);
+  }
+
+  /// A lease was granted: the block is in use, and its bytes may be others from now on.
+  void use(BlockRecord& block, Access access) noexcept {
+    BlockState const state = block.state();
+    if (access != Access::read) {
+      if (state != BlockState::resident) {
+        block.status.become(BlockState::resident);
+      }
+      block.is_host_valid = false;
+      if (access == Access::write) {
+        block.is_read_unchecked = false;
+      }
+      if (state == BlockState::filling) {
+        block.filler = nullptr;
+        monitor_.notify();
+      }
+    } else if (state == BlockState::arriving) {
+      block.status.become(BlockState::resident);
+    }
+  }
+
+  /// A prefetched block is used for the first time.
+  void use_prefetched(BlockRecord& block) noexcept {
+    block.status.become(BlockState::arriving);
+    prefetched_bytes_ -= block.bytes;
+  }
+
+  /// The block is about to get its bytes back: other threads leave it alone or wait.
+  void begin_swap_in(BlockId id) noexcept { at(id).status.become(BlockState::swapping_in); }
+  /// Makes the eviction policy track a block that gets a range. @throws std::bad_alloc
+  void track(BlockId id, Use use) { eviction_.on_insert(id, at(id).bytes, use); }
+  /// The copy is enqueued and ends with `done`.
+  void commit_swap_in(BlockId id, Placement const& placement, Fence const& done, bool is_prefetch) {
+    BlockRecord& block = at(id);
+    take_range(block, placement);
+    --on_host_count_;
+    block.status.become(is_prefetch ? BlockState::prefetched : BlockState::arriving);
+    prefetched_bytes_ += is_prefetch ? block.bytes : 0;
+    block.written = done;
+    block.is_read_unchecked = pool_.tier(block.host) == HostTier::file;
+    journal_.swapped_in(id, block, is_prefetch);
+  }
+  /// The block has found no range.
+  void cancel_swap_in(BlockId id) noexcept {
+    at(id).status.go_back();
+    monitor_.notify();
+  }
+  /// The copy failed; `after` covers what may have been enqueued of it.
+  void cancel_swap_in(BlockId id, Placement const& placement, Fence const& after) noexcept {
+    eviction_.on_erase(id);
+    unplace(id, placement, after);
+    cancel_swap_in(id);
+  }
+
+  /// The block is about to leave: nobody else may choose it any more.
+  void begin_swap_out(BlockId id) noexcept {
+    at(id).status.become(BlockState::swapping_out);
+    eviction_.on_erase(id);
+  }
+  /// The block left: `copy` ends its copy to the host, if it had one.
+  void commit_swap_out(
+      BlockId id, bool is_copied, Transfer const& copy, bool is_vacated, EvictionReason reason) {
+    BlockRecord& block = at(id);
+    Fence after = block.last_uses();
+    after.add(copy.device_done);
+    if (is_copied) {
+      block.is_host_valid = true;
+      journal_.swapped_out(id, block);
+    } else {
+      journal_.dropped(id, block);
+    }
+    Leaves const how = is_vacated ? Leaves::vacated : Leaves::parked;
+    if (block.has_contents()) {
+      leave_for_host(block, after, how);
+    } else {
+      BlockState const next = block.is_lost() ? BlockState::lost_away : BlockState::vacant;
+      leave_range(block, after, how);
+      block.status.become(next);
+    }
+    block.written = copy.host_done;  // what `residency` asks about
+    block.used.clear();
+    journal_.evicted(block, reason);
+  }
+  /// The block stays after all. @throws std::bad_alloc; the eviction policy does not know it then
+  void cancel_swap_out(BlockId id) {
+    BlockRecord& block = at(id);
+    block.status.go_back();
+    eviction_.on_insert(id, block.bytes, prefetcher_.schedule().use_of(id));
+  }
+
+  /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
+  void lose_bytes(BlockId id, BlockRecord& block) noexcept {
+    if (block.is_host_valid) {
+      eviction_.on_erase(id);
+      journal_.range_lost(id, block);
+      leave_for_host(block, block.last_uses(), Leaves::parked);
+    } else {
+      forget_prefetch(block);
+      block.status.become(BlockState::lost);
+    }
+  }
+
+ private:
+  /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
+  enum class Leaves : std::uint8_t { for_good, parked, vacated };
+
+  void map_pages(Placement& placement, BlockId owner) {
     std::uint64_t waits = 0;
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
     try {
-      Unlocked const unlocked{guard};
-      start_ns = device.clock_ns();
-      MappedRange const mapped = arena.map(placement.range);
-      end_ns = device.clock_ns();
+      typename MonitorType::Unlocked const unlocked{monitor_};
+      start_ns = device_.clock_ns();
+      MappedRange const mapped = arena_.map(placement.range);
+      end_ns = device_.clock_ns();
       placement.fence = mapped.fence;
       waits = mapped.host_waits;
     } catch (...) {
       unplace(owner, placement, {});
       throw;
     }
-    count_host_waits(waits, start_ns, end_ns);
+    journal_.host_waited(waits, start_ns, end_ns);
   }
 
-  /// Gives back a range that `try_place` found and no block got.
-  void unplace(BlockId owner, Placement const& placement, Fence const& after) noexcept {
-    if constexpr (keeps_addresses) {
-      if (blocks.find(owner)->is_parked) {
-        return arena.park(placement.range, after);
-      }
-    }
-    arena.give_back(placement.range, after);
-  }
-
-  /// A block got a device range. The policy is told by the caller, who knows of which use.
-  void on_range_taken(BlockRecord& block, Placement const& placement) noexcept {
+  void take_range(BlockRecord& block, Placement const& placement) noexcept {
     block.is_parked = false;
     block.address = placement.address;
     block.range = placement.range;
     block.written = placement.fence;
     block.used.clear();
-    stats.resident.add(block.bytes);
-    if (block.is_leased()) {
-      stats.leased.add(block.bytes);
-    }
+    journal_.range_taken(block);
   }
 
-  /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
-  enum class Leaves : std::uint8_t { for_good, parked, vacated };
-
-  /// A block's range goes back to the arena; `after` is its last use. A block that stays somewhere
-  /// else keeps its address where addresses are kept.
-  void on_range_left(BlockRecord& block, Fence const& after, Leaves how) noexcept {
+  /// Gives a block's range back to the arena; `after` are its last uses. A block that stays elsewhere
+  /// keeps its address where addresses are kept.
+  void leave_range(BlockRecord& block, Fence const& after, Leaves how) noexcept {
     if constexpr (keeps_addresses) {
       block.is_parked = how != Leaves::for_good;
-      if (how == Leaves::for_good) {
-        arena.give_back(block.range, after);
-      } else if (how == Leaves::parked) {
-        arena.park(block.range, after);
+      if (how == Leaves::parked) {
+        arena_.park(block.range, after);
+      } else if (how == Leaves::vacated) {
+        arena_.park_vacated(block.range, after);
       } else {
-        arena.park_vacated(block.range, after);
+        arena_.give_back(block.range, after);
       }
     } else {
-      arena.give_back(block.range, after);
+      arena_.give_back(block.range, after);
     }
     block.address = nullptr;
-    stats.resident.subtract(block.bytes);
-    if (block.is_leased()) {
-      stats.leased.subtract(block.bytes);
-    }
-    if (block.is_prefetched) {
-      block.is_prefetched = false;
-      prefetched_bytes -= block.bytes;
-      ++stats.prefetch_wasted;
-    }
-    block.is_arriving = false;
+    journal_.range_left(block);
+    forget_prefetch(block);
   }
 
-  /// Waits while another thread carries the block, or has its range and not yet its lease.
-  /// @returns whether it had to: the lock was then let go
-  bool await_transition(Guard& guard, BlockRecord const& block, void const* group) {
-    if (!block.is_busy && (block.filler == nullptr || block.filler == group)) {
-      return false;
-    }
-    // Whoever makes room must not wait for leases of a thread that waits for it.
-    auto const me = std::this_thread::get_id();
-    lease_waiters.push_back(me);
-    notify();
-    while (block.is_busy || (block.filler != nullptr && block.filler != group)) {
-      wait_for_change(guard);
-    }
-    lease_waiters.erase(std::find(lease_waiters.begin(), lease_waiters.end(), me));
-    return true;
+  void leave_for_host(BlockRecord& block, Fence const& after, Leaves how) noexcept {
+    leave_range(block, after, how);
+    block.status.become(BlockState::on_host);
+    block.filler = nullptr;
+    ++on_host_count_;
   }
 
-  /// Learns whether the file gave back the bytes that a block was last swapped in with.
-  ///
-  /// @throws FileTierError if not, as often as it is asked
-  void prove_contents(BlockRecord& block) {
-    pool.check(block.host);
-    block.is_unproven = false;
+  /// A block that was prefetched goes without having been used.
+  void forget_prefetch(BlockRecord const& block) noexcept {
+    if (block.status.settled() == BlockState::prefetched) {
+      prefetched_bytes_ -= block.bytes;
+      journal_.prefetch_wasted();
+    }
   }
 
-  void free_block(BlockId id, BlockRecord& block) noexcept {
-    log(RecordKind::deallocate, id, block.bytes, block.address);
-    if (block.is_resident()) {
-      eviction.on_erase(id);
-      on_range_left(block, block.last_uses(), Leaves::for_good);
-    } else if (block.has_contents) {
-      --swapped_out_blocks;
-    }
-    if constexpr (keeps_addresses) {
-      if (block.is_parked) {
-        arena.release(block.range);
-      }
-    }
-    if (block.host != HostSlotId{}) {
-      pool.give_back(block.host);
-    }
-    prefetcher.on_destroy(id);
-    stats.allocated.subtract(block.bytes);
-    stats.requested_bytes.subtract(block.requested_bytes);
-    blocks.erase(id);
-    ++releases;  // room for whoever waits for it
-    notify();
-  }
-
-  // Parts; not owned.
-  Device& device;
-  StreamOrder<Device>& order;
-  Arena& arena;
-  Pool& pool;
-  CopyStreams<Device>& streams;
-  Prefetcher& prefetcher;
-  PagerOptions options;
-
-  mutable Lock lock;  // guards everything below
-  std::condition_variable_any changed;
-  std::size_t waiters = 0;
-  bool is_turn_taken = false;
-  BlockTable<BlockRecord> blocks;
-  Eviction eviction;
-  Stats stats;
-  std::size_t prefetched_bytes = 0;            // brought in ahead of need and not used yet
-  std::size_t stuck_bytes = 0;                 // leased when the step began, and of no use in it
-  std::size_t swapped_out_blocks = 0;          // blocks whose only valid copy is on the host
-  std::uint64_t releases = 0;                  // leases ended; a waiting thread sees progress by it
-  std::uint64_t last_eviction_step = 0;        // stats.steps + 1 at the last eviction; 0: never
-  std::vector<std::thread::id> lease_waiters;  // threads that wait for leases of others
-  std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache{};
-  std::vector<Record> records;
-  [[no_unique_address]] ObserverType observer;
-
-  /// Counts what a step that is predicted has no use for and cannot leave either, since it is leased: once
-  /// for each step, so that its plan is not made anew whenever a lease begins.
-  void note_stuck_bytes() noexcept {
-    stuck_bytes = 0;
-    AccessSchedule const& schedule = prefetcher.schedule();
+  /// Counts the bytes that cannot leave, since they are leased, and that the predicted step does not use:
+  /// once for each step, so that its plan is not made anew whenever a lease begins.
+  void count_stuck_bytes() noexcept {
+    stuck_bytes_ = 0;
+    AccessSchedule const& schedule = prefetcher_.schedule();
     if (schedule.is_predicting()) {
-      blocks.for_each([&](BlockId id, BlockRecord const& block) {
+      table_.for_each([&](BlockId id, BlockRecord const& block) {
         if (block.is_leased() && block.is_resident() && schedule.use_of(id).entry == never_entry) {
-          stuck_bytes += block.bytes;
+          stuck_bytes_ += block.bytes;
         }
       });
     }
   }
   /// What blocks with a use ahead may take up.
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
-    return arena.capacity_bytes() - std::min(arena.capacity_bytes(), stuck_bytes);
+    return arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), stuck_bytes_);
   }
 
-  /// True while blocks have been leaving lately: then exact events are worth their cost.
-  [[nodiscard]] bool is_under_pressure() const noexcept {
-    return last_eviction_step != 0 && last_eviction_step >= stats.steps;
-  }
+  Device& device_;
+  Arena& arena_;
+  HostSwapPool<Device>& pool_;
+  Prefetcher& prefetcher_;
+  Journal<Policies>& journal_;
+  MonitorType& monitor_;
+  BlockTable<BlockRecord> table_;
+  Eviction eviction_;
+  std::size_t on_host_count_ = 0;
+  std::size_t prefetched_bytes_ = 0;
+  std::size_t stuck_bytes_ = 0;
 };
 
 }  // namespace spillway::detail

@@ -8,307 +8,380 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/lease.hpp>
-#include <spillway/pager/arrivals.hpp>
-#include <spillway/pager/lease_book.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/blocks.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/monitor.hpp>
 #include <spillway/pager/reclaimer.hpp>
+#include <spillway/pager/transfers.hpp>
 #include <spillway/schedule/use.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <functional>
 #include <span>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace spillway::detail {
 
-/// Gives out leases: brings in what is asked for, and orders streams after earlier uses.
+/// Gives out leases and takes them back: makes blocks resident, orders streams after earlier uses, and
+/// counts who holds which block.
 ///
-/// Every function is entered with the lock, which is let go for device calls.
+/// Most leases are on blocks that are at hand, and cost neither a device call nor a wait. Every function
+/// is entered with the lock, which is released for device calls.
 template <PolicySet Policies>
-class LeaseDesk {
+class Leases {
  public:
-  using State = PagerState<Policies>;
-  using Guard = typename State::Guard;
-  using stream_type = typename State::stream_type;
+  using Device = typename Policies::device;
+  using MonitorType = Monitor<typename Policies::lock>;
+  using stream_type = typename Device::stream_type;
 
-  LeaseDesk(State& state,
-            LeaseBook<Policies>& book,
-            RoomMaker<Policies>& rooms,
-            Arrivals<Policies>& arrivals)
-      : state_{state}, book_{book}, rooms_{rooms}, arrivals_{arrivals} {}
+  /// The arguments are not owned and must outlive this object.
+  Leases(Device& device,
+         StreamOrder<Device>& order,
+         HostSwapPool<Device>& pool,
+         typename Blocks<Policies>::Prefetcher& prefetcher,
+         Blocks<Policies>& blocks,
+         Transfers<Policies>& transfers,
+         Reclaimer<Policies>& reclaimer,
+         Journal<Policies>& journal,
+         MonitorType& monitor)
+      : device_{device},
+        order_{order},
+        pool_{pool},
+        prefetcher_{prefetcher},
+        blocks_{blocks},
+        transfers_{transfers},
+        reclaimer_{reclaimer},
+        journal_{journal},
+        monitor_{monitor} {}
+  Leases(Leases const&) = delete;
+  Leases& operator=(Leases const&) = delete;
 
-  /// Holds all operands, then brings in those that are away, and calls
-  /// `give(position, LeaseRecord, BlockRecord const&)` for each. @throws as `SwapPager::acquire`
+  /// Leases all blocks that `requests` name, and calls `give(position, LeaseRecord, BlockRecord const&)`
+  /// for each of them when all are held. @throws as `DeviceAllocator::acquire`; none is held then
   template <class Give>
-  void open(Guard& guard, std::span<LeaseRequest const> requests, stream_type stream, Give give);
+  void acquire(std::span<LeaseRequest const> requests, stream_type stream, Give give) {
+    StreamIndex const on = index_of(stream);
+    if (requests.size() == 1) {
+      if (BlockRecord* const block = find_at_hand(requests.front(), on)) {
+        give(0, grant_at_hand(*block, requests.front(), on), *block);
+        return;
+      }
+    } else if (std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
+                 return find_at_hand(request, on) != nullptr;
+               })) {
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        BlockRecord& block = blocks_.at(requests[i].id);
+        give(i, grant_at_hand(block, requests[i], on), block);
+      }
+      return;
+    }
+    acquire_with_device_calls(requests, stream, on, give);
+  }
 
-  /// Brings a block's bytes in without a lease. @throws as `open`
-  void bring_in(Guard& guard, BlockId id);
+  /// Ends a lease. @returns whether an exact event should be recorded on its stream now
+  [[nodiscard]] bool release(LeaseRecord const& lease) noexcept {
+    BlockRecord& block = *lease.record;
+    Ticket const now = order_.mark(lease.stream);
+    if (lease.access == Access::read) {
+      block.used.add(now);
+    } else if (lease.is_sole && block.lease_serial == lease.serial) {
+      block.written = now;  // this stream had waited for everything before
+      block.used.clear();
+    } else {
+      block.written.add(now);
+    }
+    bool const is_exact_event_wanted = journal_.is_under_pressure();
+    --block.granted;
+    uncount(lease.block, block);
+    return is_exact_event_wanted;
+  }
+
+  /// Brings a block's bytes in without a lease. No effect on a block that is resident or has no contents.
+  ///
+  /// @throws as `acquire`
+  void swap_in(BlockId id) {
+    LeaseRequest const request{id, Access::read};
+    BlockRecord& block = blocks_.expect(id);
+    blocks_.wait_until_settled(block, nullptr);
+    if (block.state() == BlockState::on_host) {
+      Pending pending{*this, {&request, 1}};
+      pending.add(block);
+      make_resident(request, prefetcher_.schedule().use_of(id), pending);
+    }
+  }
+
+  /// The index of `stream`, from a small cache that is read under the lock.
+  [[nodiscard]] StreamIndex index_of(stream_type stream) {
+    auto& hit = stream_cache_[std::hash<stream_type>{}(stream) % stream_cache_.size()];
+    if (hit.second != StreamIndex::none && hit.first == stream) {
+      return hit.second;
+    }
+    StreamIndex index{};
+    {
+      Unlocked const unlocked{monitor_};
+      index = order_.index_of(stream);
+    }
+    hit = {stream, index};
+    return index;
+  }
+  /// Must be called before a stream is retired.
+  void forget_streams() noexcept { stream_cache_.fill({}); }
 
  private:
-  using Turn = typename State::Turn;
-  using Unlocked = typename State::Unlocked;
+  using Exclusive = typename MonitorType::Exclusive;
+  using Unlocked = typename MonitorType::Unlocked;
 
-  /// Leases counted but not handed out yet; taken back unless `keep` is called.
-  class Holds {
+  /// The leases of one acquire, counted and not handed out yet: their blocks do not leave and may still
+  /// move. They are taken back at the end of this object unless `keep` is called.
+  class Pending {
    public:
-    Holds(LeaseDesk& desk, Guard& guard, std::span<LeaseRequest const> requests)
-        : desk_{desk}, guard_{guard}, requests_{requests} {}
-    Holds(Holds const&) = delete;
-    Holds& operator=(Holds const&) = delete;
-    ~Holds() {
-      if (!guard_.owns_lock()) {
-        guard_.lock();
-      }
+    Pending(Leases& leases, std::span<LeaseRequest const> requests)
+        : leases_{leases}, requests_{requests} {}
+    Pending(Pending const&) = delete;
+    Pending& operator=(Pending const&) = delete;
+    ~Pending() {
       for (; count_ != 0; --count_) {
-        desk_.undo_hold(requests_[count_ - 1].id, *this);
+        leases_.take_back(requests_[count_ - 1].id, *this);
       }
     }
     void add(BlockRecord& block) noexcept {
-      desk_.book_.count(block);
+      leases_.count(block);
       ++count_;
     }
     void keep() noexcept { count_ = 0; }
 
    private:
-    LeaseDesk& desk_;
-    Guard& guard_;
+    Leases& leases_;
     std::span<LeaseRequest const> requests_;
     std::size_t count_ = 0;
   };
 
+  /// The block if a lease on it can be given without a device call and without a way to fail, else null.
+  [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
+    BlockRecord* const block = blocks_.find(request.id);
+    if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
+        block->is_abandoned) {
+      return nullptr;
+    }
+    bool const is_ordered = order_.is_ordered(block->written, on) &&
+                            (request.access == Access::read || order_.is_ordered(block->used, on));
+    return is_ordered ? block : nullptr;
+  }
+  LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
+    count(block);
+    blocks_.touch(request.id, blocks_.record_access(request));
+    return grant(block, request, on);
+  }
+
+  void count(BlockRecord& block) noexcept {
+    auto const me = std::this_thread::get_id();
+    if (block.leases++ == 0) {
+      block.leaser = me;
+      if (block.is_resident()) {
+        journal_.leases_begun(block);
+      }
+    } else if (block.leaser != me) {
+      block.leaser = std::thread::id{};
+    }
+    ++block.lease_serial;
+  }
+
+  /// Makes a lease of one that was counted.
+  LeaseRecord grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
+    blocks_.use(block, request.access);
+    ++block.granted;
+    return {.block = request.id,
+            .record = &block,
+            .stream = stream,
+            .access = request.access,
+            .is_sole = block.leases == 1,
+            .serial = block.lease_serial};
+  }
+
+  /// Ends what `count` began, whether it became a lease or not.
+  void uncount(BlockId id, BlockRecord& block) noexcept {
+    if (--block.leases == 0) {
+      if (block.is_resident()) {
+        journal_.leases_ended(block);
+      }
+      prefetcher_.on_release(id);
+      if (block.is_abandoned) {
+        blocks_.free(id, block);
+      }
+    }
+    monitor_.notify_release();
+  }
+
+  /// Takes back a lease that was counted and not granted.
+  void take_back(BlockId id, Pending const& group) noexcept {
+    BlockRecord& block = blocks_.at(id);
+    blocks_.wait_until_settled(block, &group);
+    if (block.state() == BlockState::filling) {
+      blocks_.undo_filling(id, block);
+    }
+    uncount(id, block);
+  }
+
+  /// The rest of `acquire`, apart from it so that the code that most leases run stays small.
   template <class Give>
-  [[gnu::noinline]] void open_with_device_calls(Guard& guard,
-                                                std::span<LeaseRequest const> requests,
-                                                stream_type stream,
-                                                StreamIndex on,
-                                                Give const& give);
-  void refuse_capture(Guard& guard, stream_type stream);
-  [[nodiscard]] bool is_settled(BlockId id) noexcept {
-    BlockRecord const& block = *state_.blocks.find(id);
-    return block.is_resident() && !block.is_busy && block.filler == nullptr;
-  }
-  void make_resident(Guard& guard, LeaseRequest request, Use use, Holds const& group);
-  void prove_contents(Guard& guard, LeaseRequest request);
-  void judge_prefetch(Guard& guard, BlockRecord& block);
-  void order_after_earlier_uses(Guard& guard,
-                                std::span<LeaseRequest const> requests,
-                                StreamIndex on,
-                                Holds const& group);
-  void undo_hold(BlockId id, Holds const& group) noexcept;
-
-  State& state_;
-  LeaseBook<Policies>& book_;
-  RoomMaker<Policies>& rooms_;
-  Arrivals<Policies>& arrivals_;
-};
-
-template <PolicySet Policies>
-template <class Give>
-void LeaseDesk<Policies>::open(Guard& guard,
-                               std::span<LeaseRequest const> requests,
-                               stream_type stream,
-                               Give give) {
-  StreamIndex const on = state_.index_of(guard, stream);
-  if (requests.size() == 1) {
-    if (BlockRecord* const block = book_.at_hand(requests.front(), on)) {
-      give(0, book_.grant_at_once(*block, requests.front(), on), *block);
-      return;
+  [[gnu::noinline]] void acquire_with_device_calls(std::span<LeaseRequest const> requests,
+                                                   stream_type stream,
+                                                   StreamIndex on,
+                                                   Give const& give) {
+    refuse_capture(stream);
+    for (LeaseRequest const& request : requests) {  // all are known before any is counted
+      refuse_lost(blocks_.expect(request.id), request);
     }
-  } else if (std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
-               return book_.at_hand(request, on) != nullptr;
-             })) {
+    Pending pending{*this, requests};
+    for (LeaseRequest const& request : requests) {
+      pending.add(blocks_.at(request.id));
+    }
+    for (LeaseRequest const& request : requests) {
+      make_resident(request, blocks_.record_access(request), pending);
+    }
+    for (LeaseRequest const& request : requests) {
+      check_arrival(request, pending);
+    }
+    order_after_earlier_uses(requests, on, pending);
     for (std::size_t i = 0; i < requests.size(); ++i) {
-      BlockRecord& block = *state_.blocks.find(requests[i].id);
-      give(i, book_.grant_at_once(block, requests[i], on), block);
+      BlockRecord& block = blocks_.at(requests[i].id);
+      give(i, grant(block, requests[i], on), block);
     }
-    return;
+    pending.keep();
   }
-  open_with_device_calls(guard, requests, stream, on, give);
-}
 
-/// The rest of `open`, apart from it so that what most leases run through stays small.
-template <PolicySet Policies>
-template <class Give>
-void LeaseDesk<Policies>::open_with_device_calls(Guard& guard,
-                                                 std::span<LeaseRequest const> requests,
-                                                 stream_type stream,
-                                                 StreamIndex on,
-                                                 Give const& give) {
-  refuse_capture(guard, stream);
-  for (LeaseRequest const& request : requests) {  // all are known before any is held
-    if (state_.record(request.id).is_lost && request.access != Access::write) {
+  /// Work that is enqueued on a stream that is being captured does not run now: a swap-in would be
+  /// repeated by every launch of the graph, from a host slot that is another block's by then.
+  void refuse_capture(stream_type stream) {
+    if constexpr (CapturingApi<Device>) {
+      bool is_capturing = false;
+      {
+        Unlocked const unlocked{monitor_};
+        is_capturing = device_.is_capturing(stream);
+      }
+      expects(
+          !is_capturing,
+          "the stream is being captured into a graph, and not all operands are at hand: acquire "
+          "them before the capture, and hold the leases for as long as the graph is launched");
+    }
+  }
+
+  static void refuse_lost(BlockRecord const& block, LeaseRequest request) {
+    if (block.is_lost() && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
     }
   }
-  Holds holds{*this, guard, requests};
-  for (LeaseRequest const& request : requests) {
-    holds.add(*state_.blocks.find(request.id));
-  }
-  for (LeaseRequest const& request : requests) {
-    Use const use = book_.note_access(request);
-    if (is_settled(request.id)) {
-      state_.eviction.on_access(request.id, use);
-    } else {
-      make_resident(guard, request, use, holds);
-    }
-  }
-  for (LeaseRequest const& request : requests) {
-    BlockRecord& block = *state_.blocks.find(request.id);
-    if (block.is_unproven) {
-      prove_contents(guard, request);
-    }
-    if (block.is_prefetched) {
-      judge_prefetch(guard, block);
-    }
-  }
-  order_after_earlier_uses(guard, requests, on, holds);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    BlockRecord& block = *state_.blocks.find(requests[i].id);
-    give(i, book_.grant(block, requests[i], on), block);
-  }
-  holds.keep();
-}
 
-/// What is enqueued on a stream that is being captured does not run now: a swap-in would be repeated by
-/// every launch of the graph, from a host slot that is another block's by then.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::refuse_capture(Guard& guard, stream_type stream) {
-  if constexpr (CapturingApi<typename Policies::device>) {
-    bool is_capturing = false;
-    {
-      Unlocked const unlocked{guard};
-      is_capturing = state_.device.is_capturing(stream);
-    }
-    expects(
-        !is_capturing,
-        "the stream is being captured into a graph, and not all operands are at hand: acquire them "
-        "before the capture, and hold the leases for as long as the graph is launched");
-  }
-}
-
-template <PolicySet Policies>
-void LeaseDesk<Policies>::bring_in(Guard& guard, BlockId id) {
-  LeaseRequest const request{id, Access::read};
-  BlockRecord& block = state_.record(id);
-  state_.await_transition(guard, block, nullptr);
-  if (!block.is_resident() && block.has_contents) {
-    Holds hold{*this, guard, {&request, 1}};
-    hold.add(block);
-    make_resident(guard, request, state_.prefetcher.schedule().use_of(id), hold);
-  }
-}
-
-/// Makes later work on `on` run after whatever conflicts with the operands. All of them are resident
-/// and held on return, and the lock has not been let go since that was seen.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::order_after_earlier_uses(Guard& guard,
-                                                   std::span<LeaseRequest const> requests,
-                                                   StreamIndex on,
-                                                   Holds const& group) {
-  std::vector<Fence> waits;
-  for (;;) {
-    // An operand that is held may still move until its address is handed out.
-    bool has_slept = false;
-    for (LeaseRequest const& request : requests) {
-      BlockRecord const& block = *state_.blocks.find(request.id);
-      has_slept = state_.await_transition(guard, block, &group) || has_slept;
-    }
-    if (has_slept) {
-      continue;  // what was settled before may be on the move again
-    }
-    waits.clear();
-    for (LeaseRequest const& request : requests) {
-      BlockRecord const& block = *state_.blocks.find(request.id);
-      Fence const fence = request.access == Access::read ? block.written : block.last_uses();
-      if (!state_.order.is_ordered(fence, on)) {
-        waits.push_back(fence);
-      }
-    }
-    if (waits.empty()) {
-      return;
-    }
-    Unlocked const unlocked{guard};
-    for (Fence const& fence : waits) {
-      state_.order.wait(on, fence);
-    }
-  }
-}
-
-/// Waits for other threads' transitions of the block, and brings it in. The block is held.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::make_resident(Guard& guard,
-                                        LeaseRequest request,
-                                        Use use,
-                                        Holds const& group) {
-  BlockRecord& block = *state_.blocks.find(request.id);
-  state_.await_transition(guard, block, &group);
-  if (!block.is_resident()) {
-    Turn const turn{state_, guard};
-    state_.await_transition(guard, block, &group);
+  /// Gives a counted block its range, and its bytes unless they will be overwritten.
+  void make_resident(LeaseRequest request, Use use, Pending const& group) {
+    BlockRecord& block = blocks_.at(request.id);
+    blocks_.wait_until_settled(block, &group);
     if (!block.is_resident()) {
-      auto const placement = rooms_.take(guard, block.bytes, request.id);
-      if (block.has_contents && request.access != Access::write) {
-        arrivals_.begin(request.id, placement, use, false);
-        arrivals_.carry_in(guard);
+      Exclusive const exclusive{monitor_};
+      blocks_.wait_until_settled(block, &group);
+      if (!block.is_resident()) {
+        Placement const placement = reclaimer_.take_range(block.bytes, request.id);
+        if (block.state() != BlockState::on_host || request.access == Access::write) {
+          blocks_.place(request.id, placement, use, &group);
+        } else {
+          blocks_.begin_swap_in(request.id);
+          transfers_.stage_swap_in(request.id, placement, use, false);
+          transfers_.swap_in();
+        }
         return;
       }
-      arrivals_.place(request.id, placement, use);
-      if (block.has_contents) {
-        block.filler = &group;
+    }
+    blocks_.touch(request.id, use);
+  }
+
+  /// Learns what became of the swap-in of a block that is used for the first time since.
+  ///
+  /// A prefetch is counted by whether it was complete. A read of the file tier runs after the swap-in was
+  /// enqueued, so its failure is reported here, once the bytes should have arrived.
+  ///
+  /// @throws FileTierError if the file did not give the bytes back
+  void check_arrival(LeaseRequest request, Pending const& group) {
+    BlockRecord& block = blocks_.at(request.id);
+    blocks_.wait_until_settled(block, &group);
+    bool const is_read_unchecked = block.is_read_unchecked && request.access != Access::write;
+    bool const is_prefetched = block.state() == BlockState::prefetched;
+    if (is_prefetched) {
+      blocks_.use_prefetched(block);
+    }
+    if (is_read_unchecked || is_prefetched) {
+      Fence const arrival = block.written;
+      bool has_arrived = false;
+      {
+        Unlocked const unlocked{monitor_};
+        has_arrived = order_.is_complete(arrival);
       }
-      return;
+      if (is_prefetched) {
+        journal_.prefetch_used(has_arrived);
+      }
+      if (has_arrived && is_read_unchecked && block.is_read_unchecked) {
+        pool_.check(block.host);
+        block.is_read_unchecked = false;
+      }
     }
   }
-  state_.eviction.on_access(request.id, use);
-}
 
-/// Asks, once they have arrived, whether a file gave back the bytes of a block that is held: it was
-/// read after its swap-in was enqueued, and a failure could not be reported there.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::prove_contents(Guard& guard, LeaseRequest request) {
-  BlockRecord& block = *state_.blocks.find(request.id);
-  if (request.access == Access::write) {
-    return;
+  /// Makes later work on `on` run after the uses that conflict with the requests. All blocks are resident
+  /// and settled on return, and the lock has not been released since that was seen.
+  void order_after_earlier_uses(std::span<LeaseRequest const> requests,
+                                StreamIndex on,
+                                Pending const& group) {
+    std::vector<Fence> waits;
+    for (;;) {
+      // A block whose lease is counted may still move until its address is handed out.
+      bool has_waited = false;
+      for (LeaseRequest const& request : requests) {
+        has_waited = blocks_.wait_until_settled(blocks_.at(request.id), &group) || has_waited;
+      }
+      if (has_waited) {
+        for (LeaseRequest const& request :
+             requests) {  // a move that failed may have cost its block
+          refuse_lost(blocks_.at(request.id), request);
+          if (!blocks_.at(request.id).is_resident()) {
+            make_resident(request, prefetcher_.schedule().use_of(request.id), group);
+          }
+          check_arrival(request, group);
+        }
+        continue;  // a block that was settled before may be moving again
+      }
+      waits.clear();
+      for (LeaseRequest const& request : requests) {
+        BlockRecord const& block = blocks_.at(request.id);
+        Fence const fence = request.access == Access::read ? block.written : block.last_uses();
+        if (!order_.is_ordered(fence, on)) {
+          waits.push_back(fence);
+        }
+      }
+      if (waits.empty()) {
+        return;
+      }
+      Unlocked const unlocked{monitor_};
+      for (Fence const& fence : waits) {
+        order_.wait(on, fence);
+      }
+    }
   }
-  Fence const arrival = block.written;
-  bool has_arrived = false;
-  {
-    Unlocked const unlocked{guard};
-    has_arrived = state_.order.is_complete(arrival);
-  }
-  if (has_arrived) {
-    state_.prove_contents(block);
-  }
-}
 
-/// Counts what a prefetch of the block was worth: done before it was needed, or not.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::judge_prefetch(Guard& guard, BlockRecord& block) {
-  block.is_prefetched = false;
-  state_.prefetched_bytes -= block.bytes;
-  Fence const arrival = block.written;
-  bool is_done = false;
-  {
-    Unlocked const unlocked{guard};
-    is_done = state_.order.is_complete(arrival);
-  }
-  ++(is_done ? state_.stats.prefetch_hits : state_.stats.prefetch_late);
-}
-
-/// Takes back a hold that did not become a lease. A range taken to be overwritten was not: the bytes
-/// are still on the host and nowhere else.
-template <PolicySet Policies>
-void LeaseDesk<Policies>::undo_hold(BlockId id, Holds const& group) noexcept {
-  BlockRecord& block = *state_.blocks.find(id);
-  if (block.filler == &group) {
-    block.filler = nullptr;
-    state_.eviction.on_erase(id);
-    state_.log(RecordKind::drop, id, block.bytes, block.address);
-    state_.on_range_left(block, block.last_uses(), State::Leaves::parked);
-    ++state_.swapped_out_blocks;
-  }
-  book_.end(id, block);
-}
+  Device& device_;
+  StreamOrder<Device>& order_;
+  HostSwapPool<Device>& pool_;
+  typename Blocks<Policies>::Prefetcher& prefetcher_;
+  Blocks<Policies>& blocks_;
+  Transfers<Policies>& transfers_;
+  Reclaimer<Policies>& reclaimer_;
+  Journal<Policies>& journal_;
+  MonitorType& monitor_;
+  std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache_{};
+};
 
 }  // namespace spillway::detail

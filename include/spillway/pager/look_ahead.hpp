@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/core/range.hpp>
-#include <spillway/pager/arrivals.hpp>
+#include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/blocks.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/monitor.hpp>
 #include <spillway/pager/reclaimer.hpp>
 #include <spillway/pager/transfers.hpp>
+#include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
 
 #include <cstddef>
@@ -16,43 +21,57 @@
 
 namespace spillway::detail {
 
-/// Does ahead of need what the schedule says will be needed: brings blocks in, copies others out,
-/// keeps headroom between the watermarks.
+/// Does ahead of need what the schedule says will be needed: swaps blocks in, copies others out, and
+/// keeps the free bytes between the watermarks.
 ///
 /// All of it is optional: where room, the host pool or the device refuse, the block waits for its
-/// acquire, which reports what is wrong if it still is. Runs on the thread that has just acquired.
+/// acquire, which reports what is wrong if it still is. Runs on the thread that has just acquired, under
+/// the lock.
 template <PolicySet Policies>
 class LookAhead {
  public:
-  using State = PagerState<Policies>;
-  using Guard = typename State::Guard;
-  using Turn = typename State::Turn;
+  using Prefetcher = typename Blocks<Policies>::Prefetcher;
+  using MonitorType = Monitor<typename Policies::lock>;
 
-  LookAhead(State& state,
+  /// The arguments are not owned and must outlive this object.
+  LookAhead(std::size_t capacity_bytes,
+            Prefetcher const& prefetcher,
+            Blocks<Policies>& blocks,
             Transfers<Policies>& transfers,
-            Arrivals<Policies>& arrivals,
-            RoomMaker<Policies>& rooms)
-      : state_{state}, transfers_{transfers}, arrivals_{arrivals}, rooms_{rooms} {}
+            Reclaimer<Policies>& reclaimer,
+            Journal<Policies> const& journal,
+            MonitorType& monitor,
+            PagerOptions const& options)
+      : capacity_bytes_{static_cast<double>(capacity_bytes)},
+        prefetcher_{prefetcher},
+        blocks_{blocks},
+        transfers_{transfers},
+        reclaimer_{reclaimer},
+        journal_{journal},
+        monitor_{monitor},
+        options_{options} {}
+  LookAhead(LookAhead const&) = delete;
+  LookAhead& operator=(LookAhead const&) = delete;
 
-  /// Cheap test, made on every acquire: is there anything to look ahead for?
+  /// Whether there may be something to do. Asked at every acquire, so it costs a few loads.
   [[nodiscard]] bool is_due() const noexcept {
-    return state_.options.swapping && !state_.is_turn_taken &&
-           (state_.swapped_out_blocks != 0 || state_.is_under_pressure() || is_above_watermark());
+    return options_.swapping && !monitor_.is_exclusive_taken() &&
+           (blocks_.on_host_count() != 0 || journal_.is_under_pressure() || is_above_watermark());
   }
 
-  /// Entered with the lock; does nothing if another thread is making room.
-  void run(Guard& guard) {
-    if (state_.is_turn_taken) {
+  /// Does nothing if another thread has the exclusive right.
+  [[gnu::noinline]] void run() {
+    if (monitor_.is_exclusive_taken()) {
       return;
     }
-    typename State::Turn const turn{state_, guard};
+    typename MonitorType::Exclusive const exclusive{monitor_};
     try {
-      keep_headroom(guard);
-      if (state_.options.prefetching) {
-        prefetch(guard);
+      keep_headroom();
+      if (options_.prefetching) {
+        prefetch();
       }
-      if (state_.options.early_swap_out) {
-        copy_out_early(guard);
+      if (options_.early_swap_out) {
+        copy_out_early();
       }
     } catch (DeviceError const&) {      // NOLINT(bugprone-empty-catch): see the class comment
     } catch (FileTierError const&) {    // NOLINT(bugprone-empty-catch)
@@ -61,40 +80,57 @@ class LookAhead {
   }
 
  private:
+  // Small blocks are swapped in together. A copy of this size takes as long as finding room for the next
+  // block, so it need not wait for more.
+  static constexpr std::size_t most_bytes_together = 256_KiB;
+
+  struct Wanted {
+    BlockId id{};
+    std::uint64_t next_use = 0;
+  };
+
   [[nodiscard]] bool is_above_watermark() const noexcept {
-    return state_.options.high_watermark < 1.0 && taken_part() > state_.options.high_watermark;
+    return options_.high_watermark < 1.0 && resident_part() > options_.high_watermark;
   }
-  [[nodiscard]] double taken_part() const noexcept {
-    auto const capacity = static_cast<double>(state_.arena.capacity_bytes());
-    return static_cast<double>(state_.stats.resident.bytes.current) / capacity;
-  }
-
-  void keep_headroom(Guard& guard) {
-    if (!is_above_watermark()) {
-      return;
-    }
-    double const excess = (taken_part() - state_.options.low_watermark) *
-                          static_cast<double>(state_.arena.capacity_bytes());
-    auto const anyone = [](BlockId) noexcept { return true; };
-    rooms_.evict(guard, static_cast<std::size_t>(excess), EvictionReason::watermark, anyone);
+  [[nodiscard]] double resident_part() const noexcept {
+    return static_cast<double>(journal_.stats().resident.bytes.current) / capacity_bytes_;
   }
 
-  void prefetch(Guard& guard) {
-    if (state_.swapped_out_blocks == 0) {
+  void keep_headroom() {
+    if (is_above_watermark()) {
+      double const excess = (resident_part() - options_.low_watermark) * capacity_bytes_;
+      auto const any = [](BlockId) noexcept { return true; };
+      reclaimer_.evict(static_cast<std::size_t>(excess), EvictionReason::watermark, any);
+    }
+  }
+
+  void prefetch() {
+    if (blocks_.on_host_count() == 0) {
       return;
     }
-    wanted_.clear();
-    std::size_t inflight_bytes = state_.prefetched_bytes;
-    std::size_t const most_bytes = state_.prefetcher.max_inflight_bytes();
-    state_.prefetcher.candidates([&](BlockId id, std::uint64_t next_use) {
-      BlockRecord const* const block = state_.blocks.find(id);
-      if (block == nullptr || block->is_resident() || block->is_busy || !block->has_contents) {
-        return true;
-      }
-      if constexpr (SpeculativeEvictionPolicy<typename Policies::eviction>) {
-        if (!state_.eviction.may_return(state_.prefetcher.schedule(), id)) {
-          return true;  // its turn comes when what is made in between has been made
+    list_wanted();
+    try {
+      for (Wanted const& wanted : wanted_) {
+        if (!stage(wanted)) {
+          break;  // what is needed later must not take the room of what is needed first
         }
+      }
+    } catch (...) {
+      transfers_.swap_in();
+      throw;
+    }
+    transfers_.swap_in();
+  }
+
+  /// Notes the blocks on the host that the prefetch policy names, within its bound.
+  void list_wanted() {
+    wanted_.clear();
+    std::size_t inflight_bytes = blocks_.prefetched_bytes();
+    std::size_t const most_bytes = prefetcher_.max_inflight_bytes();
+    prefetcher_.candidates([&](BlockId id, std::uint64_t next_use) {
+      BlockRecord const* const block = blocks_.find(id);
+      if (block == nullptr || block->state() != BlockState::on_host || !blocks_.may_return(id)) {
+        return true;
       }
       inflight_bytes += block->bytes;
       if (inflight_bytes > most_bytes) {
@@ -103,88 +139,65 @@ class LookAhead {
       wanted_.push_back({id, next_use});
       return true;
     });
-    try {
-      for (Wanted const& wanted : wanted_) {
-        if (!bring_in_early(guard, wanted)) {
-          break;  // what is needed later must not take the room of what is needed first
-        }
-      }
-    } catch (...) {
-      arrivals_.carry_in(guard);
-      throw;
-    }
-    arrivals_.carry_in(guard);
   }
 
-  // Small blocks come in together. One that takes as long as finding room for others need not wait.
-  static constexpr std::size_t most_bytes_together = 256_KiB;
-
-  struct Wanted {
-    BlockId id{};
-    std::uint64_t next_use = 0;
-  };
-
-  bool bring_in_early(Guard& guard, Wanted const& wanted) {
-    BlockRecord* block = state_.blocks.find(wanted.id);
-    if (block == nullptr || block->is_resident() || block->is_busy) {
-      return true;
+  /// Stages the swap-in of a block. @returns false if there is no room for it
+  bool stage(Wanted const& wanted) {
+    BlockRecord const* const block = blocks_.find(wanted.id);
+    if (block == nullptr || block->state() != BlockState::on_host) {
+      return true;  // the lock was released for others: the block may have gone or come
     }
     // If its next use overwrites it, its bytes need not come back.
-    auto const& schedule = state_.prefetcher.schedule();
+    AccessSchedule const& schedule = prefetcher_.schedule();
     if (schedule.is_overwritten_next(wanted.id)) {
       return true;
     }
-    auto const needed_later = [&](BlockId other) noexcept {
-      if constexpr (SpeculativeEvictionPolicy<typename Policies::eviction>) {
-        if (!state_.eviction.is_leaving(other)) {
-          return false;  // it would have to come back in turn: more to bring in than without prefetching
-        }
+    auto const is_needed_later = [&](BlockId other) noexcept {
+      if (!blocks_.is_leaving(other)) {
+        return false;  // it would have to come back in turn: more to swap in than without prefetching
       }
       std::uint64_t const next = schedule.next_use(other);
       return next != use_unknown && next > wanted.next_use;
     };
-    auto const placement =
-        rooms_.try_take_for_prefetch(guard, block->bytes, wanted.id, needed_later);
+    blocks_.begin_swap_in(wanted.id);  // from now on nobody frees or acquires it
+    std::optional<Placement> placement;
+    try {
+      placement = reclaimer_.try_take_range_for_prefetch(block->bytes, wanted.id, is_needed_later);
+    } catch (...) {
+      blocks_.cancel_swap_in(wanted.id);
+      throw;
+    }
     if (!placement) {
+      blocks_.cancel_swap_in(wanted.id);
       return false;
     }
-    // The lock was let go meanwhile: the block may have been freed.
-    block = state_.blocks.find(wanted.id);
-    if (block == nullptr || block->is_resident() || block->is_busy) {
-      state_.unplace(wanted.id, *placement, placement->fence);
-      return true;
-    }
     Use const use = schedule.use_of(wanted.id);
-    if (arrivals_.begin(wanted.id, *placement, use, true) >= most_bytes_together) {
-      arrivals_.carry_in(guard);
+    if (transfers_.stage_swap_in(wanted.id, *placement, use, true) >= most_bytes_together) {
+      transfers_.swap_in();
     }
     return true;
   }
 
-  /// Copies out what the plan sends out anyway, while the outgoing link is idle; the block stays until
-  /// its room is needed and then leaves for nothing.
-  void copy_out_early(Guard& guard) {
-    if constexpr (SpeculativeEvictionPolicy<typename Policies::eviction>) {
-      auto const inspect = [this](BlockId id) noexcept -> std::optional<EvictionCandidate> {
-        BlockRecord const* const block = state_.blocks.find(id);
-        if (block == nullptr || !block->is_resident() || block->is_leased() || block->is_busy ||
-            block->is_clean()) {
-          return std::nullopt;
-        }
-        return EvictionCandidate{block->bytes, false, true};
-      };
-      while (auto const id = state_.eviction.early_victim(inspect)) {
-        if (!transfers_.copy_out(guard, *id)) {
+  /// Copies to the host what the plan sends out anyway, while the link is idle. The block stays until its
+  /// room is needed, and then leaves without a copy.
+  void copy_out_early() {
+    if constexpr (Blocks<Policies>::is_speculative) {
+      while (auto const id = blocks_.early_victim()) {
+        if (!transfers_.copy_out(*id)) {
           break;
         }
       }
     }
   }
 
-  State& state_;
+  double capacity_bytes_;
+  Prefetcher const& prefetcher_;
+  Blocks<Policies>& blocks_;
   Transfers<Policies>& transfers_;
-  Arrivals<Policies>& arrivals_;
-  RoomMaker<Policies>& rooms_;
+  Reclaimer<Policies>& reclaimer_;
+  Journal<Policies> const& journal_;
+  MonitorType& monitor_;
+  PagerOptions const& options_;
   std::vector<Wanted> wanted_;
 };
 

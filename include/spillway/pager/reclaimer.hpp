@@ -2,235 +2,271 @@
 #pragma once
 
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/blocks.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/monitor.hpp>
 #include <spillway/pager/transfers.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
+
+namespace spillway {
+
+/// How a pager makes room. Part of `AllocatorOptions`.
+struct PagerOptions {
+  bool swapping = true;     ///< false: a full device is an error, as without this library
+  bool compaction = true;   ///< false: fragmented room counts as no room unless blocks can leave
+  bool prefetching = true;  ///< false: blocks come in when they are acquired and never before
+  bool poison_vacated = false;  ///< overwrite ranges that are given up, to find stale addresses
+  bool early_swap_out = true;   ///< copy out ahead of need what the plan sends out anyway
+  /// The most bytes one compaction pass may move.
+  std::size_t compaction_budget_bytes = std::numeric_limits<std::size_t>::max();
+  /// Part of the capacity above which blocks leave ahead of need, and at which that stops. 1: never.
+  double high_watermark = 1.0;
+  double low_watermark = 1.0;
+  /// What plans are priced with: the host link one way, and reads plus writes of device memory.
+  double link_bytes_per_second = 25e9;
+  double device_bytes_per_second = 1.5e12;
+  /// Up to so many ranges are always looked at as a whole when room has to be made. More are only
+  /// where that takes no longer than to let a block leave instead and come back.
+  std::size_t few_ranges = 256;
+  /// How long a call that needs room may wait for leases of other threads. Zero: fail at once.
+  std::chrono::milliseconds lease_wait{10'000};
+};
+
+}  // namespace spillway
 
 namespace spillway::detail {
 
-/// Finds a device range for a block: free, grown, vacated or made contiguous, in that order.
+/// Finds a device range for a block, and reclaims memory for it where none is free.
 ///
-/// A bounded loop of `try_` steps, entered with the lock and the turn. It gives up only when every
-/// resident block is leased or the host pool is full, and then says so.
+/// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the policy's
+/// choice until enough bytes are free; make them contiguous, by moving blocks or by evicting neighbours,
+/// whichever takes less time; wait for leases of other threads. It gives up only when every resident
+/// block is leased or the host pool is full, and then says which.
+///
+/// Every function is entered with the lock and the exclusive right.
 template <PolicySet Policies>
-class RoomMaker {
+class Reclaimer {
  public:
-  using State = PagerState<Policies>;
-  using Arena = typename State::Arena;
-  using Guard = typename State::Guard;
-  using Turn = typename State::Turn;
-  using Unlocked = typename State::Unlocked;
+  using Device = typename Policies::device;
+  using Arena = typename Blocks<Policies>::Arena;
+  using MonitorType = Monitor<typename Policies::lock>;
 
-  RoomMaker(State& state, Transfers<Policies>& transfers) : state_{state}, transfers_{transfers} {}
+  /// The arguments are not owned and must outlive this object.
+  Reclaimer(Device& device,
+            Arena& arena,
+            Blocks<Policies>& blocks,
+            Transfers<Policies>& transfers,
+            Journal<Policies>& journal,
+            MonitorType& monitor,
+            PagerOptions const& options)
+      : device_{device},
+        arena_{arena},
+        blocks_{blocks},
+        transfers_{transfers},
+        journal_{journal},
+        monitor_{monitor},
+        options_{options} {}
+  Reclaimer(Reclaimer const&) = delete;
+  Reclaimer& operator=(Reclaimer const&) = delete;
 
-  /// A range of `bytes` for block `owner`. The caller has the turn.
+  /// A range of `bytes` for block `owner`.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; every block is then resident as it was
   ///         or validly swapped out
-  Placement take(Guard& guard, std::size_t bytes, BlockId owner) {
+  Placement take_range(std::size_t bytes, BlockId owner) {
     RangeSource source = RangeSource::free_range;
     // Each round frees, moves or waits; other threads may take what a round made, so it is bounded.
-    std::size_t const most_rounds = 16 + 4 * state_.blocks.size();
+    std::size_t const most_rounds = 16 + 4 * blocks_.size();
     for (std::size_t round = 0; round < most_rounds; ++round) {
-      if (auto placement = state_.try_place(guard, bytes, owner)) {
-        ++state_.stats.range_sources[static_cast<std::size_t>(source)];
+      if (auto placement = blocks_.try_place(bytes, owner)) {
+        journal_.range_found(source);
         return *placement;
       }
-      auto const made_by = make_room(guard, bytes);
-      if (!made_by) {
+      auto const reclaimed_by = reclaim(bytes);
+      if (!reclaimed_by) {
         break;
       }
-      source = *made_by;
+      source = *reclaimed_by;
     }
-    ++state_.stats.out_of_memory;
-    state_.log(RecordKind::out_of_memory, owner, bytes, nullptr);
-    throw OutOfDeviceMemory{state_.report(bytes), advice(bytes)};
+    journal_.out_of_memory(owner, bytes);
+    throw OutOfDeviceMemory{blocks_.report(bytes), advice(bytes)};
   }
 
-  /// A range if one can be had by letting go only what `admits(id)` allows, without waiting and
-  /// without growing; for prefetches.
+  /// A range for a prefetch, if one can be had by evicting only blocks that `admits(id)` allows, without
+  /// waiting and without growing. @throws as `take_range`, but no OutOfDeviceMemory
   template <class Admits>
   std::optional<Placement>
-  try_take_for_prefetch(Guard& guard, std::size_t bytes, BlockId owner, Admits admits) {
-    if (auto placement = state_.try_place(guard, bytes, owner)) {
+  try_take_range_for_prefetch(std::size_t bytes, BlockId owner, Admits admits) {
+    if (auto placement = blocks_.try_place(bytes, owner)) {
       return placement;
     }
-    if (state_.arena.free_bytes() < bytes) {
-      std::size_t const short_bytes = bytes - state_.arena.free_bytes();
-      if (evict(guard, short_bytes, EvictionReason::prefetch, admits) == 0) {
+    if (arena_.free_bytes() < bytes) {
+      if (evict(bytes - arena_.free_bytes(), EvictionReason::prefetch, admits) == 0) {
         return std::nullopt;
       }
-      if (auto placement = state_.try_place(guard, bytes, owner)) {
+      if (auto placement = blocks_.try_place(bytes, owner)) {
         return placement;
       }
     }
     if constexpr (MovingArena<Arena>) {
-      if (state_.arena.free_bytes() >= bytes) {
+      if (arena_.free_bytes() >= bytes) {
         if (auto plan = compaction_plan(bytes, first_search(bytes))) {
-          transfers_.move(guard, *plan);
-          return state_.try_place(guard, bytes, owner);
+          transfers_.move(*plan);
+          return blocks_.try_place(bytes, owner);
         }
       }
     }
     return std::nullopt;
   }
 
-  /// Makes blocks leave, by the eviction policy's choice, until `wanted_bytes` have been given up.
+  /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes` have
+  /// been given up.
   ///
-  /// @returns bytes given up; less than wanted if no more blocks may leave
+  /// @returns bytes given up; fewer than wanted if no more blocks may leave
   template <class Admits>
-  std::size_t evict(Guard& guard, std::size_t wanted_bytes, EvictionReason reason, Admits admits) {
+  std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, Admits admits) {
+    if (!options_.swapping) {
+      return 0;
+    }
     std::vector<BlockId> victims;
-    std::size_t chosen_bytes = 0;
-    auto const inspect = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
-      BlockRecord const* const block = state_.blocks.find(id);
-      if (block == nullptr || !can_leave(*block) || !admits(id)) {
-        return std::nullopt;
-      }
-      return EvictionCandidate{block->bytes, block->is_clean(), block->has_contents};
-    };
     victims.reserve(16);
-    while (chosen_bytes < wanted_bytes) {
-      auto const victim = state_.eviction.victim(wanted_bytes - chosen_bytes, inspect);
+    for (std::size_t chosen_bytes = 0; chosen_bytes < wanted_bytes;) {
+      auto const victim = blocks_.victim(wanted_bytes - chosen_bytes, admits);
       if (!victim) {
         break;
       }
       victims.push_back(*victim);
-      BlockRecord& block = *state_.blocks.find(*victim);
-      block.is_busy = true;
-      state_.eviction.on_erase(*victim);
-      chosen_bytes += block.bytes;
+      blocks_.begin_swap_out(*victim);
+      chosen_bytes += blocks_.at(*victim).bytes;
     }
-    return victims.empty() ? 0 : transfers_.send_out(guard, victims, reason);
+    return victims.empty() ? 0 : transfers_.swap_out(victims, reason);
   }
 
   /// Moves blocks to join free ranges, for at most `budget_bytes`. @returns bytes moved
-  std::size_t compact_ahead(Guard& guard, std::size_t budget_bytes) {
+  std::size_t compact(std::size_t budget_bytes) {
     std::size_t bytes = 0;
     if constexpr (MovingArena<Arena>) {
-      if (auto plan = state_.arena.plan_pass(budget_bytes, can_move());
-          plan && !plan->moves.empty()) {
+      if (auto plan = arena_.plan_pass(budget_bytes, can_move()); plan && !plan->moves.empty()) {
         bytes = plan->cost_bytes;
-        transfers_.move(guard, *plan);
+        transfers_.move(*plan);
       }
     }
     return bytes;
   }
 
  private:
-  [[nodiscard]] bool can_leave(BlockRecord const& block) const noexcept {
-    return state_.options.swapping && block.is_resident() && !block.is_leased() && !block.is_busy;
-  }
-
   [[nodiscard]] auto can_move() const noexcept {
     return [this](BlockId id) noexcept {
-      BlockRecord const* const block = state_.blocks.find(id);
-      // A block that is held for a lease may move as long as its address has not been handed out.
-      return block != nullptr && block->is_resident() && block->granted == 0 && !block->is_busy;
+      BlockRecord const* const block = blocks_.find(id);
+      return block != nullptr && block->can_move();
     };
   }
 
   [[nodiscard]] auto compaction_plan(std::size_t bytes, std::size_t most_ranges) const {
     std::optional<typename Arena::plan_type> plan;
-    if (state_.options.compaction) {
-      plan = state_.arena.plan_compaction(
-          bytes, state_.options.compaction_budget_bytes, can_move(), most_ranges);
+    if (options_.compaction) {
+      plan =
+          arena_.plan_compaction(bytes, options_.compaction_budget_bytes, can_move(), most_ranges);
     }
     return plan;
   }
 
-  /// How many ranges are worth a search as a whole for room for `bytes`: one that takes longer than a block
-  /// takes to leave and to come back saves nothing. That is decided by the size of the block that might
-  /// leave instead, which is not known, and taken to be the mean.
+  /// How many ranges are worth being searched as a whole for room for `bytes`.
+  ///
+  /// A search that takes longer than a block takes to leave and to come back saves nothing. The block
+  /// that would leave instead is not known; its size is taken to be the mean.
   [[nodiscard]] std::size_t few_ranges(std::size_t bytes) const noexcept {
-    if (!state_.options.swapping) {
-      return state_.arena.few_ranges();
+    if (!options_.swapping) {
+      return arena_.few_ranges();
     }
     constexpr double seconds_per_range = 1e-6;  // of a search that goes on as long as it may
-    auto const& resident = state_.stats.resident;
+    auto const& resident = journal_.stats().resident;
     std::uint64_t const mean =
         resident.bytes.current / std::max<std::uint64_t>(1, resident.blocks.current);
     double const swap_seconds = 2.0 * static_cast<double>(std::max<std::uint64_t>(bytes, mean)) /
-                                state_.options.link_bytes_per_second;
-    return std::max(state_.options.few_ranges,
+                                options_.link_bytes_per_second;
+    return std::max(options_.few_ranges,
                     static_cast<std::size_t>(std::min(swap_seconds / seconds_per_range, 1e9)));
   }
   [[nodiscard]] std::size_t first_search(std::size_t bytes) const noexcept {
-    return state_.arena.first_search(few_ranges(bytes));
+    return arena_.first_search(few_ranges(bytes));
   }
 
-  /// What is to leave next for the sake of `bytes`. Where there are many ranges, one more block that leaves
-  /// by value costs less than a search for others to move, and often leaves a gap that is large enough.
+  /// How many bytes should leave next to make room for `bytes`.
+  ///
+  /// Where there are many ranges, evicting one more block by value costs less than a search for blocks to
+  /// move, and often leaves a gap that is large enough.
   [[nodiscard]] std::size_t short_bytes(std::size_t bytes) const noexcept {
-    std::size_t const free_bytes = state_.arena.free_bytes();
+    std::size_t const free_bytes = arena_.free_bytes();
     if (free_bytes < bytes) {
       return bytes - free_bytes;
     }
     std::size_t spare_bytes = 0;
     if constexpr (MovingArena<Arena>) {
-      spare_bytes = state_.options.swapping ? state_.arena.spare_bytes(few_ranges(bytes)) : 0;
+      spare_bytes = options_.swapping ? arena_.spare_bytes(few_ranges(bytes)) : 0;
     }
     return std::min(bytes, spare_bytes - std::min(spare_bytes, free_bytes - bytes));
   }
 
-  /// One step towards room for `bytes`, and what kind of step it was; nothing if none is left.
-  std::optional<RangeSource> make_room(Guard& guard, std::size_t bytes) {
+  /// Takes one step towards a free range of `bytes`. @returns the kind of step; nothing if none is left
+  std::optional<RangeSource> reclaim(std::size_t bytes) {
     if constexpr (GrowingArena<Arena>) {
-      if (grow(guard, bytes)) {
+      if (grow(bytes)) {
         return RangeSource::growth;
       }
     }
     if (std::size_t const wanted_bytes = short_bytes(bytes); wanted_bytes != 0) {
-      std::uint64_t const copies = state_.stats.swap_outs.count;
-      auto const anyone = [](BlockId) noexcept { return true; };
+      std::uint64_t const copies = journal_.stats().swap_outs.count;
+      auto const any = [](BlockId) noexcept { return true; };
       // With the host pool full, blocks that need no room there may still leave.
-      auto const the_clean = [this](BlockId id) noexcept {
-        return state_.blocks.find(id)->is_clean();
-      };
-      if (evict(guard, wanted_bytes, EvictionReason::pressure, anyone) != 0 ||
-          evict(guard, wanted_bytes, EvictionReason::pressure, the_clean) != 0) {
-        return state_.stats.swap_outs.count == copies ? RangeSource::after_drop
-                                                      : RangeSource::after_swap_out;
+      auto const clean = [this](BlockId id) noexcept { return blocks_.at(id).is_clean(); };
+      if (evict(wanted_bytes, EvictionReason::pressure, any) != 0 ||
+          evict(wanted_bytes, EvictionReason::pressure, clean) != 0) {
+        return journal_.stats().swap_outs.count == copies ? RangeSource::after_drop
+                                                          : RangeSource::after_swap_out;
       }
     }
     if constexpr (MovingArena<Arena>) {
-      if (state_.arena.free_bytes() >= bytes) {
-        if (auto const made_by = make_contiguous(guard, bytes)) {
+      if (arena_.free_bytes() >= bytes) {
+        if (auto const made_by = make_contiguous(bytes)) {
           return made_by;
         }
       }
     }
-    if (wait_for_a_lease(guard)) {
+    if (wait_for_release()) {
       return RangeSource::retry;
     }
     return std::nullopt;
   }
 
-  /// Enough is free, but not in one piece: moves blocks together or lets a neighbourhood leave. Looks
-  /// no further than it must.
-  std::optional<RangeSource> make_contiguous(Guard& guard, std::size_t bytes) {
+  /// Joins free bytes that lie apart, by a search that looks no further than it must.
+  std::optional<RangeSource> make_contiguous(std::size_t bytes) {
     std::size_t most_ranges = first_search(bytes);
-    for (;; most_ranges = state_.arena.wider_search(most_ranges)) {
-      auto const made_by = make_contiguous(guard, bytes, most_ranges);
+    for (;; most_ranges = arena_.wider_search(most_ranges)) {
+      auto const made_by = make_contiguous(bytes, most_ranges);
       if (made_by || most_ranges == all_ranges) {
         return made_by;
       }
     }
   }
 
-  /// The same with a look at `most_ranges`, in whichever way takes less time.
-  std::optional<RangeSource>
-  make_contiguous(Guard& guard, std::size_t bytes, std::size_t most_ranges) {
+  /// The same by a search of `most_ranges` ranges: moves blocks or evicts neighbours, whichever takes
+  /// less time.
+  std::optional<RangeSource> make_contiguous(std::size_t bytes, std::size_t most_ranges) {
     auto plan = compaction_plan(bytes, most_ranges);
     std::optional<EvictionWindow> window;
     if (!plan || most_ranges == all_ranges) {  // else another search saves nothing
@@ -238,9 +274,9 @@ class RoomMaker {
     }
     if (plan && window) {
       double const move_seconds =
-          2.0 * static_cast<double>(plan->cost_bytes) / state_.options.device_bytes_per_second;
+          2.0 * static_cast<double>(plan->cost_bytes) / options_.device_bytes_per_second;
       double const swap_seconds =
-          static_cast<double>(window->cost) / state_.options.link_bytes_per_second;
+          static_cast<double>(window->cost) / options_.link_bytes_per_second;
       if (swap_seconds < move_seconds) {
         plan.reset();
       } else {
@@ -248,118 +284,94 @@ class RoomMaker {
       }
     }
     if (plan) {
-      transfers_.move(guard, *plan);
+      transfers_.move(*plan);
       return RangeSource::after_compaction;
     }
     if (window) {
       for (BlockId const id : window->owners) {
-        state_.blocks.find(id)->is_busy = true;
-        state_.eviction.on_erase(id);
+        blocks_.begin_swap_out(id);
       }
-      if (transfers_.send_out(guard, window->owners, EvictionReason::pressure) != 0) {
+      if (transfers_.swap_out(window->owners, EvictionReason::pressure) != 0) {
         return RangeSource::after_swap_out;
       }
     }
     return std::nullopt;
   }
 
-  /// The run of addresses that is cheapest to vacate, priced in bytes over the host link.
+  /// The neighbours that are cheapest to evict, priced in bytes over the host link.
   [[nodiscard]] std::optional<EvictionWindow> cheapest_window(std::size_t bytes,
                                                               std::size_t most_ranges) const {
-    if (!state_.options.swapping) {
+    if (!options_.swapping) {
       return std::nullopt;
     }
     auto const price = [this](BlockId id) noexcept -> std::optional<std::uint64_t> {
-      BlockRecord const* const block = state_.blocks.find(id);
-      if (block == nullptr || !can_leave(*block)) {
+      BlockRecord const* const block = blocks_.find(id);
+      if (block == nullptr || !block->can_leave()) {
         return std::nullopt;
       }
       std::uint64_t const out = block->is_clean() ? 0 : block->bytes;
-      std::uint64_t const back = block->has_contents ? block->bytes : 0;
+      std::uint64_t const back = block->has_contents() ? block->bytes : 0;
       return out + back;
     };
-    return state_.arena.cheapest_window(bytes, price, most_ranges);
+    return arena_.cheapest_window(bytes, price, most_ranges);
   }
 
-  /// Takes more memory from the device if the limit allows it.
-  bool grow(Guard& guard, std::size_t bytes) {
-    std::size_t const wanted = state_.arena.growth_for(bytes);
+  /// Takes more memory from the device if the capacity allows it.
+  bool grow(std::size_t bytes) {
+    std::size_t const wanted = arena_.growth_for(bytes);
     if (wanted == 0) {
       return false;
     }
     void* segment = nullptr;
     {
-      Unlocked const unlocked{guard};
-      segment = state_.device.try_reserve(wanted);
+      Unlocked const unlocked{monitor_};
+      segment = device_.try_reserve(wanted);
     }
     if (segment == nullptr) {
       return false;  // the device itself is full: others use it too
     }
     try {
-      state_.arena.add_segment(segment, wanted);
+      arena_.add_segment(segment, wanted);
     } catch (...) {
-      Unlocked const unlocked{guard};
-      state_.device.release(segment, wanted);
+      Unlocked const unlocked{monitor_};
+      device_.release(segment, wanted);
       throw;
     }
-    state_.log(RecordKind::grow, {}, wanted, segment);
+    journal_.grown(wanted, segment);
     return true;
   }
 
-  /// Waits until another thread ends a lease. @returns false if there is none to wait for
-  bool wait_for_a_lease(Guard& guard) {
-    using Clock = std::chrono::steady_clock;
-    if (state_.options.lease_wait.count() <= 0) {
+  /// Blocks until another thread ends a lease. @returns false if there is none to wait for
+  bool wait_for_release() {
+    if (options_.lease_wait.count() <= 0) {
       return false;
     }
-    auto const me = std::this_thread::get_id();
-    state_.lease_waiters.push_back(me);
-    std::uint64_t const seen = state_.releases;
-    std::uint64_t const start_ns = state_.device.clock_ns();
-    auto const deadline = Clock::now() + state_.options.lease_wait;
-    bool has_waited = false;
-    // Others need the turn to get on with what they hold leases for.
-    state_.is_turn_taken = false;
-    state_.notify();
-    while (state_.releases == seen && others_hold_leases()) {
-      has_waited = true;
-      ++state_.waiters;
-      bool const is_late = state_.changed.wait_until(guard, deadline) == std::cv_status::timeout;
-      --state_.waiters;
-      if (is_late) {
-        break;
-      }
+    std::uint64_t const start_ns = device_.clock_ns();
+    auto const result =
+        monitor_.wait_for_release(options_.lease_wait, [this] { return others_hold_leases(); });
+    if (result.has_slept) {
+      journal_.host_waited(1, start_ns, device_.clock_ns());
     }
-    state_.lease_waiters.erase(
-        std::find(state_.lease_waiters.begin(), state_.lease_waiters.end(), me));
-    while (state_.is_turn_taken) {
-      state_.wait_for_change(guard);
-    }
-    state_.is_turn_taken = true;
-    if (has_waited) {
-      state_.count_host_waits(1, start_ns, state_.device.clock_ns());
-    }
-    return state_.releases != seen;
+    return result.is_released;
   }
 
-  /// True if a resident block is leased by a thread that is not itself waiting for leases.
-  [[nodiscard]] bool others_hold_leases() {
+  /// True if a resident block is leased by a thread that does not wait for others itself.
+  [[nodiscard]] bool others_hold_leases() const {
     bool found = false;
-    auto const& waiting = state_.lease_waiters;
-    state_.blocks.for_each([&](BlockId, BlockRecord const& block) {
-      found = found || (block.is_resident() && block.is_leased() &&
-                        std::find(waiting.begin(), waiting.end(), block.leaser) == waiting.end());
+    blocks_.for_each([&](BlockId, BlockRecord const& block) {
+      found =
+          found || (block.is_resident() && block.is_leased() && !monitor_.is_waiting(block.leaser));
     });
     return found;
   }
 
   [[nodiscard]] std::string advice(std::size_t bytes) const {
-    MemoryReport const now = state_.report(bytes);
+    MemoryReport const now = blocks_.report(bytes);
     if (bytes > now.capacity_bytes) {
       return "The block alone is larger than the capacity: raise capacity_bytes or split the "
              "block.";
     }
-    if (!state_.options.swapping) {
+    if (!options_.swapping) {
       return "Swapping is off: switch it on, raise capacity_bytes or free blocks.";
     }
     if (now.free_bytes + now.reclaimable_bytes < bytes) {
@@ -371,8 +383,15 @@ class RoomMaker {
     return "Leases lie between the free ranges: release some, or allow compaction.";
   }
 
-  State& state_;
+  using Unlocked = typename MonitorType::Unlocked;
+
+  Device& device_;
+  Arena& arena_;
+  Blocks<Policies>& blocks_;
   Transfers<Policies>& transfers_;
+  Journal<Policies>& journal_;
+  MonitorType& monitor_;
+  PagerOptions const& options_;
 };
 
 }  // namespace spillway::detail

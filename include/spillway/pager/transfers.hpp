@@ -2,73 +2,160 @@
 #pragma once
 
 #include <spillway/arena/move_plan.hpp>
+#include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/blocks.hpp>
+#include <spillway/pager/copy_streams.hpp>
+#include <spillway/pager/journal.hpp>
+#include <spillway/pager/monitor.hpp>
 #include <spillway/schedule/use.hpp>
+#include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
 #include <cstddef>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <utility>
 #include <vector>
 
 namespace spillway::detail {
 
-/// Carries blocks from the device to the host pool, and from place to place inside the device.
+/// Carries blocks: from the device to the host pool, back, and from place to place on the device.
 ///
-/// Every function is entered with the lock and, where it says so, the turn. It decides under the
-/// lock, marks the blocks concerned as busy, enqueues with the lock released, and commits under it.
-/// When the device refuses, the blocks that were not carried yet are as they were.
+/// Every function is entered with the lock and, unless it says otherwise, with the exclusive right. It
+/// decides under the lock, puts the blocks into transit, enqueues with the lock released, and commits
+/// under it. When the device refuses, the blocks that were not carried yet are as they were.
 template <PolicySet Policies>
 class Transfers {
  public:
-  using State = PagerState<Policies>;
-  using Guard = typename State::Guard;
-  using Unlocked = typename State::Unlocked;
-  using Leaves = typename State::Leaves;
+  using Device = typename Policies::device;
+  using Arena = typename Blocks<Policies>::Arena;
+  using MonitorType = Monitor<typename Policies::lock>;
 
   static constexpr unsigned char poison_byte = 0xD5;
 
-  explicit Transfers(State& state) : state_{state} {}
+  /// `poisons`: ranges that blocks leave are overwritten, so that a use of a stale address shows. The
+  /// other arguments are not owned and must outlive this object.
+  Transfers(Device& device,
+            StreamOrder<Device>& order,
+            Arena& arena,
+            HostSwapPool<Device>& pool,
+            CopyStreams<Device>& streams,
+            Blocks<Policies>& blocks,
+            Journal<Policies>& journal,
+            MonitorType& monitor,
+            bool poisons)
+      : device_{device},
+        order_{order},
+        arena_{arena},
+        pool_{pool},
+        streams_{streams},
+        blocks_{blocks},
+        journal_{journal},
+        monitor_{monitor},
+        poisons_{poisons} {}
+  Transfers(Transfers const&) = delete;
+  Transfers& operator=(Transfers const&) = delete;
 
-  /// Makes the blocks leave the device: dropped if clean, else copied to the host pool.
+  /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
-  /// Blocks for which the host pool has no room stay. The caller has the turn and has told the
-  /// eviction policy to forget the blocks; those that stay are made known to it again.
+  /// @returns the bytes that are to be carried by now
+  /// @throws  std::bad_alloc; the block is then on the host as before, and its range back in the arena
+  std::size_t stage_swap_in(BlockId id, Placement const& placement, Use use, bool is_prefetch) {
+    std::size_t const staged = arrivals_.size();
+    BlockRecord const& block = blocks_.at(id);
+    try {
+      arrivals_.push_back({id, placement, is_prefetch});
+      arriving_.push_back({.slot = block.host,
+                           .device = placement.address,
+                           .bytes = block.requested_bytes,
+                           .after = placement.fence,
+                           .reservation = arena_.reservation(placement.range)});
+      blocks_.track(id, use);
+    } catch (...) {
+      arrivals_.resize(staged);
+      arriving_.resize(staged);
+      blocks_.cancel_swap_in(id, placement, placement.fence);
+      throw;
+    }
+    arriving_bytes_ += block.bytes;
+    return arriving_bytes_;
+  }
+
+  /// Brings the bytes of all staged blocks to the device.
+  ///
+  /// @throws DeviceError, FileTierError, std::bad_alloc; a block whose copy was not enqueued is then on
+  ///         the host as before, and its range back in the arena
+  void swap_in() {
+    if (arrivals_.empty()) {
+      return;
+    }
+    std::exception_ptr failure;
+    try {
+      Unlocked const unlocked{monitor_};
+      streams_.swap_in(arriving_);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    for (std::size_t i = 0; i < arrivals_.size(); ++i) {
+      Arrival const& arrival = arrivals_[i];
+      if (arriving_[i].state == TransferState::enqueued) {
+        blocks_.commit_swap_in(
+            arrival.id, arrival.placement, arriving_[i].done.device_done, arrival.is_prefetch);
+      } else {
+        Fence after = arrival.placement.fence;
+        after.add(streams_.in().mark());  // part of the copy may have been enqueued
+        blocks_.cancel_swap_in(arrival.id, arrival.placement, after);
+      }
+    }
+    arrivals_.clear();
+    arriving_.clear();
+    arriving_bytes_ = 0;
+    end(failure);
+  }
+
+  /// Makes blocks that are `swapping_out` leave the device: dropped if clean, else copied to the host.
+  ///
+  /// Blocks for which the host pool has no room stay.
   ///
   /// @returns the bytes of device ranges given up
-  /// @throws DeviceError, FileTierError once what could be committed is committed
-  std::size_t send_out(Guard& guard, std::vector<BlockId> const& victims, EvictionReason reason) {
+  /// @throws DeviceError, FileTierError once what could be committed is committed; std::bad_alloc
+  std::size_t swap_out(std::vector<BlockId> const& victims, EvictionReason reason) {
     std::vector<Departure> departures;
-    departures.reserve(victims.size());
+    try {
+      departures.reserve(victims.size());
+    } catch (...) {
+      std::for_each(
+          victims.begin(), victims.end(), [&](BlockId id) { blocks_.cancel_swap_out(id); });
+      throw;
+    }
     for (BlockId const id : victims) {
-      BlockRecord& block = *state_.blocks.find(id);
-      block.is_busy = true;
+      BlockRecord& block = blocks_.at(id);
       departures.push_back(
           {.id = id, .block = &block, .after = block.last_uses(), .needs_copy = !block.is_clean()});
     }
-    line_up(departures);
+    sort_small(departures);
     std::vector<TransferRequest> requests;
     std::exception_ptr failure;
     try {
       requests.reserve(departures.size());
       for (Departure& departure : departures) {
-        departure.may_leave = !departure.needs_copy || has_host_slot(guard, *departure.block);
+        departure.may_leave = !departure.needs_copy || take_host_slot(*departure.block);
         if (departure.may_leave && departure.needs_copy) {
           requests.push_back(request_for(*departure.block, departure.after));
         }
       }
-      Unlocked const unlocked{guard};
-      state_.streams.swap_out(requests);
+      Unlocked const unlocked{monitor_};
+      streams_.swap_out(requests);
       for (Departure& departure : departures) {
         if (departure.may_leave) {
-          if constexpr (State::vacates) {
-            vacate(departure);
-          } else if (state_.options.poison_vacated) {
-            poison(departure);
-          }
+          clear_range(departure);
         }
       }
     } catch (...) {
@@ -77,137 +164,134 @@ class Transfers {
     std::size_t freed = 0;
     auto request = requests.begin();
     for (Departure& departure : departures) {
-      BlockRecord& block = *departure.block;
-      block.is_busy = false;
       bool is_copied = false;
       if (departure.may_leave && departure.needs_copy) {
         is_copied = request->state == TransferState::enqueued;
-        departure.transfer.device_done.add(request->done.device_done);
-        departure.transfer.host_done = request->done.host_done;
+        departure.copy.device_done.add(request->done.device_done);
+        departure.copy.host_done = request->done.host_done;
         if (request->state == TransferState::torn) {
-          forget_host_copy(block);
+          forget_host_copy(*departure.block);
         }
         ++request;
       }
-      if (departure.may_leave && (!departure.needs_copy || is_copied)) {
-        freed += block.bytes;
-        commit_departure(departure, reason);
+      if (departure.may_leave && (is_copied || !departure.needs_copy)) {
+        freed += departure.block->bytes;
+        blocks_.commit_swap_out(
+            departure.id, is_copied, departure.copy, departure.is_vacated, reason);
       } else {
-        make_known(departure.id, block.bytes);
+        blocks_.cancel_swap_out(departure.id);
       }
     }
-    state_.notify();
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
+    end(failure);
     return freed;
   }
 
   /// Copies a block's bytes to the host ahead of need; the block stays resident and becomes clean.
   ///
   /// @returns false if the host pool has no room
-  bool copy_out(Guard& guard, BlockId id) {
-    BlockRecord& block = *state_.blocks.find(id);
-    block.is_busy = true;
+  /// @throws  DeviceError, FileTierError, std::bad_alloc; the block is then as it was
+  bool copy_out(BlockId id) {
+    BlockRecord& block = blocks_.at(id);
+    block.status.become(BlockState::copying_out);
     TransferRequest request;
     std::exception_ptr failure;
     try {
-      if (has_host_slot(guard, block)) {
+      if (take_host_slot(block)) {
         request = request_for(block, block.written);
-        Unlocked const unlocked{guard};
-        state_.streams.swap_out({&request, 1});
+        Unlocked const unlocked{monitor_};
+        streams_.swap_out({&request, 1});
       }
     } catch (...) {
       failure = std::current_exception();
     }
-    block.is_busy = false;
-    if (request.state == TransferState::torn) {
-      forget_host_copy(block);
-    }
+    block.status.go_back();
     bool const is_copied = request.state == TransferState::enqueued;
     if (is_copied) {
       block.used.add(request.done.device_done);
       block.is_host_valid = true;
-      state_.stats.swap_outs.add(block.bytes);
-      state_.stats.evictions[static_cast<std::size_t>(EvictionReason::speculative)].add(
-          block.bytes);
-      state_.log(RecordKind::copy_out, id, block.bytes, block.address);
+      journal_.copied_out(id, block);
+    } else if (request.state == TransferState::torn) {
+      forget_host_copy(block);
     }
-    state_.notify();
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
+    end(failure);
     return is_copied;
   }
 
-  /// Moves blocks inside the device as `plan` says. The caller has the turn.
+  /// Moves blocks inside the device as `plan` says.
   ///
-  /// @throws DeviceError after committing the moves that were enqueued
+  /// @throws DeviceError after committing the moves that were enqueued; std::bad_alloc
   template <class Plan>
-  void move(Guard& guard, Plan& plan) {
+  void move(Plan& plan) {
     std::vector<Fence> after;
     after.reserve(plan.moves.size());
     for (Move const& move : plan.moves) {
-      BlockRecord& block = *state_.blocks.find(move.owner);
-      after.push_back(block.last_uses());
+      after.push_back(blocks_.at(move.owner).last_uses());
     }
-    state_.arena.begin_moves(plan);
+    arena_.begin_moves(plan);
     for (Move const& move : plan.moves) {
-      state_.blocks.find(move.owner)->is_busy = true;
-    }
-    std::size_t done = 0;
-    bool is_torn = false;
-    std::exception_ptr failure;
-    {
-      Unlocked const unlocked{guard};
-      StreamIndex const stream = state_.streams.moves().index();
-      try {
-        state_.order.wait(stream, plan.fence);
-        for (Move const& move : plan.moves) {
-          state_.order.wait(stream, move.fence);
-          state_.order.wait(stream, after[done]);
-          enqueue_move(state_.device, move, state_.streams.moves().handle(), plan.bounce);
-          ++done;
-        }
-      } catch (BlockLost const&) {
-        is_torn = true;
-        failure = std::current_exception();
-      } catch (...) {
-        failure = std::current_exception();
+      BlockRecord& block = blocks_.at(move.owner);
+      if (!block.is_in_transit()) {  // a plan may move a block more than once
+        block.status.become(BlockState::moving);
       }
     }
-    Fence const moved = state_.streams.moves().mark();
-    state_.arena.commit_moves(plan, done, moved);
+    std::size_t done = 0;
+    BlockId torn{};
+    std::exception_ptr failure;
+    try {
+      Unlocked const unlocked{monitor_};
+      auto const& stream = streams_.moves();
+      order_.wait(stream.index(), plan.fence);
+      for (Move const& move : plan.moves) {
+        order_.wait(stream.index(), move.fence);
+        order_.wait(stream.index(), after[done]);
+        enqueue_move(device_, move, stream.handle(), plan.bounce);
+        ++done;
+      }
+    } catch (BlockLost const&) {
+      torn = plan.moves[done].owner;
+      failure = std::current_exception();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Fence const moved = streams_.moves().mark();
+    arena_.commit_moves(plan, done, moved);
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
-      Move const& move = plan.moves[i];
-      BlockRecord& block = *state_.blocks.find(move.owner);
-      block.is_busy = false;
+      BlockId const id = plan.moves[i].owner;
+      BlockRecord& block = blocks_.at(id);
       if (i < done) {
-        block.address = state_.arena.address(block.range);
+        block.address = arena_.address(block.range);
         block.written = moved;
         block.used.clear();
-        state_.stats.moves.add(block.bytes);
-        state_.log(RecordKind::move, move.owner, block.bytes, block.address);
+        journal_.moved(id, block);
       } else {
         block.used.add(moved);  // part of the move may have been enqueued, and its way back
       }
-      if (is_torn && i == done) {
-        give_up(move.owner, block);
+    }
+    for (Move const& move : plan.moves) {
+      BlockRecord& block = blocks_.at(move.owner);
+      if (block.state() == BlockState::moving && move.owner == torn) {
+        blocks_.lose_bytes(move.owner, block);
+      } else if (block.state() == BlockState::moving) {
+        block.status.go_back();
       }
     }
-    ++state_.stats.compaction_passes;
-    state_.notify();
-    if (failure) {
-      std::rethrow_exception(failure);
-    }
+    journal_.compaction_pass();
+    end(failure);
   }
 
  private:
+  using Unlocked = typename MonitorType::Unlocked;
+
+  struct Arrival {
+    BlockId id{};
+    Placement placement;
+    bool is_prefetch = false;
+  };
   struct Departure {
     BlockId id{};
     BlockRecord* block = nullptr;
     Fence after;
-    Transfer transfer{};
+    Transfer copy{};
     bool needs_copy = false;
     bool may_leave = false;
     bool is_vacated = false;
@@ -217,8 +301,8 @@ class Transfers {
   static constexpr std::size_t small_bytes = 64_KiB;
 
   /// Small blocks that lie side by side get slots side by side, and both ways they are one copy. Large
-  /// ones stay in the order in which they were chosen: what was used last may still be in use.
-  static void line_up(std::vector<Departure>& departures) {
+  /// blocks stay in the order in which they were chosen: the last one used may still be in use.
+  static void sort_small(std::vector<Departure>& departures) {
     auto const is_small = [](Departure const& d) { return d.block->bytes <= small_bytes; };
     if (std::all_of(departures.begin(), departures.end(), is_small)) {
       std::sort(departures.begin(), departures.end(), [](Departure const& a, Departure const& b) {
@@ -232,94 +316,57 @@ class Transfers {
             .device = block.address,
             .bytes = block.requested_bytes,
             .after = after,
-            .reservation = state_.arena.reservation(block.range)};
+            .reservation = arena_.reservation(block.range)};
   }
 
-  /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
-  void give_up(BlockId id, BlockRecord& block) {
-    if (block.is_host_valid) {
-      state_.eviction.on_erase(id);
-      state_.log(RecordKind::drop, id, block.bytes, block.address);
-      state_.on_range_left(block, block.last_uses(), Leaves::parked);
-      ++state_.swapped_out_blocks;
-    } else {
-      block.has_contents = false;
-      block.is_lost = true;
+  /// Wakes the threads that wait for the blocks, and passes a failure on.
+  void end(std::exception_ptr const& failure) {
+    monitor_.notify();
+    if (failure) {
+      std::rethrow_exception(failure);
     }
   }
 
-  /// Overwrites the range that is given up, so that a use of a stale address shows.
-  void poison(Departure& departure) {
-    StreamIndex const stream = state_.streams.out().index();
-    state_.order.wait(stream, departure.after);
-    state_.device.fill(departure.block->address,
-                       poison_byte,
-                       departure.block->bytes,
-                       state_.streams.out().handle());
-    departure.transfer.device_done.add(state_.streams.out().mark());
-  }
-
-  /// Has the range unmapped when its bytes are on the host.
-  void vacate(Departure& departure) {
-    state_.order.wait(state_.streams.out().index(), departure.after);
-    state_.device.vacate(
-        departure.block->address, departure.block->bytes, state_.streams.out().handle());
-    departure.transfer.device_done.add(state_.streams.out().mark());
-    departure.is_vacated = true;
-  }
-
-  void commit_departure(Departure const& departure, EvictionReason reason) {
-    BlockRecord& block = *departure.block;
-    Fence after = block.last_uses();
-    after.add(departure.transfer.device_done);
-    if (departure.needs_copy) {
-      block.is_host_valid = true;
-      state_.stats.swap_outs.add(block.bytes);
-      state_.log(RecordKind::swap_out, departure.id, block.bytes, block.address);
-    } else {
-      state_.stats.drops.add(block.bytes);
-      state_.log(RecordKind::drop, departure.id, block.bytes, block.address);
+  /// Enqueues what happens to a range that is given up, beside the copy: it is unmapped or poisoned.
+  void clear_range(Departure& departure) {
+    auto const& out = streams_.out();
+    std::byte* const address = departure.block->address;
+    if constexpr (Blocks<Policies>::vacates) {
+      order_.wait(out.index(), departure.after);
+      device_.vacate(address, departure.block->bytes, out.handle());
+      departure.is_vacated = true;
+      departure.copy.device_done.add(out.mark());
+    } else if (poisons_) {
+      order_.wait(out.index(), departure.after);
+      device_.fill(address, poison_byte, departure.block->bytes, out.handle());
+      departure.copy.device_done.add(out.mark());
     }
-    state_.on_range_left(block, after, departure.is_vacated ? Leaves::vacated : Leaves::parked);
-    block.written = departure.transfer.host_done;  // what `residency` asks about
-    block.used.clear();
-    if (block.has_contents) {
-      ++state_.swapped_out_blocks;
-    }
-    state_.stats.evictions[static_cast<std::size_t>(reason)].add(block.bytes);
-    state_.last_eviction_step = state_.stats.steps + 1;
   }
 
-  /// Tells the eviction policy of a block that was to leave and stays.
-  void make_known(BlockId id, std::size_t bytes) {
-    auto const& schedule = state_.prefetcher.schedule();
-    state_.eviction.on_insert(id, bytes, schedule.use_of(id));
-  }
-
-  /// After a failed copy: part of it may have been enqueued, and what the slot holds is undefined.
+  /// After a torn copy: part of it may have been enqueued, and what the slot holds is undefined.
   void forget_host_copy(BlockRecord& block) noexcept {
-    Ticket const reached = state_.streams.out().mark();
+    Ticket const reached = streams_.out().mark();
     block.used.add(reached);
-    state_.pool.give_back(block.host, reached);
+    pool_.give_back(block.host, reached);
     block.host = HostSlotId{};
-    block.is_unproven = false;
+    block.is_read_unchecked = false;
   }
 
-  /// Finds the block a place in the host pool, if need be by giving up host copies that resident
-  /// blocks could do without.
-  bool has_host_slot(Guard& guard, BlockRecord& block) {
-    if (block.host != HostSlotId{} && state_.pool.has_failed(block.host)) {
-      state_.pool.give_back(std::exchange(block.host, HostSlotId{}));  // takes no more bytes
+  /// Finds the block a slot in the host pool, if need be by giving up host copies that resident blocks
+  /// could do without. @returns false if there is none
+  bool take_host_slot(BlockRecord& block) {
+    if (block.host != HostSlotId{} && pool_.has_failed(block.host)) {
+      pool_.give_back(std::exchange(block.host, HostSlotId{}));  // takes no more bytes
     }
     while (block.host == HostSlotId{}) {
-      if (auto const slot = state_.pool.try_take(block.requested_bytes)) {
+      if (auto const slot = pool_.try_take(block.requested_bytes)) {
         block.host = *slot;
         break;
       }
       bool has_grown = false;
       {
-        Unlocked const unlocked{guard};
-        has_grown = state_.pool.try_grow(block.requested_bytes);
+        Unlocked const unlocked{monitor_};
+        has_grown = pool_.try_grow(block.requested_bytes);
       }
       if (!has_grown && !give_up_host_copy()) {
         return false;
@@ -328,28 +375,40 @@ class Transfers {
     return true;
   }
 
-  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block then has to
-  /// be copied again when it leaves.
+  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block must then be
+  /// copied again when it leaves.
   bool give_up_host_copy() {
-    BlockRecord* poorest = nullptr;
-    state_.blocks.for_each([&](BlockId, BlockRecord& block) {
-      bool const can_go = block.host != HostSlotId{} && block.is_resident() && !block.is_busy &&
-                          block.filler == nullptr;
-      if (can_go && (poorest == nullptr || (poorest->is_host_valid && !block.is_host_valid))) {
-        poorest = &block;
+    BlockRecord* chosen = nullptr;
+    blocks_.for_each([&](BlockId, BlockRecord& block) {
+      bool const can_go = block.host != HostSlotId{} && block.is_resident() &&
+                          !block.is_in_transit() && block.state() != BlockState::filling;
+      if (can_go && (chosen == nullptr || (chosen->is_host_valid && !block.is_host_valid))) {
+        chosen = &block;
       }
     });
-    if (poorest == nullptr) {
+    if (chosen == nullptr) {
       return false;
     }
-    state_.pool.give_back(poorest->host);
-    poorest->host = HostSlotId{};
-    poorest->is_host_valid = false;
-    poorest->is_unproven = false;  // from now on the pool itself tells of a failure
+    pool_.give_back(std::exchange(chosen->host, HostSlotId{}));
+    chosen->is_host_valid = false;
+    chosen->is_read_unchecked = false;  // from now on the pool itself tells of a failure
     return true;
   }
 
-  State& state_;
+  Device& device_;
+  StreamOrder<Device>& order_;
+  Arena& arena_;
+  HostSwapPool<Device>& pool_;
+  CopyStreams<Device>& streams_;
+  Blocks<Policies>& blocks_;
+  Journal<Policies>& journal_;
+  MonitorType& monitor_;
+  bool poisons_;
+  // The blocks that are staged to be swapped in, and their requests in the same order. They belong to
+  // the thread that has the exclusive right.
+  std::vector<Arrival> arrivals_;
+  std::vector<TransferRequest> arriving_;
+  std::size_t arriving_bytes_ = 0;
 };
 
 }  // namespace spillway::detail

@@ -133,7 +133,7 @@ struct BufferTraits {
 /// Address  of a buffer: fixed for its life; to be used inside of a frame that has it, only.
 template <class Allocator>
 class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
-  static_assert(Allocator::State::keeps_addresses, "buffers have one address for life");
+  static_assert(Allocator::keeps_addresses, "buffers have one address for life");
   using Base = OperandLeases<BufferTraits<Allocator>>;
   using Entry = typename Base::Entry;
 

@@ -332,7 +332,7 @@ c10::CachingDeviceAllocator::DeviceStats
 CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
   check(device);
   std::size_t free_ranges = 0;
-  Site::leases().memory().pager().for_each_range(
+  Site::leases().memory().for_each_range(
       [&](RangeView const& range) { free_ranges += range.state == RangeState::free ? 1U : 0U; });
   auto stats = as_torch::device_stats(watch().stats(free_ranges));
   for (PoolId const& id : pools_.ids()) {

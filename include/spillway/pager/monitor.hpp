@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/policy_set.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace spillway::detail {
+
+/// The lock of a pager, and what threads wait for under it: changes, releases, and the exclusive right
+/// to reclaim memory.
+///
+/// A monitor in the textbook sense: one lock, and one condition that is notified of every change. Every
+/// function but `lock` is called by a thread that holds the lock. Device calls are made in the scope of
+/// an `Unlocked`. Waiting here is never waiting for the device.
+template <LockPolicy Lock>
+class Monitor {
+ public:
+  Monitor() { waiting_threads_.reserve(64); }
+  Monitor(Monitor const&) = delete;
+  Monitor& operator=(Monitor const&) = delete;
+
+  void lock() { lock_.lock(); }
+  void unlock() { lock_.unlock(); }
+
+  /// Releases the lock for as long as it lives.
+  class Unlocked {
+   public:
+    explicit Unlocked(Monitor& monitor) : monitor_{monitor} { monitor_.unlock(); }
+    Unlocked(Unlocked const&) = delete;
+    Unlocked& operator=(Unlocked const&) = delete;
+    ~Unlocked() { monitor_.lock(); }
+
+   private:
+    Monitor& monitor_;
+  };
+
+  /// The exclusive right to reclaim memory: to swap out, to move blocks and to bring blocks in.
+  ///
+  /// At most one thread has it. It is a flag and no second lock, so its owner can release the lock while
+  /// copies are enqueued, and other threads go on with resident blocks meanwhile.
+  class Exclusive {
+   public:
+    explicit Exclusive(Monitor& monitor) : monitor_{monitor} { monitor_.take_exclusive(); }
+    Exclusive(Exclusive const&) = delete;
+    Exclusive& operator=(Exclusive const&) = delete;
+    ~Exclusive() { monitor_.give_up_exclusive(); }
+
+   private:
+    Monitor& monitor_;
+  };
+  [[nodiscard]] bool is_exclusive_taken() const noexcept { return is_exclusive_taken_; }
+
+  /// Wakes the threads that wait for a change.
+  void notify() noexcept {
+    if (sleepers_ != 0) {
+      changed_.notify_all();
+    }
+  }
+
+  /// Counts a release of memory or of a lease, and wakes the threads that wait for one.
+  void notify_release() noexcept {
+    ++releases_;
+    notify();
+  }
+
+  /// Blocks while `is_blocked()`. @returns whether it had to; the lock was then released meanwhile
+  ///
+  /// The thread counts as waiting meanwhile: a thread that reclaims must not wait for its leases.
+  template <class IsBlocked>
+  bool wait_while(IsBlocked is_blocked) {
+    if (!is_blocked()) {
+      return false;
+    }
+    Waiting const waiting{*this};
+    notify();
+    while (is_blocked()) {
+      sleep();
+    }
+    return true;
+  }
+
+  /// What `wait_for_release` came to.
+  struct ReleaseWait {
+    bool has_slept = false;
+    bool is_released = false;
+  };
+
+  /// Blocks until another thread releases something, for as long as `may_come()` says that one may, and
+  /// at most for `at_most`. Must be called with the exclusive right, which others have meanwhile: they
+  /// need it to get on with the work that they hold leases for.
+  template <class MayCome>
+  ReleaseWait wait_for_release(std::chrono::milliseconds at_most, MayCome may_come) {
+    ReleaseWait result;
+    std::uint64_t const seen = releases_;
+    auto const deadline = std::chrono::steady_clock::now() + at_most;
+    {
+      Waiting const waiting{*this};
+      give_up_exclusive();
+      while (releases_ == seen && may_come()) {
+        result.has_slept = true;
+        ++sleepers_;
+        bool const is_late = changed_.wait_until(*this, deadline) == std::cv_status::timeout;
+        --sleepers_;
+        if (is_late) {
+          break;
+        }
+      }
+    }
+    take_exclusive();
+    result.is_released = releases_ != seen;
+    return result;
+  }
+
+  [[nodiscard]] bool is_waiting(std::thread::id thread) const noexcept {
+    return std::find(waiting_threads_.begin(), waiting_threads_.end(), thread) !=
+           waiting_threads_.end();
+  }
+  /// How many threads wait for others now.
+  [[nodiscard]] std::size_t waiting_count() const noexcept { return waiting_threads_.size(); }
+
+ private:
+  /// Registers the calling thread as one that waits for others.
+  class Waiting {
+   public:
+    explicit Waiting(Monitor& monitor) : monitor_{monitor} {
+      monitor_.waiting_threads_.push_back(std::this_thread::get_id());
+    }
+    Waiting(Waiting const&) = delete;
+    Waiting& operator=(Waiting const&) = delete;
+    ~Waiting() {
+      auto& threads = monitor_.waiting_threads_;
+      threads.erase(std::find(threads.begin(), threads.end(), std::this_thread::get_id()));
+    }
+
+   private:
+    Monitor& monitor_;
+  };
+
+  void sleep() {
+    ++sleepers_;
+    changed_.wait(*this);
+    --sleepers_;
+  }
+  void take_exclusive() {
+    while (is_exclusive_taken_) {
+      sleep();
+    }
+    is_exclusive_taken_ = true;
+  }
+  void give_up_exclusive() noexcept {
+    is_exclusive_taken_ = false;
+    notify();
+  }
+
+  Lock lock_;
+  std::condition_variable_any changed_;
+  std::size_t sleepers_ = 0;
+  bool is_exclusive_taken_ = false;
+  std::uint64_t releases_ = 0;
+  std::vector<std::thread::id> waiting_threads_;
+};
+
+}  // namespace spillway::detail
