@@ -2,6 +2,7 @@
 #include <spillway/concepts/pager.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/lease.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/swappable_tensor.hpp>
 
