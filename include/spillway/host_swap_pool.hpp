@@ -29,21 +29,21 @@ namespace spillway {
 
 /// Holds swapped-out bytes in host memory: pinned memory first, then pageable memory, then a file.
 ///
-/// `DeviceAllocator` has one, and it can be used without any other part of the library: take a slot,
-/// `write` device memory to it, `read` it back, give it back.
+/// `DeviceAllocator` has one, and it can be used without any other part of the library: take a
+/// slot, `write` device memory to it, `read` it back, give it back.
 ///
 /// Shape    a slot holds up to `size_bytes` bytes, in one piece or scattered over a tier.
-/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`. The pool's lock
-///          is never held across a device call, a system call or a copy.
-/// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The two
-///          slower tiers go through pinned staging, chunk by chunk. Memory copies and file calls run as
-///          host functions on a stream of the pool, one for each direction: while one chunk is written
-///          to the file the next one leaves the device.
+/// Threads  thread-safe. One slot: several reads at once, or one write, or `give_back`. The pool's
+///          lock is never held across a device call, a system call or a copy.
+/// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The
+///          two slower tiers go through pinned staging, chunk by chunk. Memory copies and file
+///          calls run as host functions on a stream of the pool, one for each direction: while one
+///          chunk is written to the file the next one leaves the device.
 /// Order    every slot carries the fences of its own transfers, and of those that used its memory
 ///          before; each transfer waits, on a stream, for what it must come after.
-/// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier takes
-///          no new slots. Bytes that the file does not give back are lost; `check` and the next
-///          transfer of that slot say so, and all others stay intact.
+/// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
+///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
+///          next transfer of that slot say so, and all others stay intact.
 template <DeviceApi Device, FileIoApi FileIo = PosixFileIo>
 class HostSwapPool {
  public:
@@ -52,14 +52,14 @@ class HostSwapPool {
 
   static constexpr bool is_thread_safe = true;
 
-  /// Opens the file, reserves the staging and the initial pinned memory. `device` and `order` are not
-  /// owned and must outlive the pool. A pinned tier that starts smaller than asked is not an error:
-  /// `stats` tells.
+  /// Opens the file, reserves the staging and the initial pinned memory. `device` and `order` are
+  /// not owned and must outlive the pool. A pinned tier that starts smaller than asked is not an
+  /// error: `stats` tells.
   ///
   /// @throws FileTierError where the file cannot be made, naming it and the system's reason
   /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
-  /// @throws ContractViolation for a file tier without a path, or a slower tier on a device that only
-  ///         plans and holds no bytes; DeviceError
+  /// @throws ContractViolation for a file tier without a path, or a slower tier on a device that
+  ///         only plans and holds no bytes; DeviceError
   HostSwapPool(Device& device,
                StreamOrder<Device>& order,
                HostPoolOptions options,
@@ -78,16 +78,16 @@ class HostSwapPool {
     return ledger_.try_take(bytes);
   }
 
-  /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose room
-  /// on the disk is then certain. One thread grows at a time and the others wait for it.
+  /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose
+  /// room on the disk is then certain. One thread grows at a time and the others wait for it.
   ///
   /// @returns true if there is room now, which another thread may take first; false if no tier can
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
   [[nodiscard]] bool try_grow(std::size_t bytes);
 
-  /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of this
-  /// slot, so `last_use` needs to name only what the pool cannot know.
+  /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of
+  /// this slot, so `last_use` needs to name only what the pool cannot know.
   ///
   /// @pre  `id` is live and no other call is using it: an invariant where those are checked, and
   ///       otherwise nothing happens
@@ -104,8 +104,8 @@ class HostSwapPool {
   ///         as it was
   /// @throws DeviceError; what was enqueued stays enqueued and is in the slot's own fences and, for
   ///         the device range, ahead of a mark on `stream`. The slot then has no contents
-  /// @stream enqueues on `stream`, which the caller has ordered after the last write of the range, and
-  ///         on the pool's; does not wait
+  /// @stream enqueues on `stream`, which the caller has ordered after the last write of the range,
+  ///         and on the pool's; does not wait
   [[nodiscard]] Transfer
   write(HostSlotId id, void const* device_from, std::size_t bytes, stream_type stream) {
     // The device only reads there.  NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
@@ -119,9 +119,9 @@ class HostSwapPool {
   ///
   /// @throws ContractViolation as `write`, and if fewer bytes were written; FileTierError;
   ///         std::bad_alloc
-  /// @throws DeviceError; as `write`, but the slot keeps its contents, and the device range has none
-  /// @stream enqueues on `stream`, which the caller has ordered after the last use of the range, and
-  ///         on the pool's; does not wait
+  /// @throws DeviceError as `write`; the slot keeps its contents, and the device range has none
+  /// @stream enqueues on `stream`, which the caller has ordered after the last use of the range,
+  ///         and on the pool's; does not wait
   [[nodiscard]] Transfer
   read(HostSlotId id, void* device_to, std::size_t bytes, stream_type stream) {
     auto* const to = static_cast<std::byte*>(device_to);
@@ -132,15 +132,15 @@ class HostSwapPool {
 
   /// Several swap-outs at once, in order: as so many calls of `write`, for less.
   ///
-  /// Small transfers of one tier that follow each other are enqueued together: one call of the device
-  /// if it takes batches, one copy where their bytes touch on both sides, one point on the stream that
-  /// all of them are done at. In a slower tier they share a staging chunk and, where they are adjacent
-  /// in the file, one file call. A transfer that would have to wait longer than those before it does
-  /// not hold them up.
+  /// Small transfers of one tier that follow each other are enqueued together: one call of the
+  /// device if it takes batches, one copy where their bytes touch on both sides, one point on the
+  /// stream that all of them are done at. In a slower tier they share a staging chunk and, where
+  /// they are adjacent in the file, one file call. A transfer that would have to wait longer than
+  /// those before it does not hold them up.
   ///
   /// @throws as `write`, at the first transfer that fails. `state` in each request says which were
-  ///         enqueued; a transfer that is `torn` is as after a `DeviceError` of `write`, those that are
-  ///         `waiting` are as they were
+  ///         enqueued; a transfer that is `torn` is as after a `DeviceError` of `write`, those that
+  ///         are `waiting` are as they were
   /// @stream makes `stream` wait for what each request names; then as `write`
   void write_all(std::span<TransferRequest> requests, stream_type stream) {
     transfers_.enqueue(SlotAccess::write, requests, stream);
@@ -263,8 +263,8 @@ HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(HostPoolOptions con
   return options;
 }
 
-/// Reserves pinned memory to begin with, as far as there is any: in one slab if it can be had, else in
-/// smaller ones.
+/// Reserves pinned memory to begin with, as far as there is any: in one slab if it can be had, else
+/// in smaller ones.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostSwapPool<Device, FileIo>::reserve_pinned(std::size_t bytes) {
   std::unique_lock lock{mutex_};

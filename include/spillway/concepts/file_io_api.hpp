@@ -9,16 +9,21 @@
 
 namespace spillway {
 
-/// The system calls on an open file, so that tests can make them fail.
+/// The system calls that the file tier makes on an open file.
+///
+/// A parameter of `HostSwapPool`, so that tests can make the calls fail. The default is
+/// `PosixFileIo`.
 ///
 /// Given `io` of type `F`, file descriptor `fd`, memory `p`, `n` bytes, `offset` in the file:
 ///
-/// | expression                   | must                                                            |
-/// |------------------------------|-----------------------------------------------------------------|
-/// | `io.allocate(fd, offset, n)` | make sure that later writes there find room; 0, or an error number |
-/// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can               |
-/// | `io.write(fd, p, n, offset)` | as `pwrite`: bytes written, maybe fewer than `n`, or -1 with `errno` |
-/// | `io.read(fd, p, n, offset)`  | as `pread`: bytes read, 0 at the end of the file, or -1 with `errno` |
+/// | expression                   | must                                                          |
+/// |------------------------------|---------------------------------------------------------------|
+/// | `io.allocate(fd, offset, n)` | make sure that later writes there find room; 0 or an error    |
+/// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can            |
+/// | `io.write(fd, p, n, offset)` | as `pwrite`: bytes written, or -1 with `errno`                |
+/// | `io.read(fd, p, n, offset)`  | as `pread`: bytes read, 0 at the end, or -1 with `errno`      |
+///
+/// Reads and writes may do fewer bytes than `n`.
 ///
 /// Copies of a model stand for the same thing. Thread-safe.
 // clang-format off

@@ -11,10 +11,11 @@
 
 namespace spillway::detail {
 
-/// Ordinary memory straight from the system, near one NUMA node if that can be had.
+/// Pageable memory mapped from the operating system, on one NUMA node if possible.
 ///
-/// Pages are asked for in large sizes and brought in at once, so that the first swap-out does not
-/// pay for page faults. Both are wishes: a system that cannot grant them gives plain memory.
+/// The pageable tier of a host pool is made of mappings, and `CudaApi` page-locks them for pinned
+/// memory. A mapping asks for large pages and populates them at once, so that the first swap-out does
+/// not pay for page faults. A system that grants neither gives plain memory.
 class HostMapping {
  public:
   HostMapping() = default;
@@ -68,8 +69,8 @@ class HostMapping {
   }
 
  private:
-  // The kernel's call and not libnuma's: one call does not justify a dependency. MPOL_PREFERRED: the
-  // node when it has room, any other before failing.
+  // The kernel's call and not libnuma's: one call does not justify a dependency. MPOL_PREFERRED:
+  // the node when it has room, any other before failing.
   static bool try_bind(void* data, std::size_t bytes, int numa_node) noexcept {
 #if defined(SYS_mbind)
     constexpr int max_nodes = 1024;

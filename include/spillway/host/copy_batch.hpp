@@ -17,8 +17,8 @@ namespace spillway::detail {
 /// Threads  thread-compatible.
 class CopyBatch {
  public:
-  /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges and those of
-  /// the copy added before lie in the same two reservations, so that, if they touch, both are one copy.
+  /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges lie in the
+  /// same two reservations as those of the copy added before: if they touch, both become one copy.
   ///
   /// @throws std::bad_alloc, with nothing added
   void add(std::byte* to, std::byte const* from, std::size_t bytes, bool may_join) {

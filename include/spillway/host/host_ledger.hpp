@@ -125,10 +125,10 @@ struct HostSlot {
   }
 };
 
-/// Knows which slot lies where in which tier of a host pool, and what must come before its next use.
+/// The table of a host pool's slots: where each lies in which tier, and which fences guard it.
 ///
-/// `HostSwapPool` takes and frees slots here, `HostTransfers` begins and ends transfers, and `SlotIo`
-/// notes what the file did. The ledger makes no system or device call.
+/// `HostSwapPool` takes and frees slots here, `HostTransfers` begins and ends transfers, and
+/// `SlotIo` notes what the file did. The ledger makes no system or device call.
 ///
 /// Threads  thread-compatible: all of them use it under the pool's lock.
 class HostLedger {
@@ -139,19 +139,37 @@ class HostLedger {
   ~HostLedger() = default;
 
   /// Gives a tier its capacity. `granule` is a power of two; the capacity is rounded down to it.
-  void open(HostTier tier, std::size_t capacity_bytes, std::size_t granule);
+  void open(HostTier tier, std::size_t capacity_bytes, std::size_t granule) {
+    at(tier).map = SlabMap{granule};
+    at(tier).capacity_bytes = capacity_bytes & ~(granule - 1);
+  }
 
-  /// The slab by which `tier` should grow to hold `bytes`; 0 if it cannot. Not less than `least_bytes`
-  /// unless the capacity ends before.
+  /// The slab by which `tier` should grow to hold `bytes`; 0 if it cannot. Not less than
+  /// `least_bytes` unless the capacity ends before.
   [[nodiscard]] std::size_t
-  growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept;
+  growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept {
+    std::size_t const most = at(tier).growth_bytes();
+    std::size_t const wanted = std::min(std::max(bytes, least_bytes), most);
+    std::size_t const slab = std::min(round_up(wanted, granule(tier)), most);
+    return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
+  }
 
-  /// Whether `try_take` would find `bytes` in `tier`, if that tier had one more slab of `extra_bytes`.
+  /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.
   [[nodiscard]] bool
-  can_take(HostTier tier, std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
+  can_take(HostTier tier, std::size_t bytes, std::size_t extra_bytes = 0) const noexcept {
+    return !at(tier).is_failed &&
+           at(tier).map.can_take(std::max(bytes, std::size_t{1}), extra_bytes);
+  }
 
   /// @throws std::bad_alloc, with nothing changed
-  void add_slab(HostTier tier, HostSlab slab, std::size_t bytes, std::size_t numa_bound_bytes);
+  void add_slab(HostTier tier, HostSlab slab, std::size_t bytes, std::size_t numa_bound_bytes) {
+    Tier& grown = at(tier);
+    SPILLWAY_ASSERT(bytes <= grown.growth_bytes());
+    grown.slabs.reserve(grown.slabs.size() + 1);
+    grown.map.add_slab(bytes);
+    grown.slabs.push_back(slab);
+    grown.numa_bound_bytes += numa_bound_bytes;
+  }
 
   /// A slot in the first tier that has room, scattered if need be.
   ///
@@ -162,7 +180,13 @@ class HostLedger {
   bool give_back(HostSlotId id, Fence const& last_use) noexcept;
 
   /// The slot, or null for an id that is stale or from another pool. The reference stays valid.
-  [[nodiscard]] HostSlot* find(HostSlotId id) noexcept;
+  [[nodiscard]] HostSlot* find(HostSlotId id) noexcept {
+    if (id == HostSlotId{}) {
+      return nullptr;
+    }
+    HostSlot* const slot = slots_.find(table_id_of(id));
+    return slot == nullptr || slot->is_given_back ? nullptr : slot;
+  }
 
   /// As `find`. @throws ContractViolation if `id` names no slot
   [[nodiscard]] HostSlot& at(HostSlotId id) {
@@ -173,7 +197,19 @@ class HostLedger {
 
   /// Calls `visit(HostPiece const&)` for each piece of the first `bytes` bytes of a slot.
   template <class Visit>
-  void for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const;
+  void for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const {
+    Tier const& tier = at(slot.tier);
+    tier.map.for_each_extent(slot.chain, [&](Extent const& extent) {
+      std::size_t const part = std::min(bytes, extent.bytes);
+      if (part == 0) {
+        return;
+      }
+      HostSlab const& slab = tier.slabs[extent.slab];
+      std::byte* const memory = slab.memory == nullptr ? nullptr : slab.memory + extent.offset;
+      visit(HostPiece{memory, slab.file_offset + extent.offset, part, extent.slab});
+      bytes -= part;
+    });
+  }
 
   /// Forgets a slot that was given back, once its last job has finished.
   void forget_if_unused(HostSlot& slot) noexcept {
@@ -199,8 +235,27 @@ class HostLedger {
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
   /// Free bytes and growth of all tiers that take new slots.
-  [[nodiscard]] std::size_t free_bytes() const noexcept;
-  [[nodiscard]] HostTierStats stats(HostTier tier) const noexcept;
+  [[nodiscard]] std::size_t free_bytes() const noexcept {
+    std::size_t total = 0;
+    for (Tier const& tier : tiers_) {
+      if (!tier.is_failed) {
+        total += tier.growth_bytes() + tier.map.free_bytes();
+      }
+    }
+    return total;
+  }
+
+  [[nodiscard]] HostTierStats stats(HostTier tier) const noexcept {
+    Tier const& now = at(tier);
+    return {.capacity_bytes = now.capacity_bytes,
+            .reserved_bytes = now.map.reserved_bytes(),
+            .used_bytes = now.used_bytes(),
+            .peak_used_bytes = now.peak_used_bytes,
+            .largest_free_bytes = now.map.largest_free_bytes(),
+            .slots = now.slots,
+            .numa_bound_bytes = now.numa_bound_bytes,
+            .is_failed = now.is_failed};
+  }
 
   /// Calls `visit(Fence const&)` for everything that may still be using memory of the pool.
   template <class Visit>
@@ -211,7 +266,7 @@ class HostLedger {
     }
   }
 
-  /// Calls `visit(HostSlot const&)` for every slot, those with jobs left after `give_back` included.
+  /// Calls `visit(HostSlot const&)` for every slot, also one with jobs left after `give_back`.
   template <class Visit>
   void for_each_slot(Visit visit) const {
     slots_.for_each([&](BlockId, HostSlot const& slot) { visit(slot); });
@@ -250,43 +305,13 @@ class HostLedger {
     return make_block_id(slot_of(plain) - 1, generation_of(plain) ^ salt_);
   }
 
-  /// Goes into every id, so that a pool recognises ids of a pool that lies somewhere else in memory.
+  /// Part of every id, so that a pool recognises the ids of another one, which lies elsewhere.
   std::uint32_t salt_ =
       static_cast<std::uint32_t>(mix_bits(reinterpret_cast<std::uintptr_t>(this)) >> 32U);
   std::array<Tier, host_tier_count> tiers_{};
   std::optional<FileFailure> orphan_failure_;
   BlockTable<HostSlot> slots_;
 };
-
-inline void HostLedger::open(HostTier tier, std::size_t capacity_bytes, std::size_t granule) {
-  at(tier).map = SlabMap{granule};
-  at(tier).capacity_bytes = capacity_bytes & ~(granule - 1);
-}
-
-inline std::size_t
-HostLedger::growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept {
-  std::size_t const most = at(tier).growth_bytes();
-  std::size_t const wanted = std::min(std::max(bytes, least_bytes), most);
-  std::size_t const slab = std::min(round_up(wanted, granule(tier)), most);
-  return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
-}
-
-inline bool
-HostLedger::can_take(HostTier tier, std::size_t bytes, std::size_t extra_bytes) const noexcept {
-  return !at(tier).is_failed && at(tier).map.can_take(std::max(bytes, std::size_t{1}), extra_bytes);
-}
-
-inline void HostLedger::add_slab(HostTier tier,
-                                 HostSlab slab,
-                                 std::size_t bytes,
-                                 std::size_t numa_bound_bytes) {
-  Tier& grown = at(tier);
-  SPILLWAY_ASSERT(bytes <= grown.growth_bytes());
-  grown.slabs.reserve(grown.slabs.size() + 1);
-  grown.map.add_slab(bytes);
-  grown.slabs.push_back(slab);
-  grown.numa_bound_bytes += numa_bound_bytes;
-}
 
 inline std::optional<HostSlotId> HostLedger::try_take(std::size_t bytes) {
   for (std::size_t i = 0; i < host_tier_count; ++i) {
@@ -335,51 +360,6 @@ inline bool HostLedger::give_back(HostSlotId id, Fence const& last_use) noexcept
   }
   forget_if_unused(*slot);
   return true;
-}
-
-inline HostSlot* HostLedger::find(HostSlotId id) noexcept {
-  if (id == HostSlotId{}) {
-    return nullptr;
-  }
-  HostSlot* const slot = slots_.find(table_id_of(id));
-  return slot == nullptr || slot->is_given_back ? nullptr : slot;
-}
-
-template <class Visit>
-void HostLedger::for_each_piece(HostSlot const& slot, std::size_t bytes, Visit visit) const {
-  Tier const& tier = at(slot.tier);
-  tier.map.for_each_extent(slot.chain, [&](Extent const& extent) {
-    std::size_t const part = std::min(bytes, extent.bytes);
-    if (part == 0) {
-      return;
-    }
-    HostSlab const& slab = tier.slabs[extent.slab];
-    std::byte* const memory = slab.memory == nullptr ? nullptr : slab.memory + extent.offset;
-    visit(HostPiece{memory, slab.file_offset + extent.offset, part, extent.slab});
-    bytes -= part;
-  });
-}
-
-inline std::size_t HostLedger::free_bytes() const noexcept {
-  std::size_t total = 0;
-  for (Tier const& tier : tiers_) {
-    if (!tier.is_failed) {
-      total += tier.growth_bytes() + tier.map.free_bytes();
-    }
-  }
-  return total;
-}
-
-inline HostTierStats HostLedger::stats(HostTier tier) const noexcept {
-  Tier const& now = at(tier);
-  return {.capacity_bytes = now.capacity_bytes,
-          .reserved_bytes = now.map.reserved_bytes(),
-          .used_bytes = now.used_bytes(),
-          .peak_used_bytes = now.peak_used_bytes,
-          .largest_free_bytes = now.map.largest_free_bytes(),
-          .slots = now.slots,
-          .numa_bound_bytes = now.numa_bound_bytes,
-          .is_failed = now.is_failed};
 }
 
 }  // namespace spillway::detail

@@ -20,9 +20,9 @@ enum class HostTier : std::uint8_t {
 };
 inline constexpr std::size_t host_tier_count = 3;
 
-/// Names one place in a `HostSwapPool` from `try_take` to `give_back`; `HostSlotId{}` names none.
+/// Names one slot of a `HostSwapPool` from `try_take` to `give_back`; `HostSlotId{}` names none.
 ///
-/// An id that was given back, or that another pool gave out, is recognised.
+/// The pool recognises an id that was given back, or that came from another pool.
 enum class HostSlotId : std::uint64_t {};
 
 /// What a swap-out or swap-in promises.
@@ -43,10 +43,10 @@ struct TransferRequest {
   HostSlotId slot{};
   std::byte* device = nullptr;  ///< where on the device the bytes come from, or go to
   std::size_t bytes = 0;
-  Fence
-      after{};  ///< what the use of the device range comes after, beside what the stream does already
-  /// Ranges of the same number lie in one reservation of the device, so that those that touch can be
-  /// copied as one; of number 0 nothing is known.
+  /// What the use of the device range comes after, besides the work that is on the stream already.
+  Fence after{};
+  /// Device ranges with the same number lie in one reservation, so that those that touch can be
+  /// copied as one. 0: the reservation is not known.
   std::size_t reservation = 0;
   // The answer.
   TransferState state = TransferState::waiting;
@@ -58,7 +58,7 @@ struct TransferRequest {
   }
 };
 
-/// Which tiers a `HostSwapPool` has and how large they may become. A capacity of 0 leaves a tier out.
+/// Which tiers a `HostSwapPool` has and how large they may become. A tier of 0 bytes is left out.
 struct HostPoolOptions {
   std::size_t pinned_bytes = 0;
   std::size_t pageable_bytes = 0;

@@ -28,27 +28,27 @@ namespace spillway::detail {
 /// Copies bytes between the device and the slots of a host pool. Every read and write of
 /// `HostSwapPool` goes through `enqueue`; a single transfer is a batch of one.
 ///
-/// How many transfers become few copies. `enqueue` cuts the list of requests into batches. A batch is
-/// as many requests from the front as lie in one tier, have at most `max_batch_bytes`, and fit into one
-/// staging chunk where the tier is staged; a larger transfer is a batch of its own.
+/// How many transfers become few copies. `enqueue` cuts the list of requests into batches. A batch
+/// is as many requests from the front as lie in one tier, have at most `max_batch_bytes`, and fit
+/// into one staging chunk where the tier is staged; a larger transfer is a batch of its own.
 ///
 ///   Pinned tier: each piece of each slot is one copy between the device and a slab. A copy that
-///   continues the one before on both sides is joined to it, and the device gets the rest in one call.
-///   Example: four blocks of 1 KiB that are neighbours on the device get neighbouring slots, because
-///   the pool cuts them from one slab. They leave as one copy of 4 KiB.
+///   continues the one before on both sides is joined to it, and the device gets the rest in one
+///   call. Example: four blocks of 1 KiB that are neighbours on the device get neighbouring slots,
+///   because the pool cuts them from one slab. They leave as one copy of 4 KiB.
 ///
-///   Staged tiers: pieces are cut at the size of a chunk and packed into chunks. For each chunk of a
-///   write, one batch of copies (device to chunk) goes to the caller's stream, and one host function
-///   (chunk to slot, `SlotIo::write`) to the stream of the write lane. A read does the same in reverse
-///   order. The two streams wait for each other by the chunk's fence, so that the next chunk leaves the
-///   device while the last one is written to the file.
+///   Staged tiers: pieces are cut at the size of a chunk and packed into chunks. For each chunk of
+///   a write, one batch of copies (device to chunk) goes to the caller's stream, and one host
+///   function (chunk to slot, `SlotIo::write`) to the stream of the write lane. A read does the
+///   same in reverse order. The two streams wait for each other by the chunk's fence, so that the
+///   next chunk leaves the device while the last one is written to the file.
 ///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
 ///
 /// Threads  thread-safe.
-/// Streams  the device's copies run on the caller's stream, memory copies and file calls of the slower
-///          tiers as host functions on a stream of this object, one for each direction.
+/// Streams  the device's copies run on the caller's stream, memory copies and file calls of the
+///          slower tiers as host functions on a stream of this object, one for each direction.
 /// Cost     two locks of the pool for each batch; allocates only while its lists grow.
 template <DeviceApi Device, FileIoApi FileIo>
 class HostTransfers {
@@ -59,7 +59,8 @@ class HostTransfers {
  public:
   using stream_type = typename Device::stream_type;
 
-  /// None of them is owned. `mutex` guards `ledger` and `io`. Without slower tiers there is no staging.
+  /// Owns none of its arguments. `mutex` guards `ledger` and `io`. There is no staging without
+  /// slower tiers.
   ///
   /// @throws OutOfHostMemory where there is no pinned memory to stage through; DeviceError
   HostTransfers(Device& device,
@@ -73,7 +74,7 @@ class HostTransfers {
   /// Enqueues the transfers in order. @throws as `HostSwapPool::write_all` and `read_all`
   void enqueue(SlotAccess access, std::span<TransferRequest> requests, stream_type stream);
 
-  /// Waits on the host until no host function of that direction runs and none of its chunks is in use.
+  /// Waits on the host until no host function runs and no chunk is in use in that direction.
   ///
   /// @throws DeviceError
   void drain_sync(SlotAccess access) {
@@ -88,8 +89,6 @@ class HostTransfers {
   }
 
  private:
-  class Batch;
-
   struct Entry {
     HostSlot* slot = nullptr;
     Fence before;  // what the first access to the slot comes after
@@ -100,16 +99,184 @@ class HostTransfers {
     CopyBatch copies;
   };
 
-  // A larger batch would keep the first of its transfers waiting for the last; a larger transfer costs
-  // so much itself that there is nothing to gain.
+  /// Transfers that are enqueued together. Holds their slots from `begin` to its end.
+  class Batch {
+   public:
+    Batch(HostTransfers& owner, SlotAccess access) : owner_{&owner}, access_{access} {}
+    Batch(Batch const&) = delete;
+    Batch& operator=(Batch const&) = delete;
+    /// Ends the transfers: notes in each slot what is in the `done` of its request.
+    ~Batch() {
+      std::scoped_lock const lock{*owner_->mutex_};
+      while (first_chunk_ != nullptr) {
+        Job* job = std::exchange(first_chunk_, first_chunk_->next_chunk);
+        while (job != nullptr) {
+          owner_->io_->give_back(*std::exchange(job, job->next), access_);
+        }
+      }
+      for (std::size_t i = 0; i < entries().size(); ++i) {
+        TransferRequest const& request = requests_[i];
+        bool const is_enqueued = request.state == TransferState::enqueued;
+        entries()[i].slot->end_transfer(
+            access_, request.done.host_done, is_enqueued ? request.bytes : 0);
+      }
+      lists_.entries.clear();
+      lists_.copies.clear();
+      if (owner_->idle_lists_.size() < max_idle_lists) {
+        owner_->idle_lists_.push_back(std::move(lists_));
+      }
+    }
+
+    /// Begins those transfers at the front that can go together, the first one at least.
+    ///
+    /// @throws ContractViolation, FileTierError, std::bad_alloc; the destructor undoes the rest
+    void begin(std::span<TransferRequest> candidates) {
+      std::scoped_lock const lock{*owner_->mutex_};
+      if (!owner_->idle_lists_.empty()) {
+        lists_ = std::move(owner_->idle_lists_.back());
+        owner_->idle_lists_.pop_back();
+      }
+      lists_.entries.reserve(candidates.size());
+      requests_ = candidates;
+      HostSlot& first = owner_->ledger_->at(candidates.front().slot);
+      owner_->io_->throw_if_failed(first);
+      char const* const refusal = first.refusal(candidates.front().bytes, access_);
+      expects(refusal == nullptr, refusal);
+      add(first, candidates.front());
+      for (TransferRequest const& request : candidates.subspan(1)) {
+        HostSlot* const slot = owner_->ledger_->find(request.slot);
+        if (!can_join(slot, request)) {
+          break;  // if something is wrong with it, the batch that it is the first of throws
+        }
+        add(*slot, request);
+      }
+    }
+
+    [[nodiscard]] HostTier tier() const noexcept { return entries().front().slot->tier; }
+    [[nodiscard]] std::span<TransferRequest> requests() const noexcept {
+      return requests_.first(entries().size());
+    }
+    [[nodiscard]] std::vector<Entry> const& entries() const noexcept { return lists_.entries; }
+    /// In the pinned tier all copies of the batch, in a staged one those of the current chunk.
+    [[nodiscard]] CopyBatch& copies() noexcept { return lists_.copies; }
+    [[nodiscard]] CopyKind kind() const noexcept {
+      return is_write() ? CopyKind::to_host : CopyKind::to_device;
+    }
+    [[nodiscard]] bool is_write() const noexcept { return access_ == SlotAccess::write; }
+
+    /// Adds a copy between a piece's place on the host and the device.
+    void add_copy(std::byte* host, std::byte* device, std::size_t bytes, bool may_join) {
+      is_write() ? copies().add(host, device, bytes, may_join)
+                 : copies().add(device, host, bytes, may_join);
+    }
+    /// The jobs of the next chunk to be enqueued, or null; none in the pinned tier.
+    [[nodiscard]] Job* first_chunk() const noexcept { return first_chunk_; }
+    /// The jobs of the first chunk belong to an enqueued host function, which gives them back.
+    void set_first_chunk(Job* next) noexcept { first_chunk_ = next; }
+
+    void answer(TransferState state, Transfer const& done) noexcept {
+      for (TransferRequest& request : requests()) {
+        request.state = state;
+        request.done = done;
+      }
+    }
+
+   private:
+    [[nodiscard]] bool can_join(HostSlot const* slot,
+                                TransferRequest const& request) const noexcept {
+      return slot != nullptr && !slot->failure &&
+             slot->refusal(request.bytes, access_) == nullptr && slot->tier == tier() &&
+             (slot->tier == HostTier::pinned ||
+              staged_bytes_ + slot->bytes <= owner_->chunk_bytes_);
+    }
+
+    /// @pre the lock is held, and there is room for an entry
+    void add(HostSlot& slot, TransferRequest const& request) {
+      std::byte* device = request.device;
+      owner_->ledger_->for_each_piece(slot, request.bytes, [&](HostPiece const& piece) {
+        if (slot.tier == HostTier::pinned) {
+          bool const may_join = request.reservation != 0 &&
+                                request.reservation == last_reservation_ &&
+                                piece.slab == last_slab_;
+          add_copy(piece.memory, device, piece.bytes, may_join);
+          last_reservation_ = request.reservation;
+          last_slab_ = piece.slab;
+        } else {
+          add_jobs(slot, piece, device, request.reservation);
+        }
+        device += piece.bytes;
+      });
+      lists_.entries.push_back({&slot, slot.fence_before(access_)});
+      slot.begin_transfer(access_);
+    }
+
+    /// Packs a piece into staging chunks. Where it is cut does not depend on what else is in the
+    /// batch: `SlotIo` finds rescued bytes by the offset of their part of the piece.
+    void add_jobs(HostSlot& slot, HostPiece piece, std::byte* device, std::size_t reservation) {
+      std::size_t const granule = owner_->ledger_->granule(slot.tier);
+      for (std::size_t left = piece.bytes; left > 0; left -= piece.bytes) {
+        piece.bytes = std::min(left, owner_->chunk_bytes_);
+        std::size_t const room = round_up(piece.bytes, granule);
+        Job& job = owner_->io_->take(slot, access_);
+        if (first_chunk_ == nullptr) {
+          first_chunk_ = last_chunk_ = &job;
+        } else if (filled_bytes_ + room > owner_->chunk_bytes_) {
+          last_chunk_ = last_chunk_->next_chunk = &job;
+          filled_bytes_ = 0;
+        } else {
+          last_job_->next = &job;
+        }
+        last_job_ = &job;
+        job.piece = piece;
+        job.chunk_offset = filled_bytes_;
+        job.device = device;
+        job.reservation = reservation;
+        filled_bytes_ += room;
+        staged_bytes_ += room;
+        piece.memory = piece.memory == nullptr ? nullptr : piece.memory + piece.bytes;
+        piece.file_offset += piece.bytes;
+        device += piece.bytes;
+      }
+    }
+
+    HostTransfers* owner_;
+    SlotAccess access_;
+    std::span<TransferRequest> requests_;
+    Lists lists_;
+    std::size_t last_reservation_ = 0;  // of the last copy in the pinned tier
+    std::uint32_t last_slab_ = 0;
+    std::size_t staged_bytes_ = 0;  // what all chunks of the batch hold
+    std::size_t filled_bytes_ = 0;  // what the last of them holds
+    Job* first_chunk_ = nullptr;    // the first job of each chunk, linked by `next_chunk`
+    Job* last_chunk_ = nullptr;
+    Job* last_job_ = nullptr;
+  };
+
+  // A larger batch would keep the first of its transfers waiting for the last; a larger transfer
+  // costs so much itself that there is nothing to gain.
   static constexpr std::size_t max_batch_bytes = 1_MiB;
   static constexpr std::size_t max_batch_requests = 512;
   // In a batch larger than this, no transfer waits for the fence of another one.
   static constexpr std::size_t max_waiting_bytes = 256_KiB;
   static constexpr std::size_t max_idle_lists = 8;
 
+  /// How many of the transfers may be enqueued together, whatever tier they are in.
   [[nodiscard]] std::size_t batch_limit(std::span<TransferRequest const> requests,
-                                        StreamIndex at) const;
+                                        StreamIndex at) const {
+    std::size_t bytes = 0;
+    std::size_t count = 0;
+    for (TransferRequest const& next :
+         requests.first(std::min(requests.size(), max_batch_requests))) {
+      bytes += next.bytes;
+      if (bytes > max_batch_bytes ||
+          (bytes > max_waiting_bytes && !order_->is_ordered(next.after, at))) {
+        break;
+      }
+      ++count;
+    }
+    return std::max<std::size_t>(count, 1);
+  }
+
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
 
   Device* device_;
@@ -121,68 +288,6 @@ class HostTransfers {
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
   std::vector<Lists> idle_lists_;  // guarded by the mutex
-};
-
-/// The transfers that are being enqueued together. Holds their slots from `begin` to its end.
-template <DeviceApi Device, FileIoApi FileIo>
-class HostTransfers<Device, FileIo>::Batch {
- public:
-  Batch(HostTransfers& owner, SlotAccess access) : owner_{&owner}, access_{access} {}
-  Batch(Batch const&) = delete;
-  Batch& operator=(Batch const&) = delete;
-  /// Ends the transfers: notes in each slot what is in the `done` of its request.
-  ~Batch();
-
-  /// Begins those transfers at the front that can go together, the first one at least.
-  ///
-  /// @throws ContractViolation, FileTierError, std::bad_alloc, with nothing changed once this object ends
-  void begin(std::span<TransferRequest> candidates);
-
-  [[nodiscard]] HostTier tier() const noexcept { return entries().front().slot->tier; }
-  [[nodiscard]] std::span<TransferRequest> requests() const noexcept {
-    return requests_.first(entries().size());
-  }
-  [[nodiscard]] std::vector<Entry> const& entries() const noexcept { return lists_.entries; }
-  /// In the pinned tier all copies of the batch, in a staged one those of the current chunk.
-  [[nodiscard]] CopyBatch& copies() noexcept { return lists_.copies; }
-  [[nodiscard]] CopyKind kind() const noexcept {
-    return is_write() ? CopyKind::to_host : CopyKind::to_device;
-  }
-  [[nodiscard]] bool is_write() const noexcept { return access_ == SlotAccess::write; }
-
-  /// Adds a copy between a piece's place on the host and the device.
-  void add_copy(std::byte* host, std::byte* device, std::size_t bytes, bool may_join) {
-    is_write() ? copies().add(host, device, bytes, may_join)
-               : copies().add(device, host, bytes, may_join);
-  }
-  /// The jobs of the next chunk to be enqueued, or null; none in the pinned tier.
-  [[nodiscard]] Job* first_chunk() const noexcept { return first_chunk_; }
-  /// The jobs of the first chunk belong to an enqueued host function, which gives them back.
-  void set_first_chunk(Job* next) noexcept { first_chunk_ = next; }
-
-  void answer(TransferState state, Transfer const& done) noexcept {
-    for (TransferRequest& request : requests()) {
-      request.state = state;
-      request.done = done;
-    }
-  }
-
- private:
-  [[nodiscard]] bool can_join(HostSlot const* slot, TransferRequest const& request) const noexcept;
-  void add(HostSlot& slot, TransferRequest const& request);
-  void add_jobs(HostSlot& slot, HostPiece piece, std::byte* device, std::size_t reservation);
-
-  HostTransfers* owner_;
-  SlotAccess access_;
-  std::span<TransferRequest> requests_;
-  Lists lists_;
-  std::size_t last_reservation_ = 0;  // of the last copy in the pinned tier
-  std::uint32_t last_slab_ = 0;
-  std::size_t staged_bytes_ = 0;  // what all chunks of the batch hold
-  std::size_t filled_bytes_ = 0;  // what the last of them holds
-  Job* first_chunk_ = nullptr;    // the first job of each chunk, linked by `next_chunk`
-  Job* last_chunk_ = nullptr;
-  Job* last_job_ = nullptr;
 };
 
 /// Makes both lanes with as many chunks, up to `staging_chunks`, as there is pinned memory for.
@@ -256,24 +361,6 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
   }
 }
 
-/// How many of the transfers may be enqueued together, whatever tier they are in.
-template <DeviceApi Device, FileIoApi FileIo>
-std::size_t HostTransfers<Device, FileIo>::batch_limit(std::span<TransferRequest const> requests,
-                                                       StreamIndex at) const {
-  std::size_t bytes = 0;
-  std::size_t count = 0;
-  for (TransferRequest const& next :
-       requests.first(std::min(requests.size(), max_batch_requests))) {
-    bytes += next.bytes;
-    if (bytes > max_batch_bytes ||
-        (bytes > max_waiting_bytes && !order_->is_ordered(next.after, at))) {
-      break;
-    }
-    ++count;
-  }
-  return std::max<std::size_t>(count, 1);
-}
-
 /// Events are recorded chunk by chunk. An event recorded only when a chunk comes round again would
 /// cover the chunks enqueued since, and the ring would stand still for them.
 template <DeviceApi Device, FileIoApi FileIo>
@@ -318,112 +405,6 @@ void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
       chunk.fence().add(order_->mark(at));  // some of the copies may have been enqueued
       throw;
     }
-  }
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-void HostTransfers<Device, FileIo>::Batch::begin(std::span<TransferRequest> candidates) {
-  std::scoped_lock const lock{*owner_->mutex_};
-  if (!owner_->idle_lists_.empty()) {
-    lists_ = std::move(owner_->idle_lists_.back());
-    owner_->idle_lists_.pop_back();
-  }
-  lists_.entries.reserve(candidates.size());
-  requests_ = candidates;
-  HostSlot& first = owner_->ledger_->at(candidates.front().slot);
-  owner_->io_->throw_if_failed(first);
-  char const* const refusal = first.refusal(candidates.front().bytes, access_);
-  expects(refusal == nullptr, refusal);
-  add(first, candidates.front());
-  for (TransferRequest const& request : candidates.subspan(1)) {
-    HostSlot* const slot = owner_->ledger_->find(request.slot);
-    if (!can_join(slot, request)) {
-      break;  // if something is wrong with it, the batch that it is the first of throws
-    }
-    add(*slot, request);
-  }
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-bool HostTransfers<Device, FileIo>::Batch::can_join(HostSlot const* slot,
-                                                    TransferRequest const& request) const noexcept {
-  return slot != nullptr && !slot->failure && slot->refusal(request.bytes, access_) == nullptr &&
-         slot->tier == tier() &&
-         (slot->tier == HostTier::pinned || staged_bytes_ + slot->bytes <= owner_->chunk_bytes_);
-}
-
-/// @pre the lock is held, and there is room for an entry
-template <DeviceApi Device, FileIoApi FileIo>
-void HostTransfers<Device, FileIo>::Batch::add(HostSlot& slot, TransferRequest const& request) {
-  std::byte* device = request.device;
-  owner_->ledger_->for_each_piece(slot, request.bytes, [&](HostPiece const& piece) {
-    if (slot.tier == HostTier::pinned) {
-      bool const may_join = request.reservation != 0 && request.reservation == last_reservation_ &&
-                            piece.slab == last_slab_;
-      add_copy(piece.memory, device, piece.bytes, may_join);
-      last_reservation_ = request.reservation;
-      last_slab_ = piece.slab;
-    } else {
-      add_jobs(slot, piece, device, request.reservation);
-    }
-    device += piece.bytes;
-  });
-  lists_.entries.push_back({&slot, slot.fence_before(access_)});
-  slot.begin_transfer(access_);
-}
-
-/// Packs a piece into staging chunks. Where it is cut does not depend on what else is in the batch:
-/// `SlotIo` finds rescued bytes by the offset of their part of the piece.
-template <DeviceApi Device, FileIoApi FileIo>
-void HostTransfers<Device, FileIo>::Batch::add_jobs(HostSlot& slot,
-                                                    HostPiece piece,
-                                                    std::byte* device,
-                                                    std::size_t reservation) {
-  std::size_t const granule = owner_->ledger_->granule(slot.tier);
-  for (std::size_t left = piece.bytes; left > 0; left -= piece.bytes) {
-    piece.bytes = std::min(left, owner_->chunk_bytes_);
-    std::size_t const room = round_up(piece.bytes, granule);
-    Job& job = owner_->io_->take(slot, access_);
-    if (first_chunk_ == nullptr) {
-      first_chunk_ = last_chunk_ = &job;
-    } else if (filled_bytes_ + room > owner_->chunk_bytes_) {
-      last_chunk_ = last_chunk_->next_chunk = &job;
-      filled_bytes_ = 0;
-    } else {
-      last_job_->next = &job;
-    }
-    last_job_ = &job;
-    job.piece = piece;
-    job.chunk_offset = filled_bytes_;
-    job.device = device;
-    job.reservation = reservation;
-    filled_bytes_ += room;
-    staged_bytes_ += room;
-    piece.memory = piece.memory == nullptr ? nullptr : piece.memory + piece.bytes;
-    piece.file_offset += piece.bytes;
-    device += piece.bytes;
-  }
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-HostTransfers<Device, FileIo>::Batch::~Batch() {
-  std::scoped_lock const lock{*owner_->mutex_};
-  while (first_chunk_ != nullptr) {
-    Job* job = std::exchange(first_chunk_, first_chunk_->next_chunk);
-    while (job != nullptr) {
-      owner_->io_->give_back(*std::exchange(job, job->next), access_);
-    }
-  }
-  for (std::size_t i = 0; i < entries().size(); ++i) {
-    TransferRequest const& request = requests_[i];
-    bool const is_enqueued = request.state == TransferState::enqueued;
-    entries()[i].slot->end_transfer(
-        access_, request.done.host_done, is_enqueued ? request.bytes : 0);
-  }
-  lists_.entries.clear();
-  lists_.copies.clear();
-  if (owner_->idle_lists_.size() < max_idle_lists) {
-    owner_->idle_lists_.push_back(std::move(lists_));
   }
 }
 

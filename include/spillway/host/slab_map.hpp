@@ -80,17 +80,17 @@ struct Extent {
 
 /// Decides which bytes of which slab a host slot gets: a segregated free list on plain integers.
 ///
-/// `HostLedger` has one for each tier. A slot gets a chain of extents. The chain is one extent where a
-/// free range is large enough: the best fit among the first `max_looks` ranges of the request's size
-/// class, else of the next larger class that has any. Otherwise the chain is made of the largest free
-/// ranges, `max_extents` at most, which a heap selects: swapped-out bytes need no single address, so
-/// scattered room is room. Free neighbours coalesce at once (boundary tags).
+/// `HostLedger` has one for each tier. A slot gets a chain of extents. The chain is one extent
+/// where a free range is large enough: the best fit among the first `max_looks` ranges of the
+/// request's size class, else of the next larger class that has any. Otherwise the chain is made of
+/// the largest free ranges, `max_extents` at most, which a heap selects: swapped-out bytes need no
+/// single address, so scattered room is room. Free neighbours coalesce at once (boundary tags).
 ///
-/// Example: free ranges of 4, 3 and 2 granules. A request of 3 takes the second; a request of 8 takes
-/// 4 + 3 + 1, and 1 granule of the last range stays free.
+/// Example: free ranges of 4, 3 and 2 granules. A request of 3 takes the second; a request of 8
+/// takes 4 + 3 + 1, and 1 granule of the last range stays free.
 ///
-/// Every free range carries the fence after which its bytes may be touched. Neighbours that coalesce
-/// unite their fences, and a chain carries the union of what its extents had.
+/// Every free range carries the fence after which its bytes may be touched. Neighbours that
+/// coalesce unite their fences, and a chain carries the union of what its extents had.
 ///
 /// Units    sizes are rounded up to the granule; offsets are multiples of it.
 /// Threads  thread-compatible.
@@ -112,7 +112,7 @@ class SlabMap {
   /// `granule` is a power of two.
   explicit SlabMap(std::size_t granule = granule_bytes) : granule_{granule} {}
 
-  /// Adds a free slab of `bytes`, a multiple of the granule, and returns its number, counted from 0.
+  /// Adds a free slab of `bytes`, a multiple of the granule. Returns its number, counted from 0.
   ///
   /// @throws std::bad_alloc, with nothing changed
   std::uint32_t add_slab(std::size_t bytes);
@@ -149,7 +149,16 @@ class SlabMap {
   [[nodiscard]] std::size_t granule() const noexcept { return granule_; }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
   [[nodiscard]] std::size_t free_bytes() const noexcept { return free_bytes_; }
-  [[nodiscard]] std::size_t largest_free_bytes() const noexcept;
+  [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
+    std::size_t found = 0;
+    if (std::size_t const top = used_classes_.previous(SizeClasses::count);
+        top < SizeClasses::count) {
+      for (std::uint32_t at = heads_[top]; at != none; at = nodes_[at].next_linked) {
+        found = std::max(found, nodes_[at].extent.bytes);
+      }
+    }
+    return found;
+  }
 
  private:
   static constexpr std::uint32_t none = 0xFFFFFFFF;
@@ -175,19 +184,170 @@ class SlabMap {
     return SizeClasses::class_of(bytes / granule_);
   }
   [[nodiscard]] std::uint32_t best_in_class(std::size_t size_class,
-                                            std::size_t bytes) const noexcept;
-  [[nodiscard]] std::uint32_t find(std::size_t bytes) const noexcept;
-  [[nodiscard]] Largest largest() const noexcept;
+                                            std::size_t bytes) const noexcept {
+    std::uint32_t best = none;
+    std::size_t looks = max_looks;
+    for (std::uint32_t at = heads_[size_class]; at != none && looks > 0; --looks) {
+      std::size_t const size = nodes_[at].extent.bytes;
+      if (size >= bytes && (best == none || size < nodes_[best].extent.bytes)) {
+        best = at;
+      }
+      if (size == bytes) {
+        break;
+      }
+      at = nodes_[at].next_linked;
+    }
+    return best;
+  }
+
+  /// A free range of at least `bytes`, close to the smallest one. Returns `none`, too, where such a
+  /// range stands behind many smaller ones of its class; `largest` finds it then.
+  [[nodiscard]] std::uint32_t find(std::size_t bytes) const noexcept {
+    std::size_t const own = class_of(bytes);
+    if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
+      return fit;
+    }
+    std::size_t const larger = used_classes_.next(own + 1);
+    return larger < SizeClasses::count ? best_in_class(larger, bytes) : none;
+  }
+
+  [[nodiscard]] Largest largest() const noexcept {
+    auto const is_larger = [this](std::uint32_t a, std::uint32_t b) {
+      return nodes_[a].extent.bytes > nodes_[b].extent.bytes;
+    };
+    Largest found;
+    auto const begin = found.nodes.begin();
+    // A heap with the smallest on top, fed class by class from above until no class can improve it.
+    std::size_t size_class = used_classes_.previous(SizeClasses::count);
+    for (; size_class < SizeClasses::count && found.count < max_extents;
+         size_class = used_classes_.previous(size_class)) {
+      for (std::uint32_t at = heads_[size_class]; at != none; at = nodes_[at].next_linked) {
+        if (found.count == max_extents) {
+          if (!is_larger(at, found.nodes[0])) {
+            continue;
+          }
+          std::pop_heap(begin, begin + max_extents, is_larger);
+          --found.count;
+        }
+        found.nodes[found.count++] = at;
+        std::push_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
+      }
+    }
+    std::sort_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
+    return found;
+  }
+
   [[nodiscard]] std::size_t
-  missing_after(Largest const& pieces, std::size_t count, std::size_t wanted) const noexcept;
-  void provide_vacant_node();
-  [[nodiscard]] std::uint32_t pop_vacant() noexcept;
-  void push_vacant(std::uint32_t node) noexcept;
-  void link(std::uint32_t node) noexcept;
-  void unlink(std::uint32_t node) noexcept;
-  void take(std::uint32_t node, std::size_t bytes) noexcept;
-  void absorb(std::uint32_t left, std::uint32_t right) noexcept;
-  void free_extent(std::uint32_t node, Fence const& fence) noexcept;
+  missing_after(Largest const& pieces, std::size_t count, std::size_t wanted) const noexcept {
+    for (std::size_t i = 0; i < count && wanted > 0; ++i) {
+      wanted -= std::min(wanted, nodes_[pieces.nodes[i]].extent.bytes);
+    }
+    return wanted;
+  }
+
+  /// Keeps one node in reserve, so that splitting a range cannot fail half-way: `try_take` splits
+  /// one range at most.
+  void provide_vacant_node() {
+    if (vacant_ == none) {
+      nodes_.emplace_back();
+      push_vacant(static_cast<std::uint32_t>(nodes_.size() - 1));
+    }
+  }
+
+  [[nodiscard]] std::uint32_t pop_vacant() noexcept {
+    std::uint32_t const node = vacant_;
+    vacant_ = nodes_[node].next_linked;
+    return node;
+  }
+
+  void push_vacant(std::uint32_t node) noexcept {
+    nodes_[node].is_free = false;
+    nodes_[node].next_linked = vacant_;
+    vacant_ = node;
+  }
+
+  void link(std::uint32_t node) noexcept {
+    std::size_t const size_class = class_of(nodes_[node].extent.bytes);
+    std::uint32_t const next = heads_[size_class];
+    nodes_[node].is_free = true;
+    nodes_[node].previous_linked = none;
+    nodes_[node].next_linked = next;
+    if (next != none) {
+      nodes_[next].previous_linked = node;
+    }
+    heads_[size_class] = node;
+    used_classes_.insert(size_class);
+  }
+
+  void unlink(std::uint32_t node) noexcept {
+    Node& gone = nodes_[node];
+    if (gone.next_linked != none) {
+      nodes_[gone.next_linked].previous_linked = gone.previous_linked;
+    }
+    if (gone.previous_linked != none) {
+      nodes_[gone.previous_linked].next_linked = gone.next_linked;
+    } else {
+      std::size_t const size_class = class_of(gone.extent.bytes);
+      heads_[size_class] = gone.next_linked;
+      if (gone.next_linked == none) {
+        used_classes_.erase(size_class);
+      }
+    }
+    gone.is_free = false;
+    gone.next_linked = none;
+  }
+
+  /// Takes the front of a free range; the rest stays free and keeps the fence.
+  void take(std::uint32_t node, std::size_t bytes) noexcept {
+    unlink(node);
+    free_bytes_ -= bytes;
+    if (nodes_[node].extent.bytes == bytes) {
+      return;
+    }
+    std::uint32_t const rest = pop_vacant();
+    Node& taken = nodes_[node];
+    nodes_[rest] = Node{};
+    nodes_[rest].extent = {
+        taken.extent.slab, taken.extent.offset + bytes, taken.extent.bytes - bytes};
+    nodes_[rest].fence = taken.fence;
+    nodes_[rest].previous_in_slab = node;
+    nodes_[rest].next_in_slab = taken.next_in_slab;
+    if (taken.next_in_slab != none) {
+      nodes_[taken.next_in_slab].previous_in_slab = rest;
+    }
+    taken.next_in_slab = rest;
+    taken.extent.bytes = bytes;
+    link(rest);
+  }
+
+  /// Joins two neighbours that are in no class, and unites their fences.
+  void absorb(std::uint32_t left, std::uint32_t right) noexcept {
+    Node& grown = nodes_[left];
+    grown.extent.bytes += nodes_[right].extent.bytes;
+    grown.fence.add(nodes_[right].fence);
+    grown.next_in_slab = nodes_[right].next_in_slab;
+    if (grown.next_in_slab != none) {
+      nodes_[grown.next_in_slab].previous_in_slab = left;
+    }
+    push_vacant(right);
+  }
+
+  void free_extent(std::uint32_t node, Fence const& fence) noexcept {
+    free_bytes_ += nodes_[node].extent.bytes;
+    nodes_[node].fence = fence;
+    if (std::uint32_t const next = nodes_[node].next_in_slab;
+        next != none && nodes_[next].is_free) {
+      unlink(next);
+      absorb(node, next);
+    }
+    std::uint32_t const previous = nodes_[node].previous_in_slab;
+    if (previous != none && nodes_[previous].is_free) {
+      unlink(previous);
+      absorb(previous, node);
+      node = previous;
+    }
+    link(node);
+  }
 
   std::size_t granule_;
   std::size_t reserved_bytes_ = 0;
@@ -266,183 +426,6 @@ inline bool SlabMap::can_take(std::size_t bytes, std::size_t extra_bytes) const 
   std::size_t const beside_extra = std::min(pieces.count, max_extents - 1);
   return missing_after(pieces, pieces.count, wanted) == 0 ||
          missing_after(pieces, beside_extra, wanted - extra_bytes) == 0;
-}
-
-inline std::size_t SlabMap::missing_after(Largest const& pieces,
-                                          std::size_t count,
-                                          std::size_t wanted) const noexcept {
-  for (std::size_t i = 0; i < count && wanted > 0; ++i) {
-    wanted -= std::min(wanted, nodes_[pieces.nodes[i]].extent.bytes);
-  }
-  return wanted;
-}
-
-inline std::size_t SlabMap::largest_free_bytes() const noexcept {
-  std::size_t found = 0;
-  if (std::size_t const top = used_classes_.previous(SizeClasses::count);
-      top < SizeClasses::count) {
-    for (std::uint32_t at = heads_[top]; at != none; at = nodes_[at].next_linked) {
-      found = std::max(found, nodes_[at].extent.bytes);
-    }
-  }
-  return found;
-}
-
-inline std::uint32_t SlabMap::best_in_class(std::size_t size_class,
-                                            std::size_t bytes) const noexcept {
-  std::uint32_t best = none;
-  std::size_t looks = max_looks;
-  for (std::uint32_t at = heads_[size_class]; at != none && looks > 0; --looks) {
-    std::size_t const size = nodes_[at].extent.bytes;
-    if (size >= bytes && (best == none || size < nodes_[best].extent.bytes)) {
-      best = at;
-    }
-    if (size == bytes) {
-      break;
-    }
-    at = nodes_[at].next_linked;
-  }
-  return best;
-}
-
-/// A free range of at least `bytes`, close to the smallest one. Returns `none` also where such a range
-/// stands behind too many smaller ones of its class; taking the largest ranges then finds it.
-inline std::uint32_t SlabMap::find(std::size_t bytes) const noexcept {
-  std::size_t const own = class_of(bytes);
-  if (std::uint32_t const fit = best_in_class(own, bytes); fit != none) {
-    return fit;
-  }
-  std::size_t const larger = used_classes_.next(own + 1);
-  return larger < SizeClasses::count ? best_in_class(larger, bytes) : none;
-}
-
-inline auto SlabMap::largest() const noexcept -> Largest {
-  auto const is_larger = [this](std::uint32_t a, std::uint32_t b) {
-    return nodes_[a].extent.bytes > nodes_[b].extent.bytes;
-  };
-  Largest found;
-  auto const begin = found.nodes.begin();
-  // A heap with the smallest on top, fed class by class from above until no class can improve it.
-  std::size_t size_class = used_classes_.previous(SizeClasses::count);
-  for (; size_class < SizeClasses::count && found.count < max_extents;
-       size_class = used_classes_.previous(size_class)) {
-    for (std::uint32_t at = heads_[size_class]; at != none; at = nodes_[at].next_linked) {
-      if (found.count == max_extents) {
-        if (!is_larger(at, found.nodes[0])) {
-          continue;
-        }
-        std::pop_heap(begin, begin + max_extents, is_larger);
-        --found.count;
-      }
-      found.nodes[found.count++] = at;
-      std::push_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
-    }
-  }
-  std::sort_heap(begin, begin + static_cast<std::ptrdiff_t>(found.count), is_larger);
-  return found;
-}
-
-/// Keeps one node in reserve, so that splitting a range cannot fail half-way: `try_take` splits one
-/// range at most.
-inline void SlabMap::provide_vacant_node() {
-  if (vacant_ == none) {
-    nodes_.emplace_back();
-    push_vacant(static_cast<std::uint32_t>(nodes_.size() - 1));
-  }
-}
-
-inline std::uint32_t SlabMap::pop_vacant() noexcept {
-  std::uint32_t const node = vacant_;
-  vacant_ = nodes_[node].next_linked;
-  return node;
-}
-
-inline void SlabMap::push_vacant(std::uint32_t node) noexcept {
-  nodes_[node].is_free = false;
-  nodes_[node].next_linked = vacant_;
-  vacant_ = node;
-}
-
-inline void SlabMap::link(std::uint32_t node) noexcept {
-  std::size_t const size_class = class_of(nodes_[node].extent.bytes);
-  std::uint32_t const next = heads_[size_class];
-  nodes_[node].is_free = true;
-  nodes_[node].previous_linked = none;
-  nodes_[node].next_linked = next;
-  if (next != none) {
-    nodes_[next].previous_linked = node;
-  }
-  heads_[size_class] = node;
-  used_classes_.insert(size_class);
-}
-
-inline void SlabMap::unlink(std::uint32_t node) noexcept {
-  Node& gone = nodes_[node];
-  if (gone.next_linked != none) {
-    nodes_[gone.next_linked].previous_linked = gone.previous_linked;
-  }
-  if (gone.previous_linked != none) {
-    nodes_[gone.previous_linked].next_linked = gone.next_linked;
-  } else {
-    std::size_t const size_class = class_of(gone.extent.bytes);
-    heads_[size_class] = gone.next_linked;
-    if (gone.next_linked == none) {
-      used_classes_.erase(size_class);
-    }
-  }
-  gone.is_free = false;
-  gone.next_linked = none;
-}
-
-/// Takes the front of a free range; the rest stays free and keeps the fence.
-inline void SlabMap::take(std::uint32_t node, std::size_t bytes) noexcept {
-  unlink(node);
-  free_bytes_ -= bytes;
-  if (nodes_[node].extent.bytes == bytes) {
-    return;
-  }
-  std::uint32_t const rest = pop_vacant();
-  Node& taken = nodes_[node];
-  nodes_[rest] = Node{};
-  nodes_[rest].extent = {
-      taken.extent.slab, taken.extent.offset + bytes, taken.extent.bytes - bytes};
-  nodes_[rest].fence = taken.fence;
-  nodes_[rest].previous_in_slab = node;
-  nodes_[rest].next_in_slab = taken.next_in_slab;
-  if (taken.next_in_slab != none) {
-    nodes_[taken.next_in_slab].previous_in_slab = rest;
-  }
-  taken.next_in_slab = rest;
-  taken.extent.bytes = bytes;
-  link(rest);
-}
-
-/// Joins two neighbours that are in no class, and unites their fences.
-inline void SlabMap::absorb(std::uint32_t left, std::uint32_t right) noexcept {
-  Node& grown = nodes_[left];
-  grown.extent.bytes += nodes_[right].extent.bytes;
-  grown.fence.add(nodes_[right].fence);
-  grown.next_in_slab = nodes_[right].next_in_slab;
-  if (grown.next_in_slab != none) {
-    nodes_[grown.next_in_slab].previous_in_slab = left;
-  }
-  push_vacant(right);
-}
-
-inline void SlabMap::free_extent(std::uint32_t node, Fence const& fence) noexcept {
-  free_bytes_ += nodes_[node].extent.bytes;
-  nodes_[node].fence = fence;
-  if (std::uint32_t const next = nodes_[node].next_in_slab; next != none && nodes_[next].is_free) {
-    unlink(next);
-    absorb(node, next);
-  }
-  std::uint32_t const previous = nodes_[node].previous_in_slab;
-  if (previous != none && nodes_[previous].is_free) {
-    unlink(previous);
-    absorb(previous, node);
-    node = previous;
-  }
-  link(node);
 }
 
 }  // namespace spillway::detail

@@ -24,19 +24,20 @@ namespace spillway::detail {
 ///
 /// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` as a host
 /// function on a stream. The stream's thread then copies each piece between the chunk and pageable
-/// memory or the file. Jobs whose pieces are adjacent in the file and in the chunk share one file call.
+/// memory or the file. Pieces that are adjacent in the file and in the chunk share one file call.
 ///
-/// A write that the file refuses loses nothing as long as there is memory. The call is first repeated
-/// piece by piece. Each piece that fails again is copied to the heap, into the slot's `rescued` list,
-/// and the file tier takes no new slots. Reads look there first. The next successful write of the
-/// piece, and the end of the slot, free the copy. Only a piece for which there is no memory, and one
-/// that cannot be read back, is lost: the ledger notes it, and the next use of the slot throws.
+/// A write that the file refuses loses nothing as long as there is memory. The call is first
+/// repeated piece by piece. Each piece that fails again is copied to the heap, into the slot's
+/// `rescued` list, and the file tier takes no new slots. Reads look there first. The next
+/// successful write of the piece, and the end of the slot, free the copy. Only a piece for which
+/// there is no memory, and one that cannot be read back, is lost: the ledger notes it, and the next
+/// use of the slot throws.
 ///
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
 /// arguments.
 ///
-/// Threads  `write` and `read` run on the threads of streams, make no device call and lock the pool's
-///          mutex themselves, for the ledger only; all other functions are called under that mutex.
+/// Threads  `write` and `read` run on the threads of streams and make no device call. They lock the
+///          pool's mutex for the ledger only. All other functions are called under that mutex.
 template <FileIoApi FileIo>
 class SlotIo {
  public:
@@ -64,12 +65,55 @@ class SlotIo {
   /// A job that counts as unfinished for the slot until it has run or is given back.
   ///
   /// @throws std::bad_alloc, with nothing changed
-  [[nodiscard]] Job& take(HostSlot& slot, SlotAccess access);
-  void give_back(Job& job, SlotAccess access) noexcept;
+  [[nodiscard]] Job& take(HostSlot& slot, SlotAccess access) {
+    if (idle_ == nullptr) {
+      idle_ = &jobs_.emplace_back();
+    }
+    Job& job = *std::exchange(idle_, idle_->next);
+    job = Job{.owner = this, .slot = &slot};
+    ++slot.jobs(access);
+    return job;
+  }
 
-  /// Host functions. `argument` is the first job of a list.
-  static void write(void* argument) noexcept;
-  static void read(void* argument) noexcept;
+  void give_back(Job& job, SlotAccess access) noexcept {
+    --job.slot->jobs(access);
+    ledger_->forget_if_unused(*job.slot);
+    job.next = std::exchange(idle_, &job);
+  }
+
+  /// Host function: from the chunk to the slots. `argument` is the first job of a list.
+  static void write(void* argument) noexcept {
+    auto* job = static_cast<Job*>(argument);
+    SlotIo& self = *job->owner;
+    while (job != nullptr) {
+      Job* const end = self.end_of_adjacent(job);
+      if (end != job->next && self.write_adjacent(*job, end)) {
+        for (Job const* done = job; done != end; done = done->next) {
+          self.forget_rescued(*done);
+        }
+      } else {
+        for (Job const* each = job; each != end; each = each->next) {
+          self.write_one(*each);
+        }
+      }
+      self.finish(std::exchange(job, end), end, SlotAccess::write);
+    }
+  }
+
+  /// Host function: from the slots to the chunk. `argument` is the first job of a list.
+  static void read(void* argument) noexcept {
+    auto* job = static_cast<Job*>(argument);
+    SlotIo& self = *job->owner;
+    while (job != nullptr) {
+      Job* const end = self.end_of_adjacent(job);
+      if (end == job->next || !self.read_adjacent(*job, end)) {
+        for (Job const* each = job; each != end; each = each->next) {
+          self.read_one(*each);
+        }
+      }
+      self.finish(std::exchange(job, end), end, SlotAccess::read);
+    }
+  }
 
   /// @throws FileTierError if the slot has lost bytes
   void throw_if_failed(HostSlot& slot) const {
@@ -84,19 +128,144 @@ class SlotIo {
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
-  void write_one(Job const& job) noexcept;
-  void read_one(Job const& job) noexcept;
-  [[nodiscard]] bool write_adjacent(Job const& first, Job const* end) noexcept;
-  [[nodiscard]] bool read_adjacent(Job const& first, Job const* end) noexcept;
-  [[nodiscard]] Job* end_of_adjacent(Job const* job) const noexcept;
-  [[nodiscard]] std::size_t adjacent_bytes(Job const& first, Job const* end) const noexcept;
-  [[nodiscard]] bool is_needed(Job const& job) const noexcept;
-  [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept;
-  [[nodiscard]] std::byte const* find_rescued(Job const& job) const noexcept;
-  void rescue(Job const& job, int error) noexcept;
-  void forget_rescued(Job const& job) noexcept;
-  void note_lost_read(Job const& job, int error) noexcept;
-  void finish(Job* job, Job const* end, SlotAccess access) noexcept;
+  void write_one(Job const& job) noexcept {
+    if (!is_needed(job)) {
+      return;
+    }
+    if (job.piece.memory != nullptr) {
+      std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
+    } else if (int const error = file_->write(job.chunk, file_bytes(job), job.piece.file_offset);
+               error != 0) {
+      rescue(job, error);
+    } else {
+      forget_rescued(job);
+    }
+  }
+
+  void read_one(Job const& job) noexcept {
+    if (job.piece.memory != nullptr) {
+      std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
+    } else if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
+      std::memcpy(job.chunk, rescued, job.piece.bytes);
+    } else if (int const error = file_->read(job.chunk, file_bytes(job), job.piece.file_offset);
+               error != 0) {
+      note_lost_read(job, error);
+    }
+  }
+
+  [[nodiscard]] bool write_adjacent(Job const& first, Job const* end) noexcept {
+    return file_->write(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
+  }
+
+  /// Fails, too, where bytes of a slot were rescued: the file does not have all of them then.
+  [[nodiscard]] bool read_adjacent(Job const& first, Job const* end) noexcept {
+    {
+      std::scoped_lock const lock{*mutex_};
+      for (Job const* job = &first; job != end; job = job->next) {
+        if (!job->slot->rescued.empty()) {
+          return false;
+        }
+      }
+    }
+    return file_->read(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
+  }
+
+  /// The first job after `job` whose piece is not adjacent to the one before, in the file and in
+  /// the chunk: one call can carry all before it.
+  [[nodiscard]] Job* end_of_adjacent(Job const* job) const noexcept {
+    Job* end = job->next;
+    for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
+      if (end->piece.file_offset != job->piece.file_offset + job->piece.bytes ||
+          end->chunk != job->chunk + job->piece.bytes) {
+        break;
+      }
+    }
+    return end;
+  }
+
+  [[nodiscard]] std::size_t adjacent_bytes(Job const& first, Job const* end) const noexcept {
+    Job const* last = &first;
+    while (last->next != end) {
+      last = last->next;
+    }
+    return static_cast<std::size_t>(last->chunk - first.chunk) + file_bytes(*last);
+  }
+
+  /// Returns false for a slot that was given back and has no read enqueued: nobody can read its
+  /// bytes any more.
+  [[nodiscard]] bool is_needed(Job const& job) const noexcept {
+    std::scoped_lock const lock{*mutex_};
+    return !job.slot->is_given_back || job.slot->read_jobs > 0;
+  }
+
+  /// The bytes that a file call has to move for a job. Direct I/O moves whole sectors. The chunk
+  /// has room for them, and so has the slot: its granule is a sector.
+  [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept {
+    return file_->is_direct() ? round_up(job.piece.bytes, SwapFile<FileIo>::direct_alignment_bytes)
+                              : job.piece.bytes;
+  }
+
+  /// The rescued bytes of a piece, or null. They stay where they are while this job runs: what
+  /// overwrites or frees the slot is ordered after its reads. A slot is always cut into the same
+  /// pieces, of which the last may be shorter, so the offset finds the piece.
+  [[nodiscard]] std::byte const* find_rescued(Job const& job) const noexcept {
+    std::scoped_lock const lock{*mutex_};
+    for (RescuedPiece const& rescued : job.slot->rescued) {
+      if (rescued.file_offset == job.piece.file_offset) {
+        return rescued.data.get();
+      }
+    }
+    return nullptr;
+  }
+
+  /// Keeps a piece that the file refused, and stops the file tier from taking new slots.
+  void rescue(Job const& job, int error) noexcept {
+    RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, nullptr};
+    rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
+    if (rescued.data != nullptr) {
+      std::memcpy(rescued.data.get(), job.chunk, job.piece.bytes);
+    }
+    forget_rescued(job);
+    std::scoped_lock const lock{*mutex_};
+    ledger_->fail(HostTier::file);
+    ++failed_writes_;
+    try {
+      if (rescued.data == nullptr) {
+        throw std::bad_alloc{};
+      }
+      job.slot->rescued.push_back(std::move(rescued));
+    } catch (std::bad_alloc const&) {  // the bytes are lost
+      ledger_->note_failure(*job.slot,
+                            FileFailure{error, job.piece.file_offset, job.piece.bytes, false});
+    }
+  }
+
+  void forget_rescued(Job const& job) noexcept {
+    std::unique_ptr<std::byte[]> outdated;  // freed after the lock
+    std::scoped_lock const lock{*mutex_};
+    for (RescuedPiece& rescued : job.slot->rescued) {
+      if (rescued.file_offset == job.piece.file_offset) {
+        outdated = std::move(rescued.data);
+        std::swap(rescued, job.slot->rescued.back());
+        job.slot->rescued.pop_back();
+        return;
+      }
+    }
+  }
+
+  void note_lost_read(Job const& job, int error) noexcept {
+    std::scoped_lock const lock{*mutex_};
+    ++failed_reads_;
+    ledger_->note_failure(*job.slot,
+                          FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
+  }
+
+  void finish(Job* job, Job const* end, SlotAccess access) noexcept {
+    std::scoped_lock const lock{*mutex_};
+    while (job != end) {
+      give_back(*std::exchange(job, job->next), access);
+    }
+  }
 
   std::mutex* mutex_;
   HostLedger* ledger_;
@@ -106,207 +275,6 @@ class SlotIo {
   std::size_t failed_writes_ = 0;
   std::size_t failed_reads_ = 0;
 };
-
-template <FileIoApi FileIo>
-auto SlotIo<FileIo>::take(HostSlot& slot, SlotAccess access) -> Job& {
-  if (idle_ == nullptr) {
-    idle_ = &jobs_.emplace_back();
-  }
-  Job& job = *std::exchange(idle_, idle_->next);
-  job = Job{.owner = this, .slot = &slot};
-  ++slot.jobs(access);
-  return job;
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::give_back(Job& job, SlotAccess access) noexcept {
-  --job.slot->jobs(access);
-  ledger_->forget_if_unused(*job.slot);
-  job.next = std::exchange(idle_, &job);
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::write(void* argument) noexcept {
-  auto* job = static_cast<Job*>(argument);
-  SlotIo& self = *job->owner;
-  while (job != nullptr) {
-    Job* const end = self.end_of_adjacent(job);
-    if (end != job->next && self.write_adjacent(*job, end)) {
-      for (Job const* done = job; done != end; done = done->next) {
-        self.forget_rescued(*done);
-      }
-    } else {
-      for (Job const* each = job; each != end; each = each->next) {
-        self.write_one(*each);
-      }
-    }
-    self.finish(std::exchange(job, end), end, SlotAccess::write);
-  }
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::read(void* argument) noexcept {
-  auto* job = static_cast<Job*>(argument);
-  SlotIo& self = *job->owner;
-  while (job != nullptr) {
-    Job* const end = self.end_of_adjacent(job);
-    if (end == job->next || !self.read_adjacent(*job, end)) {
-      for (Job const* each = job; each != end; each = each->next) {
-        self.read_one(*each);
-      }
-    }
-    self.finish(std::exchange(job, end), end, SlotAccess::read);
-  }
-}
-
-/// The first job after `job` whose piece is not adjacent to the one before, in the file and in the
-/// chunk: one call can carry all before it.
-template <FileIoApi FileIo>
-auto SlotIo<FileIo>::end_of_adjacent(Job const* job) const noexcept -> Job* {
-  Job* end = job->next;
-  for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
-    if (end->piece.file_offset != job->piece.file_offset + job->piece.bytes ||
-        end->chunk != job->chunk + job->piece.bytes) {
-      break;
-    }
-  }
-  return end;
-}
-
-template <FileIoApi FileIo>
-std::size_t SlotIo<FileIo>::adjacent_bytes(Job const& first, Job const* end) const noexcept {
-  Job const* last = &first;
-  while (last->next != end) {
-    last = last->next;
-  }
-  return static_cast<std::size_t>(last->chunk - first.chunk) + file_bytes(*last);
-}
-
-template <FileIoApi FileIo>
-bool SlotIo<FileIo>::write_adjacent(Job const& first, Job const* end) noexcept {
-  return file_->write(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
-}
-
-/// Fails where bytes of a slot were rescued: the file does not have all of them then.
-template <FileIoApi FileIo>
-bool SlotIo<FileIo>::read_adjacent(Job const& first, Job const* end) noexcept {
-  {
-    std::scoped_lock const lock{*mutex_};
-    for (Job const* job = &first; job != end; job = job->next) {
-      if (!job->slot->rescued.empty()) {
-        return false;
-      }
-    }
-  }
-  return file_->read(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::write_one(Job const& job) noexcept {
-  if (!is_needed(job)) {
-    return;
-  }
-  if (job.piece.memory != nullptr) {
-    std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
-  } else if (int const error = file_->write(job.chunk, file_bytes(job), job.piece.file_offset);
-             error != 0) {
-    rescue(job, error);
-  } else {
-    forget_rescued(job);
-  }
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::read_one(Job const& job) noexcept {
-  if (job.piece.memory != nullptr) {
-    std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
-  } else if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
-    std::memcpy(job.chunk, rescued, job.piece.bytes);
-  } else if (int const error = file_->read(job.chunk, file_bytes(job), job.piece.file_offset);
-             error != 0) {
-    note_lost_read(job, error);
-  }
-}
-
-/// Returns false for a slot that was given back and has no read enqueued: nobody can read it any more.
-template <FileIoApi FileIo>
-bool SlotIo<FileIo>::is_needed(Job const& job) const noexcept {
-  std::scoped_lock const lock{*mutex_};
-  return !job.slot->is_given_back || job.slot->read_jobs > 0;
-}
-
-/// Direct I/O moves whole sectors. The chunk has room for them, and so has the slot: its granule is one.
-template <FileIoApi FileIo>
-std::size_t SlotIo<FileIo>::file_bytes(Job const& job) const noexcept {
-  return file_->is_direct() ? round_up(job.piece.bytes, SwapFile<FileIo>::direct_alignment_bytes)
-                            : job.piece.bytes;
-}
-
-/// The bytes stay where they are while this job runs: what overwrites or frees the slot is ordered
-/// after its reads. A slot is always cut into the same pieces, of which the last may be shorter, so the
-/// offset finds the piece.
-template <FileIoApi FileIo>
-std::byte const* SlotIo<FileIo>::find_rescued(Job const& job) const noexcept {
-  std::scoped_lock const lock{*mutex_};
-  for (RescuedPiece const& rescued : job.slot->rescued) {
-    if (rescued.file_offset == job.piece.file_offset) {
-      return rescued.data.get();
-    }
-  }
-  return nullptr;
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::rescue(Job const& job, int error) noexcept {
-  RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, nullptr};
-  rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
-  if (rescued.data != nullptr) {
-    std::memcpy(rescued.data.get(), job.chunk, job.piece.bytes);
-  }
-  forget_rescued(job);
-  std::scoped_lock const lock{*mutex_};
-  ledger_->fail(HostTier::file);
-  ++failed_writes_;
-  try {
-    if (rescued.data == nullptr) {
-      throw std::bad_alloc{};
-    }
-    job.slot->rescued.push_back(std::move(rescued));
-  } catch (std::bad_alloc const&) {
-    ledger_->note_failure(*job.slot,
-                          FileFailure{error, job.piece.file_offset, job.piece.bytes, false});
-  }
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::forget_rescued(Job const& job) noexcept {
-  std::unique_ptr<std::byte[]> outdated;  // freed after the lock
-  std::scoped_lock const lock{*mutex_};
-  for (RescuedPiece& rescued : job.slot->rescued) {
-    if (rescued.file_offset == job.piece.file_offset) {
-      outdated = std::move(rescued.data);
-      std::swap(rescued, job.slot->rescued.back());
-      job.slot->rescued.pop_back();
-      return;
-    }
-  }
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::note_lost_read(Job const& job, int error) noexcept {
-  std::scoped_lock const lock{*mutex_};
-  ++failed_reads_;
-  ledger_->note_failure(*job.slot,
-                        FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
-}
-
-template <FileIoApi FileIo>
-void SlotIo<FileIo>::finish(Job* job, Job const* end, SlotAccess access) noexcept {
-  std::scoped_lock const lock{*mutex_};
-  while (job != end) {
-    give_back(*std::exchange(job, job->next), access);
-  }
-}
 
 template <FileIoApi FileIo>
 void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {

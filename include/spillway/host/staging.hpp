@@ -25,9 +25,9 @@ namespace spillway::detail {
 
 /// A stream for host functions and a ring of pinned chunks: one direction of a host pool's staging.
 ///
-/// `HostTransfers` has a lane for writes and one for reads, so that neither waits for the other. Each
-/// chunk carries the fence after which it may be overwritten. A chunk is therefore handed on while it
-/// is still in use, and the streams wait for it instead of the host.
+/// `HostTransfers` has a lane for writes and one for reads, so that neither waits for the other.
+/// Each chunk carries the fence after which it may be overwritten. A chunk is therefore handed on
+/// while it is still in use, and the streams wait for it instead of the host.
 ///
 /// Threads  thread-safe. The constructor of `Chunk` waits only while other threads hold all chunks;
 ///          each holds one for the time that it takes to enqueue its uses.
@@ -80,7 +80,18 @@ class StagingLane {
   [[nodiscard]] StreamIndex index() const noexcept { return stream_.index(); }
 
   /// Waits on the host until every enqueued host function has returned and no chunk is in use.
-  void drain_sync();
+  void drain_sync() {
+    device_->synchronize(stream_.handle());
+    std::vector<Piece> idle;
+    {
+      std::scoped_lock const lock{mutex_};
+      SPILLWAY_ASSERT(idle_count_ == ring_.size());
+      idle = ring_;
+    }
+    for (Piece const& piece : idle) {
+      order_->synchronize(piece.fence);
+    }
+  }
 
   /// How often a thread waited for a chunk that another one held.
   [[nodiscard]] std::uint64_t waits() const {
@@ -100,8 +111,27 @@ class StagingLane {
     }
     return memory;
   }
-  [[nodiscard]] Piece take();
-  void give_back(Piece const& piece) noexcept;
+  /// Takes the chunk that was handed on longest ago: it is the first to become idle.
+  [[nodiscard]] Piece take() {
+    std::unique_lock lock{mutex_};
+    if (idle_count_ == 0) {
+      ++waits_;
+      returned_.wait(lock, [this] { return idle_count_ > 0; });
+    }
+    Piece const piece = ring_[first_];
+    first_ = (first_ + 1) % ring_.size();
+    --idle_count_;
+    return piece;
+  }
+
+  void give_back(Piece const& piece) noexcept {
+    {
+      std::scoped_lock const lock{mutex_};
+      ring_[(first_ + idle_count_) % ring_.size()] = piece;
+      ++idle_count_;
+    }
+    returned_.notify_one();
+  }
 
   Device* device_;
   StreamOrder<Device>* order_;
@@ -139,49 +169,11 @@ StagingLane<Device>::StagingLane(Device& device,
   idle_count_ = chunk_count;
 }
 
-template <DeviceApi Device>
-void StagingLane<Device>::drain_sync() {
-  device_->synchronize(stream_.handle());
-  std::vector<Piece> idle;
-  {
-    std::scoped_lock const lock{mutex_};
-    SPILLWAY_ASSERT(idle_count_ == ring_.size());
-    idle = ring_;
-  }
-  for (Piece const& piece : idle) {
-    order_->synchronize(piece.fence);
-  }
-}
-
-/// Takes the chunk that was handed on longest ago: it is the first to become idle.
-template <DeviceApi Device>
-auto StagingLane<Device>::take() -> Piece {
-  std::unique_lock lock{mutex_};
-  if (idle_count_ == 0) {
-    ++waits_;
-    returned_.wait(lock, [this] { return idle_count_ > 0; });
-  }
-  Piece const piece = ring_[first_];
-  first_ = (first_ + 1) % ring_.size();
-  --idle_count_;
-  return piece;
-}
-
-template <DeviceApi Device>
-void StagingLane<Device>::give_back(Piece const& piece) noexcept {
-  {
-    std::scoped_lock const lock{mutex_};
-    ring_[(first_ + idle_count_) % ring_.size()] = piece;
-    ++idle_count_;
-  }
-  returned_.notify_one();
-}
-
 /// Copies between ordinary host memory and the device through pinned chunks, and waits.
 ///
-/// `DeviceAllocator` offers it to its users. A device's own copy from memory that is not page-locked
-/// waits inside the driver; this class waits where the caller sees it. It pins a chunk for each thread
-/// that copies at the same time, at first use, and keeps it.
+/// `DeviceAllocator` offers it to its users. A device's own copy from memory that is not
+/// page-locked waits inside the driver; this class waits where the caller sees it. It pins a chunk
+/// for each thread that copies at the same time, at first use, and keeps it.
 ///
 /// Threads  thread-safe.
 /// Streams  enqueues on the stream it is given and waits on the host for it.

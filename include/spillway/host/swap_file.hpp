@@ -20,8 +20,8 @@ namespace spillway::detail {
 
 /// The file behind the file tier: opened at construction, gone at destruction.
 ///
-/// Given a folder, the file has no name and vanishes even if the program is killed. Given a name, the
-/// file must not exist: nobody's data is overwritten.
+/// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
+/// the file must not exist: nobody's data is overwritten.
 ///
 /// Threads  `write`, `read`: any number at once. `try_extend`: one at a time.
 template <FileIoApi FileIo>

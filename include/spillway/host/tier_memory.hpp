@@ -58,7 +58,7 @@ class PinnedMemory {
 
 /// Owns the memory of a host pool's tiers: pinned slabs, mappings, and the file.
 ///
-/// Threads  `try_reserve` by one thread at a time; `prepare_adopt` and `adopt` under the pool's lock.
+/// Threads  one thread at a time calls `try_reserve`; the others are called under the pool's lock.
 template <DeviceApi Device, FileIoApi FileIo>
 class TierMemory {
  public:
