@@ -15,23 +15,20 @@
 #include <mutex>
 #include <span>
 
+#include <support/archetypes/batch_copy_archetype.hpp>
+
 using namespace spillway;
 using namespace spillway::detail;
+using spillway::test::BatchCopyArchetype;
+using spillway::test::OneByOneArchetype;
 using spillway::testing::DeviceRig;
 using spillway::testing::SteppedSimApi;
 
-TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, SimApi, SteppedSimApi, ModelApi);
+TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, SimApi, SteppedSimApi, ModelApi, BatchCopyArchetype);
 
 namespace {
 
-/// A device without batches, and one whose batches return something.
-struct OneByOne : SteppedSimApi {
-  using SteppedSimApi::SteppedSimApi;
-
- private:
-  using SteppedSimApi::copy_batch;
-};
-static_assert(DeviceApi<OneByOne> && !BatchCopyApi<OneByOne>);
+/// A device whose batches return something.
 struct Answering : SteppedSimApi {
   bool copy_batch(std::span<void* const>,
                   std::span<void const* const>,
@@ -62,7 +59,7 @@ struct Pieces {
 
 }  // namespace
 
-TEST_SUITE("batch_copy") {
+TEST_SUITE("copy_batch") {
   TEST_CASE("SteppedSimApi: a batch is one operation of its stream and counts each of its copies") {
     SteppedSimApi device;
     Pieces now{device};
@@ -205,7 +202,7 @@ TEST_SUITE("batch_copy") {
   }
 
   TEST_CASE("CopyBatch: a device without batches gets its copies one by one") {
-    OneByOne device;
+    OneByOneArchetype device;
     Pieces now{device};
     CopyBatch copies;
     for (std::size_t i = 0; i < 3; ++i) {
@@ -217,8 +214,48 @@ TEST_SUITE("batch_copy") {
 
     copies.enqueue(device, CopyKind::to_device, now.stream);
 
-    CHECK(device.queued_ops(now.stream) == 3);
-    device.run_all();
+    CHECK(device.simulation().queued_ops(now.stream) == 3);
+    device.simulation().run_all();
     CHECK(now.memory[1024] == 7);
+  }
+
+  TEST_CASE("CopyBatch: one copy is no batch, and a batch that was emptied can be filled again") {
+    BatchCopyArchetype device;
+    Pieces now{device};
+    auto& simulation = device.simulation();
+    CopyBatch copies;
+    auto const add = [&](std::size_t i) {
+      copies.add(static_cast<std::byte*>(now.to[i]),
+                 static_cast<std::byte const*>(now.from[i]),
+                 256,
+                 true);
+    };
+    add(0);
+    copies.enqueue(device, CopyKind::to_device, now.stream);
+    CHECK(simulation.calls().copy_batches == 0);
+    copies.clear();
+    CHECK(copies.size() == 0);
+
+    add(1);
+    add(2);
+    copies.enqueue(device, CopyKind::to_device, now.stream);
+
+    CHECK(simulation.calls().copy_batches == 1);
+    CHECK(simulation.calls().copies_to_device == 3);
+    simulation.run_all();
+    CHECK(now.memory[512] == 7);
+  }
+
+  TEST_CASE("CopyBatch: a single copy that fails has enqueued nothing") {
+    SteppedSimApi device;
+    Pieces now{device};
+    CopyBatch copies;
+    copies.add(
+        static_cast<std::byte*>(now.to[0]), static_cast<std::byte const*>(now.from[0]), 256, false);
+    device.fail_copy(1);
+
+    CHECK_THROWS_AS(copies.enqueue(device, CopyKind::to_device, now.stream), DeviceError);
+
+    CHECK(device.queued_ops(now.stream) == 0);
   }
 }

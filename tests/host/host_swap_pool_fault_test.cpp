@@ -28,7 +28,8 @@ std::atomic<bool> is_memory_refused{false};
 
 }  // namespace
 
-// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and warn.
+// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and
+// warn.
 [[gnu::noinline]] void* operator new[](std::size_t bytes, std::nothrow_t const& /*tag*/) noexcept {
   return is_memory_refused ? nullptr : std::malloc(bytes);
 }

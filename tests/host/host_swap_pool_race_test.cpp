@@ -40,8 +40,8 @@ struct World {
   std::optional<Pool> pool;
 };
 
-/// One thread of work on blocks of its own, two streams, and a pool that it shares. Device memory is
-/// touched by the host only when nothing on a stream is using it.
+/// One thread of work on blocks of its own, two streams, and a pool that it shares. Device memory
+/// is touched by the host only when nothing on a stream is using it.
 class Worker {
  public:
   Worker(World& world, std::uint64_t seed)

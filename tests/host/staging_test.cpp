@@ -9,8 +9,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <thread>
+#include <vector>
 
 using namespace spillway;
 using namespace spillway::detail;
@@ -86,5 +88,51 @@ TEST_SUITE("staging") {
 
     CHECK_THROWS_AS((Lane{device, order, 2, 4096, -1}), OutOfHostMemory);
     CHECK(device.usage() == before);
+  }
+
+  TEST_CASE("SyncCopier: bytes of more than a chunk go to the device and come back") {
+    SimApi device;
+    auto const stream = device.create_stream();
+    std::size_t const bytes = 2 * SyncCopier<SimApi>::chunk_bytes + 1000;
+    void* const memory = device.try_reserve(bytes);
+    std::vector<std::byte> from(bytes);
+    std::vector<std::byte> to(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) {
+      from[i] = static_cast<std::byte>((i * 31 + i / 997) & 0xFF);
+    }
+    {
+      SyncCopier<SimApi> copier{device};
+      copier.copy_from_host_sync(memory, from.data(), bytes, stream);
+      copier.copy_to_host_sync(to.data(), memory, bytes, stream);
+
+      CHECK(to == from);
+      CHECK(device.calls().pinned_allocations == 1);
+      CHECK(device.calls().copies_to_device == 3);
+      CHECK(device.usage().pinned_bytes == SyncCopier<SimApi>::chunk_bytes);
+    }
+    CHECK(device.usage().pinned_bytes == 0);
+    device.release(memory, bytes);
+  }
+
+  TEST_CASE(
+      "SyncCopier: a copy that fails keeps its chunk, and without pinned memory there is none") {
+    SimOptions options;
+    options.pinned_capacity_bytes = SyncCopier<SimApi>::chunk_bytes;
+    SimApi device{options};
+    auto const stream = device.create_stream();
+    void* const memory = device.try_reserve(1000);
+    std::vector<std::byte> bytes(1000);
+    SyncCopier<SimApi> copier{device};
+    void* const taken = device.try_allocate_pinned(1000, -1);
+    CHECK_THROWS_AS(copier.copy_from_host_sync(memory, bytes.data(), 1000, stream), std::bad_alloc);
+    device.free_pinned(taken, 1000);
+
+    device.fail_copy(1);
+    CHECK_THROWS_AS(copier.copy_from_host_sync(memory, bytes.data(), 1000, stream), DeviceError);
+    copier.copy_from_host_sync(memory, bytes.data(), 1000, stream);
+    copier.copy_to_host_sync(bytes.data(), memory, 1000, stream);
+
+    CHECK(device.usage().pinned_bytes == SyncCopier<SimApi>::chunk_bytes);
+    device.release(memory, 1000);
   }
 }

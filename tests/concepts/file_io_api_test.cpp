@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/file_io_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/posix_file_io.hpp>
+#include <spillway/host/swap_file.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <support/archetypes/file_io_archetype.hpp>
+#include <support/pool_bench.hpp>
+#include <support/temporary_folder.hpp>
+
+using namespace spillway;
+using spillway::test::FileIoArchetype;
+using spillway::testing::FaultyFileIo;
+
+template class spillway::HostSwapPool<SimApi, FileIoArchetype>;
+template class spillway::detail::SwapFile<FileIoArchetype>;
+
+namespace {
+
+// Types that break one requirement each.
+struct NotCopyable : PosixFileIo {
+  NotCopyable() = default;
+  NotCopyable(NotCopyable const&) = delete;
+};
+struct AllocateSaysBool : PosixFileIo {
+  bool allocate(int fd, std::uint64_t offset, std::size_t bytes) noexcept;
+};
+struct DiscardMayThrow : PosixFileIo {
+  void discard(int fd, std::uint64_t offset, std::size_t bytes);
+};
+struct WriteWantsMutableBytes : PosixFileIo {
+  ssize_t write(int fd, void* from, std::size_t bytes, std::uint64_t offset) noexcept;
+};
+struct ReadMayThrow : PosixFileIo {
+  ssize_t read(int fd, void* to, std::size_t bytes, std::uint64_t offset);
+};
+struct ReadSaysUnsigned : PosixFileIo {
+  std::size_t read(int fd, void* to, std::size_t bytes, std::uint64_t offset) noexcept;
+};
+struct HasNoRead : private PosixFileIo {
+  using PosixFileIo::allocate;
+  using PosixFileIo::discard;
+  using PosixFileIo::write;
+};
+
+static_assert(FileIoApi<PosixFileIo> && FileIoApi<FaultyFileIo>);
+static_assert(!FileIoApi<NotCopyable>);
+static_assert(!FileIoApi<AllocateSaysBool>);
+static_assert(!FileIoApi<DiscardMayThrow>);
+static_assert(!FileIoApi<WriteWantsMutableBytes>);
+static_assert(!FileIoApi<ReadMayThrow>);
+static_assert(!FileIoApi<ReadSaysUnsigned>);
+static_assert(!FileIoApi<HasNoRead>);
+static_assert(!FileIoApi<int>);
+
+}  // namespace
+
+TEST_SUITE("file_io_api") {
+  TEST_CASE("FileIoApi: a pool needs no more of its file calls than the concept asks") {
+    TemporaryFolder folder;
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    auto const stream = device.create_stream();
+    auto* const block = static_cast<std::byte*>(device.try_reserve(10'000));
+    put_pattern(block, 10'000, 3);
+    {
+      HostSwapPool<SimApi, FileIoArchetype> pool{
+          device,
+          order,
+          {.file_bytes = 64 << 10, .file = folder.path(), .slab_bytes = 16 << 10},
+          FileIoArchetype{0}};
+      REQUIRE(pool.try_grow(10'000));
+      HostSlotId const slot = pool.try_take(10'000).value();
+
+      order.synchronize(pool.write(slot, block, 10'000, stream).device_done);
+      std::memset(block, 0, 10'000);
+      order.synchronize(pool.read(slot, block, 10'000, stream).device_done);
+
+      CHECK(has_pattern(block, 10'000, 3));
+    }
+    device.release(block, 10'000);
+  }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/host/host_ledger.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+using namespace spillway;
+using namespace spillway::detail;
+
+namespace {
+
+constexpr std::size_t slab_bytes = 16 * granule_bytes;
+
+constexpr Ticket ticket(unsigned stream, unsigned sequence) {
+  return {StreamIndex{static_cast<std::uint16_t>(stream)}, sequence};
+}
+
+/// A ledger with room for four slabs in each tier, and memory that stands for a slab of each.
+struct Bench {
+  Bench() {
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
+      ledger.open(tier, 4 * slab_bytes, granule_bytes);
+    }
+  }
+  void add(HostTier tier) {
+    HostSlab slab;
+    if (tier == HostTier::file) {
+      slab.file_offset = 4096;
+    } else {
+      slab.memory = memory.data();
+    }
+    ledger.add_slab(tier, slab, slab_bytes, 0);
+  }
+  HostSlot& slot(HostSlotId id) { return ledger.at(id); }
+
+  HostLedger ledger;
+  std::array<std::byte, slab_bytes> memory{};
+};
+
+}  // namespace
+
+TEST_SUITE("host_ledger") {
+  TEST_CASE("HostLedger: a slot goes to the first tier with room that has not failed") {
+    Bench now;
+    now.add(HostTier::pageable);
+    now.add(HostTier::file);
+    auto const tier_of_next = [&](std::size_t bytes) {
+      return now.slot(now.ledger.try_take(bytes).value()).tier;
+    };
+
+    CHECK(tier_of_next(granule_bytes) == HostTier::pageable);
+    now.add(HostTier::pinned);
+    CHECK(tier_of_next(granule_bytes) == HostTier::pinned);
+    CHECK(tier_of_next(slab_bytes) == HostTier::file);
+    CHECK(now.ledger.try_take(slab_bytes) == std::nullopt);
+    now.ledger.fail(HostTier::pinned);
+    CHECK(tier_of_next(granule_bytes) == HostTier::pageable);
+    CHECK(now.ledger.stats(HostTier::pinned).is_failed);
+    CHECK_FALSE(now.ledger.can_take(HostTier::pinned, 1, slab_bytes));
+  }
+
+  TEST_CASE("HostLedger: a tier grows by what is asked or more, up to its capacity") {
+    Bench now;
+    auto const growth = [&](std::size_t bytes, std::size_t least) {
+      return now.ledger.growth_for(HostTier::pageable, bytes, least);
+    };
+
+    CHECK(growth(1, 0) == granule_bytes);
+    CHECK(growth(1, slab_bytes) == slab_bytes);
+    CHECK(growth(2 * slab_bytes + 1, slab_bytes) == 2 * slab_bytes + granule_bytes);
+    CHECK(growth(4 * slab_bytes, 0) == 4 * slab_bytes);
+    CHECK(growth(4 * slab_bytes + 1, 0) == 0);
+    now.add(HostTier::pageable);
+    CHECK(growth(1, 8 * slab_bytes) == 3 * slab_bytes);
+    CHECK(growth(4 * slab_bytes, 0) == 3 * slab_bytes);  // scattered over both
+    now.ledger.fail(HostTier::pageable);
+    CHECK(growth(1, 0) == 0);
+  }
+
+  TEST_CASE("HostLedger: the pieces of a slot lie in its slabs, and end with the bytes asked for") {
+    Bench now;
+    now.add(HostTier::pinned);
+    now.add(HostTier::pinned);
+    auto const first = now.ledger.try_take(10 * granule_bytes).value();
+    auto const second = now.ledger.try_take(10 * granule_bytes).value();
+    auto const id = now.ledger.try_take(12 * granule_bytes).value();
+    std::vector<HostPiece> pieces;
+    auto const pieces_of = [&](std::size_t bytes) {
+      pieces.clear();
+      now.ledger.for_each_piece(
+          now.slot(id), bytes, [&](HostPiece const& piece) { pieces.push_back(piece); });
+      return pieces.size();
+    };
+
+    CHECK(now.slot(first).tier == HostTier::pinned);
+    CHECK(now.slot(second).tier == HostTier::pinned);
+    REQUIRE(pieces_of(7 * granule_bytes + 3) == 2);
+    CHECK(pieces[0].bytes == 6 * granule_bytes);
+    CHECK(pieces[1].bytes == granule_bytes + 3);
+    CHECK(pieces[0].slab != pieces[1].slab);
+    CHECK(pieces[0].memory == now.memory.data() + 10 * granule_bytes);
+    CHECK(pieces_of(5) == 1);
+    CHECK(pieces_of(0) == 0);
+  }
+
+  TEST_CASE("HostLedger: a piece in the file has an offset and no memory") {
+    Bench now;
+    now.add(HostTier::file);
+    auto const before = now.ledger.try_take(granule_bytes).value();
+    auto const id = now.ledger.try_take(granule_bytes).value();
+
+    now.ledger.for_each_piece(now.slot(id), 1, [&](HostPiece const& piece) {
+      CHECK(piece.memory == nullptr);
+      CHECK(piece.file_offset == 4096 + granule_bytes);
+    });
+    CHECK(now.slot(before).tier == HostTier::file);
+  }
+
+  TEST_CASE("HostLedger: a slot that a call is using is not given back, one with jobs is kept") {
+    Bench now;
+    now.add(HostTier::pinned);
+    auto const id = now.ledger.try_take(1).value();
+    HostSlot& slot = now.slot(id);
+    std::size_t known = 0;
+    auto const count = [&] {
+      known = 0;
+      now.ledger.for_each_slot([&](HostSlot const&) { ++known; });
+      return known;
+    };
+
+    for (SlotAccess const access : {SlotAccess::read, SlotAccess::write}) {
+      slot.begin_transfer(access);
+      CHECK_FALSE(now.ledger.give_back(id, {}));
+      slot.end_transfer(access, {}, 0);
+    }
+    ++slot.jobs(SlotAccess::write);
+    CHECK(now.ledger.give_back(id, {}));
+    CHECK(now.ledger.find(id) == nullptr);
+    CHECK(count() == 1);
+    CHECK(now.ledger.stats(HostTier::pinned).slots == 0);
+    CHECK(now.ledger.stats(HostTier::pinned).used_bytes == 0);
+    --slot.jobs(SlotAccess::write);
+    now.ledger.forget_if_unused(slot);
+    CHECK(count() == 0);
+    CHECK_FALSE(now.ledger.give_back(id, {}));
+    CHECK_THROWS_AS((void)now.ledger.at(id), ContractViolation);
+  }
+
+  TEST_CASE("HostLedger: the next owner of a range comes after all uses of the last one") {
+    Bench now;
+    now.add(HostTier::pinned);
+    auto const id = now.ledger.try_take(slab_bytes).value();
+    now.slot(id).end_transfer(SlotAccess::write, ticket(1, 10), slab_bytes);
+    ++now.slot(id).enqueueing_reads;
+    now.slot(id).end_transfer(SlotAccess::read, ticket(2, 20), slab_bytes);
+    CHECK(now.ledger.give_back(id, ticket(3, 30)));
+
+    HostSlot const& next = now.slot(now.ledger.try_take(slab_bytes).value());
+
+    Fence expected{ticket(1, 10)};
+    expected.add(ticket(2, 20));
+    expected.add(ticket(3, 30));
+    CHECK(next.fence_before(SlotAccess::write) == expected);
+    std::size_t fences = 0;
+    now.ledger.for_each_fence([&](Fence const& fence) { fences += fence == expected ? 1U : 0U; });
+    CHECK(fences == 1);
+  }
+
+  TEST_CASE(
+      "HostSlot: a write replaces the fences, a read adds to them, nothing enqueued keeps them") {
+    HostSlot slot;
+    slot.bytes = 1000;
+    slot.begin_transfer(SlotAccess::write);
+    slot.end_transfer(SlotAccess::write, ticket(1, 1), 600);
+    CHECK(slot.written_bytes == 600);
+    CHECK(slot.fence_before(SlotAccess::read) == Fence{ticket(1, 1)});
+
+    slot.begin_transfer(SlotAccess::read);
+    slot.end_transfer(SlotAccess::read, ticket(2, 2), 600);
+    CHECK(slot.fence_before(SlotAccess::read) == Fence{ticket(1, 1)});
+    Fence both{ticket(1, 1)};
+    both.add(ticket(2, 2));
+    CHECK(slot.fence_before(SlotAccess::write) == both);
+
+    slot.begin_transfer(SlotAccess::write);
+    slot.end_transfer(SlotAccess::write, {}, 0);
+    CHECK(slot.written_bytes == 600);
+    CHECK(slot.fence_before(SlotAccess::write) == both);
+
+    slot.begin_transfer(SlotAccess::write);
+    slot.end_transfer(SlotAccess::write, ticket(3, 3), 0);  // failed half-way
+    CHECK(slot.written_bytes == 0);
+    CHECK(slot.last_uses() == Fence{ticket(3, 3)});
+  }
+
+  TEST_CASE("HostSlot: several reads or one write at a time, and no more bytes than there are") {
+    HostSlot slot;
+    slot.bytes = 1000;
+    CHECK(slot.refusal(1001, SlotAccess::write) != nullptr);
+    CHECK(slot.refusal(1, SlotAccess::read) != nullptr);
+    slot.written_bytes = 500;
+    CHECK(slot.refusal(500, SlotAccess::read) == nullptr);
+    CHECK(slot.refusal(501, SlotAccess::read) != nullptr);
+
+    slot.begin_transfer(SlotAccess::read);
+    CHECK(slot.refusal(1, SlotAccess::read) == nullptr);
+    CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
+    slot.end_transfer(SlotAccess::read, {}, 0);
+    CHECK(slot.refusal(1, SlotAccess::write) == nullptr);
+
+    slot.begin_transfer(SlotAccess::write);
+    CHECK(slot.refusal(1, SlotAccess::read) != nullptr);
+    CHECK(slot.refusal(1, SlotAccess::write) != nullptr);
+  }
+
+  TEST_CASE("HostLedger: a loss that no owner was told of is kept once, and only then") {
+    Bench now;
+    now.add(HostTier::file);
+    FileFailure const failure{.error = 5, .file_offset = 7, .bytes = 9, .is_read = true};
+    auto const untold = now.ledger.try_take(1).value();
+    auto const told = now.ledger.try_take(1).value();
+    for (HostSlotId const id : {untold, told}) {
+      now.ledger.note_failure(now.slot(id), failure);
+    }
+    now.slot(told).is_failure_told = true;
+
+    CHECK(now.ledger.give_back(told, {}));
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+    CHECK(now.ledger.give_back(untold, {}));
+    CHECK(now.ledger.take_orphan_failure()->bytes == 9);
+    CHECK_FALSE(now.ledger.take_orphan_failure().has_value());
+  }
+}
