@@ -22,7 +22,7 @@ namespace spillway_tf {
 
 namespace py = pybind11;
 
-/// What Python sees of a site, the same for every kind of device.
+/// The functions that Python calls, for one kind of device.
 template <class Site>
 struct Bindings {
   static void install(std::size_t limit,
@@ -63,7 +63,7 @@ struct Bindings {
     }
   }
 
-  /// Brings a buffer in and never lets it go again.
+  /// Brings a buffer in and keeps it on the device for good.
   static void keep(std::size_t address) {
     Held<Site> held{{address}};
     held.enter();

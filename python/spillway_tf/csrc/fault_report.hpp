@@ -9,13 +9,12 @@
 
 namespace spillway_tf {
 
-/// Names the cause when code uses the address of a tensor that is not there, and then lets the
-/// program end as it would have: what is swapped out is not accessible, so that nobody computes
-/// with it.
+/// Writes a message when code uses the address of a tensor that is swapped out, whose pages are not
+/// accessible. The program then ends as it would have without this.
 template <class Site>
 class FaultReport {
  public:
-  /// Once in a process.
+  /// To be called once in a process.
   static void install() {
     struct sigaction action {};
     action.sa_sigaction = &report;
@@ -30,7 +29,7 @@ class FaultReport {
     return the_one;
   }
 
-  // Calls nothing but what a signal handler may.
+  // Calls only functions that a signal handler may call.
   static void report(int /*signal*/, siginfo_t* info, void* /*context*/) {
     if (Site::may_own(info->si_addr)) {
       constexpr char const* text =

@@ -28,7 +28,7 @@
 
 namespace spillway_tf {
 
-/// The GPU, which tells at once whether an address can be one that was reserved here.
+/// The GPU, with a quick test of whether an address may lie in a reservation of this object.
 ///
 /// Threads  as `CudaApi`, except that addresses are reserved by one thread at a time.
 class TrackedCudaApi : public spillway::CudaApi {
@@ -55,9 +55,9 @@ class TrackedCudaApi : public spillway::CudaApi {
 
 /// Tensors of one GPU, on the driver's virtual memory: what leaves keeps its addresses.
 ///
-/// TensorFlow makes the device when it is used first. Its allocator is asked for then, before it is
-/// known which stream the device computes on; its leases are made when that is known. The one comes
-/// before the other in one thread, and both before the first operation.
+/// TensorFlow makes the device when it is first used. It asks for the allocator before the device's
+/// compute stream exists; `BufferLeases` is made when it does. Both happen in one thread, and
+/// before the first operation.
 struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;
@@ -70,7 +70,7 @@ struct GpuSite {
   using State = SiteState<GpuSite>;
 
   static constexpr bool is_whole_device = true;
-  /// What TensorFlow's own allocator has to have: scratch memory of kernels and small tensors.
+  /// What TensorFlow's own allocator needs at least, for small tensors and scratch memory.
   static constexpr std::size_t least_share = std::size_t{64} << 20U;
 
   static void install(InstallOptions const& wanted) {
@@ -87,7 +87,7 @@ struct GpuSite {
   }
   static bool is_installed() { return plan() != nullptr; }
 
-  /// The limit, or seven eighths, is taken off `total_bytes`.
+  /// Returns `total_bytes` without the limit, or without seven eighths if no limit is set.
   static std::size_t share_of(std::size_t total_bytes) {
     std::size_t const wanted = plan()->wanted.limit;
     std::size_t const most = total_bytes - std::min(total_bytes, least_share);
@@ -149,7 +149,7 @@ struct GpuSite {
  private:
   static constexpr std::size_t page_bytes = std::size_t{2} << 20U;  // of every GPU so far
 
-  /// What is known before the device is there.
+  /// What is known before the device exists.
   struct Plan {
     InstallOptions wanted;
     std::size_t total_bytes = 0;

@@ -11,7 +11,7 @@
 
 namespace spillway_tf {
 
-/// Keeps buffers where they are between `__enter__` and `__exit__`.
+/// Leases buffers between `__enter__` and `__exit__`.
 template <class Site>
 class Held {
  public:

@@ -21,7 +21,7 @@
 
 namespace spillway_tf {
 
-/// CPU tensors: address space of the host whose memory comes and goes stands in for a device's.
+/// CPU tensors, on address space of the host that pages are mapped into and removed from.
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
@@ -39,12 +39,12 @@ struct HostSite {
     std::size_t const capacity =
         wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().total_bytes / 10 * 9;
     auto options = wanted.for_allocator<allocator_type>(capacity);
-    // What plans are priced with: copying memory to memory.
+    // The bandwidths that plans are computed with are those of copies from memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;
     std::size_t const granularity = spillway::HostPagedApi::granularity_for(capacity);
-    // A few operations ahead is early enough: copies take no longer than kernels here. What came in
-    // sooner would take the room of tensors that are made in between.
+    // A few operations ahead is early enough, since copies take no longer than kernels here. A
+    // longer lookahead would take the room of tensors that are made in between.
     constexpr std::size_t lookahead_ops = 16;
     state() =
         new State{granularity, spillway::HostStream::caller, std::move(options), lookahead_ops};

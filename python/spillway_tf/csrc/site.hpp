@@ -18,8 +18,8 @@ namespace spillway_tf {
 
 using spillway::framework::InstallOptions;
 
-/// All that exists once in a process, but for the allocator that TensorFlow sees. Never destroyed:
-/// tensors outlive everything else.
+/// The objects that exist once in a process, except for the allocator that TensorFlow sees. They
+/// are never destroyed, since tensors outlive everything else.
 template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
@@ -58,7 +58,7 @@ struct SiteState {
     reservation.set_limit(bytes, stream, [this] {
       return leases.is_enabled() && !leases.is_under_pressure() && (leases.start_reclaim(), true);
     });
-    leases.reset_peaks();  // they counted what is no tensor otherwise
+    leases.reset_peaks();  // they would count the reservation, too
   }
 
  private:

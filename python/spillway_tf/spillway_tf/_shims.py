@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be told in Python: code that gets at a tensor's bytes without an operation.
+"""Shims for code that uses a tensor's bytes without an operation.
 
 A NumPy array of a tensor, or a buffer of one, is a copy: TensorFlow would give out the tensor's own memory, which is
 not there when the tensor leaves. Tensors of other allocators, and small ones, are given out as ever.

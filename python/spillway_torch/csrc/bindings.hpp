@@ -18,7 +18,7 @@
 
 namespace spillway_torch {
 
-/// What Python calls, for one kind of device.
+/// The functions that Python calls, for one kind of device.
 template <class Site>
 class Bindings {
  public:
@@ -53,7 +53,7 @@ class Bindings {
     return storage != nullptr && is_installed() && Leases::is_ours(*storage);
   }
 
-  /// Brings a tensor in; keeps it there for good if asked to.
+  /// Brings a tensor in; keeps it on the device for good if `keeps`.
   static void bring_in(at::Tensor const& tensor, bool keeps) {
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       c10::StorageImpl* const storage = storage_of(part);
@@ -75,7 +75,7 @@ class Bindings {
           {spillway::torch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
     }
   }
-  /// Whether a storage's memory may come and go.
+  /// Whether a storage's memory may be swapped out.
   [[nodiscard]] static bool is_storage_ours(pybind11::handle object) {
     return is_installed() && torch::isStorage(object.ptr()) &&
            is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
@@ -149,7 +149,8 @@ class Bindings {
       installed().leases.after_fork();
     }
   }
-  /// What has threads of its own. CUDA cannot be used in a child process either way.
+  /// Whether the device has threads that `fork` has to stop. CUDA cannot be used in a child process
+  /// anyway.
   static constexpr bool forks = requires(typename State::Device device) { device.before_fork(); };
 };
 

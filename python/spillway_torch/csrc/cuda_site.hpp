@@ -49,7 +49,7 @@ struct CudaSite {
     return the_state;
   }
 
-  /// The device becomes the current one of this thread.
+  /// Makes the device the current one of this thread.
   static void install(InstallOptions const& wanted) {
     TORCH_CHECK(
         c10::cuda::device_count() > 0,

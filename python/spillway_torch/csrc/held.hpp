@@ -15,8 +15,9 @@
 
 namespace spillway_torch {
 
-/// Holds tensors and storages between `__enter__` and `__exit__`, for code that works on addresses.
-/// What is done in between counts as one operation, whose inner tensors have addresses, too.
+/// Leases tensors and storages between `__enter__` and `__exit__`, for code that works on
+/// addresses. The code in between counts as one operation: what it uses or makes keeps its address,
+/// too.
 template <class Site>
 class Held {
  public:
@@ -67,8 +68,9 @@ class Held {
   std::optional<Frame> frame_;
 };
 
-/// Entered around Python code that PyTorch calls in the middle of an operation. That code knows no
-/// addresses, so its operations are outermost; and PyTorch has switched the hook off for it.
+/// Surrounds Python code that PyTorch calls in the middle of an operation. That code knows no
+/// addresses, so its operations begin frames of their own. PyTorch has switched the hook off for
+/// it, so it is switched on again.
 template <class Site>
 class Barrier {
  public:

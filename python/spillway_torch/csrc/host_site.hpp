@@ -16,7 +16,7 @@
 
 namespace spillway_torch {
 
-/// CPU tensors: an arena of host memory stands in for a device's.
+/// CPU tensors, in an arena of host memory in the place of a device's.
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostApi;
@@ -39,7 +39,7 @@ struct HostSite {
 
   static void install(InstallOptions const& wanted) {
     auto options = wanted.for_allocator<allocator_type>(wanted.limit);
-    // What plans are priced with: copying memory to memory.
+    // The bandwidths that plans are computed with are those of copies from memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;
     auto hook = State::install_hook();

@@ -38,13 +38,13 @@ class WithoutInterpreter {
 
 constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-/// What `install` is told.
+/// The arguments of `install`.
 struct InstallOptions : spillway::framework::InstallOptions {
   int ordinal = -1;  // of the device; -1: the current one
 };
 
-/// All that exists once in a process. Made by `install` and never destroyed: tensors outlive
-/// everything else.
+/// The objects that exist once in a process. `install` makes them, and they are never destroyed,
+/// since tensors outlive everything else.
 template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;

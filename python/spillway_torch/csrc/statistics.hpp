@@ -11,7 +11,8 @@
 
 namespace spillway_torch {
 
-/// Under PyTorch's names, which tell pools apart. There is one here, for what PyTorch calls large.
+/// Adds a statistic under PyTorch's names, which distinguish two pools. Everything here counts as
+/// the large pool.
 inline void
 put(pybind11::dict& out, std::string const& name, char const* what, std::uint64_t value) {
   out[pybind11::str(name + ".all." + what)] = value;

@@ -23,7 +23,7 @@ def module_for(kind):
 
 
 def choose(module):
-    """From now on this module stands for that one."""
+    """Makes this module stand for the given one."""
     global _module
     _module = module
 

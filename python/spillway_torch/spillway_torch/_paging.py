@@ -50,7 +50,7 @@ def chunk(model, max_capacity):
 
 
 def unpage(model):
-    """Weights may be written again. What `chunk` kept on the device stays there."""
+    """Ends `page` or `chunk`: the weights may be written again. What `chunk` kept on the device stays there."""
     for tensor in _all_tensors(model):
         _C.freeze(tensor, False)
     hook = model.__dict__.pop(_HOOK, None)

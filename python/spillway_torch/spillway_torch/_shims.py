@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has to be told in Python: code that asks for addresses, and code that PyTorch calls back.
+"""Shims for code that asks for addresses, and for code that PyTorch calls back.
 
 A tensor whose address is given out is brought in and kept as long as its storage lives. Code that looks at the
 bytes only while it is called gets them for that long.
@@ -27,7 +27,7 @@ _naming = threading.local()
 
 
 def set_hook(on):
-    """For this thread and the ones it starts."""
+    """Switches the hook on or off for this thread and the threads that it starts."""
     global _hook_is_on
     _hook_is_on = on
     _C.set_hook(on)
@@ -112,7 +112,7 @@ def _wrap_saving_and_loading():
 
 
 def _wrap_threads():
-    """The hook is on for each thread by itself; those that a program starts follow it."""
+    """Makes threads inherit the hook from the thread that starts them."""
     run = threading.Thread.run
 
     def run_with_hook(self):
@@ -165,7 +165,7 @@ def _wrap_dispatch_of_subclasses(base):
 
 
 def _wrap_higher_order_operators():
-    """They know nothing of the hook's key: it falls through all of them."""
+    """Lets the hook's dispatch key fall through all higher-order operators, which do not know it."""
     from torch import _ops
     key = torch._C._parse_dispatch_key(_C.hook_key())
     for op in list(_ops._higher_order_ops.values()):
