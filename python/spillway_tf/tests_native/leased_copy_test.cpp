@@ -26,7 +26,7 @@
 #  include <spillway/interop/tensorflow/gpu_device.hpp>
 #endif
 
-namespace tf = tensorflow;
+namespace tf = ::tensorflow;
 using namespace spillway;
 using namespace spillway::framework;
 
@@ -47,7 +47,7 @@ struct TestSite {
     HostPagedApi device;
     allocator_type memory{device, options()};
     Leases leases{memory, HostStream::caller};
-    tensorflow::TensorAllocator<TestSite> tensors{
+    spillway::tensorflow::TensorAllocator<TestSite> tensors{
         *tf::ProcessState::singleton()->GetCPUAllocator(tf::port::kNUMANoAffinity), 4096};
 
     static allocator_type::Options options() {
@@ -84,7 +84,7 @@ tf::Tensor on_device(int floats = half) {
   return tf::Tensor{&TestSite::tensors(), tf::DT_FLOAT, tf::TensorShape{floats}};
 }
 TestSite::Leases::View view(tf::Tensor const& tensor) {
-  return TestSite::leases().view(tensorflow::base_of(tensor));
+  return TestSite::leases().view(spillway::tensorflow::base_of(tensor));
 }
 
 /// Copies, but tells only later that it has.
@@ -93,7 +93,7 @@ struct LateCopy {
   int calls = 0;
 
   void run(tf::Tensor const& from, tf::Tensor& to, absl::Status& result) {
-    tensorflow::copy_leased<TestSite>(
+    spillway::tensorflow::copy_leased<TestSite>(
         from,
         to,
         [&result](absl::Status const& status) { result = status; },
@@ -195,8 +195,8 @@ DOCTEST_TEST_CASE("SwappingGpuContext: it has the streams of the one it replaces
   };
   tf::core::RefCountPtr<tf::GPUDeviceContext> const other{new tf::GPUDeviceContext{
       0, stream(0), stream(1), stream(2), {stream(3), stream(4)}, nullptr}};
-  tf::core::RefCountPtr<tensorflow::SwappingGpuContext<TestSite>> const context{
-      new tensorflow::SwappingGpuContext<TestSite>{*other}};
+  tf::core::RefCountPtr<spillway::tensorflow::SwappingGpuContext<TestSite>> const context{
+      new spillway::tensorflow::SwappingGpuContext<TestSite>{*other}};
   DOCTEST_CHECK(context->stream() == stream(0));
   DOCTEST_CHECK(context->host_to_device_stream() == stream(1));
   DOCTEST_CHECK(context->device_to_host_stream() == stream(2));
