@@ -3,13 +3,9 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
-    spillway/arena/eviction_window.hpp
-    spillway/arena/layout_snapshot.hpp
     spillway/arena/move_plan.hpp
-    spillway/arena/range_list.hpp
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
-    spillway/arena/search_scope.hpp
     spillway/concepts/arena.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp

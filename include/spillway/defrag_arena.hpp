@@ -4,7 +4,6 @@
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/room_search.hpp>
-#include <spillway/arena/search_scope.hpp>
 #include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/device_api.hpp>

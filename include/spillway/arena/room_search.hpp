@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/eviction_window.hpp>
-#include <spillway/arena/layout_snapshot.hpp>
 #include <spillway/arena/move_plan.hpp>
-#include <spillway/arena/search_scope.hpp>
+#include <spillway/arena/range_map.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/range_table.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
@@ -14,9 +14,298 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace spillway::detail {
+
+/// Neighbouring ranges of one segment: from `from` on up to `past`, which is a range or the segment's
+/// wall and not one of them.
+struct Stretch {
+  std::uint32_t from = 0;
+  std::uint32_t past = 0;
+};
+
+/// Which ranges of an arena are looked at to find room: all of them, or those around some free ranges.
+///
+/// Where there are many ranges, to look at all takes the host far longer than it takes the device to
+/// move a little more than the least. A search therefore begins with a few of them, where the largest
+/// free ones are, and widens eightfold until it finds something or has seen everything.
+///
+/// Threads  thread-compatible. Keeps its memory.
+class SearchScope {
+ public:
+  /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without need.
+  [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
+    std::size_t const most = std::min(ranges / (4 * growth), few);
+    return ranges <= few ? all_ranges : up_to(std::max(most, least_at_first), ranges);
+  }
+  /// The next more than `most`, after which `all_ranges` comes at last.
+  [[nodiscard]] static std::size_t wider(std::size_t most, std::size_t ranges) noexcept {
+    return most > ranges / growth ? all_ranges : up_to(most * growth, ranges);
+  }
+
+  void read_all(RangeList const& list) {
+    stretches_.clear();
+    for (std::uint16_t const segment : list.segments()) {
+      stretches_.push_back({list.front(segment), list.span(segment).wall});
+    }
+    is_part_ = false;
+  }
+
+  /// Takes about `most` ranges around the free ranges that `fit` says are large.
+  ///
+  /// @throws std::bad_alloc
+  /// @cost   O(most log most)
+  template <class Fit>
+  void read_around_large(RangeList const& list, Fit const& fit, std::size_t most);
+
+  /// Without overlap, in order of address.
+  [[nodiscard]] std::span<Stretch const> stretches() const noexcept { return stretches_; }
+  /// False if they are all there is.
+  [[nodiscard]] bool is_part() const noexcept { return is_part_; }
+
+ private:
+  static constexpr std::size_t growth = 8;
+  static constexpr std::size_t least_at_first = 8;
+
+  // Not a large part, which costs as much as all and may find nothing.
+  static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {
+    return most > ranges / 4 ? all_ranges : most;
+  }
+  void add_around(RangeList const& list, std::uint32_t node, std::size_t reach);
+
+  std::vector<Stretch> stretches_;
+  std::vector<std::uint32_t> seeds_;
+  bool is_part_ = false;
+};
+
+template <class Fit>
+void SearchScope::read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
+  // As many stretches as each has ranges: both what lies around a gap and where else there is room count.
+  auto const side = static_cast<std::size_t>(std::sqrt(static_cast<double>(most)));
+  stretches_.clear();
+  seeds_.clear();
+  is_part_ = true;
+  fit.visit_large(list.table, [&](std::uint32_t node) {
+    seeds_.push_back(node);
+    return seeds_.size() < side;
+  });
+  std::sort(seeds_.begin(), seeds_.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return list.table[a].first < list.table[b].first;
+  });
+  for (std::uint32_t const node : seeds_) {
+    add_around(list, node, side / 2);
+  }
+}
+
+inline void SearchScope::add_around(RangeList const& list, std::uint32_t node, std::size_t reach) {
+  RangeTable const& table = list.table;
+  std::uint32_t const wall = list.span(table[node].segment).wall;
+  auto const is_beyond_last = [&](std::uint32_t other) {
+    return stretches_.empty() || table[other].first > table[stretches_.back().past].first;
+  };
+  std::uint32_t from = node;
+  for (std::size_t i = 0; i < reach && table[from].prev != wall; ++i) {
+    from = table[from].prev;
+  }
+  std::uint32_t past = node;
+  for (std::size_t i = 0; i <= reach && past != wall; ++i) {
+    past = table[past].next;
+  }
+  if (is_beyond_last(from)) {
+    stretches_.push_back({from, past});
+  } else if (is_beyond_last(past)) {
+    stretches_.back().past = past;
+  }
+}
+
+/// The window in `scope` of at least `count` granules with the lowest cost; the lowest address among
+/// equals.
+///
+/// @param price  what evicting a block costs, as an optional number; nothing if it may not leave
+/// @throws std::bad_alloc
+/// @cost   O(ranges in the scope): the cheapest window that ends at a range starts as late as it can
+template <class Price>
+[[nodiscard]] std::optional<EvictionWindow> cheapest_eviction_window(RangeList const& list,
+                                                                     SearchScope const& scope,
+                                                                     std::uint32_t count,
+                                                                     Price price) {
+  struct Item {
+    std::uint32_t node;
+    std::uint64_t cost;
+  };
+  std::vector<Item> items;  // of the stretch between two ranges that must stay
+  EvictionWindow best;
+  bool is_found = false;
+  for (Stretch const& stretch : scope.stretches()) {
+    std::size_t from = 0;
+    std::uint64_t cost = 0;
+    std::uint64_t granules = 0;
+    items.clear();
+    for (std::uint32_t node = stretch.from; node != stretch.past; node = list.table[node].next) {
+      RangeNode const& range = list.table[node];
+      std::optional<std::uint64_t> const mine =
+          range.state == RangeState::free    ? std::optional<std::uint64_t>{0}
+          : range.state == RangeState::taken ? std::optional<std::uint64_t>{price(range.owner())}
+                                             : std::nullopt;
+      if (!mine) {
+        items.clear();
+        from = 0;
+        cost = 0;
+        granules = 0;
+        continue;
+      }
+      items.push_back({node, *mine});
+      cost += *mine;
+      granules += range.count;
+      while (granules - list.table[items[from].node].count >= count) {
+        cost -= items[from].cost;
+        granules -= list.table[items[from].node].count;
+        ++from;
+      }
+      if (granules < count || (is_found && cost >= best.cost)) {
+        continue;
+      }
+      is_found = true;
+      best = {list.address(range.segment, list.table[items[from].node].first),
+              static_cast<std::size_t>(granules) * granule_bytes,
+              cost,
+              {}};
+      for (std::size_t i = from; i < items.size(); ++i) {
+        if (list.table[items[i].node].state == RangeState::taken) {
+          best.owners.push_back(list.table[items[i].node].owner());
+        }
+      }
+    }
+  }
+  return is_found ? std::optional{best} : std::nullopt;
+}
+
+/// The ranges of an arena as a planner wants them: blocks in a row, gaps implied.
+///
+/// Turns what a planner answers back into moves of ranges. Keeps its memory for the next pass.
+/// Threads  thread-compatible.
+class LayoutSnapshot {
+ public:
+  static constexpr bool is_thread_safe = false;
+
+  /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may not
+  /// move, claimed bytes, and all that lies between the stretches; the line ends with the last one.
+  ///
+  /// @throws std::bad_alloc
+  /// @cost   O(ranges in the scope)
+  template <std::predicate<BlockId> CanMove>
+  void read(RangeList const& list, SearchScope const& scope, CanMove can_move);
+
+  [[nodiscard]] Layout layout() const noexcept { return {blocks_, end_, is_part_}; }
+
+  /// The moves of `answer`, a planner's answer to this layout. Call once for each `read`.
+  ///
+  /// @throws std::bad_alloc
+  /// @cost   O(m log n) for m moves
+  [[nodiscard]] CompactionPlan to_plan(RangeList const& list, LayoutPlan const& answer);
+
+ private:
+  // The last range that starts at or before `granule`, or the one after where a stretch starts.
+  [[nodiscard]] std::uint32_t node_before(RangeList const& list, std::uint32_t granule) const {
+    auto const after = std::upper_bound(
+        blocks_.begin(), blocks_.end(), granule, [](std::uint32_t at, LayoutBlock const& block) {
+          return at < block.first;
+        });
+    return after == blocks_.begin() ? list.front(list.segments().front())
+                                    : nodes_[static_cast<std::size_t>(after - blocks_.begin()) - 1];
+  }
+
+  void add(LayoutBlock block, std::uint32_t node) {
+    blocks_.push_back(block);
+    nodes_.push_back(node);
+  }
+
+  std::vector<LayoutBlock> blocks_;
+  std::vector<std::uint32_t> nodes_;  // of each block; of a place between stretches what comes next
+  std::uint32_t end_ = 0;
+  bool is_part_ = false;
+};
+
+template <std::predicate<BlockId> CanMove>
+void LayoutSnapshot::read(RangeList const& list, SearchScope const& scope, CanMove can_move) {
+  blocks_.clear();
+  nodes_.clear();
+  if (!scope.is_part()) {
+    blocks_.reserve(list.table.taken_ranges + list.segments().size());
+    nodes_.reserve(list.table.taken_ranges + list.segments().size());
+  }
+  end_ = 0;
+  is_part_ = scope.is_part();
+  for (auto const [from, past] : scope.stretches()) {
+    if (std::uint32_t const first = list.table[from].first; first != end_) {
+      add({end_, first - end_, true}, from);
+    }
+    for (std::uint32_t node = from; node != past; node = list.table[node].next) {
+      RangeNode const& range = list.table[node];
+      if (range.state != RangeState::free) {
+        bool const is_fixed = range.state != RangeState::taken || !can_move(range.owner());
+        add({range.first, range.count, is_fixed}, node);
+      }
+    }
+    end_ = list.table[past].first;
+  }
+}
+
+inline CompactionPlan LayoutSnapshot::to_plan(RangeList const& list, LayoutPlan const& answer) {
+  CompactionPlan plan;
+  plan.makes_bytes = std::size_t{answer.count} * granule_bytes;
+  plan.cost_bytes = static_cast<std::size_t>(answer.cost) * granule_bytes;
+  if (answer.moves.empty()) {
+    return plan;
+  }
+  MoveClaims& claims = plan.claims;
+  plan.moves.reserve(answer.moves.size());
+  claims.steps.reserve(answer.moves.size());
+  claims.pieces.reserve(answer.moves.size() + 1);
+  claims.pieces.push_back({node_before(list, answer.first), answer.first, answer.count});
+  for (auto const [block, to] : answer.moves) {
+    std::uint32_t const count = blocks_[block].count;
+    std::uint32_t const before = node_before(list, to);
+    Move move;
+    move.range = RangeId{nodes_[block]};
+    move.owner = list.table[nodes_[block]].owner();
+    move.to = list.address(to);
+    move.bytes = std::size_t{count} * granule_bytes;
+    for (std::uint32_t node = before; list.table[node].first < to + count;
+         node = list.table[node].next) {
+      if (list.is_free(node) && list.table[node].end() > to) {
+        move.fence.add(list.fence(node));
+      }
+    }
+    plan.moves.push_back(move);
+    claims.steps.push_back({nodes_[block], to});
+    claims.pieces.push_back({before, to, count});
+  }
+  // Only now, since node_before looks at the places: a block may move more than once.
+  for (std::size_t i = 0; i < plan.moves.size(); ++i) {
+    LayoutMove const& move = answer.moves[i];
+    plan.moves[i].from = list.address(blocks_[move.block].first);
+    blocks_[move.block].first = move.to;
+  }
+
+  std::sort(claims.pieces.begin(), claims.pieces.end(), [](auto const& a, auto const& b) {
+    return a.first < b.first;
+  });
+  std::size_t last = 0;
+  for (MoveClaims::Piece const& piece : claims.pieces) {
+    MoveClaims::Piece& into = claims.pieces[last];
+    if (piece.first <= into.first + into.count) {
+      into.count = std::max(into.first + into.count, piece.first + piece.count) - into.first;
+    } else {
+      claims.pieces[++last] = piece;
+    }
+  }
+  claims.pieces.resize(last + 1);
+  return plan;
+}
 
 /// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours to
 /// evict. Changes nothing; keeps its memory for the next search.

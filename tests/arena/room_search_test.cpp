@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/arena/range_map.hpp>
-#include <spillway/arena/search_scope.hpp>
+#include <spillway/arena/room_search.hpp>
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
