@@ -46,7 +46,25 @@ struct ArenaStats {
   friend bool operator==(ArenaStats const&, ArenaStats const&) noexcept = default;
 };
 
-/// Divides device memory into ranges, joins them again, and plans how to move blocks together.
+/// The arena that moves blocks: it divides device memory into ranges, joins free neighbours, and plans how
+/// blocks move inside the device so that gaps join. `DeviceAllocator` has one unless its policies choose
+/// another arena.
+///
+/// It can be used alone, by a program that swaps nothing. Ranges are taken and given back with the fences of
+/// the work that uses them, and whoever finds no room compacts:
+/// ```
+/// auto range = arena.try_take(bytes, id);  // the first user's stream waits for range->fence
+/// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
+///   arena.begin_moves(*plan);              // from here on other threads may use the arena again
+///   // the stream waits for plan->fence
+///   for (Move const& move : plan->moves) {
+///     // the stream waits for move.fence and for the last uses of block move.owner
+///     enqueue_move(device, move, stream, plan->bounce);
+///   }
+///   arena.commit_moves(*plan, plan->moves.size(), fence_after_the_moves);
+///   range = arena.try_take(bytes, id);
+/// }
+/// ```
 ///
 /// Shape    one or more segments; sizes and addresses are multiples of `granule_bytes`.
 /// Threads  thread-compatible. Only the constructor and the destructor call the device, so a caller
@@ -75,13 +93,38 @@ class DefragArena {
   DefragArena(DefragArena const&) = delete;
   DefragArena& operator=(DefragArena const&) = delete;
   /// Releases all memory; whatever used it has finished.
-  ~DefragArena();
+  ~DefragArena() {
+    for (std::uint16_t const segment : map_.list().segments()) {
+      detail::RangeList::Span const& span = map_.list().span(segment);
+      device_->release(span.base, std::size_t{span.count} * granule_bytes);
+    }
+    if (bounce_.address != nullptr) {
+      device_->release(bounce_.address, bounce_.bytes);
+    }
+  }
 
   /// Takes `bytes`, rounded up to the granule, for `owner`. @returns nothing if no free range fits
   ///
   /// @throws ContractViolation for 0 bytes; std::bad_alloc; nothing has changed then
   /// @cost   that of the fit policy
-  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner);
+  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
+    // The one variable that is returned, so that it is not copied.
+    std::optional<Placement> placement;
+    if (bytes - 1 >= options_.capacity_bytes) {  // 0 wraps to the most there is
+      expects(bytes != 0, "a range of 0 bytes cannot be taken");
+      return placement;
+    }
+    placement.emplace();
+    std::uint32_t const node =
+        map_.take(static_cast<std::uint32_t>(granules(bytes)), owner, placement->fence);
+    if (node == no_node) {
+      placement.reset();
+      return placement;
+    }
+    placement->range = RangeId{node};
+    placement->address = address(placement->range);
+    return placement;
+  }
 
   /// Frees a range; whoever takes its place waits for `last_uses` first.
   ///
@@ -91,13 +134,25 @@ class DefragArena {
   }
 
   /// What to reserve so that `bytes` fit, 0 if the capacity does not allow it.
-  [[nodiscard]] std::size_t growth_for(std::size_t bytes) const noexcept;
+  [[nodiscard]] std::size_t growth_for(std::size_t bytes) const noexcept {
+    std::size_t const left = options_.capacity_bytes - reserved_bytes_;
+    if (bytes > left) {
+      return 0;
+    }
+    std::size_t const wanted = std::max(bytes, options_.growth_bytes);
+    return wanted >= left ? left : granules(wanted) * granule_bytes;
+  }
 
   /// Adds a reservation of this arena's device; the arena owns it from now on.
   ///
   /// @throws ContractViolation if it exceeds the capacity or is no multiple of the granule;
   ///         std::bad_alloc; the caller keeps it then
-  void add_segment(void* segment, std::size_t bytes);
+  void add_segment(void* segment, std::size_t bytes) {
+    expects(bytes % granule_bytes == 0 && bytes <= options_.capacity_bytes - reserved_bytes_,
+            "a segment is a multiple of 256 B and fits into the capacity");
+    map_.add_segment(static_cast<std::byte*>(segment), static_cast<std::uint32_t>(granules(bytes)));
+    reserved_bytes_ += bytes;
+  }
 
   /// Hands over a wholly free segment, if there is one, for the caller to release after its fence.
   [[nodiscard]] std::optional<Segment> trim() noexcept {
@@ -108,8 +163,8 @@ class DefragArena {
 
   /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
   ///
-  /// Where there are more than `ArenaOptions::few_ranges` ranges, it looks at some of them first and at more
-  /// only if that finds nothing (`first_search`, `wider_search`).
+  /// Of more than `ArenaOptions::few_ranges` ranges it looks at some first, and at more only if that finds
+  /// nothing.
   ///
   /// @param can_move  predicate on a block's id; asked once for each block looked at, in order of address
   /// @return  nothing if no such plan was found; a plan without moves if a free range fits already
@@ -117,18 +172,103 @@ class DefragArena {
   /// @cost    O(n) for n ranges, and a bounded search; mostly O(1) beyond `few_ranges`
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan>
-  plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move);
+  plan_compaction(std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
+    for (std::size_t most = first_search(few_ranges()); most != all_ranges;
+         most = wider_search(most)) {
+      if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
+        return plan;
+      }
+    }
+    return plan_compaction(bytes, budget_bytes, can_move, all_ranges);
+  }
 
-  /// The same where it looks at about `most_ranges` ranges, those around the largest free ones; nothing
-  /// either if a wider search would take less time than what is found takes to move.
+  /// A plan for about the largest free range that moving at most `budget_bytes` can make.
+  ///
+  /// @return  nothing if no free range larger than the largest can be made
+  /// @throws  std::bad_alloc
+  /// @cost    a few times that of `plan_compaction`
+  template <std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t budget_bytes,
+                                                        CanMove can_move) {
+    if (!Compaction::moves_blocks) {
+      return std::nullopt;
+    }
+    return search_.plan_largest(map_, budget_bytes / granule_bytes, std::move(can_move));
+  }
+
+  /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
+  ///
+  /// Blocks keep their addresses until the commit. Begun plans must be committed.
+  /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
+  ///         nothing has changed then
+  /// @cost   O(m log m) for m moves
+  void begin_moves(CompactionPlan& plan) {
+    map_.begin_moves(plan.claims);
+    if (!plan.moves.empty() && !is_bounce_lent_) {
+      is_bounce_lent_ = true;
+      plan.bounce = bounce_;
+      plan.fence = bounce_fence_;
+    }
+  }
+
+  /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
+  /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
+  ///
+  /// @cost O(m log m) for m moves
+  void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept {
+    map_.commit_moves(plan.claims, done, moved);
+    if (plan.bounce.address != nullptr) {
+      is_bounce_lent_ = false;
+      bounce_fence_.add(moved);
+      plan.bounce = {};
+    }
+  }
+
+  /// The neighbouring ranges with room for `bytes` whose blocks cost least to evict, among all ranges or
+  /// about `most_ranges` around the largest free ones.
+  ///
+  /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
+  /// @throws ContractViolation for 0 bytes; std::bad_alloc
+  /// @cost   O(ranges looked at)
+  template <class Cost>
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = all_ranges) {
+    expects(bytes != 0, "a window of 0 bytes is no window");
+    if (bytes > options_.capacity_bytes) {
+      return std::nullopt;
+    }
+    return search_.cheapest_window(
+        map_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost), most_ranges);
+  }
+
+  // For whoever weighs a search against eviction, as the pager does (`MovingArena`).
+
+  /// A plan as above from a look at about `most_ranges` ranges, those around the largest free ones. Nothing
+  /// also if a wider search would take less time than the moves that were found.
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
                                                               std::size_t budget_bytes,
                                                               CanMove can_move,
-                                                              std::size_t most_ranges);
+                                                              std::size_t most_ranges) {
+    expects(bytes != 0, "a range of 0 bytes cannot be planned for");
+    if (bytes <= largest_free_bytes()) {
+      std::optional<CompactionPlan> plan{std::in_place};
+      plan->makes_bytes = largest_free_bytes();
+      plan->claims.version = map_.version();
+      return plan;
+    }
+    if (!Compaction::moves_blocks || bytes > free_bytes()) {
+      return std::nullopt;
+    }
+    return search_.plan(map_,
+                        static_cast<std::uint32_t>(granules(bytes)),
+                        budget_bytes / granule_bytes,
+                        std::move(can_move),
+                        most_ranges);
+  }
 
   /// How many ranges to look at first when room has to be made, all of them if there are at most `few`,
-  /// and how many when that was in vain. `SearchScope::all` comes last.
+  /// and how many when that was in vain. `all_ranges` comes last.
   [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
     return detail::SearchScope::narrowest(ranges(), few);
   }
@@ -143,41 +283,26 @@ class DefragArena {
     return ranges() <= few ? 0 : options_.capacity_bytes / 32 / ranges() * (ranges() - few);
   }
 
-  /// A plan for about the largest free range that moving at most `budget_bytes` can make.
-  ///
-  /// @return  nothing if no free range larger than the largest can be made
-  /// @throws  std::bad_alloc
-  /// @cost    a few times that of `plan_compaction`
-  template <std::predicate<BlockId> CanMove>
-  [[nodiscard]] std::optional<CompactionPlan> plan_pass(std::size_t budget_bytes, CanMove can_move);
-
-  /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
-  ///
-  /// Blocks keep their addresses until the commit. Begun plans must be committed.
-  /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
-  ///         nothing has changed then
-  /// @cost   O(m log m) for m moves
-  void begin_moves(CompactionPlan& plan);
-
-  /// Puts the blocks of the first `done` moves where they went, and undoes what was claimed for the
-  /// rest. `moved` stands for all work that was enqueued for the plan, even if `done` is 0.
-  ///
-  /// @cost O(m log m) for m moves
-  void commit_moves(CompactionPlan& plan, std::size_t done, Fence const& moved) noexcept;
-
-  /// The run of addresses with room for `bytes` whose blocks cost least to evict, among all ranges or
-  /// about `most_ranges` around the largest free ones.
-  ///
-  /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
-  /// @throws ContractViolation for 0 bytes; std::bad_alloc
-  /// @cost   O(ranges looked at)
-  template <class Cost>
-  [[nodiscard]] std::optional<EvictionWindow>
-  cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = all_ranges);
-
   /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
   template <std::invocable<RangeView const&> Visit>
-  void for_each_range(Visit visit) const;
+  void for_each_range(Visit visit) const {
+    detail::RangeList const& list = map_.list();
+    std::size_t rank = 0;
+    for (std::uint16_t const segment : list.segments()) {
+      for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
+           node = list.table[node].next) {
+        RangeNode const& range = list.table[node];
+        bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
+        visit(RangeView{.address = list.address(segment, range.first),
+                        .size_bytes = std::size_t{range.count} * granule_bytes,
+                        .segment = rank,
+                        .state = range.state,
+                        .owner = is_block ? range.owner() : BlockId{},
+                        .range = RangeId{is_block ? node : no_node}});
+      }
+      ++rank;
+    }
+  }
 
   [[nodiscard]] std::byte* address(RangeId range) const noexcept {
     RangeNode const& node = map_[node_of(range)];
@@ -208,13 +333,30 @@ class DefragArena {
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
     return std::size_t{map_.largest()} * granule_bytes;
   }
-  [[nodiscard]] ArenaStats stats() const noexcept;
+  [[nodiscard]] ArenaStats stats() const noexcept {
+    RangeTable const& table = map_.table();
+    return {.capacity_bytes = capacity_bytes(),
+            .reserved_bytes = reserved_bytes_,
+            .free_bytes = free_bytes(),
+            .largest_free_bytes = largest_free_bytes(),
+            .taken_bytes = static_cast<std::size_t>(table.taken_granules) * granule_bytes,
+            .taken_ranges = table.taken_ranges,
+            .free_ranges = table.free_ranges,
+            .segments = map_.list().segments().size()};
+  }
+
   [[nodiscard]] Device& device() const noexcept { return *device_; }
 
  private:
   // Reserves nothing. What the public constructor reserves after it, the destructor releases.
   struct Nothing {};
-  DefragArena(Device& device, ArenaOptions options, Nothing);
+  DefragArena(Device& device, ArenaOptions options, Nothing) : device_{&device}, options_{options} {
+    options_.capacity_bytes &= ~(granule_bytes - 1);
+    options_.bounce_bytes &= ~(granule_bytes - 1);
+    expects(options_.capacity_bytes != 0 &&
+                options_.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
+            "an arena's capacity is at least 256 B and below 1 TiB");
+  }
 
   [[nodiscard]] std::size_t ranges() const noexcept { return map_.table().ranges(); }
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
@@ -232,16 +374,6 @@ class DefragArena {
   detail::RangeMap<Fit> map_;
   detail::RoomSearch<Compaction> search_;
 };
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options, Nothing)
-    : device_{&device}, options_{options} {
-  options_.capacity_bytes &= ~(granule_bytes - 1);
-  options_.bounce_bytes &= ~(granule_bytes - 1);
-  expects(options_.capacity_bytes != 0 &&
-              options_.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
-          "an arena's capacity is at least 256 B and below 1 TiB");
-}
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options)
@@ -270,168 +402,6 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions o
     bounce_.address = static_cast<std::byte*>(device.try_reserve(options_.bounce_bytes));
     bounce_.bytes = bounce_.address != nullptr ? options_.bounce_bytes : 0;
   }
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-DefragArena<Device, Fit, Compaction>::~DefragArena() {
-  for (std::uint16_t const segment : map_.list().segments()) {
-    detail::RangeList::Span const& span = map_.list().span(segment);
-    device_->release(span.base, std::size_t{span.count} * granule_bytes);
-  }
-  if (bounce_.address != nullptr) {
-    device_->release(bounce_.address, bounce_.bytes);
-  }
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-std::optional<Placement> DefragArena<Device, Fit, Compaction>::try_take(std::size_t bytes,
-                                                                        BlockId owner) {
-  // The one variable that is returned, so that it is not copied.
-  std::optional<Placement> placement;
-  if (bytes - 1 >= options_.capacity_bytes) {  // 0 wraps to the most there is
-    expects(bytes != 0, "a range of 0 bytes cannot be taken");
-    return placement;
-  }
-  placement.emplace();
-  std::uint32_t const node =
-      map_.take(static_cast<std::uint32_t>(granules(bytes)), owner, placement->fence);
-  if (node == no_node) {
-    placement.reset();
-    return placement;
-  }
-  placement->range = RangeId{node};
-  placement->address = address(placement->range);
-  return placement;
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-std::size_t DefragArena<Device, Fit, Compaction>::growth_for(std::size_t bytes) const noexcept {
-  std::size_t const left = options_.capacity_bytes - reserved_bytes_;
-  if (bytes > left) {
-    return 0;
-  }
-  std::size_t const wanted = std::max(bytes, options_.growth_bytes);
-  return wanted >= left ? left : granules(wanted) * granule_bytes;
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::add_segment(void* segment, std::size_t bytes) {
-  expects(bytes % granule_bytes == 0 && bytes <= options_.capacity_bytes - reserved_bytes_,
-          "a segment is a multiple of 256 B and fits into the capacity");
-  map_.add_segment(static_cast<std::byte*>(segment), static_cast<std::uint32_t>(granules(bytes)));
-  reserved_bytes_ += bytes;
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
-    std::size_t bytes, std::size_t budget_bytes, CanMove can_move) {
-  for (std::size_t most = first_search(few_ranges()); most != all_ranges;
-       most = wider_search(most)) {
-    if (auto plan = plan_compaction(bytes, budget_bytes, can_move, most)) {
-      return plan;
-    }
-  }
-  return plan_compaction(bytes, budget_bytes, can_move, all_ranges);
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan> DefragArena<Device, Fit, Compaction>::plan_compaction(
-    std::size_t bytes, std::size_t budget_bytes, CanMove can_move, std::size_t most_ranges) {
-  expects(bytes != 0, "a range of 0 bytes cannot be planned for");
-  if (bytes <= largest_free_bytes()) {
-    std::optional<CompactionPlan> plan{std::in_place};
-    plan->makes_bytes = largest_free_bytes();
-    plan->claims.version = map_.version();
-    return plan;
-  }
-  if (!Compaction::moves_blocks || bytes > free_bytes()) {
-    return std::nullopt;
-  }
-  return search_.plan(map_,
-                      static_cast<std::uint32_t>(granules(bytes)),
-                      budget_bytes / granule_bytes,
-                      std::move(can_move),
-                      most_ranges);
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-template <std::predicate<BlockId> CanMove>
-std::optional<CompactionPlan>
-DefragArena<Device, Fit, Compaction>::plan_pass(std::size_t budget_bytes, CanMove can_move) {
-  if (!Compaction::moves_blocks) {
-    return std::nullopt;
-  }
-  return search_.plan_largest(map_, budget_bytes / granule_bytes, std::move(can_move));
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::begin_moves(CompactionPlan& plan) {
-  map_.begin_moves(plan.claims);
-  if (!plan.moves.empty() && !is_bounce_lent_) {
-    is_bounce_lent_ = true;
-    plan.bounce = bounce_;
-    plan.fence = bounce_fence_;
-  }
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-void DefragArena<Device, Fit, Compaction>::commit_moves(CompactionPlan& plan,
-                                                        std::size_t done,
-                                                        Fence const& moved) noexcept {
-  map_.commit_moves(plan.claims, done, moved);
-  if (plan.bounce.address != nullptr) {
-    is_bounce_lent_ = false;
-    bounce_fence_.add(moved);
-    plan.bounce = {};
-  }
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-template <class Cost>
-std::optional<EvictionWindow> DefragArena<Device, Fit, Compaction>::cheapest_window(
-    std::size_t bytes, Cost cost, std::size_t most_ranges) {
-  expects(bytes != 0, "a window of 0 bytes is no window");
-  if (bytes > options_.capacity_bytes) {
-    return std::nullopt;
-  }
-  return search_.cheapest_window(
-      map_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost), most_ranges);
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-template <std::invocable<RangeView const&> Visit>
-void DefragArena<Device, Fit, Compaction>::for_each_range(Visit visit) const {
-  detail::RangeList const& list = map_.list();
-  std::size_t rank = 0;
-  for (std::uint16_t const segment : list.segments()) {
-    for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
-         node = list.table[node].next) {
-      RangeNode const& range = list.table[node];
-      bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
-      visit(RangeView{.address = list.address(segment, range.first),
-                      .size_bytes = std::size_t{range.count} * granule_bytes,
-                      .segment = rank,
-                      .state = range.state,
-                      .owner = is_block ? range.owner() : BlockId{},
-                      .range = RangeId{is_block ? node : no_node}});
-    }
-    ++rank;
-  }
-}
-
-template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-ArenaStats DefragArena<Device, Fit, Compaction>::stats() const noexcept {
-  RangeTable const& table = map_.table();
-  return {.capacity_bytes = capacity_bytes(),
-          .reserved_bytes = reserved_bytes_,
-          .free_bytes = free_bytes(),
-          .largest_free_bytes = largest_free_bytes(),
-          .taken_bytes = static_cast<std::size_t>(table.taken_granules) * granule_bytes,
-          .taken_ranges = table.taken_ranges,
-          .free_ranges = table.free_ranges,
-          .segments = map_.list().segments().size()};
 }
 
 /// Chooses `DefragArena` as the arena of a bundle of policies: blocks are moved inside the device so that

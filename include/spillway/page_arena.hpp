@@ -20,7 +20,8 @@
 
 namespace spillway {
 
-/// Device memory in pages that are mapped where they are needed.
+/// The arena that maps pages: it takes device memory in pages and maps them where a block needs them. Bundles
+/// of policies choose it with `MappedPages` or `StableAddresses`.
 ///
 /// A range is address space of its own with as many pages behind it as it needs, from wherever they
 /// were free: nothing is ever fragmented, and nothing moves. With `Stable` a range can be parked: its
@@ -59,12 +60,80 @@ class PageArena {
   }
 
   /// A range of `bytes` for `owner`, to be mapped before use, if enough pages are free.
-  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner);
+  [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
+    std::size_t const count = rounded_bytes(bytes) / page_bytes_;
+    expects(count != 0, "a range has at least one byte");
+    if (count > free_count_) {
+      return std::nullopt;
+    }
+    Fence vacated;  // all other fences are the pages'
+    std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, vacated);
+    if (node == no_node) {
+      return std::nullopt;
+    }
+    try {
+      if (node >= ranges_.size()) {
+        ranges_.resize(node + 1);
+      }
+      ranges_[node].pages.reserve(count);
+    } catch (...) {
+      addresses_.give_back(node, vacated);
+      throw;
+    }
+    ranges_[node].vacated = vacated;
+    assign_pages(node, static_cast<std::uint32_t>(count));
+    return Placement{RangeId{node}, address(RangeId{node}), {}};
+  }
 
   /// Puts the range's pages behind its address.
   ///
   /// @throws DeviceError; what was mapped stays mapped, and the range may be given back
-  MappedRange map(RangeId range);
+  MappedRange map(RangeId range) {
+    MappedRange result;
+    auto const first = static_cast<std::uint32_t>(first_page(range));
+    auto const& pages = ranges_[node_of(range)].pages;
+    result.host_waits += await(ranges_[node_of(range)].vacated);
+    PageSpan unmapped;
+    for (std::uint32_t i = 0; i < pages.size(); ++i) {
+      Page& page = pages_[pages[i]];
+      std::uint32_t const target = first + i;
+      if (page.mapped_at == target) {
+        result.fence.add(page.fence);  // used here before: the order of streams is enough
+        continue;
+      }
+      if (page_at_[target] != no_page) {
+        result.host_waits += detach(pages_[page_at_[target]], unmapped);
+      }
+      result.host_waits += detach(page, unmapped);
+    }
+    unmap_span(unmapped);
+    PageSpan mapped;
+    for (std::uint32_t i = 0; i < pages.size(); ++i) {
+      Page& page = pages_[pages[i]];
+      std::uint32_t const target = first + i;
+      if (page.mapped_at == target) {
+        continue;
+      }
+      if constexpr (RunMappingApi<Device>) {
+        if (!mapped.try_extend(target)) {
+          map_span(mapped);
+          mapped = {target, 1};
+        }
+      } else {
+        device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
+        page.mapped_at = target;
+        page_at_[target] = pages[i];
+      }
+    }
+    if constexpr (RunMappingApi<Device>) {
+      map_span(mapped);
+      for (std::uint32_t i = 0; i < pages.size(); ++i) {
+        pages_[pages[i]].mapped_at = first + i;
+        page_at_[first + i] = pages[i];
+      }
+    }
+    return result;
+  }
 
   /// Frees the pages and the address after `fence`.
   void give_back(RangeId range, Fence const& fence) noexcept {
@@ -77,9 +146,27 @@ class PageArena {
     free_pages(range, fence);
   }
   /// The same for a range that the device vacates before `fence`.
-  void park_vacated(RangeId range, Fence const& fence) noexcept requires Stable;
+  void park_vacated(RangeId range, Fence const& fence) noexcept requires Stable {
+    Range& parked = ranges_[node_of(range)];
+    for (std::uint32_t const index : parked.pages) {
+      Page& page = pages_[index];
+      page_at_[page.mapped_at] = no_page;
+      page.mapped_at = no_page;
+    }
+    parked.vacated.add(fence);
+    free_pages(range, fence);
+  }
+
   /// Pages for a parked range, to be mapped before use, if enough are free.
-  [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept requires Stable;
+  [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept requires Stable {
+    std::uint32_t const count = addresses_[node_of(range)].count;
+    if (count > free_count_) {
+      return std::nullopt;
+    }
+    assign_pages(node_of(range), count);
+    return Placement{range, address(range), {}};
+  }
+
   /// Frees the address of a parked range.
   void release(RangeId range) noexcept requires Stable { free_address(range); }
 
@@ -126,11 +213,11 @@ class PageArena {
     std::vector<std::uint32_t> pages;
     Fence vacated;  // what has to be over before anything is mapped there
   };
-  /// Neighbouring pages of the address space.
-  struct Run {
+  /// Neighbouring pages of the address space, to be mapped or unmapped with one call.
+  struct PageSpan {
     std::uint32_t first = 0;
     std::uint32_t count = 0;
-    /// @returns whether the run goes on with `page`
+    /// Adds `page` if it is the next one. @returns whether it was
     [[nodiscard]] bool try_extend(std::uint32_t page) noexcept {
       bool const is_next = count != 0 && page == first + count;
       count += is_next ? 1U : 0U;
@@ -143,27 +230,104 @@ class PageArena {
     return addresses_[node_of(range)].first - first_address_;
   }
 
-  void assign_pages(std::uint32_t node, std::uint32_t count) noexcept;
-  void free_pages(RangeId range, Fence const& fence) noexcept;
+  /// First the free pages that are mapped in their place, then any.
+  void assign_pages(std::uint32_t node, std::uint32_t count) noexcept {
+    auto& pages = ranges_[node].pages;  // its room was reserved when the range was first taken
+    std::uint32_t const* const mapped = page_at_.data() + first_page(RangeId{node});
+    for (std::uint32_t i = 0; i < count; ++i) {
+      bool const is_in_place = mapped[i] != no_page && pages_[mapped[i]].is_free;
+      pages.push_back(is_in_place ? mapped[i] : no_page);
+      if (is_in_place) {
+        unlink_free(mapped[i]);
+      }
+    }
+    for (std::uint32_t& page : pages) {
+      if (page == no_page) {
+        page = free_head_;
+        unlink_free(page);
+      }
+    }
+  }
+
+  void free_pages(RangeId range, Fence const& fence) noexcept {
+    auto& pages = ranges_[node_of(range)].pages;
+    for (std::uint32_t const index : pages) {
+      Page& page = pages_[index];
+      page.fence.add(fence);
+      page.is_free = true;
+      page.next_free = no_page;
+      page.previous_free = free_tail_;
+      (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
+      free_tail_ = index;
+    }
+    free_count_ += pages.size();
+    pages.clear();
+  }
+
   void free_address(RangeId range) noexcept {
     std::uint32_t const node = node_of(range);
     addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
   }
-  void unlink_free(std::uint32_t page) noexcept;
-  std::uint64_t detach(Page& page, Run& pending);
-  std::uint64_t await(Fence& fence);
-  void map_run(Run const& run) {
-    if (run.count != 0) {
-      device_->map(base_ + run.first * page_bytes_, run.count * page_bytes_, {});
+  void unlink_free(std::uint32_t index) noexcept {
+    Page& page = pages_[index];
+    (page.previous_free == no_page ? free_head_ : pages_[page.previous_free].next_free) =
+        page.next_free;
+    (page.next_free == no_page ? free_tail_ : pages_[page.next_free].previous_free) =
+        page.previous_free;
+    page.is_free = false;
+    --free_count_;
+  }
+
+  /// Takes a page from where it is mapped, when its last use there has finished. On a `RunMappingApi` it is
+  /// unmapped together with its neighbours, at the latest when the caller unmaps `pending`.
+  std::uint64_t detach(Page& page, PageSpan& pending) {
+    std::uint64_t const waits = await(page.fence);
+    if (page.mapped_at != no_page) {
+      if (!pending.try_extend(page.mapped_at)) {
+        unmap_span(pending);
+        pending = {page.mapped_at, 1};
+      }
+      if constexpr (!RunMappingApi<Device>) {
+        unmap_span(pending);
+      }
+      page_at_[page.mapped_at] = no_page;
+      page.mapped_at = no_page;
+    }
+    return waits;
+  }
+
+  std::uint64_t await(Fence& fence) {
+    if (fence.is_empty()) {
+      return 0;
+    }
+    bool const must_wait = !order_->is_complete(fence);
+    if (must_wait) {
+      order_->synchronize(fence);
+    }
+    fence.clear();
+    return must_wait ? 1 : 0;
+  }
+
+  void map_span(PageSpan const& span) {
+    if (span.count != 0) {
+      device_->map(base_ + span.first * page_bytes_, span.count * page_bytes_, {});
     }
   }
-  void unmap_run(Run& run) noexcept {
-    if (run.count != 0) {
-      device_->unmap(base_ + run.first * page_bytes_, run.count * page_bytes_);
-      run.count = 0;
+  void unmap_span(PageSpan& span) noexcept {
+    if (span.count != 0) {
+      device_->unmap(base_ + span.first * page_bytes_, span.count * page_bytes_);
+      span.count = 0;
     }
   }
-  void release_all() noexcept;
+  void release_all() noexcept {
+    for (Page& page : pages_) {
+      if (page.mapped_at != no_page) {
+        device_->unmap(base_ + page.mapped_at * page_bytes_, page_bytes_);
+      }
+      device_->release_physical(page.physical);
+    }
+    device_->free_address(base_, address_pages_ * page_bytes_);
+  }
 
   Device* device_;
   StreamOrder<Device>* order_;
@@ -224,196 +388,6 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   free_head_ = 0;
   free_tail_ = static_cast<std::uint32_t>(count - 1);
   free_count_ = count;
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::release_all() noexcept {
-  for (Page& page : pages_) {
-    if (page.mapped_at != no_page) {
-      device_->unmap(base_ + page.mapped_at * page_bytes_, page_bytes_);
-    }
-    device_->release_physical(page.physical);
-  }
-  device_->free_address(base_, address_pages_ * page_bytes_);
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::optional<Placement> PageArena<Device, Fit, Stable>::try_take(std::size_t bytes,
-                                                                  BlockId owner) {
-  std::size_t const count = rounded_bytes(bytes) / page_bytes_;
-  expects(count != 0, "a range has at least one byte");
-  if (count > free_count_) {
-    return std::nullopt;
-  }
-  Fence vacated;  // all other fences are the pages'
-  std::uint32_t const node = addresses_.take(static_cast<std::uint32_t>(count), owner, vacated);
-  if (node == no_node) {
-    return std::nullopt;
-  }
-  try {
-    if (node >= ranges_.size()) {
-      ranges_.resize(node + 1);
-    }
-    ranges_[node].pages.reserve(count);
-  } catch (...) {
-    addresses_.give_back(node, vacated);
-    throw;
-  }
-  ranges_[node].vacated = vacated;
-  assign_pages(node, static_cast<std::uint32_t>(count));
-  return Placement{RangeId{node}, address(RangeId{node}), {}};
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::optional<Placement>
-PageArena<Device, Fit, Stable>::try_retake(RangeId range) noexcept requires Stable {
-  std::uint32_t const count = addresses_[node_of(range)].count;
-  if (count > free_count_) {
-    return std::nullopt;
-  }
-  assign_pages(node_of(range), count);
-  return Placement{range, address(range), {}};
-}
-
-/// First the free pages that are mapped in their place, then any.
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::assign_pages(std::uint32_t node,
-                                                  std::uint32_t count) noexcept {
-  auto& pages = ranges_[node].pages;  // its room was reserved when the range was first taken
-  std::uint32_t const* const mapped = page_at_.data() + first_page(RangeId{node});
-  for (std::uint32_t i = 0; i < count; ++i) {
-    bool const is_in_place = mapped[i] != no_page && pages_[mapped[i]].is_free;
-    pages.push_back(is_in_place ? mapped[i] : no_page);
-    if (is_in_place) {
-      unlink_free(mapped[i]);
-    }
-  }
-  for (std::uint32_t& page : pages) {
-    if (page == no_page) {
-      page = free_head_;
-      unlink_free(page);
-    }
-  }
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::unlink_free(std::uint32_t index) noexcept {
-  Page& page = pages_[index];
-  (page.previous_free == no_page ? free_head_ : pages_[page.previous_free].next_free) =
-      page.next_free;
-  (page.next_free == no_page ? free_tail_ : pages_[page.next_free].previous_free) =
-      page.previous_free;
-  page.is_free = false;
-  --free_count_;
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-MappedRange PageArena<Device, Fit, Stable>::map(RangeId range) {
-  MappedRange result;
-  auto const first = static_cast<std::uint32_t>(first_page(range));
-  auto const& pages = ranges_[node_of(range)].pages;
-  result.host_waits += await(ranges_[node_of(range)].vacated);
-  Run unmapped;
-  for (std::uint32_t i = 0; i < pages.size(); ++i) {
-    Page& page = pages_[pages[i]];
-    std::uint32_t const target = first + i;
-    if (page.mapped_at == target) {
-      result.fence.add(page.fence);  // used here before: the order of streams is enough
-      continue;
-    }
-    if (page_at_[target] != no_page) {
-      result.host_waits += detach(pages_[page_at_[target]], unmapped);
-    }
-    result.host_waits += detach(page, unmapped);
-  }
-  unmap_run(unmapped);
-  Run mapped;
-  for (std::uint32_t i = 0; i < pages.size(); ++i) {
-    Page& page = pages_[pages[i]];
-    std::uint32_t const target = first + i;
-    if (page.mapped_at == target) {
-      continue;
-    }
-    if constexpr (RunMappingApi<Device>) {
-      if (!mapped.try_extend(target)) {
-        map_run(mapped);
-        mapped = {target, 1};
-      }
-    } else {
-      device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
-      page.mapped_at = target;
-      page_at_[target] = pages[i];
-    }
-  }
-  if constexpr (RunMappingApi<Device>) {
-    map_run(mapped);
-    for (std::uint32_t i = 0; i < pages.size(); ++i) {
-      pages_[pages[i]].mapped_at = first + i;
-      page_at_[first + i] = pages[i];
-    }
-  }
-  return result;
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::uint64_t PageArena<Device, Fit, Stable>::await(Fence& fence) {
-  if (fence.is_empty()) {
-    return 0;
-  }
-  bool const must_wait = !order_->is_complete(fence);
-  if (must_wait) {
-    order_->synchronize(fence);
-  }
-  fence.clear();
-  return must_wait ? 1 : 0;
-}
-
-/// Takes a page from where it is mapped, when its last use there has finished. Where runs are mapped it
-/// is unmapped when its run ends.
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-std::uint64_t PageArena<Device, Fit, Stable>::detach(Page& page, Run& pending) {
-  std::uint64_t const waits = await(page.fence);
-  if (page.mapped_at != no_page) {
-    if (!pending.try_extend(page.mapped_at)) {
-      unmap_run(pending);
-      pending = {page.mapped_at, 1};
-    }
-    if constexpr (!RunMappingApi<Device>) {
-      unmap_run(pending);
-    }
-    page_at_[page.mapped_at] = no_page;
-    page.mapped_at = no_page;
-  }
-  return waits;
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::park_vacated(RangeId range,
-                                                  Fence const& fence) noexcept requires Stable {
-  Range& parked = ranges_[node_of(range)];
-  for (std::uint32_t const index : parked.pages) {
-    Page& page = pages_[index];
-    page_at_[page.mapped_at] = no_page;
-    page.mapped_at = no_page;
-  }
-  parked.vacated.add(fence);
-  free_pages(range, fence);
-}
-
-template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
-void PageArena<Device, Fit, Stable>::free_pages(RangeId range, Fence const& fence) noexcept {
-  auto& pages = ranges_[node_of(range)].pages;
-  for (std::uint32_t const index : pages) {
-    Page& page = pages_[index];
-    page.fence.add(fence);
-    page.is_free = true;
-    page.next_free = no_page;
-    page.previous_free = free_tail_;
-    (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
-    free_tail_ = index;
-  }
-  free_count_ += pages.size();
-  pages.clear();
 }
 
 /// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side where a

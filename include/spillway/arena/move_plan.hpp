@@ -31,7 +31,7 @@ struct MoveClaims {
     std::uint32_t first = 0;
   };
   /// Neighbouring claimed ranges and moving blocks, with what lies around them.
-  struct Run {
+  struct Section {
     std::uint32_t first = 0;
     std::uint32_t end = 0;
     std::uint32_t prev = 0;
@@ -47,7 +47,7 @@ struct MoveClaims {
 
   std::vector<std::uint32_t> nodes;  // claimed and moving, in order of address
   std::vector<Step> blocks;          // one for each moving block
-  std::vector<Run> runs;
+  std::vector<Section> sections;
   std::vector<std::uint32_t> spare;  // slots for the free ranges that will be left
 };
 

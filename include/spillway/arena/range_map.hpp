@@ -42,10 +42,58 @@ class RangeList {
 
   /// Adds a segment of one free range. @returns that range
   /// @throws std::bad_alloc, ContractViolation when the line is full; nothing has changed then
-  [[nodiscard]] std::uint32_t add_segment(std::byte* base, std::uint32_t count);
+  [[nodiscard]] std::uint32_t add_segment(std::byte* base, std::uint32_t count) {
+    std::uint64_t first = 0;
+    auto rank = segments_.begin();
+    for (; rank != segments_.end() && first + count >= spans_[*rank].first; ++rank) {
+      first = std::uint64_t{spans_[*rank].end()} + 1;
+    }
+    auto const vacant = std::find_if(
+        spans_.begin(), spans_.end(), [](Span const& span) noexcept { return span.count == 0; });
+    auto const segment = static_cast<std::uint16_t>(vacant - spans_.begin());
+    expects(count != 0 && first + count < line_granules && segment != 0xFFFFU,
+            "too many segments, or too large for the arena's line");
+    if (vacant == spans_.end()) {
+      spans_.emplace_back();
+    }
+    segments_.insert(rank, segment);
+    std::uint32_t node = no_node;
+    std::uint32_t wall = no_node;
+    try {
+      node = acquire();
+      wall = acquire();
+    } catch (...) {
+      if (node != no_node) {
+        table.release(node);
+      }
+      std::erase(segments_, segment);
+      throw;
+    }
+
+    spans_[segment] = {base,
+                       static_cast<std::uint32_t>(first),
+                       count,
+                       wall,
+                       reinterpret_cast<std::uintptr_t>(base) - first * granule_bytes};
+    table[wall] = {};
+    table[wall].first = spans_[segment].end();
+    table[wall].segment = segment;
+    table[wall].state = RangeState::claimed;
+    table[node] = {};
+    table[node].first = spans_[segment].first;
+    table[node].count = count;
+    place(node, wall, wall, segment);
+    return node;
+  }
 
   /// Takes out the segment of `node`, which is all there is in it, and the node.
-  void remove_segment(std::uint32_t node) noexcept;
+  void remove_segment(std::uint32_t node) noexcept {
+    std::uint16_t const segment = table[node].segment;
+    table.release(node);
+    table.release(spans_[segment].wall);
+    spans_[segment] = {};
+    segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
+  }
 
   /// A slot for a new range. @throws std::bad_alloc; nothing has changed then
   [[nodiscard]] std::uint32_t acquire() {
@@ -144,58 +192,6 @@ class RangeList {
   std::vector<std::uint16_t> segments_;
 };
 
-inline std::uint32_t RangeList::add_segment(std::byte* base, std::uint32_t count) {
-  std::uint64_t first = 0;
-  auto rank = segments_.begin();
-  for (; rank != segments_.end() && first + count >= spans_[*rank].first; ++rank) {
-    first = std::uint64_t{spans_[*rank].end()} + 1;
-  }
-  auto const vacant = std::find_if(
-      spans_.begin(), spans_.end(), [](Span const& span) noexcept { return span.count == 0; });
-  auto const segment = static_cast<std::uint16_t>(vacant - spans_.begin());
-  expects(count != 0 && first + count < line_granules && segment != 0xFFFFU,
-          "too many segments, or too large for the arena's line");
-  if (vacant == spans_.end()) {
-    spans_.emplace_back();
-  }
-  segments_.insert(rank, segment);
-  std::uint32_t node = no_node;
-  std::uint32_t wall = no_node;
-  try {
-    node = acquire();
-    wall = acquire();
-  } catch (...) {
-    if (node != no_node) {
-      table.release(node);
-    }
-    std::erase(segments_, segment);
-    throw;
-  }
-
-  spans_[segment] = {base,
-                     static_cast<std::uint32_t>(first),
-                     count,
-                     wall,
-                     reinterpret_cast<std::uintptr_t>(base) - first * granule_bytes};
-  table[wall] = {};
-  table[wall].first = spans_[segment].end();
-  table[wall].segment = segment;
-  table[wall].state = RangeState::claimed;
-  table[node] = {};
-  table[node].first = spans_[segment].first;
-  table[node].count = count;
-  place(node, wall, wall, segment);
-  return node;
-}
-
-inline void RangeList::remove_segment(std::uint32_t node) noexcept {
-  std::uint16_t const segment = table[node].segment;
-  table.release(node);
-  table.release(spans_[segment].wall);
-  spans_[segment] = {};
-  segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
-}
-
 /// Which granules of an arena's segments are free, taken or on the move. Bookkeeping only.
 ///
 /// Free neighbours are always joined, and a free range carries the fences of all that was given back
@@ -215,30 +211,174 @@ class RangeMap {
   /// Adds `count` free granules at `base`.
   ///
   /// @throws std::bad_alloc, ContractViolation when the line is full; nothing has changed then
-  void add_segment(std::byte* base, std::uint32_t count);
+  void add_segment(std::byte* base, std::uint32_t count) {
+    add_free(list_.add_segment(base, count));
+    list_.table.granules += count;
+    ++version_;
+  }
 
   /// Takes out a segment that is wholly free, if there is one.
-  [[nodiscard]] std::optional<Segment> detach_segment() noexcept;
+  [[nodiscard]] std::optional<Segment> detach_segment() noexcept {
+    for (std::uint16_t const index : list_.segments()) {
+      RangeList::Span const& span = list_.span(index);
+      std::uint32_t const node = list_.front(index);
+      if (!list_.is_free(node) || list_.table[node].count != span.count) {
+        continue;
+      }
+      Segment const segment{span.base, std::size_t{span.count} * granule_bytes, list_.fence(node)};
+      fit_.erase(list_.table, node);
+      --list_.table.free_ranges;
+      list_.table.granules -= span.count;
+      list_.remove_segment(node);
+      ++version_;
+      return segment;
+    }
+    return std::nullopt;
+  }
 
   /// Takes `count` granules for `owner`. @returns the new range, `no_node` when no free range fits
   ///
   /// @param fence  gets what the range's first user waits for; the range forgets it
   /// @throws std::bad_alloc; nothing has changed then
-  [[nodiscard]] std::uint32_t take(std::uint32_t count, BlockId owner, Fence& fence);
+  [[nodiscard]] std::uint32_t take(std::uint32_t count, BlockId owner, Fence& fence) {
+    RangeTable& table = list_.table;
+    auto const [from, is_high_end] = std::as_const(fit_).find(table, count);
+    if (from == no_node) {
+      return no_node;
+    }
+    SPILLWAY_ASSERT(table[from].state == RangeState::free && table[from].count >= count);
+    std::uint32_t node = from;
+    std::uint8_t flags = 0;
+    if (table[from].count == count) {
+      fit_.erase(table, from);
+      --table.free_ranges;
+      table[table[from].prev].clear(RangeNode::is_next_free);
+      table[table[from].next].clear(RangeNode::is_prev_free);
+    } else {
+      node = list_.acquire();
+      // Which end it is cannot be predicted, so it chooses values and not branches.
+      RangeNode const& rest = table[from];
+      std::uint32_t const first = rest.first;
+      std::uint32_t const left = rest.count - count;
+      std::uint32_t const prev = pick(is_high_end, from, rest.prev);
+      std::uint32_t const next = pick(is_high_end, rest.next, from);
+      table[node].first = first + pick(is_high_end, left, 0);
+      table[node].count = count;
+      list_.place(node, prev, next, rest.segment);
+      table[prev].clear(RangeNode::is_next_free);
+      table[next].clear(RangeNode::is_prev_free);
+      flags = is_high_end ? RangeNode::is_prev_free : RangeNode::is_next_free;
+      fit_.resize(table, from, first + pick(is_high_end, 0, count), left);
+    }
+    if (table[from].is(RangeNode::has_fence)) {
+      fence = list_.fence(from);
+    }
+    RangeNode& range = table[node];
+    range.state = RangeState::taken;
+    range.flags = flags;
+    range.set_owner(owner);
+    table.taken_granules += count;
+    ++table.taken_ranges;
+    ++version_;
+    return node;
+  }
 
   /// Frees a range whose later users wait for `fence`. One that is moving is freed by the commit.
-  void give_back(std::uint32_t node, Fence const& fence) noexcept;
+  void give_back(std::uint32_t node, Fence const& fence) noexcept {
+    RangeNode& range = list_.table[node];
+    ++version_;
+    list_.add_fence(node, fence);
+    if (range.state == RangeState::moving) {
+      range.state = RangeState::leaving;
+      return;
+    }
+    SPILLWAY_ASSERT(range.state == RangeState::taken);
+    list_.table.taken_granules -= range.count;
+    --list_.table.taken_ranges;
+    add_free(node);
+  }
 
   /// Claims what the steps need, so that nobody else takes it.
   ///
   /// @throws ContractViolation if something has changed since the plan was made; std::bad_alloc;
   ///         nothing has changed then
-  void begin_moves(MoveClaims& claims);
+  void begin_moves(MoveClaims& claims) {
+    expects(claims.version == version_ && !claims.is_begun,
+            "the arena has changed since the plan was made");
+    std::size_t const steps = claims.steps.size();
+    std::size_t most_claims = 0;
+    for (Piece const& piece : claims.pieces) {
+      for_each_free_in(piece, [&](std::uint32_t node, std::uint32_t, std::uint32_t) noexcept {
+        ++most_claims;
+        return node;
+      });
+    }
+    claims.nodes.reserve(most_claims + steps);
+    claims.sections.reserve(most_claims + steps);
+    claims.blocks.reserve(steps);
+    // Two for each claim that leaves something on both sides, and one for the free range beside each
+    // block or claim at the end.
+    std::size_t const most_spare = 3 * most_claims + 2 * steps;
+    claims.spare.reserve(most_spare);
+    try {
+      while (claims.spare.size() < most_spare) {
+        claims.spare.push_back(list_.acquire());
+      }
+    } catch (...) {
+      for (; !claims.spare.empty(); claims.spare.pop_back()) {
+        list_.table.release(claims.spare.back());
+      }
+      throw;
+    }
+
+    for (Piece const& piece : claims.pieces) {
+      for_each_free_in(piece,
+                       [&](std::uint32_t node, std::uint32_t first, std::uint32_t end) noexcept {
+                         std::uint32_t const claimed = claim(node, first, end, claims.spare);
+                         claims.nodes.push_back(claimed);
+                         return claimed;
+                       });
+    }
+    for (Step const& step : claims.steps) {
+      RangeNode& range = list_.table[step.node];
+      if (range.state == RangeState::taken) {
+        range.state = RangeState::moving;
+        range.tag = static_cast<std::uint32_t>(claims.blocks.size());
+        claims.blocks.push_back({step.node, range.first});
+        claims.nodes.push_back(step.node);
+      }
+    }
+    std::sort(
+        claims.nodes.begin(), claims.nodes.end(), [&](std::uint32_t a, std::uint32_t b) noexcept {
+          return list_.table[a].first < list_.table[b].first;
+        });
+    claims.is_begun = true;
+    ++version_;
+  }
 
   /// Puts each block where the first `done` steps left it and frees all else that was claimed.
   ///
   /// @param moved  what later users of the places that blocks left wait for
-  void commit_moves(MoveClaims& claims, std::size_t done, Fence const& moved) noexcept;
+  void commit_moves(MoveClaims& claims, std::size_t done, Fence const& moved) noexcept {
+    SPILLWAY_ASSERT(claims.is_begun && done <= claims.steps.size());
+    for (std::size_t i = 0; i < done; ++i) {
+      Step const& step = claims.steps[i];
+      claims.blocks[list_.table[step.node].tag].first = step.first;
+    }
+    std::sort(claims.blocks.begin(),
+              claims.blocks.end(),
+              [](Step const& a, Step const& b) noexcept { return a.first < b.first; });
+    collect_sections(claims);
+    // From the top down, since what add_free takes away is at the upper side of what it joins.
+    for (; !claims.sections.empty(); claims.sections.pop_back()) {
+      rebuild(claims, claims.sections.back(), moved);
+    }
+    for (std::uint32_t const node : claims.spare) {
+      list_.table.release(node);
+    }
+    claims = {};
+    ++version_;
+  }
 
   [[nodiscard]] RangeNode const& operator[](std::uint32_t node) const noexcept {
     return list_.table[node];
@@ -252,7 +392,7 @@ class RangeMap {
 
  private:
   using Piece = MoveClaims::Piece;
-  using Run = MoveClaims::Run;
+  using Section = MoveClaims::Section;
   using Step = MoveClaims::Step;
 
   // Chooses without a branch, where a compiler would take one: 0 - 1 wraps to all bits set.
@@ -260,361 +400,182 @@ class RangeMap {
     return second ^ ((first ^ second) & (0U - static_cast<std::uint32_t>(is_first)));
   }
 
-  void add_free(std::uint32_t node) noexcept;
+  // Joins a range that is nobody's to its free neighbours, and indexes it. Of two ranges that become
+  // one, the one at the lower address lives on, unless it is the new one.
+  void add_free(std::uint32_t node) noexcept {
+    RangeTable& table = list_.table;
+    RangeNode& range = table[node];
+    std::uint32_t const prev = range.prev;
+    std::uint32_t const next = range.next;
+    SPILLWAY_ASSERT(range.is(RangeNode::is_prev_free) == list_.is_free(prev));
+    SPILLWAY_ASSERT(range.is(RangeNode::is_next_free) == list_.is_free(next));
+    if (range.is(RangeNode::is_prev_free)) {
+      list_.take_over_fence(prev, node);
+      std::uint32_t count = table[prev].count + range.count;
+      if (range.is(RangeNode::is_next_free)) {
+        list_.take_over_fence(prev, next);
+        count += table[next].count;
+        fit_.erase(table, next);
+        --table.free_ranges;
+        list_.connect(prev, table[next].next);
+        table.release(next);
+      } else {
+        list_.connect(prev, next);
+        table[next].set(RangeNode::is_prev_free);
+      }
+      fit_.resize(table, prev, table[prev].first, count);
+      table.release(node);
+    } else if (range.is(RangeNode::is_next_free)) {
+      list_.take_over_fence(next, node);
+      fit_.resize(table, next, range.first, table[next].count + range.count);
+      list_.connect(prev, next);
+      table[prev].set(RangeNode::is_next_free);
+      table.release(node);
+    } else {
+      table[prev].set(RangeNode::is_next_free);
+      table[next].set(RangeNode::is_prev_free);
+      range.state = RangeState::free;
+      ++table.free_ranges;
+      fit_.insert(table, node);
+    }
+  }
+
+  // Calls `use(node, first, end)` for the part that lies in `piece` of each free range there.
   template <class Use>
-  void for_each_free_in(Piece const& piece, Use use);
+  void for_each_free_in(Piece const& piece, Use use) {
+    RangeTable& table = list_.table;
+    std::uint32_t const piece_end = piece.first + piece.count;
+    for (std::uint32_t node = piece.node; table[node].first < piece_end; node = table[node].next) {
+      std::uint32_t const first = std::max(piece.first, table[node].first);
+      std::uint32_t const end = std::min(piece_end, table[node].end());
+      if (first < end && table[node].state == RangeState::free) {
+        node = use(node, first, end);
+      }
+    }
+  }
+
+  // Makes [first, end) of a free range a claimed range of its own. @returns it
   std::uint32_t claim(std::uint32_t node,
                       std::uint32_t first,
                       std::uint32_t end,
-                      std::vector<std::uint32_t>& spare) noexcept;
-  void collect_runs(MoveClaims& claims) noexcept;
-  void rebuild(MoveClaims& claims, Run const& run, Fence const& fence) noexcept;
+                      std::vector<std::uint32_t>& spare) noexcept {
+    RangeTable& table = list_.table;
+    RangeNode const whole = table[node];
+    auto const cut = [&](std::uint32_t from, std::uint32_t to) noexcept {
+      std::uint32_t const part = spare.back();
+      spare.pop_back();
+      table[part] = {};
+      table[part].first = from;
+      table[part].count = to - from;
+      list_.add_fence(part, list_.fence(node));
+      return part;
+    };
+    std::uint32_t claimed = node;
+    if (first == whole.first && end == whole.end()) {
+      fit_.erase(table, node);
+      --table.free_ranges;
+    } else {
+      claimed = cut(first, end);
+      if (first == whole.first) {
+        list_.place(claimed, whole.prev, node, whole.segment);
+        fit_.resize(table, node, end, whole.end() - end);
+      } else {
+        list_.place(claimed, node, whole.next, whole.segment);
+        fit_.resize(table, node, whole.first, first - whole.first);
+        if (end != whole.end()) {
+          std::uint32_t const rest = cut(end, whole.end());
+          list_.place(rest, claimed, whole.next, whole.segment);
+          fit_.insert(table, rest);
+          ++table.free_ranges;
+        }
+      }
+    }
+    table[claimed].state = RangeState::claimed;
+    list_.introduce(table[claimed].prev, claimed);
+    list_.introduce(claimed, table[claimed].next);
+    table.taken_granules += end - first;
+    return claimed;
+  }
+
+  // Takes the plan's ranges out of the list, remembering what lies around them.
+  void collect_sections(MoveClaims& claims) noexcept {
+    RangeTable& table = list_.table;
+    claims.sections.clear();
+    for (std::uint32_t const node : claims.nodes) {
+      RangeNode const range = table[node];
+      if (claims.sections.empty() || claims.sections.back().next != node) {
+        claims.sections.push_back({range.first, 0, range.prev, 0, range.segment, {}});
+      }
+      Section& section = claims.sections.back();
+      section.end = range.end();
+      section.next = range.next;
+      if (range.state == RangeState::claimed) {
+        section.fence.add(list_.fence(node));
+        table.taken_granules -= range.count;
+        table.release(node);
+      }
+    }
+  }
+
+  // Links the blocks that are in the section now, with free ranges between them.
+  void rebuild(MoveClaims& claims, Section const& section, Fence const& moved) noexcept {
+    RangeTable& table = list_.table;
+    std::uint32_t next = section.next;
+    std::uint32_t end = section.end;
+    Fence fence = section.fence;
+    fence.add(moved);
+    auto const put = [&](std::uint32_t node, std::uint32_t first, std::uint32_t count) noexcept {
+      table[node].first = first;
+      table[node].count = count;
+      table[node].segment = section.segment;
+      list_.connect(node, next);
+      next = node;
+      end = first;
+    };
+    auto const put_gap = [&](std::uint32_t first) noexcept {
+      if (first < end) {
+        std::uint32_t const gap = claims.spare.back();
+        claims.spare.pop_back();
+        table[gap].state = RangeState::claimed;
+        table[gap].flags = 0;
+        put(gap, first, end - first);
+      }
+    };
+    while (!claims.blocks.empty() && claims.blocks.back().first >= section.first) {
+      auto const [node, first] = claims.blocks.back();
+      claims.blocks.pop_back();
+      if (table[node].state == RangeState::leaving) {
+        fence.add(list_.fence(node));
+        table.taken_granules -= table[node].count;
+        --table.taken_ranges;
+        table.release(node);
+        continue;
+      }
+      table[node].state = RangeState::taken;
+      put_gap(first + table[node].count);
+      put(node, first, table[node].count);
+    }
+    put_gap(section.first);
+    list_.connect(section.prev, next);
+
+    std::uint32_t low = section.prev;  // both may be the segment's wall
+    do {
+      list_.introduce(low, table[low].next);
+      low = table[low].next;
+    } while (low != section.next);
+    while (next != section.next) {
+      std::uint32_t const node = next;
+      next = table[node].next;
+      if (table[node].state == RangeState::claimed) {
+        list_.add_fence(node, fence);
+        add_free(node);
+      }
+    }
+  }
 
   RangeList list_;
   [[no_unique_address]] Fit fit_;
   std::uint64_t version_ = 0;
 };
-
-template <FitPolicy Fit>
-void RangeMap<Fit>::add_segment(std::byte* base, std::uint32_t count) {
-  add_free(list_.add_segment(base, count));
-  list_.table.granules += count;
-  ++version_;
-}
-
-template <FitPolicy Fit>
-std::optional<Segment> RangeMap<Fit>::detach_segment() noexcept {
-  for (std::uint16_t const index : list_.segments()) {
-    RangeList::Span const& span = list_.span(index);
-    std::uint32_t const node = list_.front(index);
-    if (!list_.is_free(node) || list_.table[node].count != span.count) {
-      continue;
-    }
-    Segment const segment{span.base, std::size_t{span.count} * granule_bytes, list_.fence(node)};
-    fit_.erase(list_.table, node);
-    --list_.table.free_ranges;
-    list_.table.granules -= span.count;
-    list_.remove_segment(node);
-    ++version_;
-    return segment;
-  }
-  return std::nullopt;
-}
-
-template <FitPolicy Fit>
-std::uint32_t RangeMap<Fit>::take(std::uint32_t count, BlockId owner, Fence& fence) {
-  RangeTable& table = list_.table;
-  auto const [from, is_high_end] = std::as_const(fit_).find(table, count);
-  if (from == no_node) {
-    return no_node;
-  }
-  SPILLWAY_ASSERT(table[from].state == RangeState::free && table[from].count >= count);
-  std::uint32_t node = from;
-  std::uint8_t flags = 0;
-  if (table[from].count == count) {
-    fit_.erase(table, from);
-    --table.free_ranges;
-    table[table[from].prev].clear(RangeNode::is_next_free);
-    table[table[from].next].clear(RangeNode::is_prev_free);
-  } else {
-    node = list_.acquire();
-    // Which end it is cannot be predicted, so it chooses values and not branches.
-    RangeNode const& rest = table[from];
-    std::uint32_t const first = rest.first;
-    std::uint32_t const left = rest.count - count;
-    std::uint32_t const prev = pick(is_high_end, from, rest.prev);
-    std::uint32_t const next = pick(is_high_end, rest.next, from);
-    table[node].first = first + pick(is_high_end, left, 0);
-    table[node].count = count;
-    list_.place(node, prev, next, rest.segment);
-    table[prev].clear(RangeNode::is_next_free);
-    table[next].clear(RangeNode::is_prev_free);
-    flags = is_high_end ? RangeNode::is_prev_free : RangeNode::is_next_free;
-    fit_.resize(table, from, first + pick(is_high_end, 0, count), left);
-  }
-  if (table[from].is(RangeNode::has_fence)) {
-    fence = list_.fence(from);
-  }
-  RangeNode& range = table[node];
-  range.state = RangeState::taken;
-  range.flags = flags;
-  range.set_owner(owner);
-  table.taken_granules += count;
-  ++table.taken_ranges;
-  ++version_;
-  return node;
-}
-
-template <FitPolicy Fit>
-void RangeMap<Fit>::give_back(std::uint32_t node, Fence const& fence) noexcept {
-  RangeNode& range = list_.table[node];
-  ++version_;
-  list_.add_fence(node, fence);
-  if (range.state == RangeState::moving) {
-    range.state = RangeState::leaving;
-    return;
-  }
-  SPILLWAY_ASSERT(range.state == RangeState::taken);
-  list_.table.taken_granules -= range.count;
-  --list_.table.taken_ranges;
-  add_free(node);
-}
-
-// Joins a range that is nobody's to its free neighbours, and indexes it. Of two ranges that become
-// one, the one at the lower address lives on, unless it is the new one.
-template <FitPolicy Fit>
-void RangeMap<Fit>::add_free(std::uint32_t node) noexcept {
-  RangeTable& table = list_.table;
-  RangeNode& range = table[node];
-  std::uint32_t const prev = range.prev;
-  std::uint32_t const next = range.next;
-  SPILLWAY_ASSERT(range.is(RangeNode::is_prev_free) == list_.is_free(prev));
-  SPILLWAY_ASSERT(range.is(RangeNode::is_next_free) == list_.is_free(next));
-  if (range.is(RangeNode::is_prev_free)) {
-    list_.take_over_fence(prev, node);
-    std::uint32_t count = table[prev].count + range.count;
-    if (range.is(RangeNode::is_next_free)) {
-      list_.take_over_fence(prev, next);
-      count += table[next].count;
-      fit_.erase(table, next);
-      --table.free_ranges;
-      list_.connect(prev, table[next].next);
-      table.release(next);
-    } else {
-      list_.connect(prev, next);
-      table[next].set(RangeNode::is_prev_free);
-    }
-    fit_.resize(table, prev, table[prev].first, count);
-    table.release(node);
-  } else if (range.is(RangeNode::is_next_free)) {
-    list_.take_over_fence(next, node);
-    fit_.resize(table, next, range.first, table[next].count + range.count);
-    list_.connect(prev, next);
-    table[prev].set(RangeNode::is_next_free);
-    table.release(node);
-  } else {
-    table[prev].set(RangeNode::is_next_free);
-    table[next].set(RangeNode::is_prev_free);
-    range.state = RangeState::free;
-    ++table.free_ranges;
-    fit_.insert(table, node);
-  }
-}
-
-// Calls `use(node, first, end)` for the part that lies in `piece` of each free range there.
-template <FitPolicy Fit>
-template <class Use>
-void RangeMap<Fit>::for_each_free_in(Piece const& piece, Use use) {
-  RangeTable& table = list_.table;
-  std::uint32_t const piece_end = piece.first + piece.count;
-  for (std::uint32_t node = piece.node; table[node].first < piece_end; node = table[node].next) {
-    std::uint32_t const first = std::max(piece.first, table[node].first);
-    std::uint32_t const end = std::min(piece_end, table[node].end());
-    if (first < end && table[node].state == RangeState::free) {
-      node = use(node, first, end);
-    }
-  }
-}
-
-template <FitPolicy Fit>
-void RangeMap<Fit>::begin_moves(MoveClaims& claims) {
-  expects(claims.version == version_ && !claims.is_begun,
-          "the arena has changed since the plan was made");
-  std::size_t const steps = claims.steps.size();
-  std::size_t most_claims = 0;
-  for (Piece const& piece : claims.pieces) {
-    for_each_free_in(piece, [&](std::uint32_t node, std::uint32_t, std::uint32_t) noexcept {
-      ++most_claims;
-      return node;
-    });
-  }
-  claims.nodes.reserve(most_claims + steps);
-  claims.runs.reserve(most_claims + steps);
-  claims.blocks.reserve(steps);
-  // Two for each claim that leaves something on both sides, and one for the free range beside each
-  // block or claim at the end.
-  std::size_t const most_spare = 3 * most_claims + 2 * steps;
-  claims.spare.reserve(most_spare);
-  try {
-    while (claims.spare.size() < most_spare) {
-      claims.spare.push_back(list_.acquire());
-    }
-  } catch (...) {
-    for (; !claims.spare.empty(); claims.spare.pop_back()) {
-      list_.table.release(claims.spare.back());
-    }
-    throw;
-  }
-
-  for (Piece const& piece : claims.pieces) {
-    for_each_free_in(piece,
-                     [&](std::uint32_t node, std::uint32_t first, std::uint32_t end) noexcept {
-                       std::uint32_t const claimed = claim(node, first, end, claims.spare);
-                       claims.nodes.push_back(claimed);
-                       return claimed;
-                     });
-  }
-  for (Step const& step : claims.steps) {
-    RangeNode& range = list_.table[step.node];
-    if (range.state == RangeState::taken) {
-      range.state = RangeState::moving;
-      range.tag = static_cast<std::uint32_t>(claims.blocks.size());
-      claims.blocks.push_back({step.node, range.first});
-      claims.nodes.push_back(step.node);
-    }
-  }
-  std::sort(
-      claims.nodes.begin(), claims.nodes.end(), [&](std::uint32_t a, std::uint32_t b) noexcept {
-        return list_.table[a].first < list_.table[b].first;
-      });
-  claims.is_begun = true;
-  ++version_;
-}
-
-// Makes [first, end) of a free range a claimed range of its own. @returns it
-template <FitPolicy Fit>
-std::uint32_t RangeMap<Fit>::claim(std::uint32_t node,
-                                   std::uint32_t first,
-                                   std::uint32_t end,
-                                   std::vector<std::uint32_t>& spare) noexcept {
-  RangeTable& table = list_.table;
-  RangeNode const whole = table[node];
-  auto const cut = [&](std::uint32_t from, std::uint32_t to) noexcept {
-    std::uint32_t const part = spare.back();
-    spare.pop_back();
-    table[part] = {};
-    table[part].first = from;
-    table[part].count = to - from;
-    list_.add_fence(part, list_.fence(node));
-    return part;
-  };
-  std::uint32_t claimed = node;
-  if (first == whole.first && end == whole.end()) {
-    fit_.erase(table, node);
-    --table.free_ranges;
-  } else {
-    claimed = cut(first, end);
-    if (first == whole.first) {
-      list_.place(claimed, whole.prev, node, whole.segment);
-      fit_.resize(table, node, end, whole.end() - end);
-    } else {
-      list_.place(claimed, node, whole.next, whole.segment);
-      fit_.resize(table, node, whole.first, first - whole.first);
-      if (end != whole.end()) {
-        std::uint32_t const rest = cut(end, whole.end());
-        list_.place(rest, claimed, whole.next, whole.segment);
-        fit_.insert(table, rest);
-        ++table.free_ranges;
-      }
-    }
-  }
-  table[claimed].state = RangeState::claimed;
-  list_.introduce(table[claimed].prev, claimed);
-  list_.introduce(claimed, table[claimed].next);
-  table.taken_granules += end - first;
-  return claimed;
-}
-
-template <FitPolicy Fit>
-void RangeMap<Fit>::commit_moves(MoveClaims& claims,
-                                 std::size_t done,
-                                 Fence const& moved) noexcept {
-  SPILLWAY_ASSERT(claims.is_begun && done <= claims.steps.size());
-  for (std::size_t i = 0; i < done; ++i) {
-    Step const& step = claims.steps[i];
-    claims.blocks[list_.table[step.node].tag].first = step.first;
-  }
-  std::sort(claims.blocks.begin(), claims.blocks.end(), [](Step const& a, Step const& b) noexcept {
-    return a.first < b.first;
-  });
-  collect_runs(claims);
-  // From the top down, since what add_free takes away is at the upper side of what it joins.
-  for (; !claims.runs.empty(); claims.runs.pop_back()) {
-    rebuild(claims, claims.runs.back(), moved);
-  }
-  for (std::uint32_t const node : claims.spare) {
-    list_.table.release(node);
-  }
-  claims = {};
-  ++version_;
-}
-
-// Takes the plan's ranges out of the list, remembering what lies around them.
-template <FitPolicy Fit>
-void RangeMap<Fit>::collect_runs(MoveClaims& claims) noexcept {
-  RangeTable& table = list_.table;
-  claims.runs.clear();
-  for (std::uint32_t const node : claims.nodes) {
-    RangeNode const range = table[node];
-    if (claims.runs.empty() || claims.runs.back().next != node) {
-      claims.runs.push_back({range.first, 0, range.prev, 0, range.segment, {}});
-    }
-    Run& run = claims.runs.back();
-    run.end = range.end();
-    run.next = range.next;
-    if (range.state == RangeState::claimed) {
-      run.fence.add(list_.fence(node));
-      table.taken_granules -= range.count;
-      table.release(node);
-    }
-  }
-}
-
-// Links the blocks that are in the run now, with free ranges between them.
-template <FitPolicy Fit>
-void RangeMap<Fit>::rebuild(MoveClaims& claims, Run const& run, Fence const& moved) noexcept {
-  RangeTable& table = list_.table;
-  std::uint32_t next = run.next;
-  std::uint32_t end = run.end;
-  Fence fence = run.fence;
-  fence.add(moved);
-  auto const put = [&](std::uint32_t node, std::uint32_t first, std::uint32_t count) noexcept {
-    table[node].first = first;
-    table[node].count = count;
-    table[node].segment = run.segment;
-    list_.connect(node, next);
-    next = node;
-    end = first;
-  };
-  auto const put_gap = [&](std::uint32_t first) noexcept {
-    if (first < end) {
-      std::uint32_t const gap = claims.spare.back();
-      claims.spare.pop_back();
-      table[gap].state = RangeState::claimed;
-      table[gap].flags = 0;
-      put(gap, first, end - first);
-    }
-  };
-  while (!claims.blocks.empty() && claims.blocks.back().first >= run.first) {
-    auto const [node, first] = claims.blocks.back();
-    claims.blocks.pop_back();
-    if (table[node].state == RangeState::leaving) {
-      fence.add(list_.fence(node));
-      table.taken_granules -= table[node].count;
-      --table.taken_ranges;
-      table.release(node);
-      continue;
-    }
-    table[node].state = RangeState::taken;
-    put_gap(first + table[node].count);
-    put(node, first, table[node].count);
-  }
-  put_gap(run.first);
-  list_.connect(run.prev, next);
-
-  std::uint32_t low = run.prev;  // both may be the segment's wall
-  do {
-    list_.introduce(low, table[low].next);
-    low = table[low].next;
-  } while (low != run.next);
-  while (next != run.next) {
-    std::uint32_t const node = next;
-    next = table[node].next;
-    if (table[node].state == RangeState::claimed) {
-      list_.add_fence(node, fence);
-      add_free(node);
-    }
-  }
-}
 
 }  // namespace spillway::detail

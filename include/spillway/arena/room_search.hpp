@@ -59,7 +59,23 @@ class SearchScope {
   /// @throws std::bad_alloc
   /// @cost   O(most log most)
   template <class Fit>
-  void read_around_large(RangeList const& list, Fit const& fit, std::size_t most);
+  void read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
+    // As many stretches as each has ranges: both what lies around a gap and where else there is room count.
+    auto const side = static_cast<std::size_t>(std::sqrt(static_cast<double>(most)));
+    stretches_.clear();
+    seeds_.clear();
+    is_part_ = true;
+    fit.visit_large(list.table, [&](std::uint32_t node) {
+      seeds_.push_back(node);
+      return seeds_.size() < side;
+    });
+    std::sort(seeds_.begin(), seeds_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return list.table[a].first < list.table[b].first;
+    });
+    for (std::uint32_t const node : seeds_) {
+      add_around(list, node, side / 2);
+    }
+  }
 
   /// Without overlap, in order of address.
   [[nodiscard]] std::span<Stretch const> stretches() const noexcept { return stretches_; }
@@ -74,52 +90,31 @@ class SearchScope {
   static std::size_t up_to(std::size_t most, std::size_t ranges) noexcept {
     return most > ranges / 4 ? all_ranges : most;
   }
-  void add_around(RangeList const& list, std::uint32_t node, std::size_t reach);
+  void add_around(RangeList const& list, std::uint32_t node, std::size_t reach) {
+    RangeTable const& table = list.table;
+    std::uint32_t const wall = list.span(table[node].segment).wall;
+    auto const is_beyond_last = [&](std::uint32_t other) {
+      return stretches_.empty() || table[other].first > table[stretches_.back().past].first;
+    };
+    std::uint32_t from = node;
+    for (std::size_t i = 0; i < reach && table[from].prev != wall; ++i) {
+      from = table[from].prev;
+    }
+    std::uint32_t past = node;
+    for (std::size_t i = 0; i <= reach && past != wall; ++i) {
+      past = table[past].next;
+    }
+    if (is_beyond_last(from)) {
+      stretches_.push_back({from, past});
+    } else if (is_beyond_last(past)) {
+      stretches_.back().past = past;
+    }
+  }
 
   std::vector<Stretch> stretches_;
   std::vector<std::uint32_t> seeds_;
   bool is_part_ = false;
 };
-
-template <class Fit>
-void SearchScope::read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
-  // As many stretches as each has ranges: both what lies around a gap and where else there is room count.
-  auto const side = static_cast<std::size_t>(std::sqrt(static_cast<double>(most)));
-  stretches_.clear();
-  seeds_.clear();
-  is_part_ = true;
-  fit.visit_large(list.table, [&](std::uint32_t node) {
-    seeds_.push_back(node);
-    return seeds_.size() < side;
-  });
-  std::sort(seeds_.begin(), seeds_.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return list.table[a].first < list.table[b].first;
-  });
-  for (std::uint32_t const node : seeds_) {
-    add_around(list, node, side / 2);
-  }
-}
-
-inline void SearchScope::add_around(RangeList const& list, std::uint32_t node, std::size_t reach) {
-  RangeTable const& table = list.table;
-  std::uint32_t const wall = list.span(table[node].segment).wall;
-  auto const is_beyond_last = [&](std::uint32_t other) {
-    return stretches_.empty() || table[other].first > table[stretches_.back().past].first;
-  };
-  std::uint32_t from = node;
-  for (std::size_t i = 0; i < reach && table[from].prev != wall; ++i) {
-    from = table[from].prev;
-  }
-  std::uint32_t past = node;
-  for (std::size_t i = 0; i <= reach && past != wall; ++i) {
-    past = table[past].next;
-  }
-  if (is_beyond_last(from)) {
-    stretches_.push_back({from, past});
-  } else if (is_beyond_last(past)) {
-    stretches_.back().past = past;
-  }
-}
 
 /// The window in `scope` of at least `count` granules with the lowest cost; the lowest address among
 /// equals.
@@ -197,7 +192,29 @@ class LayoutSnapshot {
   /// @throws std::bad_alloc
   /// @cost   O(ranges in the scope)
   template <std::predicate<BlockId> CanMove>
-  void read(RangeList const& list, SearchScope const& scope, CanMove can_move);
+  void read(RangeList const& list, SearchScope const& scope, CanMove can_move) {
+    blocks_.clear();
+    nodes_.clear();
+    if (!scope.is_part()) {
+      blocks_.reserve(list.table.taken_ranges + list.segments().size());
+      nodes_.reserve(list.table.taken_ranges + list.segments().size());
+    }
+    end_ = 0;
+    is_part_ = scope.is_part();
+    for (auto const [from, past] : scope.stretches()) {
+      if (std::uint32_t const first = list.table[from].first; first != end_) {
+        add({end_, first - end_, true}, from);
+      }
+      for (std::uint32_t node = from; node != past; node = list.table[node].next) {
+        RangeNode const& range = list.table[node];
+        if (range.state != RangeState::free) {
+          bool const is_fixed = range.state != RangeState::taken || !can_move(range.owner());
+          add({range.first, range.count, is_fixed}, node);
+        }
+      }
+      end_ = list.table[past].first;
+    }
+  }
 
   [[nodiscard]] Layout layout() const noexcept { return {blocks_, end_, is_part_}; }
 
@@ -205,7 +222,58 @@ class LayoutSnapshot {
   ///
   /// @throws std::bad_alloc
   /// @cost   O(m log n) for m moves
-  [[nodiscard]] CompactionPlan to_plan(RangeList const& list, LayoutPlan const& answer);
+  [[nodiscard]] CompactionPlan to_plan(RangeList const& list, LayoutPlan const& answer) {
+    CompactionPlan plan;
+    plan.makes_bytes = std::size_t{answer.count} * granule_bytes;
+    plan.cost_bytes = static_cast<std::size_t>(answer.cost) * granule_bytes;
+    if (answer.moves.empty()) {
+      return plan;
+    }
+    MoveClaims& claims = plan.claims;
+    plan.moves.reserve(answer.moves.size());
+    claims.steps.reserve(answer.moves.size());
+    claims.pieces.reserve(answer.moves.size() + 1);
+    claims.pieces.push_back({node_before(list, answer.first), answer.first, answer.count});
+    for (auto const [block, to] : answer.moves) {
+      std::uint32_t const count = blocks_[block].count;
+      std::uint32_t const before = node_before(list, to);
+      Move move;
+      move.range = RangeId{nodes_[block]};
+      move.owner = list.table[nodes_[block]].owner();
+      move.to = list.address(to);
+      move.bytes = std::size_t{count} * granule_bytes;
+      for (std::uint32_t node = before; list.table[node].first < to + count;
+           node = list.table[node].next) {
+        if (list.is_free(node) && list.table[node].end() > to) {
+          move.fence.add(list.fence(node));
+        }
+      }
+      plan.moves.push_back(move);
+      claims.steps.push_back({nodes_[block], to});
+      claims.pieces.push_back({before, to, count});
+    }
+    // Only now, since node_before looks at the places: a block may move more than once.
+    for (std::size_t i = 0; i < plan.moves.size(); ++i) {
+      LayoutMove const& move = answer.moves[i];
+      plan.moves[i].from = list.address(blocks_[move.block].first);
+      blocks_[move.block].first = move.to;
+    }
+
+    std::sort(claims.pieces.begin(), claims.pieces.end(), [](auto const& a, auto const& b) {
+      return a.first < b.first;
+    });
+    std::size_t last = 0;
+    for (MoveClaims::Piece const& piece : claims.pieces) {
+      MoveClaims::Piece& into = claims.pieces[last];
+      if (piece.first <= into.first + into.count) {
+        into.count = std::max(into.first + into.count, piece.first + piece.count) - into.first;
+      } else {
+        claims.pieces[++last] = piece;
+      }
+    }
+    claims.pieces.resize(last + 1);
+    return plan;
+  }
 
  private:
   // The last range that starts at or before `granule`, or the one after where a stretch starts.
@@ -228,84 +296,6 @@ class LayoutSnapshot {
   std::uint32_t end_ = 0;
   bool is_part_ = false;
 };
-
-template <std::predicate<BlockId> CanMove>
-void LayoutSnapshot::read(RangeList const& list, SearchScope const& scope, CanMove can_move) {
-  blocks_.clear();
-  nodes_.clear();
-  if (!scope.is_part()) {
-    blocks_.reserve(list.table.taken_ranges + list.segments().size());
-    nodes_.reserve(list.table.taken_ranges + list.segments().size());
-  }
-  end_ = 0;
-  is_part_ = scope.is_part();
-  for (auto const [from, past] : scope.stretches()) {
-    if (std::uint32_t const first = list.table[from].first; first != end_) {
-      add({end_, first - end_, true}, from);
-    }
-    for (std::uint32_t node = from; node != past; node = list.table[node].next) {
-      RangeNode const& range = list.table[node];
-      if (range.state != RangeState::free) {
-        bool const is_fixed = range.state != RangeState::taken || !can_move(range.owner());
-        add({range.first, range.count, is_fixed}, node);
-      }
-    }
-    end_ = list.table[past].first;
-  }
-}
-
-inline CompactionPlan LayoutSnapshot::to_plan(RangeList const& list, LayoutPlan const& answer) {
-  CompactionPlan plan;
-  plan.makes_bytes = std::size_t{answer.count} * granule_bytes;
-  plan.cost_bytes = static_cast<std::size_t>(answer.cost) * granule_bytes;
-  if (answer.moves.empty()) {
-    return plan;
-  }
-  MoveClaims& claims = plan.claims;
-  plan.moves.reserve(answer.moves.size());
-  claims.steps.reserve(answer.moves.size());
-  claims.pieces.reserve(answer.moves.size() + 1);
-  claims.pieces.push_back({node_before(list, answer.first), answer.first, answer.count});
-  for (auto const [block, to] : answer.moves) {
-    std::uint32_t const count = blocks_[block].count;
-    std::uint32_t const before = node_before(list, to);
-    Move move;
-    move.range = RangeId{nodes_[block]};
-    move.owner = list.table[nodes_[block]].owner();
-    move.to = list.address(to);
-    move.bytes = std::size_t{count} * granule_bytes;
-    for (std::uint32_t node = before; list.table[node].first < to + count;
-         node = list.table[node].next) {
-      if (list.is_free(node) && list.table[node].end() > to) {
-        move.fence.add(list.fence(node));
-      }
-    }
-    plan.moves.push_back(move);
-    claims.steps.push_back({nodes_[block], to});
-    claims.pieces.push_back({before, to, count});
-  }
-  // Only now, since node_before looks at the places: a block may move more than once.
-  for (std::size_t i = 0; i < plan.moves.size(); ++i) {
-    LayoutMove const& move = answer.moves[i];
-    plan.moves[i].from = list.address(blocks_[move.block].first);
-    blocks_[move.block].first = move.to;
-  }
-
-  std::sort(claims.pieces.begin(), claims.pieces.end(), [](auto const& a, auto const& b) {
-    return a.first < b.first;
-  });
-  std::size_t last = 0;
-  for (MoveClaims::Piece const& piece : claims.pieces) {
-    MoveClaims::Piece& into = claims.pieces[last];
-    if (piece.first <= into.first + into.count) {
-      into.count = std::max(into.first + into.count, piece.first + piece.count) - into.first;
-    } else {
-      claims.pieces[++last] = piece;
-    }
-  }
-  claims.pieces.resize(last + 1);
-  return plan;
-}
 
 /// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours to
 /// evict. Changes nothing; keeps its memory for the next search.

@@ -18,8 +18,8 @@ namespace spillway::detail {
 /// Looks for plans that bring far-off gaps together by exchanging blocks, for when hardly more is
 /// free than is asked for.
 ///
-/// Lifts a run of blocks and fills the gaps elsewhere with some of them, as exactly as it can. Where
-/// nothing fits a gap, its neighbours are lifted too and find a place in another gap or in the run,
+/// Lifts a span of blocks and fills the gaps elsewhere with some of them, as exactly as it can. Where
+/// nothing fits a gap, its neighbours are lifted too and find a place in another gap or in the span,
 /// or the blocks between two gaps slide so that the gaps become one.
 /// Threads  thread-compatible.
 class ExchangeSearch {
@@ -27,7 +27,7 @@ class ExchangeSearch {
   /// How much is tried at most.
   struct Limits {
     std::size_t most_blocks = 4096;   ///< larger layouts are left alone
-    std::size_t most_lifted = 400;    ///< blocks of the run
+    std::size_t most_lifted = 400;    ///< blocks of the span
     std::uint64_t fill_looks = 2000;  ///< for one gap and one way to fill it
     std::uint64_t looks = 400'000;    ///< in all
   };
@@ -39,7 +39,17 @@ class ExchangeSearch {
   ///
   /// @throws std::bad_alloc
   template <class Use>
-  void search(std::uint32_t count, std::uint64_t bound, Use use);
+  void search(std::uint32_t count, std::uint64_t bound, Use use) {
+    list_gaps();
+    looks_ = limits_.looks;
+    for (double cost = 0.5 * count; cost < static_cast<double>(bound) && looks_ > 0; cost *= 1.4) {
+      for (BlockSpan const& span : spans_of_at_most(static_cast<std::uint64_t>(cost), count)) {
+        if (auto plan = try_span(span, count, bound)) {
+          bound = use(std::move(*plan));
+        }
+      }
+    }
+  }
 
  private:
   // One way to fill a gap: with the gaps `from` to `to` made one.
@@ -55,17 +65,248 @@ class ExchangeSearch {
     [[nodiscard]] std::uint64_t waste() const noexcept { return room - gain(); }
   };
 
-  void list_gaps();
-  [[nodiscard]] std::vector<BlockRun> runs_of_at_most(std::uint64_t cost, std::uint32_t count);
+  void list_gaps() {
+    for (std::size_t i = 0; i <= line_.size(); ++i) {
+      if (line_.gap(i) != 0) {
+        gaps_.push_back(static_cast<std::uint32_t>(i));
+        room_ += line_.gap(i);
+      }
+    }
+    std::stable_sort(gaps_.begin(), gaps_.end(), [this](std::uint32_t a, std::uint32_t b) {
+      return line_.gap(a) > line_.gap(b);
+    });
+  }
+
+  // A few spans that hold most free granules and do not overlap much.
+  [[nodiscard]] std::vector<BlockSpan> spans_of_at_most(std::uint64_t cost, std::uint32_t count) {
+    std::vector<BlockSpan> spans;
+    BlockSpan span;
+    for (std::size_t i = 0; i < line_.size(); ++i) {
+      if (span.to == span.from) {
+        span.room = line_.gap(i);
+      }
+      span.to = i + 1;
+      span.cost += line_.block(i).count;
+      span.room += line_.gap(i + 1);
+      if (line_.block(i).is_fixed) {
+        span = {i + 1, i + 1, 0, 0};
+        continue;
+      }
+      while (span.from < span.to && span.cost > cost) {
+        span.cost -= line_.block(span.from).count;
+        span.room -= line_.gap(span.from);
+        ++span.from;
+      }
+      if (span.from < span.to && span.cost + span.room >= count) {
+        spans.push_back(span);
+      }
+    }
+    looks_ -= std::min<std::uint64_t>(looks_, line_.size());
+    constexpr std::size_t most_spans = 6;
+    std::vector<BlockSpan> chosen;
+    while (chosen.size() < most_spans) {
+      auto const best =
+          std::max_element(spans.begin(), spans.end(), [](BlockSpan const& a, BlockSpan const& b) {
+            return a.room < b.room;
+          });
+      if (best == spans.end()) {
+        break;
+      }
+      BlockSpan const one = *best;
+      chosen.push_back(one);
+      std::erase_if(spans, [&](BlockSpan const& other) {
+        std::size_t const from = std::max(one.from, other.from);
+        std::size_t const to = std::min(one.to, other.to);
+        return from < to && 2 * (to - from) > other.to - other.from;
+      });
+    }
+    return chosen;
+  }
+
   [[nodiscard]] std::optional<LayoutPlan>
-  try_run(BlockRun const& run, std::uint32_t count, std::uint64_t bound);
-  void consider(Way way, std::uint64_t target, std::optional<Way>& best);
-  void lift_around(std::size_t gap, std::optional<Way>& best);
-  void slide_towards(std::size_t gap, bool is_up, std::optional<Way>& best);
-  [[nodiscard]] std::optional<Way> best_way(std::size_t gap);
-  void go(Way const& way);
+  try_span(BlockSpan const& span, std::uint32_t count, std::uint64_t bound) {
+    if (span.room >= count || room_ < count || span.to - span.from > limits_.most_lifted) {
+      return std::nullopt;  // sliding does it, or it is hopeless
+    }
+    std::uint64_t missing = count - span.room;
+    waste_left_ = room_ - count;
+    price_ = waste_left_ == 0
+                 ? 0.0
+                 : 0.5 * static_cast<double>(span.cost) / static_cast<double>(waste_left_);
+    bound_ = bound;
+    cost_ = span.cost;
+    wanted_.clear();
+    pool_.clear();
+    is_closed_.assign(line_.size() + 1, 0);
+    for (std::size_t i = span.from; i <= span.to; ++i) {
+      is_closed_[i] = 1;
+    }
+    for (std::size_t i = span.from; i < span.to; ++i) {
+      pool_.add(static_cast<std::uint32_t>(i), line_.block(i).count);
+    }
+    looks_ -= std::min<std::uint64_t>(looks_, line_.size() / 4 + 4 * (span.to - span.from));
+
+    for (std::uint32_t const gap : gaps_) {
+      if (missing == 0) {
+        break;
+      }
+      if (is_closed_[gap]) {
+        continue;
+      }
+      std::uint64_t const here = line_.gap(gap);
+      auto const way = best_way(gap);
+      if (!way || (here <= waste_left_ && price_ * static_cast<double>(here) < score(*way))) {
+        if (here > waste_left_) {
+          return std::nullopt;
+        }
+        waste_left_ -= here;
+        continue;
+      }
+      missing -= std::min(missing, way->gain());
+      apply(*way);
+    }
+    if (missing != 0) {
+      return std::nullopt;
+    }
+    auto plan = place_rest(span, count, bound, false);
+    auto other = place_rest(span, count, plan ? plan->cost : bound, true);
+    return other ? std::move(other) : std::move(plan);
+  }
+
+  // Keeps `way` as the best if what the pool can fill of it is best.
+  void consider(Way way, std::uint64_t target, std::optional<Way>& best) {
+    std::uint64_t looks = std::min(limits_.fill_looks, looks_);
+    looks_ -= looks;
+    way.choice = pool_.best_for(target, looks);
+    looks_ += looks;
+    looks_ -= std::min<std::uint64_t>(looks_, 8);
+    bool const is_gain = way.choice.sum > (way.is_lift ? way.cost : 0);
+    if (is_gain && way.waste() <= waste_left_ && (!best || score(way) < score(*best))) {
+      best = std::move(way);
+    }
+  }
+
+  // The gap alone, and with one or two of the blocks beside it.
+  void lift_around(std::size_t gap, std::optional<Way>& best) {
+    for (std::size_t blocks = 0; blocks <= 2 && !(blocks == 1 && best); ++blocks) {
+      for (std::size_t below = 0; below <= blocks; ++below) {
+        Way way;
+        way.is_lift = true;
+        way.from = gap - std::min(gap, below);
+        way.to = way.from + blocks;
+        if (gap < below || way.to > line_.size()) {
+          continue;
+        }
+        bool is_open = !is_closed_[way.from];
+        way.room = line_.gap(way.from);
+        for (std::size_t i = way.from; i < way.to; ++i) {
+          is_open = is_open && can_cross(i, i + 1);
+          way.cost += line_.block(i).count;
+          way.room += line_.gap(i + 1);
+        }
+        if (is_open && cost_ + way.cost < bound_) {
+          consider(way, way.cost + way.room, best);
+        }
+      }
+    }
+  }
+
+  // The gap together with the next ones above or below.
+  void slide_towards(std::size_t gap, bool is_up, std::optional<Way>& best) {
+    constexpr int most_gaps = 6;
+    Way way;
+    way.from = gap;
+    way.to = gap;
+    way.room = line_.gap(gap);
+    for (int gaps = 0; gaps < most_gaps;) {
+      if (is_up ? way.to == line_.size() : way.from == 0) {
+        return;
+      }
+      std::size_t const block = is_up ? way.to : way.from - 1;
+      std::size_t const next = is_up ? way.to + 1 : way.from - 1;
+      if (!can_cross(block, next)) {
+        return;
+      }
+      way.cost += line_.block(block).count;
+      (is_up ? way.to : way.from) = next;
+      if (cost_ + way.cost >= bound_ || (best && static_cast<double>(way.cost) >= score(*best))) {
+        return;
+      }
+      looks_ -= std::min<std::uint64_t>(looks_, 1);
+      if (line_.gap(next) != 0) {
+        way.room += line_.gap(next);
+        ++gaps;
+        consider(way, way.room, best);
+      }
+    }
+  }
+
+  [[nodiscard]] std::optional<Way> best_way(std::size_t gap) {
+    std::optional<Way> best;
+    lift_around(gap, best);
+    if (!best || best->cost != 0 || best->waste() != 0) {
+      slide_towards(gap, true, best);
+      slide_towards(gap, false, best);
+    }
+    return best;
+  }
+
+  void apply(Way const& way) {
+    waste_left_ -= way.waste();
+    cost_ += way.cost;
+    std::uint32_t at = line_.gap_first(way.from);
+    auto const put = [&](std::uint32_t block) {
+      wanted_.push_back({block, at});
+      at += line_.block(block).count;
+    };
+    if (!way.is_lift) {
+      for (std::size_t i = way.from; i < way.to; ++i) {
+        put(static_cast<std::uint32_t>(i));
+      }
+    }
+    pool_.take(way.choice, put);
+    for (std::size_t i = way.from; way.is_lift && i < way.to; ++i) {
+      pool_.add(static_cast<std::uint32_t>(i), line_.block(i).count);
+    }
+    std::fill(is_closed_.begin() + static_cast<std::ptrdiff_t>(way.from),
+              is_closed_.begin() + static_cast<std::ptrdiff_t>(way.to) + 1,
+              1);
+  }
+
+  // Puts what is left of the pool to one end of the span, and orders the moves.
   [[nodiscard]] std::optional<LayoutPlan>
-  settle(BlockRun const& run, std::uint32_t count, std::uint64_t bound, bool is_up);
+  place_rest(BlockSpan const& span, std::uint32_t count, std::uint64_t bound, bool is_up) {
+    std::vector<std::uint32_t> rest;
+    pool_.for_each([&](std::uint32_t block) { rest.push_back(block); });
+    // Blocks of the span first and in order, so that they slide and do not swap places.
+    auto const is_foreign = [&](std::uint32_t block) {
+      return block < span.from || block >= span.to;
+    };
+    std::sort(rest.begin(), rest.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return std::pair{is_foreign(a), is_up ? b : a} < std::pair{is_foreign(b), is_up ? a : b};
+    });
+    std::vector<LayoutMove> wanted = wanted_;
+    std::uint32_t low = line_.gap_first(span.from);
+    std::uint32_t high = line_.gap_end(span.to);
+    for (std::uint32_t const block : rest) {
+      std::uint32_t const size = line_.block(block).count;
+      std::uint32_t const to = is_up ? high - size : low;
+      (is_up ? high : low) = is_up ? to : to + size;
+      wanted.push_back({block, to});
+    }
+    std::erase_if(wanted, [this](LayoutMove const& move) {
+      return line_.block(move.block).first == move.to;
+    });
+    looks_ -= std::min<std::uint64_t>(looks_, line_.size() / 4 + 16 * wanted.size());
+    order_.read(line_);
+    auto plan = order_.order(line_, std::move(wanted), bound);
+    if (plan) {
+      plan->first = is_up ? high - count : low;
+      plan->count = count;
+    }
+    return plan;
+  }
+
   [[nodiscard]] double score(Way const& way) const noexcept {
     return static_cast<double>(way.cost) + price_ * static_cast<double>(way.waste());
   }
@@ -82,7 +323,7 @@ class ExchangeSearch {
 
   // Of one try.
   SizePool pool_;
-  std::vector<char> is_closed_;  // gaps of the run, and those that have been filled
+  std::vector<char> is_closed_;  // gaps of the span, and those that have been filled
   std::vector<LayoutMove> wanted_;
   std::uint64_t waste_left_ = 0;
   std::uint64_t cost_ = 0;
@@ -90,258 +331,5 @@ class ExchangeSearch {
   double price_ = 0;  // of a wasted granule
   MoveOrder order_;
 };
-
-template <class Use>
-void ExchangeSearch::search(std::uint32_t count, std::uint64_t bound, Use use) {
-  list_gaps();
-  looks_ = limits_.looks;
-  for (double cost = 0.5 * count; cost < static_cast<double>(bound) && looks_ > 0; cost *= 1.4) {
-    for (BlockRun const& run : runs_of_at_most(static_cast<std::uint64_t>(cost), count)) {
-      if (auto plan = try_run(run, count, bound)) {
-        bound = use(std::move(*plan));
-      }
-    }
-  }
-}
-
-inline void ExchangeSearch::list_gaps() {
-  for (std::size_t i = 0; i <= line_.size(); ++i) {
-    if (line_.gap(i) != 0) {
-      gaps_.push_back(static_cast<std::uint32_t>(i));
-      room_ += line_.gap(i);
-    }
-  }
-  std::stable_sort(gaps_.begin(), gaps_.end(), [this](std::uint32_t a, std::uint32_t b) {
-    return line_.gap(a) > line_.gap(b);
-  });
-}
-
-// A few runs that hold most free granules and do not overlap much.
-inline std::vector<BlockRun> ExchangeSearch::runs_of_at_most(std::uint64_t cost,
-                                                             std::uint32_t count) {
-  std::vector<BlockRun> runs;
-  BlockRun run;
-  for (std::size_t i = 0; i < line_.size(); ++i) {
-    if (run.to == run.from) {
-      run.room = line_.gap(i);
-    }
-    run.to = i + 1;
-    run.cost += line_.block(i).count;
-    run.room += line_.gap(i + 1);
-    if (line_.block(i).is_fixed) {
-      run = {i + 1, i + 1, 0, 0};
-      continue;
-    }
-    while (run.from < run.to && run.cost > cost) {
-      run.cost -= line_.block(run.from).count;
-      run.room -= line_.gap(run.from);
-      ++run.from;
-    }
-    if (run.from < run.to && run.cost + run.room >= count) {
-      runs.push_back(run);
-    }
-  }
-  looks_ -= std::min<std::uint64_t>(looks_, line_.size());
-  constexpr std::size_t most_runs = 6;
-  std::vector<BlockRun> chosen;
-  while (chosen.size() < most_runs) {
-    auto const best =
-        std::max_element(runs.begin(), runs.end(), [](BlockRun const& a, BlockRun const& b) {
-          return a.room < b.room;
-        });
-    if (best == runs.end()) {
-      break;
-    }
-    BlockRun const one = *best;
-    chosen.push_back(one);
-    std::erase_if(runs, [&](BlockRun const& other) {
-      std::size_t const from = std::max(one.from, other.from);
-      std::size_t const to = std::min(one.to, other.to);
-      return from < to && 2 * (to - from) > other.to - other.from;
-    });
-  }
-  return chosen;
-}
-
-inline std::optional<LayoutPlan>
-ExchangeSearch::try_run(BlockRun const& run, std::uint32_t count, std::uint64_t bound) {
-  if (run.room >= count || room_ < count || run.to - run.from > limits_.most_lifted) {
-    return std::nullopt;  // sliding does it, or it is hopeless
-  }
-  std::uint64_t missing = count - run.room;
-  waste_left_ = room_ - count;
-  price_ = waste_left_ == 0
-               ? 0.0
-               : 0.5 * static_cast<double>(run.cost) / static_cast<double>(waste_left_);
-  bound_ = bound;
-  cost_ = run.cost;
-  wanted_.clear();
-  pool_.clear();
-  is_closed_.assign(line_.size() + 1, 0);
-  for (std::size_t i = run.from; i <= run.to; ++i) {
-    is_closed_[i] = 1;
-  }
-  for (std::size_t i = run.from; i < run.to; ++i) {
-    pool_.add(static_cast<std::uint32_t>(i), line_.block(i).count);
-  }
-  looks_ -= std::min<std::uint64_t>(looks_, line_.size() / 4 + 4 * (run.to - run.from));
-
-  for (std::uint32_t const gap : gaps_) {
-    if (missing == 0) {
-      break;
-    }
-    if (is_closed_[gap]) {
-      continue;
-    }
-    std::uint64_t const here = line_.gap(gap);
-    auto const way = best_way(gap);
-    if (!way || (here <= waste_left_ && price_ * static_cast<double>(here) < score(*way))) {
-      if (here > waste_left_) {
-        return std::nullopt;
-      }
-      waste_left_ -= here;
-      continue;
-    }
-    missing -= std::min(missing, way->gain());
-    go(*way);
-  }
-  if (missing != 0) {
-    return std::nullopt;
-  }
-  auto plan = settle(run, count, bound, false);
-  auto other = settle(run, count, plan ? plan->cost : bound, true);
-  return other ? std::move(other) : std::move(plan);
-}
-
-// Keeps `way` as the best if what the pool can fill of it is best.
-inline void ExchangeSearch::consider(Way way, std::uint64_t target, std::optional<Way>& best) {
-  std::uint64_t looks = std::min(limits_.fill_looks, looks_);
-  looks_ -= looks;
-  way.choice = pool_.best_for(target, looks);
-  looks_ += looks;
-  looks_ -= std::min<std::uint64_t>(looks_, 8);
-  bool const is_gain = way.choice.sum > (way.is_lift ? way.cost : 0);
-  if (is_gain && way.waste() <= waste_left_ && (!best || score(way) < score(*best))) {
-    best = std::move(way);
-  }
-}
-
-// The gap alone, and with one or two of the blocks beside it.
-inline void ExchangeSearch::lift_around(std::size_t gap, std::optional<Way>& best) {
-  for (std::size_t blocks = 0; blocks <= 2 && !(blocks == 1 && best); ++blocks) {
-    for (std::size_t below = 0; below <= blocks; ++below) {
-      Way way;
-      way.is_lift = true;
-      way.from = gap - std::min(gap, below);
-      way.to = way.from + blocks;
-      if (gap < below || way.to > line_.size()) {
-        continue;
-      }
-      bool is_open = !is_closed_[way.from];
-      way.room = line_.gap(way.from);
-      for (std::size_t i = way.from; i < way.to; ++i) {
-        is_open = is_open && can_cross(i, i + 1);
-        way.cost += line_.block(i).count;
-        way.room += line_.gap(i + 1);
-      }
-      if (is_open && cost_ + way.cost < bound_) {
-        consider(way, way.cost + way.room, best);
-      }
-    }
-  }
-}
-
-// The gap together with the next ones above or below.
-inline void ExchangeSearch::slide_towards(std::size_t gap, bool is_up, std::optional<Way>& best) {
-  constexpr int most_gaps = 6;
-  Way way;
-  way.from = gap;
-  way.to = gap;
-  way.room = line_.gap(gap);
-  for (int gaps = 0; gaps < most_gaps;) {
-    if (is_up ? way.to == line_.size() : way.from == 0) {
-      return;
-    }
-    std::size_t const block = is_up ? way.to : way.from - 1;
-    std::size_t const next = is_up ? way.to + 1 : way.from - 1;
-    if (!can_cross(block, next)) {
-      return;
-    }
-    way.cost += line_.block(block).count;
-    (is_up ? way.to : way.from) = next;
-    if (cost_ + way.cost >= bound_ || (best && static_cast<double>(way.cost) >= score(*best))) {
-      return;
-    }
-    looks_ -= std::min<std::uint64_t>(looks_, 1);
-    if (line_.gap(next) != 0) {
-      way.room += line_.gap(next);
-      ++gaps;
-      consider(way, way.room, best);
-    }
-  }
-}
-
-inline std::optional<ExchangeSearch::Way> ExchangeSearch::best_way(std::size_t gap) {
-  std::optional<Way> best;
-  lift_around(gap, best);
-  if (!best || best->cost != 0 || best->waste() != 0) {
-    slide_towards(gap, true, best);
-    slide_towards(gap, false, best);
-  }
-  return best;
-}
-
-inline void ExchangeSearch::go(Way const& way) {
-  waste_left_ -= way.waste();
-  cost_ += way.cost;
-  std::uint32_t at = line_.gap_first(way.from);
-  auto const put = [&](std::uint32_t block) {
-    wanted_.push_back({block, at});
-    at += line_.block(block).count;
-  };
-  if (!way.is_lift) {
-    for (std::size_t i = way.from; i < way.to; ++i) {
-      put(static_cast<std::uint32_t>(i));
-    }
-  }
-  pool_.take(way.choice, put);
-  for (std::size_t i = way.from; way.is_lift && i < way.to; ++i) {
-    pool_.add(static_cast<std::uint32_t>(i), line_.block(i).count);
-  }
-  std::fill(is_closed_.begin() + static_cast<std::ptrdiff_t>(way.from),
-            is_closed_.begin() + static_cast<std::ptrdiff_t>(way.to) + 1,
-            1);
-}
-
-// Puts what is left of the pool to one end of the run, and orders the moves.
-inline std::optional<LayoutPlan>
-ExchangeSearch::settle(BlockRun const& run, std::uint32_t count, std::uint64_t bound, bool is_up) {
-  std::vector<std::uint32_t> rest;
-  pool_.for_each([&](std::uint32_t block) { rest.push_back(block); });
-  // Blocks of the run first and in order, so that they slide and do not swap places.
-  auto const is_foreign = [&](std::uint32_t block) { return block < run.from || block >= run.to; };
-  std::sort(rest.begin(), rest.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return std::pair{is_foreign(a), is_up ? b : a} < std::pair{is_foreign(b), is_up ? a : b};
-  });
-  std::vector<LayoutMove> wanted = wanted_;
-  std::uint32_t low = line_.gap_first(run.from);
-  std::uint32_t high = line_.gap_end(run.to);
-  for (std::uint32_t const block : rest) {
-    std::uint32_t const size = line_.block(block).count;
-    std::uint32_t const to = is_up ? high - size : low;
-    (is_up ? high : low) = is_up ? to : to + size;
-    wanted.push_back({block, to});
-  }
-  std::erase_if(
-      wanted, [this](LayoutMove const& move) { return line_.block(move.block).first == move.to; });
-  looks_ -= std::min<std::uint64_t>(looks_, line_.size() / 4 + 16 * wanted.size());
-  order_.read(line_);
-  auto plan = order_.order(line_, std::move(wanted), bound);
-  if (plan) {
-    plan->first = is_up ? high - count : low;
-    plan->count = count;
-  }
-  return plan;
-}
 
 }  // namespace spillway::detail

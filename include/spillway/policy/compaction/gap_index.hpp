@@ -25,14 +25,66 @@ class GapIndex {
   };
 
   /// Indexes all gaps that hold anything. @throws std::bad_alloc. @cost O(n)
-  void read(LayoutLine const& line);
+  void read(LayoutLine const& line) {
+    std::size_t const n = line.size();
+    undo(0);
+    filled_.assign(n + 1, 0);
+    looks_ = 0;
+    starts_.fill(0);
+    std::size_t used = 0;
+    for (std::size_t i = 0; i <= n; ++i) {
+      if (std::uint32_t const count = line.gap(i); count != 0) {
+        ++starts_[class_of(count) + 1];
+        ++used;
+      }
+    }
+    for (std::size_t c = 0; c < classes; ++c) {
+      starts_[c + 1] += starts_[c];
+    }
+    gaps_.resize(used);
+    std::array<std::uint32_t, classes + 1> next = starts_;
+    for (std::size_t i = 0; i <= n; ++i) {
+      if (std::uint32_t const count = line.gap(i); count != 0) {
+        gaps_[next[class_of(count)]++] = static_cast<std::uint32_t>(i);
+      }
+    }
+  }
 
   /// Fills `count` granules of the smallest gap that still holds them and that `may_use` allows.
   ///
   /// @return where the filled part starts, nothing if no gap is large enough
   template <class MayUse>
   [[nodiscard]] std::optional<std::uint32_t>
-  fill(LayoutLine const& line, std::uint32_t count, MayUse may_use);
+  fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
+    std::size_t best = none;
+    std::uint32_t best_left = 0;
+    auto const look = [&](std::size_t gap) {
+      std::uint32_t const left = line.gap(gap) - filled_[gap];
+      if (left >= count && (best == none || left < best_left) && may_use(gap)) {
+        best = gap;
+        best_left = left;
+      }
+    };
+    for (std::size_t c = class_of(count); c < classes; ++c) {
+      for (std::uint32_t const gap : remnants_[c]) {
+        look(gap);
+        ++looks_;
+      }
+      for (std::uint32_t at = starts_[c]; at < starts_[c + 1]; ++at) {
+        look(gaps_[at]);
+        ++looks_;
+      }
+      if (best != none && class_of(best_left) <= c) {
+        break;  // what is in higher classes is larger
+      }
+    }
+    if (best == none) {
+      return std::nullopt;
+    }
+    std::uint32_t const first = line.gap_first(best) + filled_[best];
+    add({best, count, static_cast<std::uint32_t>(class_of(best_left - count))});
+    return first;
+  }
 
   /// How much of gap `i` has been filled, from its low end.
   [[nodiscard]] std::uint32_t filled(std::size_t i) const noexcept { return filled_[i]; }
@@ -82,63 +134,5 @@ class GapIndex {
   std::array<std::vector<std::uint32_t>, classes> remnants_;
   std::uint64_t looks_ = 0;
 };
-
-inline void GapIndex::read(LayoutLine const& line) {
-  std::size_t const n = line.size();
-  undo(0);
-  filled_.assign(n + 1, 0);
-  looks_ = 0;
-  starts_.fill(0);
-  std::size_t used = 0;
-  for (std::size_t i = 0; i <= n; ++i) {
-    if (std::uint32_t const count = line.gap(i); count != 0) {
-      ++starts_[class_of(count) + 1];
-      ++used;
-    }
-  }
-  for (std::size_t c = 0; c < classes; ++c) {
-    starts_[c + 1] += starts_[c];
-  }
-  gaps_.resize(used);
-  std::array<std::uint32_t, classes + 1> next = starts_;
-  for (std::size_t i = 0; i <= n; ++i) {
-    if (std::uint32_t const count = line.gap(i); count != 0) {
-      gaps_[next[class_of(count)]++] = static_cast<std::uint32_t>(i);
-    }
-  }
-}
-
-template <class MayUse>
-std::optional<std::uint32_t>
-GapIndex::fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
-  std::size_t best = none;
-  std::uint32_t best_left = 0;
-  auto const look = [&](std::size_t gap) {
-    std::uint32_t const left = line.gap(gap) - filled_[gap];
-    if (left >= count && (best == none || left < best_left) && may_use(gap)) {
-      best = gap;
-      best_left = left;
-    }
-  };
-  for (std::size_t c = class_of(count); c < classes; ++c) {
-    for (std::uint32_t const gap : remnants_[c]) {
-      look(gap);
-      ++looks_;
-    }
-    for (std::uint32_t at = starts_[c]; at < starts_[c + 1]; ++at) {
-      look(gaps_[at]);
-      ++looks_;
-    }
-    if (best != none && class_of(best_left) <= c) {
-      break;  // what is in higher classes is larger
-    }
-  }
-  if (best == none) {
-    return std::nullopt;
-  }
-  std::uint32_t const first = line.gap_first(best) + filled_[best];
-  add({best, count, static_cast<std::uint32_t>(class_of(best_left - count))});
-  return first;
-}
 
 }  // namespace spillway::detail

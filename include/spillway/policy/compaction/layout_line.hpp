@@ -36,7 +36,7 @@ class LayoutLine {
 };
 
 /// Neighbouring blocks, `from` to `to` - 1, with the gaps `from` to `to` around and between them.
-struct BlockRun {
+struct BlockSpan {
   std::size_t from = 0;
   std::size_t to = 0;
   std::uint64_t cost = 0;  ///< granules of its blocks
@@ -45,31 +45,32 @@ struct BlockRun {
   [[nodiscard]] bool is_none() const noexcept { return room == 0; }
 };
 
-/// The run without fixed blocks whose gaps hold `count` granules and whose blocks are fewest granules.
+/// The neighbouring blocks, none of them fixed, whose gaps hold `count` granules and whose blocks are fewest granules.
 ///
-/// @return  a run without room if there is none
-/// @cost    O(n): the cheapest run that ends at a gap starts as late as it can
-[[nodiscard]] inline BlockRun cheapest_slide(LayoutLine const& line, std::uint64_t count) noexcept {
-  BlockRun best;
-  BlockRun run;
+/// @return  a span without room if there are none
+/// @cost    O(n): the cheapest span that ends at a gap starts as late as it can
+[[nodiscard]] inline BlockSpan cheapest_slide(LayoutLine const& line,
+                                              std::uint64_t count) noexcept {
+  BlockSpan best;
+  BlockSpan span;
   for (std::size_t i = 0; i <= line.size(); ++i) {
-    run.to = i;
-    run.room += line.gap(i);
-    while (run.from < i && run.room - line.gap(run.from) >= count) {
-      run.room -= line.gap(run.from);
-      run.cost -= line.block(run.from).count;
-      ++run.from;
+    span.to = i;
+    span.room += line.gap(i);
+    while (span.from < i && span.room - line.gap(span.from) >= count) {
+      span.room -= line.gap(span.from);
+      span.cost -= line.block(span.from).count;
+      ++span.from;
     }
-    if (run.room >= count && (best.is_none() || run.cost < best.cost)) {
-      best = run;
+    if (span.room >= count && (best.is_none() || span.cost < best.cost)) {
+      best = span;
     }
     if (i == line.size()) {
       break;
     }
     if (line.block(i).is_fixed) {
-      run = {i + 1, i + 1, 0, 0};
+      span = {i + 1, i + 1, 0, 0};
     } else {
-      run.cost += line.block(i).count;
+      span.cost += line.block(i).count;
     }
   }
   return best;

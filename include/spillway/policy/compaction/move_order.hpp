@@ -40,17 +40,18 @@ class MoveOrder {
     for (std::size_t i = 0; i < line.size(); ++i) {
       now_[i] = line.block(i).first;
     }
-    int hops = 0;
+    int detours = 0;
     while (!wanted.empty() && plan.cost < bound) {
       std::size_t const before = wanted.size();
       std::erase_if(wanted, [&](LayoutMove const& move) {
         bool const can_go = is_free_for(line, move);
         if (can_go) {
-          go(line, plan, move);
+          apply(line, plan, move);
         }
         return can_go;
       });
-      if (wanted.size() == before && (++hops > most_hops || !hop(line, plan, wanted))) {
+      if (wanted.size() == before &&
+          (++detours > most_detours || !step_aside(line, plan, wanted))) {
         return std::nullopt;
       }
     }
@@ -65,7 +66,7 @@ class MoveOrder {
 
     [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
   };
-  static constexpr int most_hops = 8;
+  static constexpr int most_detours = 8;
 
   // The first place that ends after `granule`.
   [[nodiscard]] std::vector<Place>::iterator after(std::uint32_t granule) {
@@ -84,7 +85,7 @@ class MoveOrder {
     return at == places_.end() || at->first >= end;
   }
 
-  void go(LayoutLine const& line, LayoutPlan& plan, LayoutMove const& move) {
+  void apply(LayoutLine const& line, LayoutPlan& plan, LayoutMove const& move) {
     std::uint32_t const count = line.block(move.block).count;
     places_.erase(after(now_[move.block]));
     places_.insert(after(move.to), {move.to, count, move.block});
@@ -94,7 +95,7 @@ class MoveOrder {
   }
 
   // Lets the smallest block that has room somewhere step aside.
-  bool hop(LayoutLine const& line, LayoutPlan& plan, std::vector<LayoutMove> const& wanted) {
+  bool step_aside(LayoutLine const& line, LayoutPlan& plan, std::vector<LayoutMove> const& wanted) {
     std::uint32_t widest = 0;
     std::uint32_t widest_first = 0;
     std::uint32_t last = 0;
@@ -114,7 +115,7 @@ class MoveOrder {
       }
     }
     if (best) {
-      go(line, plan, *best);
+      apply(line, plan, *best);
     }
     return best.has_value();
   }

@@ -32,7 +32,34 @@ class SlidingCompaction {
   static constexpr std::size_t few_blocks = 4096;
 
   [[nodiscard]] std::optional<LayoutPlan>
-  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget);
+  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+    detail::LayoutLine const line{layout};
+    if (room(line) < count) {
+      return std::nullopt;
+    }
+    Best best;
+    // A plan is worth looking for while it moves less than this.
+    std::uint64_t bound = std::min(budget, std::numeric_limits<std::uint64_t>::max() / 4) + 1;
+    auto const consider = [&](LayoutPlan plan) {
+      std::uint64_t const mine = score(line, plan, count);
+      if (plan.cost <= budget && (!best.plan || mine < best.score)) {
+        best = {std::move(plan), mine};
+        bound = std::min(bound, mine);
+      }
+      return bound;
+    };
+    if (detail::BlockSpan const span = cheapest_slide(line, count);
+        span.room >= count && span.cost < bound) {
+      consider(slide(line, span));
+    }
+    detail::WindowSearch{line, layout.is_part ? quick_search(line) : detail::WindowSearch::Limits{}}
+        .search(count, bound, consider);
+    bool const is_dear = !best.plan || 2 * best.plan->cost > count;
+    if (is_dear && is_searched_long(line)) {
+      detail::ExchangeSearch{line, {}}.search(count, bound, consider);
+    }
+    return std::move(best.plan);
+  }
 
  private:
   struct Best {
@@ -55,115 +82,79 @@ class SlidingCompaction {
     return detail::WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
   }
   [[nodiscard]] static LayoutPlan slide(detail::LayoutLine const& line,
-                                        detail::BlockRun const& run);
+                                        detail::BlockSpan const& span) {
+    LayoutPlan plan;
+    plan.cost = span.cost;
+    std::uint32_t at = line.gap_first(span.from);
+    for (std::size_t i = span.from; i < span.to; ++i) {
+      plan.moves.push_back({static_cast<std::uint32_t>(i), at});
+      at += line.block(i).count;
+    }
+    plan.first = at;
+    plan.count = line.gap_end(span.to) - at;
+    return plan;
+  }
+
+  // What the plan moves, and a tenth of what then lies between the free bytes that are left.
   [[nodiscard]] std::uint64_t
-  score(detail::LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count);
+  score(detail::LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
+    if (!is_searched_long(line)) {
+      return plan.cost;
+    }
+    place_.resize(line.size());
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      place_[i] = line.block(i).first;
+    }
+    for (auto const [block, to] : plan.moves) {
+      place_[block] = to;
+    }
+    arrived_.assign(1, {plan.first, count, false});  // the block that the room is made for
+    for (auto const [block, to] : plan.moves) {
+      if (place_[block] == to) {
+        arrived_.push_back({to, line.block(block).count, false});
+      }
+    }
+    std::sort(arrived_.begin(), arrived_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
+      return a.first < b.first;
+    });
+    std::uint64_t taken = count;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      taken += line.block(i).count;
+    }
+    // From both ends as far as there is no gap.
+    std::uint32_t low = 0;
+    for (std::size_t i = 0, j = 0;;) {
+      while (i < line.size() && place_[i] != line.block(i).first) {
+        ++i;
+      }
+      if (i < line.size() && place_[i] == low) {
+        low = line.block(i++).end();
+      } else if (j < arrived_.size() && arrived_[j].first == low) {
+        low = arrived_[j++].end();
+      } else {
+        break;
+      }
+    }
+    std::uint32_t high = line.layout().end;
+    for (std::size_t i = line.size(), j = arrived_.size();;) {
+      while (i > 0 && place_[i - 1] != line.block(i - 1).first) {
+        --i;
+      }
+      if (i > 0 && line.block(i - 1).end() == high) {
+        high = line.block(--i).first;
+      } else if (j > 0 && arrived_[j - 1].end() == high) {
+        high = arrived_[--j].first;
+      } else {
+        break;
+      }
+    }
+    std::uint64_t const room = line.layout().end - taken;
+    return plan.cost + (room == 0 ? 0 : (high - low - room) / 10);
+  }
 
   std::vector<std::uint32_t> place_;  // of each block after a plan
   std::vector<LayoutBlock> arrived_;  // what a plan puts somewhere, by place
 };
-
-inline std::optional<LayoutPlan>
-SlidingCompaction::plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
-  detail::LayoutLine const line{layout};
-  if (room(line) < count) {
-    return std::nullopt;
-  }
-  Best best;
-  // A plan is worth looking for while it moves less than this.
-  std::uint64_t bound = std::min(budget, std::numeric_limits<std::uint64_t>::max() / 4) + 1;
-  auto const consider = [&](LayoutPlan plan) {
-    std::uint64_t const mine = score(line, plan, count);
-    if (plan.cost <= budget && (!best.plan || mine < best.score)) {
-      best = {std::move(plan), mine};
-      bound = std::min(bound, mine);
-    }
-    return bound;
-  };
-  if (detail::BlockRun const run = cheapest_slide(line, count);
-      run.room >= count && run.cost < bound) {
-    consider(slide(line, run));
-  }
-  detail::WindowSearch{line, layout.is_part ? quick_search(line) : detail::WindowSearch::Limits{}}
-      .search(count, bound, consider);
-  bool const is_dear = !best.plan || 2 * best.plan->cost > count;
-  if (is_dear && is_searched_long(line)) {
-    detail::ExchangeSearch{line, {}}.search(count, bound, consider);
-  }
-  return std::move(best.plan);
-}
-
-inline LayoutPlan SlidingCompaction::slide(detail::LayoutLine const& line,
-                                           detail::BlockRun const& run) {
-  LayoutPlan plan;
-  plan.cost = run.cost;
-  std::uint32_t at = line.gap_first(run.from);
-  for (std::size_t i = run.from; i < run.to; ++i) {
-    plan.moves.push_back({static_cast<std::uint32_t>(i), at});
-    at += line.block(i).count;
-  }
-  plan.first = at;
-  plan.count = line.gap_end(run.to) - at;
-  return plan;
-}
-
-// What the plan moves, and a tenth of what then lies between the free bytes that are left.
-inline std::uint64_t SlidingCompaction::score(detail::LayoutLine const& line,
-                                              LayoutPlan const& plan,
-                                              std::uint32_t count) {
-  if (!is_searched_long(line)) {
-    return plan.cost;
-  }
-  place_.resize(line.size());
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    place_[i] = line.block(i).first;
-  }
-  for (auto const [block, to] : plan.moves) {
-    place_[block] = to;
-  }
-  arrived_.assign(1, {plan.first, count, false});  // the block that the room is made for
-  for (auto const [block, to] : plan.moves) {
-    if (place_[block] == to) {
-      arrived_.push_back({to, line.block(block).count, false});
-    }
-  }
-  std::sort(arrived_.begin(), arrived_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
-    return a.first < b.first;
-  });
-  std::uint64_t taken = count;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    taken += line.block(i).count;
-  }
-  // From both ends as far as there is no gap.
-  std::uint32_t low = 0;
-  for (std::size_t i = 0, j = 0;;) {
-    while (i < line.size() && place_[i] != line.block(i).first) {
-      ++i;
-    }
-    if (i < line.size() && place_[i] == low) {
-      low = line.block(i++).end();
-    } else if (j < arrived_.size() && arrived_[j].first == low) {
-      low = arrived_[j++].end();
-    } else {
-      break;
-    }
-  }
-  std::uint32_t high = line.layout().end;
-  for (std::size_t i = line.size(), j = arrived_.size();;) {
-    while (i > 0 && place_[i - 1] != line.block(i - 1).first) {
-      --i;
-    }
-    if (i > 0 && line.block(i - 1).end() == high) {
-      high = line.block(--i).first;
-    } else if (j > 0 && arrived_[j - 1].end() == high) {
-      high = arrived_[--j].first;
-    } else {
-      break;
-    }
-  }
-  std::uint64_t const room = line.layout().end - taken;
-  return plan.cost + (room == 0 ? 0 : (high - low - room) / 10);
-}
 
 static_assert(CompactionPolicy<SlidingCompaction>);
 

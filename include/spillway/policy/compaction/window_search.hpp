@@ -40,7 +40,17 @@ class WindowSearch {
   ///
   /// @throws std::bad_alloc
   template <class Use>
-  void search(std::uint32_t count, std::uint64_t bound, Use use);
+  void search(std::uint32_t count, std::uint64_t bound, Use use) {
+    Trial trial;
+    try_windows(trial, count, false, bound, [&](std::uint32_t first) {
+      LayoutPlan plan;
+      plan.moves = trial.moves;
+      plan.cost = trial.cost;
+      plan.first = first;
+      plan.count = count;
+      return use(std::move(plan));
+    });
+  }
 
  private:
   struct Window {
@@ -79,8 +89,8 @@ class WindowSearch {
     looks_ += window.to - window.from;
     return sum;
   }
-  // True when as much has been looked at as may be.
-  [[nodiscard]] bool is_tired() const noexcept {
+  // True when the limit of looks is reached.
+  [[nodiscard]] bool is_exhausted() const noexcept {
     return looks_ + gaps_.looks() >= limits_.looks + line_.size();
   }
   // A window may not reach across gap `i` if something has been put there.
@@ -91,24 +101,237 @@ class WindowSearch {
     });
   }
 
+  // The windows of at least `count` granules from each gap on that end as early as they can; of very
+  // many the cheapest.
+  //
+  // `IsUntouched`: no window is closed and no gap filled, as in the first listing. It looks at all
+  // there is and must be quick.
   template <bool IsUntouched>
   void list_windows(Trial const& trial,
                     std::uint32_t count,
                     std::uint64_t bound,
-                    std::vector<Window>& heap);
+                    std::vector<Window>& heap) {
+    std::size_t const n = line_.size();
+    auto const granules = [&](Window const& window) noexcept {
+      return IsUntouched ? line_.gap_end(window.to) - line_.gap_first(window.from) : span(window);
+    };
+    Window window;
+    looks_ += n;
+    for (; window.from < n; ++window.from) {
+      if (window.to <= window.from) {
+        window.to = window.from;
+        window.cost = 0;
+      }
+      bool is_open = IsUntouched || !is_closed(trial, window.from);
+      while (is_open && (window.to == window.from || granules(window) < count)) {
+        bool const is_blocked =
+            window.to == n || line_.block(window.to).is_fixed ||
+            (!IsUntouched &&
+             ((window.to != window.from && is_wall(window.to)) || is_closed(trial, window.to + 1)));
+        if (is_blocked) {
+          is_open = false;
+        } else {
+          window.cost += line_.block(window.to).count;
+          ++window.to;
+        }
+      }
+      if (is_open && window.cost < bound) {
+        heap.push_back(window);
+        if (heap.size() == 2 * std::size_t{many_windows}) {
+          auto const last = heap.begin() + many_windows;
+          std::nth_element(heap.begin(), last, heap.end(), std::greater<>{});
+          bound = last->cost;
+          heap.erase(last, heap.end());
+        }
+      }
+      if (window.to > window.from) {
+        window.cost -= line_.block(window.from).count;
+      }
+    }
+    std::make_heap(heap.begin(), heap.end());
+  }
+
   void push(std::vector<Window>& heap, Window const& window, std::uint64_t bound) const {
     if (window.cost < bound) {
       heap.push_back(window);
       std::push_heap(heap.begin(), heap.end());
     }
   }
-  [[nodiscard]] std::optional<Window> cheapest_slide_for(Trial const& trial, std::uint32_t count);
+  // The window whose own gaps hold `count` granules and whose blocks are fewest granules.
+  [[nodiscard]] std::optional<Window> cheapest_slide_for(Trial const& trial, std::uint32_t count) {
+    std::optional<Window> best;
+    Window window;
+    looks_ += line_.size();
+    for (std::size_t i = 0; i < line_.size(); ++i) {
+      bool const is_blocked = line_.block(i).is_fixed || is_closed(trial, i) ||
+                              is_closed(trial, i + 1) || (i != window.from && is_wall(i));
+      if (is_blocked) {
+        // A window may still start at a gap that has something in it, above that.
+        bool const can_start =
+            !line_.block(i).is_fixed && !is_closed(trial, i) && !is_closed(trial, i + 1);
+        window = {can_start ? i : i + 1, can_start ? i : i + 1, 0};
+        if (!can_start) {
+          continue;
+        }
+      }
+      window.to = i + 1;
+      window.cost += line_.block(i).count;
+      while (window.from < i) {
+        Window const shorter{
+            window.from + 1, window.to, window.cost - line_.block(window.from).count};
+        if (span(shorter) < shorter.cost + count) {
+          break;
+        }
+        window = shorter;
+      }
+      if (span(window) >= window.cost + count && (!best || window.cost < best->cost)) {
+        best = window;
+      }
+    }
+    return best;
+  }
+
   template <class Use>
-  void try_windows(Trial& trial, std::uint32_t count, bool is_nested, std::uint64_t bound, Use use);
-  [[nodiscard]] std::optional<std::uint32_t> vacate(
-      Trial& trial, Window const& window, std::uint32_t count, bool is_nested, std::uint64_t bound);
+  void
+  try_windows(Trial& trial, std::uint32_t count, bool is_nested, std::uint64_t bound, Use use) {
+    std::vector<Window> heap;
+    if (trial.closed.empty() && gaps_.mark() == 0) {
+      list_windows<true>(trial, count, bound - trial.cost, heap);
+    } else {
+      list_windows<false>(trial, count, bound - trial.cost, heap);
+    }
+    int tries = is_nested ? limits_.nested_tries : limits_.tries;
+    std::vector<std::uint64_t> tried;
+    while (!heap.empty() && tries > 0 && !is_exhausted()) {
+      std::pop_heap(heap.begin(), heap.end());
+      Window const window = heap.back();
+      heap.pop_back();
+      if (trial.cost + window.cost >= bound) {
+        break;
+      }
+      // More blocks mean more of their own gaps, and fewer that have to leave.
+      bool const can_grow = window.to < line_.size() && !line_.block(window.to).is_fixed &&
+                            !is_wall(window.to) && !is_closed(trial, window.to + 1) &&
+                            span(window) - window.cost < count;
+      if (can_grow) {
+        push(heap,
+             {window.from, window.to + 1, window.cost + line_.block(window.to).count},
+             bound - trial.cost);
+      }
+      std::uint64_t const sizes = sizes_of(window);
+      if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
+        continue;  // tensors come in few sizes, and what failed for one run fails for its likes
+      }
+      tried.push_back(sizes);
+      --tries;
+      std::size_t const moves = trial.moves.size();
+      std::size_t const fills = gaps_.mark();
+      std::size_t const closed = trial.closed.size();
+      std::uint64_t const cost = trial.cost;
+      auto const first = vacate(trial, window, count, is_nested, bound);
+      if (first && trial.cost < bound) {
+        bound = use(*first);
+      }
+      trial.moves.resize(moves);
+      trial.closed.resize(closed);
+      trial.cost = cost;
+      gaps_.undo(fills);
+    }
+  }
+
+  // Makes room for `count` granules in `window`. @returns where they start
+  [[nodiscard]] std::optional<std::uint32_t> vacate(Trial& trial,
+                                                    Window const& window,
+                                                    std::uint32_t count,
+                                                    bool is_nested,
+                                                    std::uint64_t bound) {
+    std::uint64_t const slack = span(window) - count;
+    std::uint64_t must_leave = window.cost > slack ? window.cost - slack : 0;
+    std::vector<std::uint32_t> blocks(window.to - window.from);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i] = static_cast<std::uint32_t>(window.from + i);
+    }
+    auto const by_size = [this](std::uint32_t a, std::uint32_t b) {
+      return line_.block(a).count != line_.block(b).count
+                 ? line_.block(a).count > line_.block(b).count
+                 : a < b;
+    };
+    std::sort(blocks.begin(), blocks.end(), by_size);
+    looks_ += 4 * blocks.size();
+
+    trial.closed.push_back(window);
+    trial.cost += window.cost;
+    std::vector<std::uint32_t> stay;
+    std::vector<std::uint32_t> unplaced;
+    auto const leave = [&](std::uint32_t block, std::uint32_t to) {
+      trial.moves.push_back({block, to});
+      must_leave -= std::min<std::uint64_t>(must_leave, line_.block(block).count);
+    };
+    for (std::uint32_t const block : blocks) {
+      if (must_leave == 0) {
+        stay.push_back(block);
+      } else if (auto const to = gaps_.fill(line_, line_.block(block).count, [&](std::size_t gap) {
+                   return !is_closed(trial, gap);
+                 })) {
+        leave(block, *to);
+      } else {
+        unplaced.push_back(block);
+      }
+    }
+    for (std::uint32_t const block : unplaced) {
+      std::optional<std::uint32_t> to;
+      if (must_leave != 0 && !is_nested && trial.cost < bound && !is_exhausted()) {
+        to = make_place(trial, line_.block(block).count, bound);
+      }
+      if (to) {
+        leave(block, *to);
+      } else {
+        stay.push_back(block);
+      }
+    }
+    if (must_leave != 0) {
+      return std::nullopt;
+    }
+
+    std::sort(stay.begin(), stay.end());
+    std::uint32_t at = start(window.from);
+    for (std::uint32_t const block : stay) {
+      if (line_.block(block).first != at) {
+        trial.moves.push_back({block, at});
+      } else {
+        trial.cost -= line_.block(block).count;
+      }
+      at += line_.block(block).count;
+    }
+    return at;
+  }
+
+  // Makes room for a block outside the windows being vacated, in the cheapest way found.
   [[nodiscard]] std::optional<std::uint32_t>
-  make_place(Trial& trial, std::uint32_t count, std::uint64_t bound);
+  make_place(Trial& trial, std::uint32_t count, std::uint64_t bound) {
+    std::optional<std::uint32_t> place;
+    Trial best;
+    std::vector<GapIndex::Fill> fills;
+    std::size_t const mark = gaps_.mark();
+    if (auto const window = cheapest_slide_for(trial, count);
+        window && trial.cost + window->cost < bound) {
+      Trial slid = trial;
+      place = vacate(slid, *window, count, true, bound);
+      best = std::move(slid);
+      bound = best.cost;
+    }
+    try_windows(trial, count, true, bound, [&](std::uint32_t first) {
+      place = first;
+      best = trial;
+      fills = gaps_.since(mark);
+      return trial.cost;
+    });
+    if (place) {
+      trial = std::move(best);
+      gaps_.redo(fills);
+    }
+    return place;
+  }
 
   // More than are ever tried, runs of the same sizes as others included.
   static constexpr std::ptrdiff_t many_windows = 4096;
@@ -118,241 +341,5 @@ class WindowSearch {
   GapIndex gaps_;
   std::uint64_t looks_ = 0;
 };
-
-template <class Use>
-void WindowSearch::search(std::uint32_t count, std::uint64_t bound, Use use) {
-  Trial trial;
-  try_windows(trial, count, false, bound, [&](std::uint32_t first) {
-    LayoutPlan plan;
-    plan.moves = trial.moves;
-    plan.cost = trial.cost;
-    plan.first = first;
-    plan.count = count;
-    return use(std::move(plan));
-  });
-}
-
-// The windows of at least `count` granules from each gap on that end as early as they can; of very
-// many the cheapest.
-//
-// `IsUntouched`: no window is closed and no gap filled, as in the first listing. It looks at all
-// there is and must be quick.
-template <bool IsUntouched>
-void WindowSearch::list_windows(Trial const& trial,
-                                std::uint32_t count,
-                                std::uint64_t bound,
-                                std::vector<Window>& heap) {
-  std::size_t const n = line_.size();
-  auto const granules = [&](Window const& window) noexcept {
-    return IsUntouched ? line_.gap_end(window.to) - line_.gap_first(window.from) : span(window);
-  };
-  Window window;
-  looks_ += n;
-  for (; window.from < n; ++window.from) {
-    if (window.to <= window.from) {
-      window.to = window.from;
-      window.cost = 0;
-    }
-    bool is_open = IsUntouched || !is_closed(trial, window.from);
-    while (is_open && (window.to == window.from || granules(window) < count)) {
-      bool const is_blocked = window.to == n || line_.block(window.to).is_fixed ||
-                              (!IsUntouched && ((window.to != window.from && is_wall(window.to)) ||
-                                                is_closed(trial, window.to + 1)));
-      if (is_blocked) {
-        is_open = false;
-      } else {
-        window.cost += line_.block(window.to).count;
-        ++window.to;
-      }
-    }
-    if (is_open && window.cost < bound) {
-      heap.push_back(window);
-      if (heap.size() == 2 * std::size_t{many_windows}) {
-        auto const last = heap.begin() + many_windows;
-        std::nth_element(heap.begin(), last, heap.end(), std::greater<>{});
-        bound = last->cost;
-        heap.erase(last, heap.end());
-      }
-    }
-    if (window.to > window.from) {
-      window.cost -= line_.block(window.from).count;
-    }
-  }
-  std::make_heap(heap.begin(), heap.end());
-}
-
-template <class Use>
-void WindowSearch::try_windows(
-    Trial& trial, std::uint32_t count, bool is_nested, std::uint64_t bound, Use use) {
-  std::vector<Window> heap;
-  if (trial.closed.empty() && gaps_.mark() == 0) {
-    list_windows<true>(trial, count, bound - trial.cost, heap);
-  } else {
-    list_windows<false>(trial, count, bound - trial.cost, heap);
-  }
-  int tries = is_nested ? limits_.nested_tries : limits_.tries;
-  std::vector<std::uint64_t> tried;
-  while (!heap.empty() && tries > 0 && !is_tired()) {
-    std::pop_heap(heap.begin(), heap.end());
-    Window const window = heap.back();
-    heap.pop_back();
-    if (trial.cost + window.cost >= bound) {
-      break;
-    }
-    // More blocks mean more of their own gaps, and fewer that have to leave.
-    bool const can_grow = window.to < line_.size() && !line_.block(window.to).is_fixed &&
-                          !is_wall(window.to) && !is_closed(trial, window.to + 1) &&
-                          span(window) - window.cost < count;
-    if (can_grow) {
-      push(heap,
-           {window.from, window.to + 1, window.cost + line_.block(window.to).count},
-           bound - trial.cost);
-    }
-    std::uint64_t const sizes = sizes_of(window);
-    if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
-      continue;  // tensors come in few sizes, and what failed for one run fails for its likes
-    }
-    tried.push_back(sizes);
-    --tries;
-    std::size_t const moves = trial.moves.size();
-    std::size_t const fills = gaps_.mark();
-    std::size_t const closed = trial.closed.size();
-    std::uint64_t const cost = trial.cost;
-    auto const first = vacate(trial, window, count, is_nested, bound);
-    if (first && trial.cost < bound) {
-      bound = use(*first);
-    }
-    trial.moves.resize(moves);
-    trial.closed.resize(closed);
-    trial.cost = cost;
-    gaps_.undo(fills);
-  }
-}
-
-// The window whose own gaps hold `count` granules and whose blocks are fewest granules.
-inline std::optional<WindowSearch::Window> WindowSearch::cheapest_slide_for(Trial const& trial,
-                                                                            std::uint32_t count) {
-  std::optional<Window> best;
-  Window window;
-  looks_ += line_.size();
-  for (std::size_t i = 0; i < line_.size(); ++i) {
-    bool const is_blocked = line_.block(i).is_fixed || is_closed(trial, i) ||
-                            is_closed(trial, i + 1) || (i != window.from && is_wall(i));
-    if (is_blocked) {
-      // A window may still start at a gap that has something in it, above that.
-      bool const can_start =
-          !line_.block(i).is_fixed && !is_closed(trial, i) && !is_closed(trial, i + 1);
-      window = {can_start ? i : i + 1, can_start ? i : i + 1, 0};
-      if (!can_start) {
-        continue;
-      }
-    }
-    window.to = i + 1;
-    window.cost += line_.block(i).count;
-    while (window.from < i) {
-      Window const shorter{
-          window.from + 1, window.to, window.cost - line_.block(window.from).count};
-      if (span(shorter) < shorter.cost + count) {
-        break;
-      }
-      window = shorter;
-    }
-    if (span(window) >= window.cost + count && (!best || window.cost < best->cost)) {
-      best = window;
-    }
-  }
-  return best;
-}
-
-// Makes room for `count` granules in `window`. @returns where they start
-inline std::optional<std::uint32_t> WindowSearch::vacate(
-    Trial& trial, Window const& window, std::uint32_t count, bool is_nested, std::uint64_t bound) {
-  std::uint64_t const slack = span(window) - count;
-  std::uint64_t must_leave = window.cost > slack ? window.cost - slack : 0;
-  std::vector<std::uint32_t> blocks(window.to - window.from);
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    blocks[i] = static_cast<std::uint32_t>(window.from + i);
-  }
-  auto const by_size = [this](std::uint32_t a, std::uint32_t b) {
-    return line_.block(a).count != line_.block(b).count
-               ? line_.block(a).count > line_.block(b).count
-               : a < b;
-  };
-  std::sort(blocks.begin(), blocks.end(), by_size);
-  looks_ += 4 * blocks.size();
-
-  trial.closed.push_back(window);
-  trial.cost += window.cost;
-  std::vector<std::uint32_t> stay;
-  std::vector<std::uint32_t> homeless;
-  auto const leave = [&](std::uint32_t block, std::uint32_t to) {
-    trial.moves.push_back({block, to});
-    must_leave -= std::min<std::uint64_t>(must_leave, line_.block(block).count);
-  };
-  for (std::uint32_t const block : blocks) {
-    if (must_leave == 0) {
-      stay.push_back(block);
-    } else if (auto const to = gaps_.fill(line_, line_.block(block).count, [&](std::size_t gap) {
-                 return !is_closed(trial, gap);
-               })) {
-      leave(block, *to);
-    } else {
-      homeless.push_back(block);
-    }
-  }
-  for (std::uint32_t const block : homeless) {
-    std::optional<std::uint32_t> to;
-    if (must_leave != 0 && !is_nested && trial.cost < bound && !is_tired()) {
-      to = make_place(trial, line_.block(block).count, bound);
-    }
-    if (to) {
-      leave(block, *to);
-    } else {
-      stay.push_back(block);
-    }
-  }
-  if (must_leave != 0) {
-    return std::nullopt;
-  }
-
-  std::sort(stay.begin(), stay.end());
-  std::uint32_t at = start(window.from);
-  for (std::uint32_t const block : stay) {
-    if (line_.block(block).first != at) {
-      trial.moves.push_back({block, at});
-    } else {
-      trial.cost -= line_.block(block).count;
-    }
-    at += line_.block(block).count;
-  }
-  return at;
-}
-
-// Makes room for a block outside the windows being vacated, in the cheapest way found.
-inline std::optional<std::uint32_t>
-WindowSearch::make_place(Trial& trial, std::uint32_t count, std::uint64_t bound) {
-  std::optional<std::uint32_t> place;
-  Trial best;
-  std::vector<GapIndex::Fill> fills;
-  std::size_t const mark = gaps_.mark();
-  if (auto const window = cheapest_slide_for(trial, count);
-      window && trial.cost + window->cost < bound) {
-    Trial slid = trial;
-    place = vacate(slid, *window, count, true, bound);
-    best = std::move(slid);
-    bound = best.cost;
-  }
-  try_windows(trial, count, true, bound, [&](std::uint32_t first) {
-    place = first;
-    best = trial;
-    fills = gaps_.since(mark);
-    return trial.cost;
-  });
-  if (place) {
-    trial = std::move(best);
-    gaps_.redo(fills);
-  }
-  return place;
-}
 
 }  // namespace spillway::detail

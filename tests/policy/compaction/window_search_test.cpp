@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/policy/compaction/layout_line.hpp>
+#include <spillway/policy/compaction/window_search.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include <support/layout_oracle.hpp>
+
+namespace {
+
+using spillway::LayoutPlan;
+using spillway::detail::LayoutLine;
+using spillway::detail::WindowSearch;
+using spillway::test::check_plan;
+using spillway::test::OwnedLayout;
+using spillway::test::random_layout;
+
+constexpr std::uint64_t no_bound = std::numeric_limits<std::uint64_t>::max() / 4;
+
+/// The best plan; all plans that are found are checked.
+std::optional<LayoutPlan> search(OwnedLayout const& layout,
+                                 std::uint32_t count,
+                                 WindowSearch::Limits const& limits = {},
+                                 std::uint64_t bound = no_bound) {
+  std::optional<LayoutPlan> best;
+  WindowSearch{LayoutLine{layout.view()}, limits}.search(count, bound, [&](LayoutPlan plan) {
+    check_plan(layout.view(), plan, count);
+    REQUIRE(plan.cost < bound);
+    bound = plan.cost;
+    best = std::move(plan);
+    return bound;
+  });
+  return best;
+}
+
+}  // namespace
+
+TEST_SUITE("window_search") {
+  TEST_CASE("WindowSearch: its plans can be made, and each moves less than the one before") {
+    constexpr std::uint64_t seed = 11;
+    MESSAGE("seed ", seed);
+    std::mt19937_64 random{seed};
+    std::size_t found = 0;
+    for (int i = 0; i < 1500; ++i) {
+      CAPTURE(i);
+      OwnedLayout const layout = random_layout(random, 1 + random() % 40, 60, 20, 12);
+      if (layout.room() != 0) {
+        found += search(layout, static_cast<std::uint32_t>(1 + random() % layout.room())) ? 1U : 0U;
+      }
+    }
+    CHECK(found > 700);
+  }
+
+  TEST_CASE("WindowSearch: never moves less than must be moved, and seldom more") {
+    constexpr std::uint64_t seed = 12;
+    MESSAGE("seed ", seed);
+    std::mt19937_64 random{seed};
+    std::uint64_t moved = 0;
+    std::uint64_t least = 0;
+    for (int i = 0; i < 400; ++i) {
+      CAPTURE(i);
+      OwnedLayout const layout = random_layout(random, 2 + random() % 2, 4, 3, 6);
+      if (layout.room() == 0) {
+        continue;
+      }
+      auto const count = static_cast<std::uint32_t>(1 + random() % layout.room());
+      auto const needed = spillway::test::fewest_moved(layout.view(), count);
+      if (auto const plan = search(layout, count); plan && needed != 0U) {
+        REQUIRE(needed.has_value());
+        REQUIRE(plan->cost >= *needed);
+        moved += plan->cost;
+        least += *needed;
+      }
+    }
+    CHECK(least > 100);
+    CHECK(moved <= least + least / 10);
+  }
+
+  TEST_CASE("WindowSearch: a block leaves its window for a gap, and the rest of it is not moved") {
+    // 4, gap of 2, 3, gap of 2, 9, gap of 3
+    OwnedLayout const layout{{{0, 4, false}, {6, 3, false}, {11, 9, false}}, 23};
+    auto const plan = search(layout, 7);
+    REQUIRE(plan);
+    CHECK(plan->cost == 3);
+    CHECK(plan->moves == std::vector{spillway::LayoutMove{1, 20}});
+    CHECK(plan->first == 4);
+  }
+
+  TEST_CASE("WindowSearch: a block that fits no gap has a place made for it") {
+    // Block 1 has to leave between two fixed ones; block 3 slides, so that two gaps of 2 hold it.
+    OwnedLayout const layout{
+        {{0, 1, true}, {3, 4, false}, {7, 1, true}, {10, 1, false}, {13, 1, true}}, 14};
+    auto const plan = search(layout, 6);
+    REQUIRE(plan);
+    CHECK(plan->cost == 5);
+  }
+
+  TEST_CASE("WindowSearch: finds nothing below a bound that no plan meets, or without a look") {
+    OwnedLayout const layout{{{0, 4, false}, {6, 3, false}, {11, 9, false}}, 23};
+    CHECK_FALSE(search(layout, 7, {}, 3));
+    CHECK(search(layout, 7, {}, 4));
+    CHECK_FALSE(search(layout, 7, {.tries = 0}));
+  }
+}
