@@ -13,7 +13,8 @@
 
 namespace spillway::detail {
 
-/// The gaps of a layout by size, to be filled from their low ends, with undo.
+/// The gaps of a layout by size class, to be filled from their low ends, with undo. `WindowSearch` finds
+/// with it where the blocks of a window can go.
 ///
 /// Threads  thread-compatible.
 class GapIndex {

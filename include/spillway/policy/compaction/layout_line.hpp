@@ -10,7 +10,8 @@
 
 namespace spillway::detail {
 
-/// A layout as alternating gaps and blocks: gap 0, block 0, gap 1, ..., block n - 1, gap n.
+/// A layout as the searches for compaction plans see it, alternating gaps and blocks: gap 0, block 0, gap 1,
+/// ..., block n - 1, gap n.
 ///
 /// Gaps may be empty. Units: granules.
 class LayoutLine {

@@ -13,9 +13,12 @@
 
 namespace spillway::detail {
 
-/// Puts moves in an order in which each destination is free when its turn comes.
+/// Brings the moves of an exchange into an order in which each destination is free when it is moved to.
+/// `ExchangeSearch` orders its plans with it.
 ///
-/// Where blocks want each other's places, the smallest one that has room elsewhere goes there first.
+/// It makes every move whose destination is free, again and again. Where none is left, blocks want each other's
+/// places: the smallest one that fits the widest gap then steps aside into it, at most eight times.
+///
 /// Threads  thread-compatible.
 class MoveOrder {
  public:

@@ -9,7 +9,11 @@
 
 namespace spillway::detail {
 
-/// Blocks by size, from which those are chosen that fill a gap as well as possible (subset sum).
+/// Lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap as well as possible.
+///
+/// That is the subset sum problem, solved by branch and bound over the different sizes: depth first from
+/// the largest size, most of each first, and cut off where all smaller blocks together cannot beat the best
+/// sum so far. The first answer is that of packing greedily.
 ///
 /// Threads  thread-compatible.
 class SizePool {
@@ -39,8 +43,6 @@ class SizePool {
 
   /// The blocks whose sum is largest without being more than `target`, as far as `looks` looks go.
   ///
-  /// Depth first from the largest size, most of each first, so that the first answer is that of
-  /// packing greedily and few looks are needed where sizes repeat.
   /// @param looks  counted down
   [[nodiscard]] Choice best_for(std::uint64_t target, std::uint64_t& looks) const {
     Search search{target, 0, std::vector<std::uint32_t>(sizes_.size()), {}};

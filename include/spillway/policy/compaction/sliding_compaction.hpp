@@ -16,8 +16,10 @@
 
 namespace spillway {
 
-/// Moves as few bytes as it can find a way to: slides runs of blocks together, empties runs into
-/// gaps elsewhere, and exchanges blocks so that far-off gaps come together.
+/// The default compaction policy: makes a free range by moving as few bytes as it can find a way to.
+///
+/// It slides neighbouring blocks together (`cheapest_slide`), empties windows into gaps elsewhere
+/// (`WindowSearch`), and exchanges blocks so that far-off gaps come together (`ExchangeSearch`).
 ///
 /// Of plans that move about as much it takes the one after which the rest of the free bytes lies
 /// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks` that show the

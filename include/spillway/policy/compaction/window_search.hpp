@@ -16,18 +16,31 @@
 
 namespace spillway::detail {
 
-/// Looks for a run of blocks whose place can be vacated: some blocks go to gaps elsewhere, the rest
-/// slides together.
+/// Finds plans that vacate a window of blocks: some of them go to gaps elsewhere, the rest slides together.
+/// `SlidingCompaction` searches with it, once for each object.
 ///
-/// A block that fits into no gap may get a place made for it in the same way, one level deep. Runs
-/// are tried in order of the bytes they would move, until that is more than the best plan so far.
+/// A window is a row of neighbouring blocks with the gaps around and between them. The algorithm is a
+/// best-first search over windows, with best fit decreasing inside each (Johnson, "Near-optimal bin packing
+/// algorithms", 1973):
+/// - For each gap, the shortest window that begins there and spans what is asked for goes into a heap, by the
+///   granules of its blocks. Each window that is taken out is tried and also put back with one more block,
+///   since that adds gaps of its own and fewer blocks then have to leave.
+/// - A try sends the blocks of a window, large ones first, to the smallest gap elsewhere that holds each, until
+///   what stays leaves enough room. A block that fits no gap has a place made for it in the same way, one
+///   level deep, or by the cheapest slide.
+/// - The search ends when the next window would move as much as the best plan, or at its limits.
+///
+/// Example: 4 | gap 2 | 3 | gap 2 | 9 | gap 3, and 7 are wanted. The window of the block of 3 spans 7; the block
+/// goes into the gap of 3, and 3 granules moved make 7 free.
+///
 /// Threads  thread-compatible.
+/// Cost     O(n log n) for n blocks to list the windows, then at most `Limits::looks`
 class WindowSearch {
  public:
   /// How much is tried at most; what it finds depends on it, what it costs in time is bounded by it.
   struct Limits {
-    int tries = 50;                 ///< runs, for the range that is asked for
-    int nested_tries = 6;           ///< runs, for a block that fits nowhere
+    int tries = 50;                 ///< windows, for the range that is asked for
+    int nested_tries = 6;           ///< windows, for a block that fits nowhere
     std::uint64_t looks = 200'000;  ///< blocks and gaps looked at, beside one pass
   };
 
@@ -67,7 +80,7 @@ class WindowSearch {
   struct Trial {
     std::vector<LayoutMove> moves;
     std::uint64_t cost = 0;
-    std::vector<Window> closed;  // windows that are being vacated, or have got a block
+    std::vector<Window> closed;  // windows that are vacated: no block may be put there
   };
 
   [[nodiscard]] std::uint32_t start(std::size_t gap) const noexcept {
@@ -220,7 +233,7 @@ class WindowSearch {
       }
       std::uint64_t const sizes = sizes_of(window);
       if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
-        continue;  // tensors come in few sizes, and what failed for one run fails for its likes
+        continue;  // tensors come in few sizes, and what failed for one window fails for its likes
       }
       tried.push_back(sizes);
       --tries;
@@ -333,7 +346,7 @@ class WindowSearch {
     return place;
   }
 
-  // More than are ever tried, runs of the same sizes as others included.
+  // More than are ever tried, windows of the same sizes as others included.
   static constexpr std::ptrdiff_t many_windows = 4096;
 
   LayoutLine line_;
