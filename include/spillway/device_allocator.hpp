@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -86,14 +87,15 @@ class DeviceAllocator {
   };
 
   /// On a device of its own, made by default.
-  explicit DeviceAllocator(Options options = {}) : DeviceAllocator{nullptr, std::move(options)} {}
+  explicit DeviceAllocator(Options options = {}) requires std::default_initializable<device_type>
+      : DeviceAllocator{std::make_unique<device_type>(), nullptr, std::move(options)} {}
 
   /// On `device`, which is not owned and must outlive the allocator.
   ///
   /// @throws OutOfDeviceMemory if the initial reservation does not fit, ContractViolation for options
   ///         that contradict each other, FileTierError, DeviceError
   explicit DeviceAllocator(device_type& device, Options options = {})
-      : DeviceAllocator{&device, std::move(options)} {}
+      : DeviceAllocator{nullptr, &device, std::move(options)} {}
 
   DeviceAllocator(DeviceAllocator const&) = delete;
   DeviceAllocator& operator=(DeviceAllocator const&) = delete;
@@ -386,8 +388,8 @@ class DeviceAllocator {
     }
   };
 
-  DeviceAllocator(device_type* device, Options options)
-      : owned_device_{device == nullptr ? std::make_unique<device_type>() : nullptr},
+  DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options)
+      : owned_device_{std::move(owned)},
         device_{device == nullptr ? owned_device_.get() : device},
         paging_{checked(options.paging)},
         order_{*device_},
