@@ -172,7 +172,11 @@ class DeviceAllocator {
     LeaseRequest const request{id, access};
     lease_type lease;
     Call const call{*this};
-    leases_.acquire({&request, 1}, stream, Granted{this, &lease});
+    Granted const granted{this, &lease};
+    StreamIndex const on = leases_.index_of(stream);
+    if (!leases_.try_acquire({&request, 1}, on, granted)) {
+      leases_.acquire({&request, 1}, stream, on, granted);
+    }
     look_ahead();
     return lease;
   }
@@ -204,7 +208,11 @@ class DeviceAllocator {
                                                     stream_type stream) {
     std::vector<lease_type> leases(requests.size());
     Call const call{*this};
-    leases_.acquire(requests, stream, Granted{this, leases.data()});
+    Granted const granted{this, leases.data()};
+    StreamIndex const on = leases_.index_of(stream);
+    if (!leases_.try_acquire(requests, on, granted)) {
+      leases_.acquire(requests, stream, on, granted);
+    }
     look_ahead();
     return leases;
   }

@@ -136,12 +136,13 @@ class SwappableBuffer {
     return LeaseFor<lease_type, access>{std::move(lease)};
   }
 
- private:
+  /// The pager that owns the block.
   [[nodiscard]] P& pager() const {
     expects(pager_ != nullptr, "the buffer is empty: it was moved from, reset or never filled");
     return *pager_;
   }
 
+ private:
   P* pager_ = nullptr;  // not owned
   BlockId id_{};
   std::size_t size_bytes_ = 0;

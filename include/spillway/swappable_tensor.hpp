@@ -92,7 +92,7 @@ class SwappableTensor {
   /// @param pager  not owned; must outlive the tensor
   /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory
   SwappableTensor(P& pager, Extents<Rank> const& extents)
-      : pager_{&pager}, buffer_{pager, bytes_of(extents)}, extents_{extents} {
+      : buffer_{pager, bytes_of(extents)}, extents_{extents} {
     std::size_t stride = 1;
     for (std::size_t i = Rank; i-- > 0;) {
       strides_[i] = stride;
@@ -101,14 +101,12 @@ class SwappableTensor {
   }
 
   SwappableTensor(SwappableTensor&& other) noexcept
-      : pager_{std::exchange(other.pager_, nullptr)},
-        buffer_{std::move(other.buffer_)},
+      : buffer_{std::move(other.buffer_)},
         extents_{std::exchange(other.extents_, {})},
         strides_{std::exchange(other.strides_, {})} {}
 
   SwappableTensor& operator=(SwappableTensor&& other) noexcept {
     SwappableTensor moved{std::move(other)};
-    std::swap(pager_, moved.pager_);
     std::swap(buffer_, moved.buffer_);
     std::swap(extents_, moved.extents_);
     std::swap(strides_, moved.strides_);
@@ -144,12 +142,12 @@ class SwappableTensor {
   template <Access access>
     requires(access == Access::read)
   [[nodiscard]] lease_for<access> acquire(stream_type stream) const {
-    return {buffer_.template acquire<access>(stream).take_lease(), extents_, strides_};
+    return {buffer_.pager().acquire(id(), access, stream), extents_, strides_};
   }
   template <Access access>
     requires(access != Access::read)
   [[nodiscard]] lease_for<access> acquire(stream_type stream) {
-    return {buffer_.template acquire<access>(stream), extents_, strides_};
+    return {buffer_.pager().acquire(id(), access, stream), extents_, strides_};
   }
   /// The same three by name, for templates, where `acquire<...>` would have to be `template acquire<...>`.
   [[nodiscard]] auto acquire_read(stream_type stream) const {
@@ -163,7 +161,7 @@ class SwappableTensor {
   /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
   /// address is `T*` for every access: see `TensorLease`. @throws as above
   [[nodiscard]] lease_type acquire(Access access, stream_type stream) {
-    return {buffer_.acquire(access, stream), extents_, strides_};
+    return {buffer_.pager().acquire(id(), access, stream), extents_, strides_};
   }
 
   /// Overwrites the elements with those of `host`, in row-major order.
@@ -173,7 +171,7 @@ class SwappableTensor {
   void copy_from_host_sync(std::span<T const> host, stream_type stream) {
     expects(host.size() == size(), "the host span must have as many elements as the tensor");
     auto const lease = buffer_.acquire_write(stream);
-    pager_->copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
+    buffer_.pager().copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
   }
 
   /// Copies the elements to `host`, in row-major order.
@@ -183,7 +181,7 @@ class SwappableTensor {
   void copy_to_host_sync(std::span<T> host, stream_type stream) const {
     expects(host.size() == size(), "the host span must have as many elements as the tensor");
     auto const lease = buffer_.acquire_read(stream);
-    pager_->copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
+    buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
 
   /// As `SwappableBuffer::swap_out`.
@@ -233,7 +231,6 @@ class SwappableTensor {
     return bytes;
   }
 
-  P* pager_ = nullptr;  // not owned
   SwappableBuffer<P> buffer_;
   Extents<Rank> extents_{};
   Extents<Rank> strides_{};

@@ -17,7 +17,6 @@
 #include <spillway/schedule/use.hpp>
 #include <spillway/stream/stream_order.hpp>
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <functional>
@@ -62,26 +61,60 @@ class Leases {
   Leases(Leases const&) = delete;
   Leases& operator=(Leases const&) = delete;
 
-  /// Leases all blocks that `requests` name, and calls `give(position, LeaseRecord, BlockRecord const&)`
-  /// for each of them when all are held. @throws as `DeviceAllocator::acquire`; none is held then
+  /// Leases all blocks that `requests` name if that takes no device call, and calls
+  /// `give(position, LeaseRecord, BlockRecord const&)` for each of them. Most leases are given so.
+  ///
+  /// @returns false if it would take more, with nothing changed
   template <class Give>
-  void acquire(std::span<LeaseRequest const> requests, stream_type stream, Give give) {
-    StreamIndex const on = index_of(stream);
+  [[nodiscard]] bool
+  try_acquire(std::span<LeaseRequest const> requests, StreamIndex on, Give const& give) noexcept {
     if (requests.size() == 1) {
-      if (BlockRecord* const block = find_at_hand(requests.front(), on)) {
+      BlockRecord* const block = find_at_hand(requests.front(), on);
+      if (block != nullptr) {
         give(0, grant_at_hand(*block, requests.front(), on), *block);
-        return;
       }
-    } else if (std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
-                 return find_at_hand(request, on) != nullptr;
-               })) {
-      for (std::size_t i = 0; i < requests.size(); ++i) {
-        BlockRecord& block = blocks_.at(requests[i].id);
-        give(i, grant_at_hand(block, requests[i], on), block);
-      }
-      return;
+      return block != nullptr;
     }
-    acquire_with_device_calls(requests, stream, on, give);
+    for (LeaseRequest const request : requests) {
+      if (find_at_hand(request, on) == nullptr) {
+        return false;
+      }
+    }
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      BlockRecord& block = blocks_.at(requests[i].id);
+      give(i, grant_at_hand(block, requests[i], on), block);
+    }
+    return true;
+  }
+
+  /// The same with what it takes: brings in the blocks that are away, and makes `stream`, whose index is
+  /// `on`, run after earlier uses. All leases are counted before any block is brought in, so none is
+  /// evicted for another. @throws as `DeviceAllocator::acquire`; no lease is held then
+  template <class Give>
+  [[gnu::noinline]] void acquire(std::span<LeaseRequest const> requests,
+                                 stream_type stream,
+                                 StreamIndex on,
+                                 Give const& give) {
+    refuse_capture(stream);
+    for (LeaseRequest const& request : requests) {  // all are known before any is counted
+      refuse_lost(blocks_.expect(request.id), request);
+    }
+    Pending pending{*this, requests};
+    for (LeaseRequest const& request : requests) {
+      pending.add(blocks_.at(request.id));
+    }
+    for (LeaseRequest const& request : requests) {
+      make_resident(request, blocks_.record_access(request), pending);
+    }
+    for (LeaseRequest const& request : requests) {
+      check_arrival(request, pending);
+    }
+    order_after_earlier_uses(requests, on, pending);
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      BlockRecord& block = blocks_.at(requests[i].id);
+      give(i, grant(block, requests[i], on), block);
+    }
+    pending.keep();
   }
 
   /// Ends a lease. @returns whether an exact event should be recorded on its stream now
@@ -226,34 +259,6 @@ class Leases {
       blocks_.undo_filling(id, block);
     }
     uncount(id, block);
-  }
-
-  /// The rest of `acquire`, apart from it so that the code that most leases run stays small.
-  template <class Give>
-  [[gnu::noinline]] void acquire_with_device_calls(std::span<LeaseRequest const> requests,
-                                                   stream_type stream,
-                                                   StreamIndex on,
-                                                   Give const& give) {
-    refuse_capture(stream);
-    for (LeaseRequest const& request : requests) {  // all are known before any is counted
-      refuse_lost(blocks_.expect(request.id), request);
-    }
-    Pending pending{*this, requests};
-    for (LeaseRequest const& request : requests) {
-      pending.add(blocks_.at(request.id));
-    }
-    for (LeaseRequest const& request : requests) {
-      make_resident(request, blocks_.record_access(request), pending);
-    }
-    for (LeaseRequest const& request : requests) {
-      check_arrival(request, pending);
-    }
-    order_after_earlier_uses(requests, on, pending);
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      BlockRecord& block = blocks_.at(requests[i].id);
-      give(i, grant(block, requests[i], on), block);
-    }
-    pending.keep();
   }
 
   /// Work that is enqueued on a stream that is being captured does not run now: a swap-in would be
