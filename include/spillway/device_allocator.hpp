@@ -322,7 +322,7 @@ class DeviceAllocator {
   ///
   /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
-  /// @threads one such copy at a time; others wait for it
+  /// @threads any number at once; each takes a pinned chunk of its own
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
     copier_.copy_from_host_sync(device_to, from, bytes, stream);

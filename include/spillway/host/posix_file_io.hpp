@@ -12,7 +12,7 @@
 
 namespace spillway {
 
-/// The operating system's calls, as they are.
+/// The default `FileIoApi` of a host pool: the operating system's calls, unchanged.
 class PosixFileIo {
  public:
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {

@@ -18,7 +18,9 @@
 
 namespace spillway::detail {
 
-/// The file behind the file tier: opened at construction, gone at destruction.
+/// The file of the file tier: opened at construction, removed at destruction.
+///
+/// `TierMemory` owns it and extends it slab by slab; `SlotIo` reads and writes the slots' pieces.
 ///
 /// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
 /// the file must not exist: nobody's data is overwritten.
