@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
@@ -151,6 +152,60 @@ TEST_SUITE("arena") {
         most = wider;
       }
       CHECK(total <= ranges / 3);  // little beside what all then costs
+    }
+  }
+
+  TEST_CASE("cheapest_eviction_window: is the cheapest of those that lie in the scope") {
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+      CAPTURE(seed);
+      std::mt19937_64 random{seed};
+      Map map;
+      fragment(map, 400, 4, seed);
+      SearchScope scope;
+      if (seed % 2 == 0) {
+        scope.read_all(map.list());
+      } else {
+        scope.read_around_large(map.list(), map.fit(), 64);
+      }
+      auto const count = static_cast<std::uint32_t>(1 + random() % 80);
+      auto const price_of = [&](std::uint32_t node) -> std::optional<std::uint64_t> {
+        std::uint32_t const mixed = (map[node].first * 2654435761U) >> 8U;
+        return mixed % 7 == 0 ? std::nullopt : std::optional<std::uint64_t>{mixed % 50};
+      };
+      // The search asks by owner, and all blocks have the same: it goes through the ranges in order.
+      std::vector<std::uint32_t> asked;
+      std::optional<std::uint64_t> cheapest;
+      for (Stretch const& stretch : scope.stretches()) {
+        for (std::uint32_t from = stretch.from; from != stretch.past; from = map[from].next) {
+          if (map[from].state == RangeState::taken) {
+            asked.push_back(from);
+          }
+          std::uint64_t cost = 0;
+          std::uint64_t granules = 0;
+          for (std::uint32_t node = from; node != stretch.past; node = map[node].next) {
+            auto const mine =
+                map[node].state == RangeState::free ? std::uint64_t{0} : price_of(node);
+            if (!mine) {
+              break;
+            }
+            cost += *mine;
+            granules += map[node].count;
+            if (granules >= count) {
+              cheapest = std::min(cheapest.value_or(cost), cost);
+              break;
+            }
+          }
+        }
+      }
+      std::size_t next = 0;
+      auto const window = spillway::detail::cheapest_eviction_window(
+          map.list(), scope, count, [&](BlockId) { return price_of(asked.at(next++)); });
+      CHECK(next == asked.size());
+      REQUIRE(window.has_value() == cheapest.has_value());
+      if (window) {
+        CHECK(window->cost == *cheapest);
+        CHECK(window->bytes >= count * spillway::granule_bytes);
+      }
     }
   }
 
