@@ -316,7 +316,8 @@ class AbsenceCover {
   static constexpr std::size_t most_rounds = 4;
   static constexpr std::size_t most_tries = 256;
   static constexpr std::size_t most_tries_in_all = std::size_t{1} << 21U;
-  static constexpr std::int64_t good_enough = 1024;  // stop at the bound plus one part in so many
+  static constexpr std::size_t most_fill_tries = 32;  // for each absence there is
+  static constexpr std::int64_t good_enough = 1024;   // stop at the bound plus one part in so many
 
   struct Candidate {
     std::uint32_t last;
@@ -413,7 +414,7 @@ class AbsenceCover {
   void exchange_for_several(AbsenceSet& absences) {
     auto const& order = absences.by_bytes();
     added_.reserve(absences.size());
-    std::size_t tries_left = most_tries_in_all;
+    std::size_t tries_left = most_fill_tries * absences.size();
     for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
       if (absences[order[i]].is_chosen) {
         --tries_left;
