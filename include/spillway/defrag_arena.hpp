@@ -46,12 +46,12 @@ struct ArenaStats {
   friend bool operator==(ArenaStats const&, ArenaStats const&) noexcept = default;
 };
 
-/// The arena that moves blocks: it divides device memory into ranges, joins free neighbours, and plans how
-/// blocks move inside the device so that gaps join. `DeviceAllocator` has one unless its policies choose
-/// another arena.
+/// The arena that moves blocks: it divides device memory into ranges, joins free neighbours, and
+/// plans how blocks move inside the device so that gaps join. `DeviceAllocator` has one unless its
+/// policies choose another arena.
 ///
-/// It can be used alone, by a program that swaps nothing. Ranges are taken and given back with the fences of
-/// the work that uses them, and whoever finds no room compacts:
+/// It can be used alone, by a program that swaps nothing. Ranges are taken and given back with the
+/// fences of the work that uses them, and whoever finds no room compacts:
 /// ```
 /// auto range = arena.try_take(bytes, id);  // the first user's stream waits for range->fence
 /// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
@@ -163,10 +163,11 @@ class DefragArena {
 
   /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
   ///
-  /// Of more than `ArenaOptions::few_ranges` ranges it looks at some first, and at more only if that finds
-  /// nothing.
+  /// Of more than `ArenaOptions::few_ranges` ranges it looks at some first, and at more only if
+  /// that finds nothing.
   ///
-  /// @param can_move  predicate on a block's id; asked once for each block looked at, in order of address
+  /// @param can_move  predicate on a block's id; asked once for each block looked at, in order of
+  ///                  address
   /// @return  nothing if no such plan was found; a plan without moves if a free range fits already
   /// @throws  ContractViolation for 0 bytes; std::bad_alloc
   /// @cost    O(n) for n ranges, and a bounded search; mostly O(1) beyond `few_ranges`
@@ -224,8 +225,8 @@ class DefragArena {
     }
   }
 
-  /// The neighbouring ranges with room for `bytes` whose blocks cost least to evict, among all ranges or
-  /// about `most_ranges` around the largest free ones.
+  /// The neighbouring ranges with room for `bytes` whose blocks cost least to evict, among all
+  /// ranges or about `most_ranges` around the largest free ones.
   ///
   /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
   /// @throws ContractViolation for 0 bytes; std::bad_alloc
@@ -243,8 +244,8 @@ class DefragArena {
 
   // For whoever weighs a search against eviction, as the pager does (`MovingArena`).
 
-  /// A plan as above from a look at about `most_ranges` ranges, those around the largest free ones. Nothing
-  /// also if a wider search would take less time than the moves that were found.
+  /// A plan as above from a look at about `most_ranges` ranges, those around the largest free ones.
+  /// Nothing also if a wider search would take less time than the moves that were found.
   template <std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan> plan_compaction(std::size_t bytes,
                                                               std::size_t budget_bytes,
@@ -267,8 +268,8 @@ class DefragArena {
                         most_ranges);
   }
 
-  /// How many ranges to look at first when room has to be made, all of them if there are at most `few`,
-  /// and how many when that was in vain. `all_ranges` comes last.
+  /// How many ranges to look at first when room has to be made, all of them if there are at most
+  /// `few`, and how many when that was in vain. `all_ranges` comes last.
   [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
     return detail::SearchScope::narrowest(ranges(), few);
   }
@@ -277,8 +278,8 @@ class DefragArena {
   }
   [[nodiscard]] std::size_t few_ranges() const noexcept { return options_.few_ranges; }
 
-  /// How much may be free beyond what is asked for before room in one piece is worth a search: nothing
-  /// up to `few` ranges, towards 1/32 of the capacity where there are many.
+  /// How much may be free beyond what is asked for before room in one piece is worth a search:
+  /// nothing up to `few` ranges, towards 1/32 of the capacity where there are many.
   [[nodiscard]] std::size_t spare_bytes(std::size_t few) const noexcept {
     return ranges() <= few ? 0 : options_.capacity_bytes / 32 / ranges() * (ranges() - few);
   }
@@ -404,8 +405,8 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions o
   }
 }
 
-/// Chooses `DefragArena` as the arena of a bundle of policies: blocks are moved inside the device so that
-/// gaps join, as the bundle's `compaction` decides.
+/// Chooses `DefragArena` as the arena of a bundle of policies: blocks are moved inside the device
+/// so that gaps join, as the bundle's `compaction` decides.
 struct MovableBlocks {
   template <class Policies>
   using type =

@@ -20,17 +20,18 @@
 
 namespace spillway {
 
-/// The arena that maps pages: it takes device memory in pages and maps them where a block needs them. Bundles
-/// of policies choose it with `MappedPages` or `StableAddresses`.
+/// The arena that maps pages: it takes device memory in pages and maps them where a block needs
+/// them. Bundles of policies choose it with `MappedPages` or `StableAddresses`.
 ///
 /// A range is address space of its own with as many pages behind it as it needs, from wherever they
-/// were free: nothing is ever fragmented, and nothing moves. With `Stable` a range can be parked: its
-/// pages serve others, its address is kept, and other pages come behind it when it is taken back.
+/// were free: nothing is ever fragmented, and nothing moves. With `Stable` a range can be parked:
+/// its pages serve others, its address is kept, and other pages come behind it when it is taken
+/// back.
 ///
 /// Taking a range is bookkeeping; `map` then does what the driver has to do. A page that was used
-/// elsewhere is mapped anew only when its last use has finished, so `map` may wait on the host. A range
-/// gets the pages that are still mapped at its address if they are free, and otherwise those that have
-/// been free for longest, which makes that rare.
+/// elsewhere is mapped anew only when its last use has finished, so `map` may wait on the host. A
+/// range gets the pages that are still mapped at its address if they are free, and otherwise those
+/// that have been free for longest, which makes that rare.
 ///
 /// Shape    whole pages of `page_bytes()`, the device's granularity.
 /// Threads  thread-compatible; `map` runs without the caller's lock, one call at a time.
@@ -278,8 +279,9 @@ class PageArena {
     --free_count_;
   }
 
-  /// Takes a page from where it is mapped, when its last use there has finished. On a `RunMappingApi` it is
-  /// unmapped together with its neighbours, at the latest when the caller unmaps `pending`.
+  /// Takes a page from where it is mapped, when its last use there has finished. On a
+  /// `RunMappingApi` it is unmapped together with its neighbours, at the latest when the caller
+  /// unmaps `pending`.
   std::uint64_t detach(Page& page, PageSpan& pending) {
     std::uint64_t const waits = await(page.fence);
     if (page.mapped_at != no_page) {
@@ -390,21 +392,23 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   free_count_ = count;
 }
 
-/// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side where a
-/// block needs them, and no byte moves.
+/// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side
+/// where a block needs them, and no byte moves.
 ///
-/// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs), so this
-/// is for programs with few small blocks. A page is mapped elsewhere only after its last use has finished,
-/// which may mean a wait on the host. The technique is that of GMLake ("virtual memory stitching",
-/// ASPLOS 2024) and of PyTorch's expandable segments. The bundle's `compaction` is not asked.
+/// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs),
+/// so this is for programs with few small blocks. A page is mapped elsewhere only after its last
+/// use has finished, which may mean a wait on the host. The technique is that of GMLake ("virtual
+/// memory stitching", ASPLOS 2024) and of PyTorch's expandable segments. The bundle's `compaction`
+/// is not asked.
 struct MappedPages {
   template <class Policies>
   using type = PageArena<typename Policies::device, typename Policies::fit, false>;
 };
 
-/// The same, and a block keeps its address for life: while it is swapped out nothing is mapped there.
+/// Chooses `PageArena` as `MappedPages` does, and lets a block keep its address for life: while the
+/// block is swapped out nothing is mapped there.
 ///
-/// For programs that hold raw pointers: the pointer may be used whenever the block is leased.
+/// This is for programs that hold raw pointers: a pointer may be used whenever its block is leased.
 struct StableAddresses {
   template <class Policies>
   using type = PageArena<typename Policies::device, typename Policies::fit, true>;

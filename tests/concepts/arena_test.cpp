@@ -20,8 +20,8 @@
 #include <type_traits>
 #include <vector>
 
-// Which abilities the library's arenas have, what does not count as an arena, and an arena that has none of the
-// abilities, which an allocator runs on all the same.
+// Which abilities the library's arenas have, what does not count as an arena, and an arena that has
+// none of the abilities, which an allocator runs on all the same.
 
 namespace {
 

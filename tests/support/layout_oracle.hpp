@@ -33,8 +33,8 @@ struct OwnedLayout {
   }
 };
 
-/// `blocks` blocks of 1 to `most_count` granules with gaps of 0 to `most_gap` around them; one in `nth_fixed`
-/// may not move, none if that is 0.
+/// `blocks` blocks of 1 to `most_count` granules with gaps of 0 to `most_gap` around them; one in
+/// `nth_fixed` may not move, none if that is 0.
 inline OwnedLayout random_layout(std::mt19937_64& random,
                                  std::size_t blocks,
                                  std::uint32_t most_count,
@@ -52,8 +52,9 @@ inline OwnedLayout random_layout(std::mt19937_64& random,
   return layout;
 }
 
-/// Makes the moves of a plan granule by granule, and fails where one of them may not be made: a fixed block
-/// moves, a destination is not free, the cost is not the sum of the moves, or the range is not free at the end.
+/// Makes the moves of a plan granule by granule, and fails where one of them may not be made: a
+/// fixed block moves, a destination is not free, the cost is not the sum of the moves, or the range
+/// is not free at the end.
 inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32_t count) {
   constexpr std::uint32_t nobody = UINT32_MAX;
   std::vector<std::uint32_t> owner(layout.end, nobody);
@@ -83,8 +84,9 @@ inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32
   }
 }
 
-/// The fewest granules that any sequence of moves has to move so that `count` are free in one piece; nothing
-/// if no sequence does it. Dijkstra's algorithm over all placements, so for very few blocks only.
+/// The fewest granules that any sequence of moves has to move so that `count` are free in one
+/// piece; nothing if no sequence does it. Dijkstra's algorithm over all placements, so for very few
+/// blocks only.
 inline std::optional<std::uint64_t> fewest_moved(Layout const& layout, std::uint32_t count) {
   using Places = std::vector<std::uint32_t>;
   auto const size = [&](std::size_t i) { return layout.blocks[i].count; };

@@ -103,8 +103,8 @@ struct CompactionPlan {
 /// copy, the pieces that were moved are moved back: the block stays, whole, where it was.
 ///
 /// @pre     `stream` waits for `move.fence`, for the block's last uses and for those of `bounce`
-/// @throws  DeviceError with the block where it was; BlockLost if the way back was refused too, again
-///          and again
+/// @throws  DeviceError with the block where it was; BlockLost if the way back was refused too,
+///          again and again
 /// @stream  enqueues the copies; does not wait
 /// @return  how many copies were enqueued
 /// @cost    O(copies)

@@ -153,8 +153,8 @@ class RangeList {
 
   /// The address of a granule that lies in `segment`.
   [[nodiscard]] std::byte* address(std::uint16_t segment, std::uint32_t granule) const noexcept {
-    // In numbers, since the origin itself may lie outside all memory. It may have wrapped around; the
-    // sum wraps back. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    // In numbers, since the origin itself may lie outside all memory. It may have wrapped around;
+    // the sum wraps back. NOLINTNEXTLINE(performance-no-int-to-ptr)
     return reinterpret_cast<std::byte*>(spans_[segment].origin +
                                         std::size_t{granule} * granule_bytes);
   }
@@ -194,8 +194,8 @@ class RangeList {
 
 /// Which granules of an arena's segments are free, taken or on the move. Bookkeeping only.
 ///
-/// Free neighbours are always joined, and a free range carries the fences of all that was given back
-/// there. A move changes the place of a range and never its number.
+/// Free neighbours are always joined, and a free range carries the fences of all that was given
+/// back there. A move changes the place of a range and never its number.
 ///
 /// Units    granules from the start of the line; a node is the number of a range.
 /// Threads  thread-compatible.
@@ -316,8 +316,8 @@ class RangeMap {
     claims.nodes.reserve(most_claims + steps);
     claims.sections.reserve(most_claims + steps);
     claims.blocks.reserve(steps);
-    // Two for each claim that leaves something on both sides, and one for the free range beside each
-    // block or claim at the end.
+    // Two for each claim that leaves something on both sides, and one for the free range beside
+    // each block or claim at the end.
     std::size_t const most_spare = 3 * most_claims + 2 * steps;
     claims.spare.reserve(most_spare);
     try {
@@ -400,8 +400,8 @@ class RangeMap {
     return second ^ ((first ^ second) & (0U - static_cast<std::uint32_t>(is_first)));
   }
 
-  // Joins a range that is nobody's to its free neighbours, and indexes it. Of two ranges that become
-  // one, the one at the lower address lives on, unless it is the new one.
+  // Joins a range that is nobody's to its free neighbours, and indexes it. Of two ranges that
+  // become one, the one at the lower address lives on, unless it is the new one.
   void add_free(std::uint32_t node) noexcept {
     RangeTable& table = list_.table;
     RangeNode& range = table[node];

@@ -20,23 +20,25 @@
 
 namespace spillway::detail {
 
-/// Neighbouring ranges of one segment: from `from` on up to `past`, which is a range or the segment's
-/// wall and not one of them.
+/// Neighbouring ranges of one segment: from `from` on up to `past`, which is a range or the
+/// segment's wall and not one of them.
 struct Stretch {
   std::uint32_t from = 0;
   std::uint32_t past = 0;
 };
 
-/// Which ranges of an arena are looked at to find room: all of them, or those around some free ranges.
+/// Which ranges of an arena are looked at to find room: all of them, or those around some free
+/// ranges.
 ///
-/// Where there are many ranges, to look at all takes the host far longer than it takes the device to
-/// move a little more than the least. A search therefore begins with a few of them, where the largest
-/// free ones are, and widens eightfold until it finds something or has seen everything.
+/// Where there are many ranges, to look at all takes the host far longer than it takes the device
+/// to move a little more than the least. A search therefore begins with a few of them, where the
+/// largest free ones are, and widens eightfold until it finds something or has seen everything.
 ///
 /// Threads  thread-compatible. Keeps its memory.
 class SearchScope {
  public:
-  /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without need.
+  /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without
+  /// need.
   [[nodiscard]] static std::size_t narrowest(std::size_t ranges, std::size_t few) noexcept {
     std::size_t const most = std::min(ranges / (4 * growth), few);
     return ranges <= few ? all_ranges : up_to(std::max(most, least_at_first), ranges);
@@ -60,7 +62,8 @@ class SearchScope {
   /// @cost   O(most log most)
   template <class Fit>
   void read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
-    // As many stretches as each has ranges: both what lies around a gap and where else there is room count.
+    // As many stretches as each has ranges: both what lies around a gap and where else there is
+    // room count.
     auto const side = static_cast<std::size_t>(std::sqrt(static_cast<double>(most)));
     stretches_.clear();
     seeds_.clear();
@@ -116,12 +119,13 @@ class SearchScope {
   bool is_part_ = false;
 };
 
-/// The window in `scope` of at least `count` granules with the lowest cost; the lowest address among
-/// equals.
+/// The window in `scope` of at least `count` granules with the lowest cost; the lowest address
+/// among equals.
 ///
 /// @param price  what evicting a block costs, as an optional number; nothing if it may not leave
 /// @throws std::bad_alloc
-/// @cost   O(ranges in the scope): the cheapest window that ends at a range starts as late as it can
+/// @cost   O(ranges in the scope): the cheapest window that ends at a range starts as late as it
+///         can
 template <class Price>
 [[nodiscard]] std::optional<EvictionWindow> cheapest_eviction_window(RangeList const& list,
                                                                      SearchScope const& scope,
@@ -186,8 +190,9 @@ class LayoutSnapshot {
  public:
   static constexpr bool is_thread_safe = false;
 
-  /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may not
-  /// move, claimed bytes, and all that lies between the stretches; the line ends with the last one.
+  /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may
+  /// not move, claimed bytes, and all that lies between the stretches; the line ends with the last
+  /// one.
   ///
   /// @throws std::bad_alloc
   /// @cost   O(ranges in the scope)
@@ -297,8 +302,8 @@ class LayoutSnapshot {
   bool is_part_ = false;
 };
 
-/// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours to
-/// evict. Changes nothing; keeps its memory for the next search.
+/// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours
+/// to evict. Changes nothing; keeps its memory for the next search.
 ///
 /// Units    granules, but for what plans and windows hold.
 /// Threads  thread-compatible.
@@ -307,8 +312,9 @@ class RoomSearch {
  public:
   static constexpr bool is_thread_safe = false;
 
-  /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a look at
-  /// about `most_ranges` ranges; nothing either if a wider search would take less time than the moves.
+  /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a
+  /// look at about `most_ranges` ranges; nothing either if a wider search would take less time than
+  /// the moves.
   ///
   /// @throws std::bad_alloc
   template <class Map, std::predicate<BlockId> CanMove>
@@ -357,8 +363,8 @@ class RoomSearch {
     return to_plan(map, best);
   }
 
-  /// The run of addresses with room for `count` whose blocks cost least to evict, with a look at about
-  /// `most_ranges` ranges.
+  /// The run of addresses with room for `count` whose blocks cost least to evict, with a look at
+  /// about `most_ranges` ranges.
   ///
   /// @param cost  the price of evicting a block as an optional number, nothing if it may not leave
   /// @throws std::bad_alloc

@@ -24,14 +24,15 @@ struct ArenaOptions {
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
   std::size_t bounce_bytes = 4_MiB;
-  /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece; a
-  /// larger one is searched in parts first.
+  /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece;
+  /// a larger one is searched in parts first.
   std::size_t few_ranges = 16'384;
 };
 
 /// Divides device memory into ranges. What more an arena can do is said by the concepts below.
 ///
-/// Given `a` of type `A` (`ca` if const), `n` bytes, a block's id `b`, a taken range `r` and a fence `f`:
+/// Given `a` of type `A` (`ca` if const), `n` bytes, a block's id `b`, a taken range `r` and a
+/// fence `f`:
 ///
 /// | expression                       | must                                                                   |
 /// |----------------------------------|------------------------------------------------------------------------|
@@ -48,8 +49,8 @@ struct ArenaOptions {
 /// | `ca.largest_free_bytes()`        | the largest `n` for which `try_take` finds a range                      |
 /// | `ca.for_each_range(v)`           | call `v` with the `RangeView` of each range                            |
 ///
-/// Thread-compatible: an arena is called under the lock of whoever owns it, and therefore calls neither
-/// the device nor the user, its constructor and destructor aside.
+/// Thread-compatible: an arena is called under the lock of whoever owns it, and therefore calls
+/// neither the device nor the user, its constructor and destructor aside.
 // clang-format off
 template <class A>
 concept Arena =
@@ -83,12 +84,12 @@ concept GrowingArena =
       { a.trim()            } noexcept -> std::same_as<std::optional<Segment>>;
     };
 
-/// An arena whose free bytes may lie apart, and that plans how to have them in one piece: by moving blocks
-/// inside the device, or by evicting neighbours.
+/// An arena whose free bytes may lie apart, and that plans how to have them in one piece: by moving
+/// blocks inside the device, or by evicting neighbours.
 ///
-/// Given a plan `p` of type `A::plan_type`, a predicate `m(id)` that says which blocks may move, a function
-/// `c(id)` that says what evicting a block costs (an optional number: nothing if it may not leave), and
-/// a number `w` of ranges to look at (`all_ranges` for all):
+/// Given a plan `p` of type `A::plan_type`, a predicate `m(id)` that says which blocks may move, a
+/// function `c(id)` that says what evicting a block costs (an optional number: nothing if it may
+/// not leave), and a number `w` of ranges to look at (`all_ranges` for all):
 ///
 /// | expression                         | must                                                                  |
 /// |------------------------------------|-----------------------------------------------------------------------|
@@ -105,14 +106,14 @@ concept GrowingArena =
 /// | `ca.wider_search(w)`               | the `w` to go on with after `w` was in vain; `all_ranges` comes last    |
 /// | `ca.spare_bytes(few)`              | how much may be free beyond `n` before a search is worth its time      |
 ///
-/// A plan is begun in the critical section that made it, and committed once. In between, whoever moves
-/// makes its stream wait for `p.fence`, then for each move waits for the fence of the move and for the
-/// block's last uses and calls `enqueue_move`.
+/// A plan is begun in the critical section that made it, and committed once. In between, whoever
+/// moves makes its stream wait for `p.fence`, then for each move waits for the fence of the move
+/// and for the block's last uses and calls `enqueue_move`.
 template <class A>
 concept MovingArena =
     Arena<A> &&
-    requires(A a, A const ca, typename A::plan_type& p, std::size_t n, std::size_t w, Fence const& f,
-             bool (*m)(BlockId), std::optional<std::uint64_t> (*c)(BlockId)) {
+    requires(A a, A const ca, typename A::plan_type& p, std::size_t n, std::size_t w,
+             Fence const& f, bool (*m)(BlockId), std::optional<std::uint64_t> (*c)(BlockId)) {
       { p.moves                        } -> std::same_as<std::vector<Move>&>;
       { p.cost_bytes                   } -> std::same_as<std::size_t&>;
       { p.makes_bytes                  } -> std::same_as<std::size_t&>;
@@ -136,15 +137,16 @@ concept MovingArena =
 /// | `A(device, order, options)` | take a `StreamOrder` of the device, in place of the constructor above  |
 /// | `a.map(r)`                  | put memory behind range `r`, which was just taken; may wait on the host; a throw leaves the range taken |
 ///
-/// `map` is called without the lock, one call at a time; the `MappedRange` that it returns says what the
-/// first user of the range waits for.
+/// `map` is called without the lock, one call at a time; the `MappedRange` that it returns says
+/// what the first user of the range waits for.
 template <class A>
 concept MappingArena =
     Arena<A> && requires(A a, RangeId r) {
       { a.map(r) } -> std::same_as<MappedRange>;
     };
 
-/// A mapping arena where a block can keep its address while its memory serves others: its range is parked.
+/// A mapping arena where a block can keep its address while its memory serves others: its range is
+/// parked.
 ///
 /// | expression             | must                                                                      |
 /// |------------------------|---------------------------------------------------------------------------|
@@ -162,9 +164,10 @@ concept StableAddressArena =
     };
 // clang-format on
 
-/// The arena that a bundle of policies chooses with its alias `arena`: a class with a member template
-/// `type`, which gets the bundle, so that a bundle that derives from another and changes the device
-/// has an arena on that device. `MovableBlocks`, `MappedPages` and `StableAddresses` are such classes.
+/// The arena that a bundle of policies chooses with its alias `arena`: a class with a member
+/// template `type`, which gets the bundle, so that a bundle that derives from another and changes
+/// the device has an arena on that device. `MovableBlocks`, `MappedPages` and `StableAddresses` are
+/// such classes.
 template <class Policies>
 using ArenaOf = typename Policies::arena::template type<Policies>;
 

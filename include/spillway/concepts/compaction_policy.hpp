@@ -24,8 +24,8 @@ struct LayoutBlock {
 struct Layout {
   std::span<LayoutBlock const> blocks;
   std::uint32_t end = 0;
-  /// Only a part of the arena is shown, so that a plan is found fast: a planner then does not search
-  /// long for a better one.
+  /// Only a part of the arena is shown, so that a plan is found fast: a planner then does not
+  /// search long for a better one.
   bool is_part = false;
 };
 
@@ -54,8 +54,8 @@ struct LayoutPlan {
 /// | `p.plan(l, c, b)` | a plan that makes a free range of `c` granules for at most `b`, or nothing  |
 /// | `P::moves_blocks` | false if `plan` never returns a plan: the arena then does not ask           |
 ///
-/// Each move's destination is free when its turn comes, except where the block overlaps itself. No
-/// fixed block moves, and the cost is the sum of what the moves move. A model works on numbers
+/// Each move's destination is free when the move is made, except where the block overlaps itself.
+/// No fixed block moves, and the cost is the sum of what the moves move. A model works on numbers
 /// alone, may allocate, and may keep scratch memory; it knows nothing of the future.
 /// Thread-compatible.
 // clang-format off

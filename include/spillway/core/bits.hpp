@@ -8,12 +8,13 @@
 
 namespace spillway::detail {
 
-/// The size class of a number: the leading `SplitBits` + 1 bits of it and how many bits follow, as one
-/// number. Numbers below 2^SplitBits have a class each, and every power of two above has 2^SplitBits
-/// classes, so that sizes of one class differ by less than 1 / 2^SplitBits.
+/// The size class of a number: the leading `SplitBits` + 1 bits of it and how many bits follow, as
+/// one number. Numbers below 2^SplitBits have a class each, and every power of two above has
+/// 2^SplitBits classes, so that sizes of one class differ by less than 1 / 2^SplitBits.
 ///
 /// A larger number is never in a smaller class, and no class between two others is left out. For
-/// `SplitBits` = 3: 7 is in class 7, 8 in 8, 15 in 15, 16 and 17 in 16, 18 and 19 in 17, 32 to 35 in 24.
+/// `SplitBits` = 3: 7 is in class 7, 8 in 8, 15 in 15, 16 and 17 in 16, 18 and 19 in 17, 32 to 35
+/// in 24.
 template <unsigned SplitBits, std::unsigned_integral Number>
 [[nodiscard]] constexpr Number size_class_of(Number size) noexcept {
   constexpr unsigned top = std::numeric_limits<Number>::digits - 1;
@@ -27,9 +28,9 @@ template <unsigned SplitBits, std::unsigned_integral Number>
 inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits - SplitBits + 1)
                                            << SplitBits;
 
-/// Mixes the bits of a number so that numbers which are close or regular, such as indices and addresses, give
-/// numbers that look random (the output function of SplitMix64, Steele et al., OOPSLA 2014). It is one to
-/// one: different numbers give different ones.
+/// Mixes the bits of a number so that numbers which are close or regular, such as indices and
+/// addresses, give numbers that look random (the output function of SplitMix64, Steele et al.,
+/// OOPSLA 2014). It is one to one: different numbers give different ones.
 [[nodiscard]] constexpr std::uint64_t mix_bits(std::uint64_t number) noexcept {
   std::uint64_t z = number + 0x9E3779B97F4A7C15U;
   z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;

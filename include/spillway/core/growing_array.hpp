@@ -14,9 +14,9 @@ namespace spillway::detail {
 
 /// An array of plain records that grows at its end and never shrinks.
 ///
-/// Unlike a vector it leaves the copying to `realloc`, which moves pages and not bytes where an array is
-/// large, and it does not touch records before they are written: a table of millions of records grows
-/// in microseconds, and under a lock that is what counts.
+/// Unlike a vector it leaves the copying to `realloc`, which moves pages and not bytes where an
+/// array is large, and it does not touch records before they are written: a table of millions of
+/// records grows in microseconds, and under a lock that is what counts.
 ///
 /// Threads  thread-compatible.
 template <class Record>
@@ -49,7 +49,8 @@ class GrowingArray {
     data_.get()[size_ - 1] = record;
   }
 
-  /// Adds a record to be written before it is read. @throws std::bad_alloc; nothing has changed then
+  /// Adds a record to be written before it is read. @throws std::bad_alloc; nothing has changed
+  /// then
   void grow() {
     if (size_ == capacity_) {
       std::size_t const capacity = std::max<std::size_t>(2 * capacity_, 16);

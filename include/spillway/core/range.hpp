@@ -16,8 +16,9 @@ enum class RangeId : std::uint32_t {};
 
 /// What a range of an arena is.
 ///
-/// All but `free` and `taken` last from `begin_moves` to `commit_moves`: `claimed` bytes are free ones
-/// that moves need, `moving` blocks are on their way, and a block given back on its way is `leaving`.
+/// All but `free` and `taken` last from `begin_moves` to `commit_moves`: `claimed` bytes are free
+/// ones that moves need, `moving` blocks are on their way, and a block given back on its way is
+/// `leaving`.
 enum class RangeState : std::uint8_t { free, claimed, taken, moving, leaving };
 
 /// A range that was taken. Whoever uses it first makes its stream wait for `fence`.
@@ -50,7 +51,8 @@ struct Move {
   std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
-  /// Last uses of the destination. The moving stream waits for it and for the block's own last uses.
+  /// Last uses of the destination. The moving stream waits for it and for the block's own last
+  /// uses.
   Fence fence;
 };
 

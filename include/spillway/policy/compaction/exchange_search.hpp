@@ -15,25 +15,31 @@
 
 namespace spillway::detail {
 
-/// Finds plans that bring far-off gaps together by exchanging blocks, for when hardly more is free than is
-/// asked for. `SlidingCompaction` searches with it, once for each object, when vacating a window is dear.
+/// Finds plans that bring far-off gaps together by exchanging blocks, for when hardly more is free
+/// than is asked for. `SlidingCompaction` searches with it, once for each object, when vacating a
+/// window is dear.
 ///
-/// The algorithm is a greedy local search with exchanges; `docs/benchmarks.md` says what each part earns:
-/// - It lifts a span of neighbouring blocks, which holds most free granules for what moving it costs, and goes
-///   through the gaps elsewhere, large ones first. Each granule that fills a gap becomes free in the span.
-/// - A gap is filled with lifted blocks as exactly as possible, which is a subset sum (`SizePool`). There are
-///   two more ways to fill one: one or two of its neighbours are lifted too, and find a place in another
-///   gap or in the span; or the blocks between it and the next gaps slide, so that the gaps become one.
-/// - The way taken is the one that moves least, with a price on granules that stay free outside the span, of
-///   which there may only be as many as are free beyond what is asked for.
-/// - What is still lifted goes to one end of the span, and `MoveOrder` brings the moves into an order in which
-///   they can be made.
+/// The algorithm is a greedy local search with exchanges; `docs/benchmarks.md` says what each part
+/// earns:
+/// - It lifts a span of neighbouring blocks, which holds most free granules for what moving it
+///   costs, and goes through the gaps elsewhere, large ones first. Each granule that fills a gap
+///   becomes free in the span.
+/// - A gap is filled with lifted blocks as exactly as possible, which is a subset sum
+///   (`SizePool`). There are two more ways to fill one: one or two of its neighbours are lifted
+///   too, and find a place in another gap or in the span; or the blocks between it and the next
+///   gaps slide, so that the gaps become one.
+/// - The way taken is the one that moves least, with a price on granules that stay free outside
+///   the span, of which there may only be as many as are free beyond what is asked for.
+/// - What is still lifted goes to one end of the span, and `MoveOrder` brings the moves into an
+///   order in which they can be made.
 ///
-/// Example: gap 1 | 1 | 4 | 4 | 2 | gap 3, and all 4 that are free are wanted. Sliding moves 11. Lifting the block
-/// of 2, and the block of 1 beside the gap of 1, which together hold it, moves 3: the 1 goes to the far end.
+/// Example: gap 1 | 1 | 4 | 4 | 2 | gap 3, and all 4 that are free are wanted. Sliding moves 11.
+/// Lifting the block of 2, and the block of 1 beside the gap of 1, which together hold it, moves 3:
+/// the 1 goes to the far end.
 ///
 /// Threads  thread-compatible.
-/// Cost     at most `Limits::looks`, and O(n) for n blocks for each of some twenty lengths of a span
+/// Cost     at most `Limits::looks`, and O(n) for n blocks for each of some twenty lengths of a
+///          span
 class ExchangeSearch {
  public:
   /// How much is tried at most.
@@ -46,8 +52,8 @@ class ExchangeSearch {
 
   ExchangeSearch(LayoutLine const& line, Limits const& limits) : line_{line}, limits_{limits} {}
 
-  /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns the
-  /// bound from then on.
+  /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns
+  /// the bound from then on.
   ///
   /// @throws std::bad_alloc
   template <class Use>

@@ -13,8 +13,8 @@
 
 namespace spillway::detail {
 
-/// The gaps of a layout by size class, to be filled from their low ends, with undo. `WindowSearch` finds
-/// with it where the blocks of a window can go.
+/// The gaps of a layout by size class, to be filled from their low ends, with undo. `WindowSearch`
+/// finds with it where the blocks of a window can go.
 ///
 /// Threads  thread-compatible.
 class GapIndex {
@@ -130,8 +130,8 @@ class GapIndex {
   std::vector<std::uint32_t> gaps_;  // by class of their whole size, then by address
   std::vector<std::uint32_t> filled_;
   std::vector<Fill> fills_;
-  // By class of what a fill left of a gap, in the order of the fills; out of date where the same gap
-  // has been filled again.
+  // By class of what a fill left of a gap, in the order of the fills; out of date where the same
+  // gap has been filled again.
   std::array<std::vector<std::uint32_t>, classes> remnants_;
   std::uint64_t looks_ = 0;
 };

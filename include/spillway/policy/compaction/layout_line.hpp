@@ -10,8 +10,8 @@
 
 namespace spillway::detail {
 
-/// A layout as the searches for compaction plans see it, alternating gaps and blocks: gap 0, block 0, gap 1,
-/// ..., block n - 1, gap n.
+/// A layout as the searches for compaction plans see it, alternating gaps and blocks: gap 0, block
+/// 0, gap 1, ..., block n - 1, gap n.
 ///
 /// Gaps may be empty. Units: granules.
 class LayoutLine {
@@ -46,7 +46,8 @@ struct BlockSpan {
   [[nodiscard]] bool is_none() const noexcept { return room == 0; }
 };
 
-/// The neighbouring blocks, none of them fixed, whose gaps hold `count` granules and whose blocks are fewest granules.
+/// The neighbouring blocks, none of them fixed, whose gaps hold `count` granules and whose blocks
+/// are fewest granules.
 ///
 /// @return  a span without room if there are none
 /// @cost    O(n): the cheapest span that ends at a gap starts as late as it can

@@ -13,11 +13,12 @@
 
 namespace spillway::detail {
 
-/// Brings the moves of an exchange into an order in which each destination is free when it is moved to.
-/// `ExchangeSearch` orders its plans with it.
+/// Brings the moves of an exchange into an order in which each destination is free when it is moved
+/// to. `ExchangeSearch` orders its plans with it.
 ///
-/// It makes every move whose destination is free, again and again. Where none is left, blocks want each other's
-/// places: the smallest one that fits the widest gap then steps aside into it, at most eight times.
+/// It makes every move whose destination is free, again and again. Where none is left, blocks want
+/// each other's places: the smallest one that fits the widest gap then steps aside into it, at most
+/// eight times.
 ///
 /// Threads  thread-compatible.
 class MoveOrder {

@@ -9,11 +9,12 @@
 
 namespace spillway::detail {
 
-/// Lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap as well as possible.
+/// Lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap as well as
+/// possible.
 ///
-/// That is the subset sum problem, solved by branch and bound over the different sizes: depth first from
-/// the largest size, most of each first, and cut off where what is left is known to be too little to
-/// beat the best sum so far.
+/// That is the subset sum problem, solved by branch and bound over the different sizes: depth first
+/// from the largest size, most of each first, and cut off where what is left is known to be too
+/// little to beat the best sum so far.
 ///
 /// Threads  thread-compatible.
 class SizePool {
@@ -41,7 +42,8 @@ class SizePool {
     at->sum_from += count;
   }
 
-  /// Blocks whose sum is as large as was found without being more than `target`, within `looks` looks.
+  /// Blocks whose sum is as large as was found without being more than `target`, within `looks`
+  /// looks.
   ///
   /// @param looks  counted down
   [[nodiscard]] Choice best_for(std::uint64_t target, std::uint64_t& looks) const {
@@ -79,9 +81,10 @@ class SizePool {
  private:
   struct Size {
     std::uint32_t count;
-    // What this size and smaller ones are known to add up to. It is exact where large blocks are added
-    // first. Otherwise it may be too small, and the search then ends before the fullest fill. An exact sum
-    // moved more bytes on some traces and fewer on others: docs/benchmarks.md has the figures.
+    // What this size and smaller ones are known to add up to. It is exact where large blocks are
+    // added first. Otherwise it may be too small, and the search then ends before the fullest fill.
+    // An exact sum moved more bytes on some traces and fewer on others: docs/benchmarks.md has the
+    // figures.
     std::uint64_t sum_from;
     std::vector<std::uint32_t> blocks;
   };

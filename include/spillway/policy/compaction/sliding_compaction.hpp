@@ -16,14 +16,15 @@
 
 namespace spillway {
 
-/// The default compaction policy: makes a free range by moving as few bytes as it can find a way to.
+/// The default compaction policy: makes a free range by moving as few bytes as it can find a way
+/// to.
 ///
 /// It slides neighbouring blocks together (`cheapest_slide`), empties windows into gaps elsewhere
 /// (`WindowSearch`), and exchanges blocks so that far-off gaps come together (`ExchangeSearch`).
 ///
 /// Of plans that move about as much it takes the one after which the rest of the free bytes lies
-/// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks` that show the
-/// whole arena.
+/// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks` that
+/// show the whole arena.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants

@@ -16,28 +16,29 @@
 
 namespace spillway::detail {
 
-/// Finds plans that vacate a window of blocks: some of them go to gaps elsewhere, the rest slides together.
-/// `SlidingCompaction` searches with it, once for each object.
+/// Finds plans that vacate a window of blocks: some of them go to gaps elsewhere, the rest slides
+/// together. `SlidingCompaction` searches with it, once for each object.
 ///
-/// A window is a row of neighbouring blocks with the gaps around and between them. The algorithm is a
-/// best-first search over windows, with best fit decreasing inside each (Johnson, "Near-optimal bin packing
-/// algorithms", 1973):
-/// - For each gap, the shortest window that begins there and spans what is asked for goes into a heap, by the
-///   granules of its blocks. Each window that is taken out is tried and also put back with one more block,
-///   since that adds gaps of its own and fewer blocks then have to leave.
-/// - A try sends the blocks of a window, large ones first, to the smallest gap elsewhere that holds each, until
-///   what stays leaves enough room. A block that fits no gap has a place made for it in the same way, one
-///   level deep, or by the cheapest slide.
+/// A window is a row of neighbouring blocks with the gaps around and between them. The algorithm is
+/// a best-first search over windows, with best fit decreasing inside each (Johnson, "Near-optimal
+/// bin packing algorithms", 1973):
+/// - For each gap, the shortest window that begins there and spans what is asked for goes into a
+///   heap, by the granules of its blocks. Each window that is taken out is tried and also put back
+///   with one more block, since that adds gaps of its own and fewer blocks then have to leave.
+/// - A try sends the blocks of a window, large ones first, to the smallest gap elsewhere that
+///   holds each, until what stays leaves enough room. A block that fits no gap has a place made for
+///   it in the same way, one level deep, or by the cheapest slide.
 /// - The search ends when the next window would move as much as the best plan, or at its limits.
 ///
-/// Example: 4 | gap 2 | 3 | gap 2 | 9 | gap 3, and 7 are wanted. The window of the block of 3 spans 7; the block
-/// goes into the gap of 3, and 3 granules moved make 7 free.
+/// Example: 4 | gap 2 | 3 | gap 2 | 9 | gap 3, and 7 are wanted. The window of the block of 3 spans
+/// 7; the block goes into the gap of 3, and 3 granules moved make 7 free.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n log n) for n blocks to list the windows, then at most `Limits::looks`
 class WindowSearch {
  public:
-  /// How much is tried at most; what it finds depends on it, what it costs in time is bounded by it.
+  /// How much is tried at most; what it finds depends on it, what it costs in time is bounded by
+  /// it.
   struct Limits {
     int tries = 50;                 ///< windows, for the range that is asked for
     int nested_tries = 6;           ///< windows, for a block that fits nowhere
@@ -48,8 +49,8 @@ class WindowSearch {
     gaps_.read(line_);
   }
 
-  /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns the
-  /// bound from then on.
+  /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns
+  /// the bound from then on.
   ///
   /// @throws std::bad_alloc
   template <class Use>
@@ -114,8 +115,8 @@ class WindowSearch {
     });
   }
 
-  // The windows of at least `count` granules from each gap on that end as early as they can; of very
-  // many the cheapest.
+  // The windows of at least `count` granules from each gap on that end as early as they can; of
+  // very many the cheapest.
   //
   // `IsUntouched`: no window is closed and no gap filled, as in the first listing. It looks at all
   // there is and must be quick.

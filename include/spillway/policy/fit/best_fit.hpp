@@ -80,8 +80,8 @@ class BestFit {
     return {table[node].count, table[node].first};
   }
 
-  // A fixed function of the node's number is as good as a random number, since sizes and addresses do not
-  // depend on it.
+  // A fixed function of the node's number is as good as a random number, since sizes and addresses
+  // do not depend on it.
   static std::uint32_t weight_of(std::uint32_t node) noexcept {
     return static_cast<std::uint32_t>(detail::mix_bits(node) >> 32U);
   }

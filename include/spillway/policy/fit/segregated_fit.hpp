@@ -12,15 +12,16 @@
 
 namespace spillway {
 
-/// Free ranges in size classes of at most 1/64 difference, found through two levels of bitmaps (TLSF).
+/// Free ranges in size classes of at most 1/64 difference, found through two levels of bitmaps
+/// (TLSF).
 ///
 /// Takes the newest range of the request's own class if that fits, else one of the next class that
 /// has any: nearly the best fit. Sizes below 128 granules have a class each, so for them the fit is
 /// exact. Large blocks go to the high end of the range and small ones to the low end, which keeps
 /// blocks of one kind together and the room between them in one piece.
 ///
-/// Where there are few blocks and few free ranges, as with some large tensors in a tight arena, each
-/// choice counts, and all of them are looked at: an exact fit first, else the outer end of the
+/// Where there are few blocks and few free ranges, as with some large tensors in a tight arena,
+/// each choice counts, and all of them are looked at: an exact fit first, else the outer end of the
 /// outermost ranges, so that what stays free draws together.
 ///
 /// Threads  thread-compatible.
