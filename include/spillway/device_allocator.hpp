@@ -64,6 +64,7 @@ class DeviceAllocator {
   using stream_type = typename device_type::stream_type;
   using lease_type = Lease<DeviceAllocator>;
   using observer_type = typename Policies::observer;
+  using eviction_type = typename Policies::eviction;
   using prefetch_type = typename Policies::prefetch;
 
   static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
@@ -83,7 +84,10 @@ class DeviceAllocator {
     /// the machine's memory.
     HostPoolOptions host{};
     PagerOptions paging{};
+    /// The policies to start from, where those of the bundle have parameters: an eviction policy of a
+    /// program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`.
     prefetch_type prefetch{};
+    eviction_type eviction{};
   };
 
   /// On a device of its own, made by default.
@@ -403,7 +407,10 @@ class DeviceAllocator {
         order_{*device_},
         arena_(make_arena(*device_, order_, options)),
         pool_{*device_, order_, host_options(options)},
-        prefetcher_{std::move(options.prefetch)} {}
+        prefetcher_{std::move(options.prefetch)},
+        blocks_{
+            *device_, arena_, pool_, prefetcher_, journal_, monitor_, std::move(options.eviction)} {
+  }
 
   void release(LeaseRecord const& lease) noexcept;
   void look_ahead() {
@@ -463,7 +470,7 @@ class DeviceAllocator {
   StreamPrefetcher<prefetch_type> prefetcher_;
   mutable Monitor monitor_;  // guards what follows, the arena and the prefetcher
   detail::Journal<Policies> journal_{*device_, monitor_};
-  detail::Blocks<Policies> blocks_{*device_, arena_, pool_, prefetcher_, journal_, monitor_};
+  detail::Blocks<Policies> blocks_;
   detail::Transfers<Policies> transfers_{*device_,
                                          order_,
                                          arena_,

@@ -19,6 +19,7 @@
 /// | `VacatingApi`        | `vacate`                             | unmaps what is swapped out, in stream order |
 /// | `RunMappingApi`      | `maps_runs` is true                  | maps neighbouring pages with one call     |
 /// | `ByteHoldingApi`     | `holds_bytes` is not false           | may read and write through addresses      |
+/// | `ReadCheckingApi`    | `checks_reads`                       | refuses reads of what was never written   |
 /// | `CapturingApi`       | `is_capturing`                       | refuses what may not happen in a capture  |
 /// | `PerThreadStreamApi` | `is_one_stream`                      | refuses handles that it cannot order      |
 /// | `NumberedApi`        | `ordinal`                            | names the device in snapshots and tensors |
@@ -98,6 +99,13 @@ concept RunMappingApi = VirtualMemoryApi<D> && requires { requires D::maps_runs;
 /// addresses are names that nothing may be read or written through.
 template <class D>
 concept ByteHoldingApi = DeviceApi<D> && !requires { requires !D::holds_bytes; };
+
+/// A device that finds mistakes of programs, as simulated ones do: where `cd.checks_reads()` is true, a
+/// lease that reads a block which was never written is refused.
+template <class D>
+concept ReadCheckingApi = DeviceApi<D> && requires(D const cd) {
+  { cd.checks_reads() } noexcept -> std::same_as<bool>;
+};
 
 /// A device that can record the work of a stream into a graph instead of running it:
 /// `cd.is_capturing(s)` says whether it does so with what is enqueued on `s` now.

@@ -54,13 +54,15 @@ class Blocks {
          HostSwapPool<Device>& pool,
          Prefetcher& prefetcher,
          Journal<Policies>& journal,
-         MonitorType& monitor)
+         MonitorType& monitor,
+         Eviction eviction = {})
       : device_{device},
         arena_{arena},
         pool_{pool},
         prefetcher_{prefetcher},
         journal_{journal},
-        monitor_{monitor} {}
+        monitor_{monitor},
+        eviction_{std::move(eviction)} {}
   Blocks(Blocks const&) = delete;
   Blocks& operator=(Blocks const&) = delete;
 

@@ -99,6 +99,7 @@ class Leases {
     for (LeaseRequest const& request : requests) {  // all are known before any is counted
       refuse_lost(blocks_.expect(request.id), request);
     }
+    refuse_unwritten(requests);
     Pending pending{*this, requests};
     for (LeaseRequest const& request : requests) {
       pending.add(blocks_.at(request.id));
@@ -202,6 +203,11 @@ class Leases {
         block->is_abandoned) {
       return nullptr;
     }
+    if constexpr (ReadCheckingApi<Device>) {
+      if (block->state() == BlockState::blank && request.access == Access::read) {
+        return nullptr;  // may have to be refused
+      }
+    }
     bool const is_ordered = order_.is_ordered(block->written, on) &&
                             (request.access == Access::read || order_.is_ordered(block->used, on));
     return is_ordered ? block : nullptr;
@@ -280,6 +286,25 @@ class Leases {
   static void refuse_lost(BlockRecord const& block, LeaseRequest request) {
     if (block.is_lost() && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
+    }
+  }
+
+  /// Finds programs that read what they never wrote, on devices that are made to find mistakes. A lease
+  /// for `read_write` may write first, and what one operand of a group writes another one may read.
+  void refuse_unwritten(std::span<LeaseRequest const> requests) {
+    if constexpr (ReadCheckingApi<Device>) {
+      if (!device_.checks_reads()) {
+        return;
+      }
+      for (LeaseRequest const& request : requests) {
+        BlockState const state = blocks_.at(request.id).status.settled();
+        bool const is_unwritten = state == BlockState::vacant || state == BlockState::blank;
+        auto const writes_it = [&](LeaseRequest const& other) {
+          return other.id == request.id && other.access != Access::read;
+        };
+        expects(!is_unwritten || std::any_of(requests.begin(), requests.end(), writes_it),
+                "a block is read that was never written: acquire it for Access::write first");
+      }
     }
   }
 

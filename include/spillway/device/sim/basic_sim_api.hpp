@@ -138,6 +138,10 @@ class BasicSimApi {
             executor_.events()};
   }
   [[nodiscard]] SimOptions const& options() const noexcept { return options_; }
+  /// Whether a lease that reads a block which was never written is to be refused.
+  [[nodiscard]] bool checks_reads() const noexcept {
+    return holds_bytes && options_.checked && options_.check_reads;
+  }
 
   // Stepped devices only; `SteppedExecutor` says what these do.
   bool step(stream_type stream) requires Executor::is_stepped { return executor_.step(stream); }

@@ -24,8 +24,10 @@ struct SimOptions {
   bool poison = true;                ///< fill memory that is handed out, where bytes are held
   unsigned char poison_byte = 0xFF;  ///< reads as NaN in every floating-point type
   std::size_t poison_limit_bytes =
-      64_MiB;               ///< larger pieces are not poisoned: they would be backed
-  bool checked = true;      ///< look up both ranges of every copy and fill
+      64_MiB;           ///< larger pieces are not poisoned: they would be backed
+  bool checked = true;  ///< look up both ranges of every copy and fill
+  bool check_reads =
+      true;  ///< of a `checked` device with bytes: refuse to read what was never written
   bool check_order = true;  ///< stepped devices only: refuse work that races with earlier work
 };
 
