@@ -108,7 +108,7 @@ class WatchedProgram {
   std::mt19937_64 random_;
 
  public:
-  spillway::testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+  spillway::testing::SteppedSimApi device{{.capacity_bytes = 64_MiB, .check_reads = false}};
   Allocator allocator;
   std::vector<Buffer> buffers;
 
