@@ -12,7 +12,8 @@
 
 namespace spillway::detail {
 
-/// A table of records named by `BlockId`: dense slots, recognisable stale ids, stable references.
+/// A table of records named by `BlockId`: dense slots, recognisable stale ids, stable references. The
+/// pager keeps its blocks in one, the host pool its slots.
 ///
 /// Threads  thread-compatible.
 /// Cost     every call O(1), amortised where `emplace` has to allocate: for 256 records at a time.
@@ -53,8 +54,8 @@ class BlockTable {
     return entry.is_live && entry.generation == generation_of(id) ? &entry.record : nullptr;
   }
   [[nodiscard]] Record const* find(BlockId id) const noexcept {
-    return const_cast<BlockTable*>(this)->find(
-        id);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    return const_cast<BlockTable*>(this)->find(id);
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
@@ -71,7 +72,8 @@ class BlockTable {
   }
   template <class Visit>
   void for_each(Visit visit) const {
-    const_cast<BlockTable*>(this)->for_each(  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    const_cast<BlockTable*>(this)->for_each(
         [&](BlockId id, Record const& record) { visit(id, record); });
   }
 

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/pager/monitor.hpp>
+
+#include <doctest/doctest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+using Monitor = spillway::detail::Monitor<std::mutex>;
+using namespace std::chrono_literals;
+
+}  // namespace
+
+TEST_SUITE("monitor") {
+  TEST_CASE("Monitor: one thread has the exclusive right, and the next one gets it at its end") {
+    Monitor monitor;
+    bool is_done = false;
+    std::unique_lock guard{monitor};
+    std::jthread other;
+    {
+      Monitor::Exclusive const exclusive{monitor};
+      CHECK(monitor.is_exclusive_taken());
+      other = std::jthread{[&] {
+        std::lock_guard const inner{monitor};
+        Monitor::Exclusive const mine{monitor};
+        is_done = true;
+        monitor.notify();
+      }};
+      Monitor::Unlocked const unlocked{monitor};
+      std::this_thread::sleep_for(5ms);
+    }
+    CHECK(monitor.wait_while([&] { return !is_done; }));
+    guard.unlock();
+    other.join();
+    std::lock_guard const last{monitor};
+    CHECK(!monitor.is_exclusive_taken());
+  }
+
+  TEST_CASE("Monitor: a thread counts as waiting for as long as it is blocked, and no longer") {
+    Monitor monitor;
+    bool is_blocked = true;
+    std::jthread const other{[&] {
+      std::lock_guard const guard{monitor};
+      CHECK(monitor.wait_while([&] { return is_blocked; }));
+      CHECK(monitor.waiting_count() == 0);
+      CHECK(!monitor.is_waiting(std::this_thread::get_id()));
+      CHECK(!monitor.wait_while([] { return false; }));
+    }};
+    for (bool is_seen = false; !is_seen;) {
+      std::this_thread::yield();
+      std::lock_guard const guard{monitor};
+      is_seen = monitor.is_waiting(other.get_id());
+    }
+    std::lock_guard const guard{monitor};
+    CHECK(monitor.waiting_count() == 1);
+    is_blocked = false;
+    monitor.notify();
+  }
+
+  TEST_CASE("Monitor: a wait for a release gives up the exclusive right meanwhile") {
+    Monitor monitor;
+    std::lock_guard const guard{monitor};
+    Monitor::Exclusive const exclusive{monitor};
+    std::jthread const other{[&] {
+      std::lock_guard const inner{monitor};
+      Monitor::Exclusive const mine{monitor};
+      monitor.notify_release();
+    }};
+    auto const result = monitor.wait_for_release(1h, [] { return true; });
+    CHECK(result.has_slept);
+    CHECK(result.is_released);
+    CHECK(monitor.is_exclusive_taken());
+  }
+
+  TEST_CASE(
+      "Monitor: a wait for a release ends at once if none can come, and else when time is up") {
+    Monitor monitor;
+    std::lock_guard const guard{monitor};
+    Monitor::Exclusive const exclusive{monitor};
+    auto const none = monitor.wait_for_release(1h, [] { return false; });
+    CHECK(!none.has_slept);
+    CHECK(!none.is_released);
+    auto const late = monitor.wait_for_release(1ms, [] { return true; });
+    CHECK(late.has_slept);
+    CHECK(!late.is_released);
+  }
+}
