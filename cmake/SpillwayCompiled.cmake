@@ -7,3 +7,9 @@ set_target_properties(spillway_compiled PROPERTIES EXPORT_NAME compiled POSITION
                                                    CXX_EXTENSIONS OFF)
 target_link_libraries(spillway_compiled PUBLIC spillway)
 target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED=1)
+if(SPILLWAY_HAS_CUDA)
+  # An object of its own: a program that uses no CUDA links nothing of it.
+  target_sources(spillway_compiled PRIVATE ${PROJECT_SOURCE_DIR}/src/compiled_cuda.cpp)
+  target_include_directories(spillway_compiled SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED_CUDA=1)
+endif()

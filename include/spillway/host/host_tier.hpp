@@ -7,8 +7,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <optional>
+#include <string>
 
 namespace spillway {
 
@@ -65,7 +65,7 @@ struct HostPoolOptions {
   std::size_t file_bytes = 0;
   /// A folder, for a file without a name, or the name of a file that must not exist yet. Either is
   /// gone when the pool is.
-  std::filesystem::path file{};
+  std::string file{};
   /// How much of the pinned tier to reserve at construction; the rest follows by `try_grow`.
   std::size_t initial_pinned_bytes = 0;
   std::size_t slab_bytes = 64_MiB;  ///< the least by which a tier grows

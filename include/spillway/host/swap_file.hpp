@@ -7,13 +7,13 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include <fcntl.h>
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkostemp is POSIX
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace spillway::detail {
@@ -33,17 +33,17 @@ class SwapFile {
   static constexpr std::size_t direct_alignment_bytes = 4096;
 
   /// @throws FileTierError naming the path and the system's reason
-  SwapFile(std::filesystem::path path, bool wants_direct_io, FileIo io)
+  SwapFile(std::string path, bool wants_direct_io, FileIo io)
       : path_{std::move(path)}, io_{std::move(io)} {
-    std::error_code ignored;
-    if (std::filesystem::is_directory(path_, ignored)) {
+    struct stat status {};
+    if (::stat(path_.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
       open_nameless();
     } else {
       fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
       is_named_ = fd_ >= 0;
     }
     if (fd_ < 0) {
-      throw FileTierError{"spillway: cannot open the swap file at " + path_.string() + ": " +
+      throw FileTierError{"spillway: cannot open the swap file at " + path_ + ": " +
                           std::generic_category().message(errno)};
     }
 #if defined(O_DIRECT)
@@ -88,7 +88,7 @@ class SwapFile {
     });
   }
 
-  [[nodiscard]] std::filesystem::path const& path() const noexcept {
+  [[nodiscard]] std::string const& path() const noexcept {
     return path_;
   }
   [[nodiscard]] std::uint64_t size_bytes() const noexcept {
@@ -106,7 +106,7 @@ class SwapFile {
       return;
     }
 #endif
-    std::string name = (path_ / "spillway-XXXXXX").string();
+    std::string name = path_ + "/spillway-XXXXXX";
     fd_ = ::mkostemp(name.data(), O_CLOEXEC);
     if (fd_ >= 0) {
       ::unlink(name.c_str());
@@ -135,7 +135,7 @@ class SwapFile {
     return 0;
   }
 
-  std::filesystem::path path_;
+  std::string path_;
   [[no_unique_address]] FileIo io_;
   int fd_ = -1;
   std::uint64_t size_bytes_ = 0;

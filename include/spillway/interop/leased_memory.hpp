@@ -7,15 +7,16 @@
 #include <spillway/core/types.hpp>
 #include <spillway/stream.hpp>
 
+#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -232,10 +233,11 @@ void LeasedMemory<Allocator>::free(Allocation& allocation) noexcept {
 
 template <LeasingAllocator Allocator>
 ContractViolation LeasedMemory<Allocator>::not_allocated(void const* memory) {
-  std::ostringstream what;
-  what << "deallocating " << memory
-       << ", which is not allocated here: it was deallocated before or comes from elsewhere";
-  return ContractViolation{what.str()};
+  std::array<char, 32> address{};
+  (void)std::snprintf(address.data(), address.size(), "%p", memory);
+  return ContractViolation{std::string{"deallocating "} + address.data() +
+                           ", which is not allocated here: it was deallocated before or comes from "
+                           "elsewhere"};
 }
 
 }  // namespace spillway

@@ -207,21 +207,7 @@ class Blocks {
   // Uses, of which the schedule and the policies are told.
 
   /// Records an access, and tells the eviction policy if predictions have failed or resumed by it.
-  [[nodiscard]] Use record_access(LeaseRequest request) noexcept {
-    Use const use = prefetcher_.on_access(request.id, request.access);
-    AccessSchedule& schedule = prefetcher_.schedule();
-    switch (schedule.take_change()) {
-    case AccessSchedule::Change::none:
-      break;
-    case AccessSchedule::Change::lost:
-      eviction_.on_misprediction();
-      break;
-    case AccessSchedule::Change::resumed:
-      eviction_.on_step(schedule, plannable_bytes());
-      break;
-    }
-    return use;
-  }
+  [[nodiscard]] Use record_access(LeaseRequest request) noexcept;
   /// Tells the eviction policy of a use of a resident block.
   void touch(BlockId id, Use use) noexcept { eviction_.on_access(id, use); }
 
@@ -407,7 +393,7 @@ class Blocks {
   /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
   enum class Leaves : std::uint8_t { for_good, parked, vacated };
 
-  void map_pages(Placement& placement, BlockId owner) {
+  void map_pages(Placement& placement, BlockId owner) requires maps_pages {
     std::uint64_t waits = 0;
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
@@ -499,5 +485,22 @@ class Blocks {
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
 };
+
+template <PolicySet Policies>
+Use Blocks<Policies>::record_access(LeaseRequest request) noexcept {
+  Use const use = prefetcher_.on_access(request.id, request.access);
+  AccessSchedule& schedule = prefetcher_.schedule();
+  switch (schedule.take_change()) {
+  case AccessSchedule::Change::none:
+    break;
+  case AccessSchedule::Change::lost:
+    eviction_.on_misprediction();
+    break;
+  case AccessSchedule::Change::resumed:
+    eviction_.on_step(schedule, plannable_bytes());
+    break;
+  }
+  return use;
+}
 
 }  // namespace spillway::detail

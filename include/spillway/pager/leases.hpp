@@ -94,29 +94,7 @@ class Leases {
   [[gnu::noinline]] void acquire(std::span<LeaseRequest const> requests,
                                  stream_type stream,
                                  StreamIndex on,
-                                 Give const& give) {
-    refuse_capture(stream);
-    for (LeaseRequest const& request : requests) {  // all are known before any is counted
-      refuse_lost(blocks_.expect(request.id), request);
-    }
-    refuse_unwritten(requests);
-    Pending pending{*this, requests};
-    for (LeaseRequest const& request : requests) {
-      pending.add(blocks_.at(request.id));
-    }
-    for (LeaseRequest const& request : requests) {
-      make_resident(request, blocks_.record_access(request), pending);
-    }
-    for (LeaseRequest const& request : requests) {
-      check_arrival(request, pending);
-    }
-    order_after_earlier_uses(requests, on, pending);
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      BlockRecord& block = blocks_.at(requests[i].id);
-      give(i, grant(block, requests[i], on), block);
-    }
-    pending.keep();
-  }
+                                 Give const& give);
 
   /// Ends a lease. @returns whether an exact event should be recorded on its stream now
   [[nodiscard]] bool release(LeaseRecord const& lease) noexcept {
@@ -413,5 +391,34 @@ class Leases {
   MonitorType& monitor_;
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache_{};
 };
+
+template <PolicySet Policies>
+template <class Give>
+void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
+                               stream_type stream,
+                               StreamIndex on,
+                               Give const& give) {
+  refuse_capture(stream);
+  for (LeaseRequest const& request : requests) {  // all are known before any is counted
+    refuse_lost(blocks_.expect(request.id), request);
+  }
+  refuse_unwritten(requests);
+  Pending pending{*this, requests};
+  for (LeaseRequest const& request : requests) {
+    pending.add(blocks_.at(request.id));
+  }
+  for (LeaseRequest const& request : requests) {
+    make_resident(request, blocks_.record_access(request), pending);
+  }
+  for (LeaseRequest const& request : requests) {
+    check_arrival(request, pending);
+  }
+  order_after_earlier_uses(requests, on, pending);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    BlockRecord& block = blocks_.at(requests[i].id);
+    give(i, grant(block, requests[i], on), block);
+  }
+  pending.keep();
+}
 
 }  // namespace spillway::detail

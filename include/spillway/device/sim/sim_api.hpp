@@ -20,7 +20,6 @@
 #include <string>
 #include <system_error>
 #include <thread>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -84,7 +83,8 @@ class ThreadedExecutor {
   [[nodiscard]] Barrier barrier();
   /// The streams' threads run nothing but operations: whoever calls from one is a host function.
   [[nodiscard]] bool is_host_function_caller() const noexcept {
-    return threads_.contains(std::this_thread::get_id());
+    return std::find(threads_.begin(), threads_.end(), std::this_thread::get_id()) !=
+           threads_.end();
   }
   [[nodiscard]] std::uint64_t clock_ns() const noexcept { return steady_ns(); }
   [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
@@ -103,7 +103,7 @@ class ThreadedExecutor {
   SimSlots<SimStreamTag, std::unique_ptr<Worker>> streams_;
   SimSlots<SimEventTag, Signal*> events_;
   std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
-  std::unordered_set<std::thread::id> threads_;   // of all of these
+  std::vector<std::thread::id> threads_;          // of all of these; there are few
 };
 
 inline ThreadedExecutor::~ThreadedExecutor() {
@@ -118,7 +118,7 @@ inline SimStream ThreadedExecutor::create_stream() {
   leaving_.reserve(leaving_.size() + streams_.size() + 1);
   try {
     auto worker = std::make_unique<Worker>(engines_);
-    threads_.insert(worker->thread_id());
+    threads_.push_back(worker->thread_id());
     return streams_.insert(std::move(worker));
   } catch (std::system_error const& error) {
     throw DeviceError{std::string{"SimApi: cannot start a thread for a stream: "} + error.what()};
@@ -219,7 +219,7 @@ inline void ThreadedExecutor::reap() noexcept {
   std::erase_if(leaving_, [this](std::unique_ptr<Worker> const& worker) {
     bool const has_stopped = worker->is_idle();
     if (has_stopped) {
-      threads_.erase(worker->thread_id());
+      std::erase(threads_, worker->thread_id());
     }
     return has_stopped;
   });
