@@ -299,8 +299,10 @@ def test_views_of_nested_tensors(lms):
 @pytest.mark.filterwarnings("ignore")
 def test_linear_layers_of_nested_tensors(lms):
     parts, w = [torch.randn(3, 4), torch.randn(5, 4)], torch.randn(4, 4)
-    wanted = [F.linear(F.linear(p, w), w) for p in parts]
     n = torch.nested.nested_tensor(parts)
+    wanted = [p.clone() for p in F.linear(F.linear(n, w), w).unbind()]
+    # Bits may differ from those of one part after the other, where PyTorch calls other kernels.
+    assert all(torch.allclose(a, F.linear(F.linear(p, w), w), atol=1e-5) for a, p in zip(wanted, parts))
     for _ in range(2):
         lms.evict()
         n = F.linear(n, w)
