@@ -82,13 +82,6 @@ struct StepRecord {
     return role.successor == none ? BlockId{} : blocks[role.successor].id;
   }
 
-  /// Whether role `block` is played again in the step after: all but blocks that were once left
-  /// over from the step before and have no successor.
-  [[nodiscard]] bool is_repeated(std::uint32_t block) const noexcept {
-    Block const& role = blocks[block];
-    return is_birth(block) || role.freed == none || role.successor != none;
-  }
-
   void clear() noexcept {
     entries.clear();
     blocks.clear();
