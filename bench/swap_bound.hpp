@@ -19,7 +19,7 @@ namespace spillway::bench {
 /// eviction policy can do better than.
 ///
 /// A block appears with its first use and is gone after its last one, weights too. Bringing it back
-/// after a gap costs its bytes, from the second step on; the first step is for warming up.
+/// after an absence costs its bytes, from the second step on; the first step is for warming up.
 class SwapBound {
  public:
   explicit SwapBound(std::span<Step const> steps) {
@@ -40,7 +40,7 @@ class SwapBound {
           auto const [at, is_new] = lives.try_emplace(key, Life{now, now, operand.bytes});
           Life& life = at->second;
           if (now > life.last + 1) {
-            gaps_.push_back({life.last + 1, now - 1, operand.bytes});
+            absences_.push_back({life.last + 1, now - 1, operand.bytes});
           }
           life.last = now;
         }
@@ -60,8 +60,9 @@ class SwapBound {
       alive_bytes_.push_back(bytes);
       peak_bytes_ = std::max(peak_bytes_, bytes);
     }
-    std::sort(
-        gaps_.begin(), gaps_.end(), [](Gap const& a, Gap const& b) { return a.first < b.first; });
+    std::sort(absences_.begin(), absences_.end(), [](Absence const& a, Absence const& b) {
+      return a.first < b.first;
+    });
   }
 
   /// The most bytes alive at once.
@@ -74,7 +75,7 @@ class SwapBound {
   /// optimal: this is the optimum of the linear program.
   [[nodiscard]] std::optional<std::uint64_t> least_swap_in(std::uint64_t capacity_bytes) const {
     std::priority_queue<std::pair<std::size_t, std::uint64_t>>
-        open;                                                  // where a gap ends, bytes left
+        open;                                                  // where an absence ends, bytes left
     std::vector<std::uint64_t> back(alive_bytes_.size() + 1);  // bytes that return at a moment
     std::uint64_t away = 0;
     std::uint64_t cost = 0;
@@ -82,14 +83,14 @@ class SwapBound {
       away += bytes;
       back[last + 1] += bytes;
     };
-    auto gap = gaps_.begin();
+    auto absence = absences_.begin();
     for (std::size_t t = 0; t < alive_bytes_.size(); ++t) {
       away -= back[t];
-      for (; gap != gaps_.end() && gap->first == t; ++gap) {
-        if (gap->last + 1 < counted_from_) {
-          take(gap->last, gap->bytes);  // costs nothing: back before counting starts
+      for (; absence != absences_.end() && absence->first == t; ++absence) {
+        if (absence->last + 1 < counted_from_) {
+          take(absence->last, absence->bytes);  // costs nothing: back before counting starts
         } else {
-          open.emplace(gap->last, gap->bytes);
+          open.emplace(absence->last, absence->bytes);
         }
       }
       while (alive_bytes_[t] > capacity_bytes + away) {
@@ -110,13 +111,13 @@ class SwapBound {
   }
 
  private:
-  struct Gap {
+  struct Absence {
     std::size_t first;
     std::size_t last;
     std::uint64_t bytes;
   };
 
-  std::vector<Gap> gaps_;
+  std::vector<Absence> absences_;
   std::vector<std::uint64_t> alive_bytes_;  // at each operation, if nothing is ever away
   std::uint64_t peak_bytes_ = 0;
   std::uint64_t working_set_bytes_ = 0;
