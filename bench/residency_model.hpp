@@ -98,15 +98,15 @@ class ResidencyModel {
     if (at == names_.end()) {
       return;
     }
-    std::uint32_t const slot = at->second;
-    BlockId const id = id_of(slot);
+    std::uint32_t const index = at->second;
+    BlockId const id = id_of(index);
     policy_.on_erase(id);
     schedule_.on_destroy(id);
-    if (blocks_[slot].is_resident) {
-      resident_bytes_ -= blocks_[slot].bytes;
+    if (blocks_[index].is_resident) {
+      resident_bytes_ -= blocks_[index].bytes;
     }
-    blocks_[slot] = {.generation = blocks_[slot].generation};
-    free_slots_.push_back(slot);
+    blocks_[index] = {.generation = blocks_[index].generation};
+    free_indices_.push_back(index);
     names_.erase(at);
   }
 
@@ -120,8 +120,8 @@ class ResidencyModel {
     bool has_contents = false;
   };
 
-  [[nodiscard]] BlockId id_of(std::uint32_t slot) const {
-    return make_block_id(slot, blocks_[slot].generation);
+  [[nodiscard]] BlockId id_of(std::uint32_t index) const {
+    return make_block_id(index, blocks_[index].generation);
   }
 
   Block& block_of(Operand const& operand) {
@@ -129,26 +129,26 @@ class ResidencyModel {
     if (at != names_.end()) {
       return blocks_[at->second];
     }
-    std::uint32_t slot = static_cast<std::uint32_t>(blocks_.size());
-    if (free_slots_.empty()) {
+    std::uint32_t index = static_cast<std::uint32_t>(blocks_.size());
+    if (free_indices_.empty()) {
       blocks_.emplace_back();
     } else {
-      slot = free_slots_.back();
-      free_slots_.pop_back();
+      index = free_indices_.back();
+      free_indices_.pop_back();
     }
-    Block& block = blocks_[slot];
+    Block& block = blocks_[index];
     ++block.generation;
     block.bytes = operand.bytes;
     block.has_contents = operand.is_weight;  // written before the run
-    names_[operand.block] = slot;
-    schedule_.on_create(id_of(slot), operand.bytes);
+    names_[operand.block] = index;
+    schedule_.on_create(id_of(index), operand.bytes);
     return block;
   }
 
   void access(Operand const& operand) {
-    std::uint32_t const slot = names_.at(operand.block);
-    BlockId const id = id_of(slot);
-    Block& block = blocks_[slot];
+    std::uint32_t const index = names_.at(operand.block);
+    BlockId const id = id_of(index);
+    Block& block = blocks_[index];
     Use const use = schedule_.on_access(id, operand.access);
     switch (schedule_.take_change()) {
     case AccessSchedule::Change::none:
@@ -182,7 +182,7 @@ class ResidencyModel {
   void prefetch() {
     ScheduleLookahead const lookahead{PrefetchOptions{.lookahead_ops = prefetch_ops}};
     lookahead.candidates(schedule_, [&](BlockId id, std::uint64_t next_use) {
-      Block& block = blocks_[slot_of(id)];
+      Block& block = blocks_[index_of_block(id)];
       if (block.is_resident || !block.has_contents) {
         return true;
       }
@@ -210,7 +210,7 @@ class ResidencyModel {
   template <class MayGo>
   bool make_room(std::uint64_t bytes, MayGo may_go) {
     auto const inspect = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
-      Block const& block = blocks_[slot_of(id)];
+      Block const& block = blocks_[index_of_block(id)];
       if (block.leases != 0 || block.generation != generation_of(id) || !may_go(id)) {
         return std::nullopt;
       }
@@ -221,7 +221,7 @@ class ResidencyModel {
       if (!id) {
         return false;
       }
-      Block& victim = blocks_[slot_of(*id)];
+      Block& victim = blocks_[index_of_block(*id)];
       policy_.on_erase(*id);
       ++victims;
       victim.is_resident = false;
@@ -240,7 +240,7 @@ class ResidencyModel {
   std::uint64_t resident_bytes_ = 0;
   std::map<std::uint32_t, std::uint32_t> names_;
   std::vector<Block> blocks_;
-  std::vector<std::uint32_t> free_slots_;
+  std::vector<std::uint32_t> free_indices_;
 };
 
 }  // namespace spillway::bench

@@ -133,14 +133,14 @@ TEST_SUITE("bad input") {
     it.check_intact();
   }
 
-  TEST_CASE("DeviceAllocator: a block that was freed is unknown, even if its slot is used again") {
+  TEST_CASE("DeviceAllocator: a block that was freed is unknown, even if its index is used again") {
     Witnessed it;
     BlockId const stale = it.allocator.allocate(1000);
     it.allocator.deallocate(stale);
 
     check_unknown(it, stale);
     BlockId const next = it.allocator.allocate(1000);
-    REQUIRE(slot_of(next) == slot_of(stale));
+    REQUIRE(index_of_block(next) == index_of_block(stale));
     check_unknown(it, stale);
     CHECK_NOTHROW((void)it.allocator.acquire(next, Access::write, it.stream));
     it.allocator.deallocate(next);

@@ -62,7 +62,7 @@ TEST_SUITE("core") {
       heap.insert(block(i), {i});
     }
     auto const id = heap.best([](BlockId candidate, Key&) noexcept {
-      return slot_of(candidate) < 13 ? Verdict::skip : Verdict::take;
+      return index_of_block(candidate) < 13 ? Verdict::skip : Verdict::take;
     });
     CHECK(id == block(13));
     CHECK(heap.best([](BlockId, Key&) noexcept { return Verdict::skip; }) == std::nullopt);
@@ -94,7 +94,7 @@ TEST_SUITE("core") {
     }
     std::vector<std::uint64_t> seen;
     heap.near_best(5, [&](BlockId id, Key key) {
-      if (slot_of(id) % 2 == 0) {
+      if (index_of_block(id) % 2 == 0) {
         return false;  // does not count
       }
       seen.push_back(key.value);
@@ -130,7 +130,7 @@ TEST_SUITE("core") {
         break;
       default: {
         std::uint64_t const refused = random() % 3;
-        auto const admits = [&](BlockId other) { return slot_of(other) % 3 != refused; };
+        auto const admits = [&](BlockId other) { return index_of_block(other) % 3 != refused; };
         auto const best = heap.best([&](BlockId other, Key&) noexcept {
           return admits(other) ? Verdict::take : Verdict::skip;
         });

@@ -62,7 +62,7 @@ TEST_SUITE("timeline race") {
 
     std::array<std::size_t, threads> seen{};
     for (Record const& record : timeline.records()) {
-      CHECK(record.bytes == seen.at(slot_of(record.block))++);
+      CHECK(record.bytes == seen.at(index_of_block(record.block))++);
     }
     CHECK(std::all_of(seen.begin(), seen.end(), [&](auto n) { return n == records_each; }));
   }

@@ -79,19 +79,19 @@ struct Seen {
 std::vector<Seen> run(Program const& program, int steps, AccessSchedule& schedule) {
   std::vector<BlockId> old(program.bytes.size());      // born in the step before
   std::vector<BlockId> current(program.bytes.size());  // born in this step, or living on
-  std::uint32_t slots = 0;
-  std::vector<std::uint32_t> free_slots;
+  std::uint32_t next_index = 0;
+  std::vector<std::uint32_t> free_indices;
   std::vector<std::uint32_t> generations;
   auto const create = [&](std::uint32_t part) {
-    std::uint32_t slot = slots;
-    if (free_slots.empty()) {
+    std::uint32_t index = next_index;
+    if (free_indices.empty()) {
       generations.push_back(0);
-      ++slots;
+      ++next_index;
     } else {
-      slot = free_slots.back();
-      free_slots.pop_back();
+      index = free_indices.back();
+      free_indices.pop_back();
     }
-    BlockId const id = make_block_id(slot, ++generations[slot]);
+    BlockId const id = make_block_id(index, ++generations[index]);
     schedule.on_create(id, program.bytes[part]);
     return id;
   };
@@ -125,7 +125,7 @@ std::vector<Seen> run(Program const& program, int steps, AccessSchedule& schedul
       case Action::Kind::destroy:
         if (id != BlockId{}) {
           schedule.on_destroy(id);
-          free_slots.push_back(slot_of(id));
+          free_indices.push_back(index_of_block(id));
           id = BlockId{};
         }
         break;

@@ -18,7 +18,7 @@ using namespace spillway;
 using testing::block;
 using Change = AccessSchedule::Change;
 
-/// A schedule over blocks that live on, named by their slots.
+/// A schedule over blocks that live on, named by their indices.
 struct Rig {
   explicit Rig(std::uint32_t blocks, std::size_t bytes = 64) {
     for (std::uint32_t i = 0; i < blocks; ++i) {
@@ -31,14 +31,14 @@ struct Rig {
     schedule.on_release(id);
     return use;
   }
-  Use use(std::uint32_t slot) { return use(block(slot)); }
+  Use use(std::uint32_t index) { return use(block(index)); }
 
   /// One step over these blocks. @returns the predicted next uses
-  std::vector<std::uint64_t> step(std::vector<std::uint32_t> const& slots) {
+  std::vector<std::uint64_t> step(std::vector<std::uint32_t> const& indices) {
     schedule.begin_step();
     std::vector<std::uint64_t> next;
-    for (std::uint32_t const slot : slots) {
-      next.push_back(use(slot).next);
+    for (std::uint32_t const index : indices) {
+      next.push_back(use(index).next);
     }
     return next;
   }
@@ -47,11 +47,11 @@ struct Rig {
 };
 
 std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses) {
-  std::vector<std::uint32_t> slots;
+  std::vector<std::uint32_t> indices;
   for (std::uint32_t i = 0; i < uses; ++i) {
-    slots.push_back(i % blocks);
+    indices.push_back(i % blocks);
   }
-  return slots;
+  return indices;
 }
 
 }  // namespace
@@ -108,8 +108,8 @@ TEST_SUITE("schedule") {
     auto const step = [&](std::uint32_t generation) {
       rig.schedule.begin_step();
       std::vector<std::uint64_t> next;
-      for (std::uint32_t const slot : {5U, 6U}) {
-        rig.schedule.on_create(make_block_id(slot, generation), slot * 100);
+      for (std::uint32_t const index : {5U, 6U}) {
+        rig.schedule.on_create(make_block_id(index, generation), index * 100);
       }
       next.push_back(rig.use(make_block_id(6, generation)).next);
       next.push_back(rig.use(0).next);
@@ -205,10 +205,10 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: two uses changed round cost no predictions") {
     Rig rig{20};
-    auto slots = round_robin(20, 100);
-    rig.step(slots);
-    std::swap(slots[50], slots[51]);
-    auto const next = rig.step(slots);
+    auto indices = round_robin(20, 100);
+    rig.step(indices);
+    std::swap(indices[50], indices[51]);
+    auto const next = rig.step(indices);
     CHECK(rig.schedule.is_predicting());
     CHECK(rig.schedule.mispredictions() == 1);
     CHECK(next[50] == 100 + 71);  // where the record has it
@@ -217,14 +217,14 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: uses that were left out are passed over") {
     Rig rig{20};
-    auto slots = round_robin(20, 200);
-    rig.step(slots);
-    slots.erase(slots.begin() + 50, slots.begin() + 53);
+    auto indices = round_robin(20, 200);
+    rig.step(indices);
+    indices.erase(indices.begin() + 50, indices.begin() + 53);
     rig.schedule.begin_step();
     bool has_resumed = false;
     std::uint64_t last = 0;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      last = rig.use(slots[i]).next;
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      last = rig.use(indices[i]).next;
       has_resumed = rig.schedule.take_change() == Change::resumed || has_resumed;
       if (i == 60) {
         CHECK(has_resumed);
@@ -238,11 +238,11 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: a use more is tolerated") {
     Rig rig{21};
-    auto slots = round_robin(20, 200);
-    slots.push_back(20);
-    rig.step(slots);
-    slots.insert(slots.begin() + 100, 20);
-    auto const next = rig.step(slots);
+    auto indices = round_robin(20, 200);
+    indices.push_back(20);
+    rig.step(indices);
+    indices.insert(indices.begin() + 100, 20);
+    auto const next = rig.step(indices);
     CHECK(rig.schedule.is_predicting());
     CHECK(rig.schedule.mispredictions() == 1);
     CHECK(next[150] == 201 + 170);
@@ -250,8 +250,8 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: another order ends the predictions within a few uses") {
     Rig rig{200};
-    auto const slots = round_robin(200, 1000);
-    rig.step(slots);
+    auto const indices = round_robin(200, 1000);
+    rig.step(indices);
     rig.schedule.begin_step();
     std::size_t uses = 0;
     for (std::uint32_t i = 0; i < 200 && rig.schedule.is_predicting(); ++i, ++uses) {
@@ -265,17 +265,17 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: after a long interruption the place is found again") {
     Rig rig{60};
-    auto slots = round_robin(50, 2000);
-    rig.step(slots);
+    auto indices = round_robin(50, 2000);
+    rig.step(indices);
     std::vector<std::uint32_t> others;
     for (std::uint32_t i = 0; i < 40; ++i) {
       others.push_back(50 + i % 10);
     }
-    slots.insert(slots.begin() + 200, others.begin(), others.end());
+    indices.insert(indices.begin() + 200, others.begin(), others.end());
     rig.schedule.begin_step();
     bool was_lost = false;
-    for (std::uint32_t const slot : slots) {
-      rig.use(slot);
+    for (std::uint32_t const index : indices) {
+      rig.use(index);
       was_lost = was_lost || !rig.schedule.is_predicting();
     }
     CHECK(was_lost);
@@ -305,17 +305,17 @@ TEST_SUITE("schedule") {
 
   TEST_CASE("AccessSchedule: a step that was not like its record is followed only on proof") {
     Rig rig{200};
-    auto const slots = round_robin(200, 1000);
+    auto const indices = round_robin(200, 1000);
     std::vector<std::uint32_t> other;
     for (std::uint32_t i = 0; i < 1000; ++i) {
       other.push_back(i * 73 % 200);
     }
-    rig.step(slots);
+    rig.step(indices);
     rig.step(other);
     rig.schedule.begin_step();
     CHECK(!rig.schedule.is_predicting());
-    for (std::uint32_t const slot : other) {
-      rig.use(slot);
+    for (std::uint32_t const index : other) {
+      rig.use(index);
     }
     CHECK(rig.schedule.is_predicting());
     rig.schedule.begin_step();

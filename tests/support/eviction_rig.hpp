@@ -14,9 +14,9 @@
 
 namespace spillway::testing {
 
-/// The block in slot `slot`, first generation.
-inline BlockId block(std::uint32_t slot) {
-  return make_block_id(slot, 1);
+/// The block in index `index`, first generation.
+inline BlockId block(std::uint32_t index) {
+  return make_block_id(index, 1);
 }
 
 /// Admits every block, as a dirty one of 64 bytes.

@@ -28,14 +28,14 @@ class BlockHeap {
  public:
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool contains(BlockId id) const noexcept {
-    std::uint32_t const index = slot_of(id);
+    std::uint32_t const index = index_of_block(id);
     return index < where_.size() && where_[index] != nowhere && entries_[where_[index]].id == id;
   }
 
   /// Makes room for a block, beside `blocks` others. @throws std::bad_alloc, with nothing changed
   void reserve(BlockId id, std::size_t blocks) {
-    if (slot_of(id) >= where_.size()) {
-      where_.resize(std::size_t{slot_of(id)} + 1, nowhere);
+    if (index_of_block(id) >= where_.size()) {
+      where_.resize(std::size_t{index_of_block(id)} + 1, nowhere);
     }
     if (blocks >= entries_.capacity()) {
       entries_.reserve(std::max<std::size_t>(64, 2 * blocks));
@@ -52,21 +52,21 @@ class BlockHeap {
   void insert_reserved(BlockId id, Key key) noexcept {
     auto const index = static_cast<std::uint32_t>(entries_.size());
     entries_.push_back({key, id});
-    where_[slot_of(id)] = index;
+    where_[index_of_block(id)] = index;
     sift_up(index);
   }
 
   /// The key of a block that is contained.
   [[nodiscard]] Key const& key(BlockId id) const noexcept {
-    return entries_[where_[slot_of(id)]].key;
+    return entries_[where_[index_of_block(id)]].key;
   }
 
   /// Changes the key of a block that is contained. @cost O(log n)
   void update(BlockId id, Key key) noexcept {
-    std::uint32_t const index = where_[slot_of(id)];
+    std::uint32_t const index = where_[index_of_block(id)];
     entries_[index].key = key;
     sift_up(index);
-    sift_down(where_[slot_of(id)], size32());
+    sift_down(where_[index_of_block(id)], size32());
   }
 
   /// No effect on a block that is not contained. @cost O(log n)
@@ -74,20 +74,20 @@ class BlockHeap {
     if (!contains(id)) {
       return;
     }
-    std::uint32_t const index = where_[slot_of(id)];
+    std::uint32_t const index = where_[index_of_block(id)];
     exchange(index, size32() - 1);
     entries_.pop_back();
-    where_[slot_of(id)] = nowhere;
+    where_[index_of_block(id)] = nowhere;
     if (index < size32()) {
       BlockId const moved = entries_[index].id;
       sift_up(index);
-      sift_down(where_[slot_of(moved)], size32());
+      sift_down(where_[index_of_block(moved)], size32());
     }
   }
 
   void clear() noexcept {
     for (Entry const& entry : entries_) {
-      where_[slot_of(entry.id)] = nowhere;
+      where_[index_of_block(entry.id)] = nowhere;
     }
     entries_.clear();
   }
@@ -146,8 +146,8 @@ class BlockHeap {
 
   void exchange(std::uint32_t a, std::uint32_t b) noexcept {
     std::swap(entries_[a], entries_[b]);
-    where_[slot_of(entries_[a].id)] = a;
-    where_[slot_of(entries_[b].id)] = b;
+    where_[index_of_block(entries_[a].id)] = a;
+    where_[index_of_block(entries_[b].id)] = b;
   }
 
   void sift_up(std::uint32_t index) noexcept {

@@ -18,21 +18,21 @@ namespace spillway::detail {
 class BlockList {
  public:
   [[nodiscard]] bool contains(BlockId id) const noexcept {
-    std::uint32_t const index = slot_of(id);
+    std::uint32_t const index = index_of_block(id);
     return index < nodes_.size() && nodes_[index].id == id && id != BlockId{};
   }
   [[nodiscard]] bool is_empty() const noexcept { return front_ == none; }
 
   /// Makes room for a block. @throws std::bad_alloc, with nothing changed
   void reserve(BlockId id) {
-    if (slot_of(id) >= nodes_.size()) {
-      nodes_.resize(std::size_t{slot_of(id)} + 1);
+    if (index_of_block(id) >= nodes_.size()) {
+      nodes_.resize(std::size_t{index_of_block(id)} + 1);
     }
   }
 
   /// Appends a block that is not contained and for which room was reserved.
   void push_back(BlockId id) noexcept {
-    std::uint32_t const index = slot_of(id);
+    std::uint32_t const index = index_of_block(id);
     nodes_[index] = {id, back_, none};
     (back_ == none ? front_ : nodes_[back_].next) = index;
     back_ = index;
@@ -40,8 +40,8 @@ class BlockList {
 
   /// Moves a block to the back; no effect if it is not contained.
   void move_to_back(BlockId id) noexcept {
-    if (contains(id) && slot_of(id) != back_) {
-      unlink(nodes_[slot_of(id)]);
+    if (contains(id) && index_of_block(id) != back_) {
+      unlink(nodes_[index_of_block(id)]);
       push_back(id);
     }
   }
@@ -49,8 +49,8 @@ class BlockList {
   /// No effect on a block that is not contained.
   void erase(BlockId id) noexcept {
     if (contains(id)) {
-      unlink(nodes_[slot_of(id)]);
-      nodes_[slot_of(id)] = {};
+      unlink(nodes_[index_of_block(id)]);
+      nodes_[index_of_block(id)] = {};
     }
   }
 
@@ -74,9 +74,11 @@ class BlockList {
   /// The ends of the list and the neighbours of a contained block; `BlockId{}` where there is none.
   [[nodiscard]] BlockId front() const noexcept { return at(front_); }
   [[nodiscard]] BlockId back() const noexcept { return at(back_); }
-  [[nodiscard]] BlockId after(BlockId id) const noexcept { return at(nodes_[slot_of(id)].next); }
+  [[nodiscard]] BlockId after(BlockId id) const noexcept {
+    return at(nodes_[index_of_block(id)].next);
+  }
   [[nodiscard]] BlockId before(BlockId id) const noexcept {
-    return at(nodes_[slot_of(id)].previous);
+    return at(nodes_[index_of_block(id)].previous);
   }
 
  private:

@@ -12,7 +12,7 @@
 
 namespace spillway::detail {
 
-/// A table of records named by `BlockId`: dense slots, recognisable stale ids, stable references. The
+/// A table of records named by `BlockId`: dense indices, recognisable stale ids, stable references. The
 /// pager keeps its blocks in one, the host pool its slots.
 ///
 /// Threads  thread-compatible.
@@ -25,32 +25,32 @@ class BlockTable {
     if (vacant_.empty()) {
       add_chunk();
     }
-    std::uint32_t const slot = vacant_.back();
+    std::uint32_t const index = vacant_.back();
     vacant_.pop_back();
-    Entry& entry = at(slot);
+    Entry& entry = at(index);
     entry.record = std::move(record);
     entry.is_live = true;
     ++size_;
-    return make_block_id(slot, entry.generation);
+    return make_block_id(index, entry.generation);
   }
 
   void erase(BlockId id) noexcept {
-    Entry& entry = at(slot_of(id));
+    Entry& entry = at(index_of_block(id));
     entry.is_live = false;
     entry.record = Record{};
     // Generation 0 is kept for BlockId{}, which names nothing.
     entry.generation = entry.generation == UINT32_MAX ? 1 : entry.generation + 1;
-    vacant_.push_back(slot_of(id));
+    vacant_.push_back(index_of_block(id));
     --size_;
   }
 
   /// The record, or null for an id that was never given out or whose block is gone.
   [[nodiscard]] Record* find(BlockId id) noexcept {
-    std::uint32_t const slot = slot_of(id);
-    if (slot >= chunks_.size() * chunk_entries) {
+    std::uint32_t const index = index_of_block(id);
+    if (index >= chunks_.size() * chunk_entries) {
       return nullptr;
     }
-    Entry& entry = at(slot);
+    Entry& entry = at(index);
     return entry.is_live && entry.generation == generation_of(id) ? &entry.record : nullptr;
   }
   [[nodiscard]] Record const* find(BlockId id) const noexcept {
@@ -60,13 +60,13 @@ class BlockTable {
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
 
-  /// Calls `visit(id, record)` for every block, in slot order.
+  /// Calls `visit(id, record)` for every block, in index order.
   template <class Visit>
   void for_each(Visit visit) {
-    for (std::uint32_t slot = 0; slot < chunks_.size() * chunk_entries; ++slot) {
-      Entry& entry = at(slot);
+    for (std::uint32_t index = 0; index < chunks_.size() * chunk_entries; ++index) {
+      Entry& entry = at(index);
       if (entry.is_live) {
-        visit(make_block_id(slot, entry.generation), entry.record);
+        visit(make_block_id(index, entry.generation), entry.record);
       }
     }
   }
@@ -86,8 +86,8 @@ class BlockTable {
 
   static constexpr std::uint32_t chunk_entries = 256;
 
-  [[nodiscard]] Entry& at(std::uint32_t slot) noexcept {
-    return chunks_[slot / chunk_entries][slot % chunk_entries];
+  [[nodiscard]] Entry& at(std::uint32_t index) noexcept {
+    return chunks_[index / chunk_entries][index % chunk_entries];
   }
 
   void add_chunk() {

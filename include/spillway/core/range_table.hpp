@@ -37,7 +37,7 @@ struct RangeNode {
   [[nodiscard]] std::uint32_t end() const noexcept { return first + count; }
   [[nodiscard]] BlockId owner() const noexcept { return make_block_id(link_a, link_b); }
   void set_owner(BlockId id) noexcept {
-    link_a = slot_of(id);
+    link_a = index_of_block(id);
     link_b = generation_of(id);
   }
 };

@@ -10,24 +10,24 @@ namespace spillway {
 
 /// Names one block for its whole life; stays valid when the block moves or leaves the device.
 ///
-/// The low 32 bits are a slot that is reused after the block is gone, the high 32 bits a generation
+/// The low 32 bits are an index that is reused after the block is gone, the high 32 bits a generation
 /// that never is, so a stale id is recognised. Generation 0 is never given out: `BlockId{}` names
 /// nothing.
 enum class BlockId : std::uint64_t {};
 
-/// The table slot of a block: small and dense, so policies can index arrays by it.
-[[nodiscard]] constexpr std::uint32_t slot_of(BlockId id) noexcept {
+/// The table index of a block: small and dense, so policies can index arrays by it.
+[[nodiscard]] constexpr std::uint32_t index_of_block(BlockId id) noexcept {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id));
 }
 
-/// How often the slot had been handed out when this id was made.
+/// How often the index had been handed out when this id was made.
 [[nodiscard]] constexpr std::uint32_t generation_of(BlockId id) noexcept {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id) >> 32U);
 }
 
-[[nodiscard]] constexpr BlockId make_block_id(std::uint32_t slot,
+[[nodiscard]] constexpr BlockId make_block_id(std::uint32_t index,
                                               std::uint32_t generation) noexcept {
-  return BlockId{(std::uint64_t{generation} << 32U) | slot};
+  return BlockId{(std::uint64_t{generation} << 32U) | index};
 }
 
 /// Where the bytes of a block are.

@@ -298,11 +298,11 @@ class HostLedger {
   // The table counts slots from 0; ids count from 1, so that none is 0 whatever the salt.
   [[nodiscard]] HostSlotId id_of(BlockId slot) const noexcept {
     return static_cast<HostSlotId>(std::uint64_t{generation_of(slot) ^ salt_} << 32U |
-                                   (slot_of(slot) + 1));
+                                   (index_of_block(slot) + 1));
   }
   [[nodiscard]] BlockId table_id_of(HostSlotId id) const noexcept {
     auto const plain = BlockId{static_cast<std::uint64_t>(id)};
-    return make_block_id(slot_of(plain) - 1, generation_of(plain) ^ salt_);
+    return make_block_id(index_of_block(plain) - 1, generation_of(plain) ^ salt_);
   }
 
   /// Part of every id, so that a pool recognises the ids of another one, which lies elsewhere.

@@ -67,7 +67,7 @@ class AccessSchedule {
 
   /// Notes that the last lease on a block has ended: from here on it could leave the device.
   void on_release(BlockId id) noexcept {
-    std::uint32_t const last = is_known(id) ? blocks_[slot_of(id)].last : none;
+    std::uint32_t const last = is_known(id) ? blocks_[index_of_block(id)].last : none;
     if (last != none) {
       recording_.entries[last].released = recording_.length() & detail::StepRecord::entry_mask;
     }
@@ -88,7 +88,7 @@ class AccessSchedule {
 
   /// The next use of a block as predicted now, for when it comes in ahead of it. @cost O(1)
   [[nodiscard]] Use use_of(BlockId id) const noexcept {
-    return follower_.use_of(is_known(id) ? blocks_[slot_of(id)] : detail::ScheduledBlock{},
+    return follower_.use_of(is_known(id) ? blocks_[index_of_block(id)] : detail::ScheduledBlock{},
                             position_);
   }
   [[nodiscard]] std::uint64_t next_use(BlockId id) const noexcept { return use_of(id).next; }
@@ -113,7 +113,8 @@ class AccessSchedule {
   static constexpr std::uint32_t none = detail::StepRecord::none;
 
   [[nodiscard]] bool is_known(BlockId id) const noexcept {
-    return slot_of(id) < blocks_.size() && blocks_[slot_of(id)].generation == generation_of(id);
+    return index_of_block(id) < blocks_.size() &&
+           blocks_[index_of_block(id)].generation == generation_of(id);
   }
 
   Use note_access(BlockId id, Access access) noexcept;
@@ -124,7 +125,7 @@ class AccessSchedule {
   void open_record();
   void abandon_record() noexcept;
 
-  std::vector<detail::ScheduledBlock> blocks_;  // by slot
+  std::vector<detail::ScheduledBlock> blocks_;  // by index
   detail::StepRecord recording_;
   detail::StepFollower follower_;
   std::uint64_t position_ = 0;
@@ -134,23 +135,23 @@ class AccessSchedule {
 };
 
 inline void AccessSchedule::on_create(BlockId id, std::size_t bytes) {
-  std::uint32_t const slot = slot_of(id);
-  if (slot >= blocks_.size()) {
-    blocks_.resize(std::size_t{slot} + 1);
+  std::uint32_t const index = index_of_block(id);
+  if (index >= blocks_.size()) {
+    blocks_.resize(std::size_t{index} + 1);
   }
   detail::ScheduledBlock block{.generation = generation_of(id), .bytes = bytes};
   if (is_recording_) {
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
     recording_.blocks.push_back({.id = id, .bytes = bytes});
   }
-  blocks_[slot] = block;
+  blocks_[index] = block;
 }
 
 inline void AccessSchedule::on_destroy(BlockId id) noexcept {
   if (!is_known(id)) {
     return;
   }
-  detail::ScheduledBlock& block = blocks_[slot_of(id)];
+  detail::ScheduledBlock& block = blocks_[index_of_block(id)];
   if (block.recorded != none) {
     detail::StepRecord::Block& recorded = recording_.blocks[block.recorded];
     recorded.id = BlockId{};
@@ -165,7 +166,7 @@ inline void AccessSchedule::on_destroy(BlockId id) noexcept {
 
 inline Use AccessSchedule::note_access(BlockId id, Access access) noexcept {
   if (is_recording_) {
-    record(blocks_[slot_of(id)], access);
+    record(blocks_[index_of_block(id)], access);
   }
   return follower_.on_access(blocks_, recording_, id, position_++);
 }
@@ -230,7 +231,7 @@ inline void AccessSchedule::close_record() noexcept {
   for (std::uint32_t i = 0; i < blocks.size(); ++i) {
     detail::StepRecord::Block& block = blocks[i];
     if (block.freed == none) {
-      block.last = blocks_[slot_of(block.id)].last;
+      block.last = blocks_[index_of_block(block.id)].last;
     }
     std::uint32_t const old = std::exchange(block.successor_of, none);
     if (old != none && block.freed == none && !recording_.is_birth(old) &&
@@ -262,7 +263,7 @@ inline void AccessSchedule::assign_roles() noexcept {
     }
     std::uint32_t const role = record.role_after(i);
     record.blocks[role].id = id;
-    detail::ScheduledBlock& block = blocks_[slot_of(id)];
+    detail::ScheduledBlock& block = blocks_[index_of_block(id)];
     block.role = role;
     block.next = record.blocks[role].first == none ? never_entry : record.blocks[role].first;
     block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
@@ -272,13 +273,13 @@ inline void AccessSchedule::assign_roles() noexcept {
 inline void AccessSchedule::open_record() {
   recording_.clear();
   is_recording_ = true;
-  for (std::uint32_t slot = 0; slot < blocks_.size(); ++slot) {
-    detail::ScheduledBlock& block = blocks_[slot];
+  for (std::uint32_t index = 0; index < blocks_.size(); ++index) {
+    detail::ScheduledBlock& block = blocks_[index];
     if (block.generation == 0) {
       continue;
     }
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
-    recording_.blocks.push_back({.id = make_block_id(slot, block.generation),
+    recording_.blocks.push_back({.id = make_block_id(index, block.generation),
                                  .bytes = block.bytes,
                                  .born_as = std::exchange(block.at, none)});
     if (block.role != none) {

@@ -17,7 +17,7 @@ namespace spillway::detail {
 struct ScheduledBlock {
   static constexpr std::uint32_t none = StepRecord::none;
 
-  std::uint32_t generation = 0;   ///< 0: no block has this slot
+  std::uint32_t generation = 0;   ///< 0: no block has this index
   std::uint32_t role = none;      ///< the role it plays in the record that is followed
   std::uint32_t next = none;      ///< the role's next entry as of its last use
   std::uint32_t at = none;        ///< the role's entry that was its last use in this step
@@ -41,7 +41,7 @@ class StepFollower {
   /// What a use did to the predictions made before it.
   enum class Change : std::uint8_t { none, lost, resumed };
 
-  using Blocks = std::vector<ScheduledBlock>;  // by slot
+  using Blocks = std::vector<ScheduledBlock>;  // by index
 
   [[nodiscard]] StepRecord& record() noexcept { return record_; }
   [[nodiscard]] StepRecord const& record() const noexcept { return record_; }
@@ -89,7 +89,7 @@ class StepFollower {
                 StepRecord& recording,
                 BlockId id,
                 std::uint64_t position) noexcept {
-    ScheduledBlock& block = blocks[slot_of(id)];
+    ScheduledBlock& block = blocks[index_of_block(id)];
     if (mode_ == Mode::off) {
       return Use{position};
     }
@@ -112,7 +112,7 @@ class StepFollower {
   /// Whether an entry at or after the cursor has been used already.
   [[nodiscard]] bool is_past(Blocks const& blocks, std::uint32_t entry) const noexcept {
     BlockId const id = record_.blocks[record_.entries[entry].block].id;
-    return early_ != 0 && id != BlockId{} && blocks[slot_of(id)].next > entry;
+    return early_ != 0 && id != BlockId{} && blocks[index_of_block(id)].next > entry;
   }
 
   /// The position at which an entry is expected.
@@ -180,7 +180,7 @@ class StepFollower {
 
   /// Another use than the expected one has come.
   Use diverge(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
-    ScheduledBlock& block = blocks[slot_of(id)];
+    ScheduledBlock& block = blocks[index_of_block(id)];
     std::uint32_t const here =
         block.role == none ? find_open_entry(block) : next_entry(block, cursor_);
     if (is_near(block, here, cursor_)) {
@@ -261,7 +261,7 @@ class StepFollower {
 
   /// Looks for the place in the record. `cursor_` is it, if the last uses agreed by no accident.
   Use search(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
-    ScheduledBlock& block = blocks[slot_of(id)];
+    ScheduledBlock& block = blocks[index_of_block(id)];
     bool const is_of_now = block.at != none && block.at >= aligned_from_;
     count_outcome(block, is_of_now ? cursor_ : lost_at_ + lost_for_);
     ++lost_for_;
@@ -328,14 +328,14 @@ class StepFollower {
   void
   assign_role(Blocks& blocks, StepRecord& recording, BlockId id, std::uint32_t entry) noexcept {
     std::uint32_t const role = record_.entries[entry].block;
-    ScheduledBlock& block = blocks[slot_of(id)];
+    ScheduledBlock& block = blocks[index_of_block(id)];
     if (block.role == role) {
       return;
     }
     StepRecord::Block& wanted = record_.blocks[role];
     if (wanted.id != BlockId{}) {
       // The block born here in the last step is still alive: the new one succeeds it.
-      ScheduledBlock& old = blocks[slot_of(wanted.id)];
+      ScheduledBlock& old = blocks[index_of_block(wanted.id)];
       old.role = none;
       old.next = none;
     }

@@ -67,13 +67,13 @@ void agree(Policy policy, std::uint64_t seed) {
     switch (random() % 8) {
     case 0:
     case 1: {
-      auto const slot = static_cast<std::uint32_t>(random() % generations.size());
+      auto const index = static_cast<std::uint32_t>(random() % generations.size());
       bool const is_taken = std::any_of(blocks.begin(), blocks.end(), [&](Tracked const& block) {
-        return slot_of(block.id) == slot;
+        return index_of_block(block.id) == index;
       });
       if (!is_taken) {
         ++now;
-        BlockId const id = make_block_id(slot, ++generations[slot]);
+        BlockId const id = make_block_id(index, ++generations[index]);
         std::size_t const bytes = std::size_t{256} << random() % 16U;
         policy.on_insert(id, bytes, {now});
         blocks.push_back({id, bytes, now, now, age, random() % 2 == 0, random() % 4 == 0});

@@ -127,7 +127,7 @@ TEST_SUITE("eviction") {
       policy.on_access(block(1), {});
       CHECK(drain(policy, anyone).size() == 2);
     }
-    SUBCASE("an older block of a slot that was reused is another block") {
+    SUBCASE("an older block of an index that was reused is another block") {
       policy.on_erase(block(2));
       policy.on_insert(make_block_id(2, 2), 64, {});
       policy.on_erase(block(2));

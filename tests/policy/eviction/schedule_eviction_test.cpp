@@ -32,19 +32,19 @@ struct Rig {
     }
   }
 
-  void create(std::uint32_t slot, std::size_t bytes) {
-    schedule.on_create(block(slot), bytes);
-    policy.on_insert(block(slot), bytes, schedule.use_of(block(slot)));
+  void create(std::uint32_t index, std::size_t bytes) {
+    schedule.on_create(block(index), bytes);
+    policy.on_insert(block(index), bytes, schedule.use_of(block(index)));
   }
 
   /// A use of a block, resident or not, with nothing made to leave for it.
-  void use(std::uint32_t slot, Access access = Access::read) {
-    Use const use = schedule.on_access(block(slot), access);
+  void use(std::uint32_t index, Access access = Access::read) {
+    Use const use = schedule.on_access(block(index), access);
     if (schedule.take_change() == AccessSchedule::Change::lost) {
       policy.on_misprediction();
     }
-    policy.on_access(block(slot), use);
-    schedule.on_release(block(slot));
+    policy.on_access(block(index), use);
+    schedule.on_release(block(index));
   }
 
   void begin(std::size_t capacity_bytes) {
@@ -52,10 +52,10 @@ struct Rig {
     policy.on_step(schedule, capacity_bytes);
   }
 
-  void record(std::vector<std::uint32_t> const& slots) {
+  void record(std::vector<std::uint32_t> const& indices) {
     begin(0);
-    for (std::uint32_t const slot : slots) {
-      use(slot);
+    for (std::uint32_t const index : indices) {
+      use(index);
     }
   }
 
@@ -110,9 +110,9 @@ TEST_SUITE("eviction") {
     // block 4 is used, and all come back after it.
     Rig rig{{64, 64, 64, 64, 64}};
     auto const step = [&](std::size_t until) {
-      std::vector<std::uint32_t> const slots{0, 1, 2, 3, 4, 3, 2, 1, 0};
+      std::vector<std::uint32_t> const indices{0, 1, 2, 3, 4, 3, 2, 1, 0};
       for (std::size_t i = 0; i < until; ++i) {
-        rig.use(slots[i], slots[i] < 2 ? Access::read_write : Access::read);
+        rig.use(indices[i], indices[i] < 2 ? Access::read_write : Access::read);
       }
     };
     rig.begin(0);
@@ -141,8 +141,8 @@ TEST_SUITE("eviction") {
   TEST_CASE("ScheduleEviction: what is overwritten next leaves for nothing") {
     Rig rig{{64, 64, 64}};
     auto const step = [&] {
-      for (std::uint32_t const slot : {0U, 1U, 2U}) {
-        rig.use(slot, slot == 1 ? Access::write : Access::read);
+      for (std::uint32_t const index : {0U, 1U, 2U}) {
+        rig.use(index, index == 1 ? Access::write : Access::read);
       }
     };
     rig.begin(3 * 64);
@@ -259,7 +259,7 @@ TEST_SUITE("eviction") {
     rig.record_in_turn(40, 40);
     rig.begin(1U << 20U);
     auto const sized = [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
-      return EvictionCandidate{sizes[slot_of(id)], false, true};
+      return EvictionCandidate{sizes[index_of_block(id)], false, true};
     };
     CHECK(rig.policy.victim(50, sized) == block(38));
     // Nothing is large enough alone: the one that is used last.
@@ -280,8 +280,8 @@ TEST_SUITE("eviction") {
     Rig rig{{64, 64, 64, 64}};
     rig.record({0, 1, 2, 3, 3, 2, 1, 0});
     rig.begin(2 * 64);
-    for (std::uint32_t const slot : {0U, 1U, 2U, 3U}) {
-      rig.use(slot);
+    for (std::uint32_t const index : {0U, 1U, 2U, 3U}) {
+      rig.use(index);
     }
     rig.policy.on_misprediction();
     CHECK(drain(rig.policy, anyone) == std::vector{block(0), block(1), block(2), block(3)});
@@ -306,8 +306,8 @@ TEST_SUITE("eviction") {
       for (std::uint32_t i = 0; i < 400; ++i) {
         rig.use(i % 100);
         std::size_t leaving = 0;
-        for (std::uint32_t slot = 0; slot < 100; ++slot) {
-          leaving += rig.policy.is_leaving(block(slot)) ? 1U : 0U;
+        for (std::uint32_t index = 0; index < 100; ++index) {
+          leaving += rig.policy.is_leaving(block(index)) ? 1U : 0U;
         }
         most = std::max(most, leaving);
       }

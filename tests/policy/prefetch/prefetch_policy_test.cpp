@@ -61,21 +61,21 @@ struct Rig {
       schedule.on_create(block(i), 64);
     }
   }
-  void use(std::uint32_t slot, Access access = Access::read) {
-    policy.on_access(block(slot), schedule.on_access(block(slot), access));
-    schedule.on_release(block(slot));
+  void use(std::uint32_t index, Access access = Access::read) {
+    policy.on_access(block(index), schedule.on_access(block(index), access));
+    schedule.on_release(block(index));
   }
   void begin() {
     schedule.begin_step();
     policy.on_step();
   }
   std::vector<std::uint32_t> wanted(std::size_t most = 1000) {
-    std::vector<std::uint32_t> slots;
+    std::vector<std::uint32_t> indices;
     policy.candidates(schedule, [&](BlockId id, std::uint64_t) {
-      slots.push_back(slot_of(id));
-      return slots.size() < most;
+      indices.push_back(index_of_block(id));
+      return indices.size() < most;
     });
-    return slots;
+    return indices;
   }
 
   P policy;
@@ -105,8 +105,8 @@ TEST_SUITE("prefetch") {
       rig.policy.on_destroy(block(13));
       rig.schedule.on_destroy(block(13));
       rig.policy.on_destroy(block(13));  // no effect the second time
-      for (std::uint32_t const slot : rig.wanted()) {
-        CHECK(slot != 13);
+      for (std::uint32_t const index : rig.wanted()) {
+        CHECK(index != 13);
       }
     }
     SUBCASE("no more is named than is asked for, nor after the visitor has had enough") {
@@ -141,8 +141,8 @@ TEST_SUITE("prefetch") {
     for (int step = 0; step < 2; ++step) {
       rig.begin();
       if (step == 0) {
-        for (std::uint32_t const slot : {0U, 1U, 0U, 2U, 1U, 3U}) {
-          rig.use(slot);
+        for (std::uint32_t const index : {0U, 1U, 0U, 2U, 1U, 3U}) {
+          rig.use(index);
         }
       }
     }

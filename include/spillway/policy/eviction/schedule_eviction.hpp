@@ -35,7 +35,7 @@ class ScheduleEviction {
   explicit ScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use use) {
-    std::uint32_t const index = slot_of(id);
+    std::uint32_t const index = index_of_block(id);
     if (index >= tracked_.size()) {
       tracked_.resize(std::size_t{index} + 1);
     }
@@ -53,7 +53,7 @@ class ScheduleEviction {
   void on_access(BlockId id, Use use) noexcept {
     if (by_use_.contains(id)) {
       by_use_.move_to_back(id);
-      note(slot_of(id), use);
+      note(index_of_block(id), use);
     }
   }
 
@@ -86,7 +86,7 @@ class ScheduleEviction {
     base_ = schedule.position() - schedule.cursor();
     std::size_t unknown_bytes = 0;
     for (BlockId id = by_use_.front(); id != BlockId{}; id = by_use_.after(id)) {
-      Tracked& block = tracked_[slot_of(id)];
+      Tracked& block = tracked_[index_of_block(id)];
       block.entry = schedule.use_of(id).entry;
       unknown_bytes += block.entry == unknown_entry ? block.bytes : 0;
     }
@@ -96,7 +96,7 @@ class ScheduleEviction {
     planned_step_ = schedule.steps();
     planned_bytes_ = capacity_bytes;
     for (BlockId id = by_use_.front(); id != BlockId{}; id = by_use_.after(id)) {
-      tracked_[slot_of(id)].is_back = false;
+      tracked_[index_of_block(id)].is_back = false;
     }
     try {
       plan_.make(schedule, capacity_bytes, unknown_bytes, [this](BlockId id) noexcept {
@@ -127,7 +127,7 @@ class ScheduleEviction {
     if (!is_predicting_ || !by_use_.contains(id)) {
       return false;
     }
-    Tracked const& block = tracked_[slot_of(id)];
+    Tracked const& block = tracked_[index_of_block(id)];
     return plan_.leaves_for_nothing(block.entry) ||
            (plan_.must_leave(block.entry) && !block.is_back);
   }
@@ -192,7 +192,7 @@ class ScheduleEviction {
   /// The first block in the order of use whose last note is later than `since`.
   [[nodiscard]] BlockId first_used_after(std::uint64_t since) const noexcept {
     BlockId first{};
-    for (BlockId id = by_use_.back(); id != BlockId{} && tracked_[slot_of(id)].noted > since;
+    for (BlockId id = by_use_.back(); id != BlockId{} && tracked_[index_of_block(id)].noted > since;
          id = by_use_.before(id)) {
       first = id;
     }
@@ -204,8 +204,8 @@ class ScheduleEviction {
   void sort_by_plan() noexcept {
     for (BlockId id = first_used_after(sorted_); id != BlockId{}; id = by_use_.after(id)) {
       forget_plan(id);
-      std::uint32_t const entry = tracked_[slot_of(id)].entry;
-      if (plan_.must_leave(entry) && !tracked_[slot_of(id)].is_back) {
+      std::uint32_t const entry = tracked_[index_of_block(id)].entry;
+      if (plan_.must_leave(entry) && !tracked_[index_of_block(id)].is_back) {
         leaving_.push_back(id);
         to_offer_.push_back(id);
       } else if (plan_.leaves_for_nothing(entry)) {
@@ -218,7 +218,7 @@ class ScheduleEviction {
   /// Ranks the blocks that were used since the last call by the distance of their next use.
   void rank_by_distance() noexcept {
     for (BlockId id = first_used_after(ranked_); id != BlockId{}; id = by_use_.after(id)) {
-      Tracked const& block = tracked_[slot_of(id)];
+      Tracked const& block = tracked_[index_of_block(id)];
       // A block that the record does not know is assumed to be used once a step.
       Distance const distance{block.entry == unknown_entry ? block.now - base_ + length_
                                                            : std::uint64_t{block.entry}};

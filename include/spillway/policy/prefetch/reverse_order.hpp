@@ -27,18 +27,18 @@ class ReverseOrder {
 
   void on_create(BlockId id) {
     by_first_use_.reserve(id);
-    if (slot_of(id) >= rank_.size()) {
-      rank_.resize(std::size_t{slot_of(id)} + 1);
+    if (index_of_block(id) >= rank_.size()) {
+      rank_.resize(std::size_t{index_of_block(id)} + 1);
     }
   }
 
   void on_access(BlockId id, Use /*use*/) noexcept {
     if (!by_first_use_.contains(id)) {
       by_first_use_.push_back(id);
-      rank_[slot_of(id)] = ++count_;
+      rank_[index_of_block(id)] = ++count_;
       return;
     }
-    std::uint64_t const rank = rank_[slot_of(id)];
+    std::uint64_t const rank = rank_[index_of_block(id)];
     if (count_ - rank < recent) {
       return;  // the output of the last operation, or a gradient just made: any program has these
     }
