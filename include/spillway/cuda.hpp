@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The allocator, its tensors and its policies on a GPU. Needs the headers of the CUDA toolkit and its
-/// runtime library, but no nvcc. sim.hpp is the same for the simulated device.
+/// The allocator, its tensors and its policies on a GPU. Needs the headers of the CUDA toolkit and
+/// its runtime library, but no nvcc. sim.hpp is the same for the simulated device.
 
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
@@ -19,7 +19,8 @@ struct CudaPolicies : PoliciesFor<CudaApi> {};
 static_assert(PolicySet<CudaPolicies>);
 
 #if defined(SPILLWAY_COMPILED_CUDA)
-// What spillway::compiled holds for CUDA; the last two are among what it holds for the simulated device.
+// What spillway::compiled holds for CUDA; the last two are among what it holds for the simulated
+// device.
 SPILLWAY_INSTANTIATE class StreamOrder<CudaApi>;
 SPILLWAY_INSTANTIATE class HostSwapPool<CudaApi>;
 SPILLWAY_INSTANTIATE class DefragArena<CudaApi, CudaPolicies::fit, CudaPolicies::compaction>;

@@ -42,20 +42,23 @@
 
 namespace spillway {
 
-/// A device's memory, larger than it is: blocks that are not leased may leave the device and come back.
+/// A device's memory, larger than it is: blocks that are not leased may leave the device and come
+/// back.
 ///
-/// The class that a program instantiates, once for each device. It owns one of each part: the arena, the
-/// host pool, the prefetcher with its copy streams, the pager. Programs use it through `SwappableBuffer`
-/// and `SwappableTensor`, which call what takes a `BlockId` here; code that manages blocks by itself, such
-/// as an adapter, calls it directly.
+/// The class that a program instantiates, once for each device. It owns one of each part: the
+/// arena, the host pool, the prefetcher with its copy streams, the pager. Programs use it through
+/// `SwappableBuffer` and `SwappableTensor`, which call what takes a `BlockId` here; code that
+/// manages blocks by itself, such as an adapter, calls it directly.
 ///
-/// Every call that can fail leaves all blocks as they were or validly swapped out, and may be repeated.
+/// Every call that can fail leaves all blocks as they were or validly swapped out, and may be
+/// repeated.
 ///
 /// Units    bytes. Sizes are rounded up to 256, and addresses are multiples of 256.
 /// Threads  thread-safe, unless the policies' lock is `NullLock`. One thread at a time makes room;
 ///          others go on with resident blocks meanwhile.
-/// Streams  everything is ordered by events on streams. A stream that leases were acquired on lives until
-///          `retire_stream` or the end of this object; `create_stream` makes one that sees to that.
+/// Streams  everything is ordered by events on streams. A stream that leases were acquired on lives
+///          until `retire_stream` or the end of this object; `create_stream` makes one that sees to
+///          that.
 /// Address  promised by leases only.
 template <PolicySet Policies = DefaultPolicies>
 class DeviceAllocator {
@@ -84,8 +87,8 @@ class DeviceAllocator {
     /// the machine's memory.
     HostPoolOptions host{};
     PagerOptions paging{};
-    /// The policies to start from, where those of the bundle have parameters: an eviction policy of a
-    /// program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`.
+    /// The policies to start from, where those of the bundle have parameters: an eviction policy of
+    /// a program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`.
     prefetch_type prefetch{};
     eviction_type eviction{};
   };
@@ -96,8 +99,8 @@ class DeviceAllocator {
 
   /// On `device`, which is not owned and must outlive the allocator.
   ///
-  /// @throws OutOfDeviceMemory if the initial reservation does not fit, ContractViolation for options
-  ///         that contradict each other, FileTierError, DeviceError
+  /// @throws OutOfDeviceMemory if the initial reservation does not fit, ContractViolation for
+  ///         options that contradict each other, FileTierError, DeviceError
   explicit DeviceAllocator(device_type& device, Options options = {})
       : DeviceAllocator{nullptr, &device, std::move(options)} {}
 
@@ -139,11 +142,11 @@ class DeviceAllocator {
 
   /// Makes a block of `size_bytes` that gets its range when it is first leased.
   ///
-  /// Meant for the results of an operation: they are leased together with its operands, so nothing is
-  /// evicted or fixed in its place for them before all of them are known.
+  /// Meant for the results of an operation: they are leased together with its operands, so nothing
+  /// is evicted or fixed in its place for them before all of them are known.
   ///
-  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger than
-  ///         the capacity; std::bad_alloc
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory only if the block alone is larger
+  ///         than the capacity; std::bad_alloc
   /// @cost   O(1), no device call
   [[nodiscard]] BlockId declare(std::size_t size_bytes) {
     Call const call{*this};
@@ -164,13 +167,13 @@ class DeviceAllocator {
   /// The form with a template argument returns a `ReadLease` for `Access::read`, whose address is
   /// `void const*`. The run-time form is for code that learns the access when it runs.
   ///
-  /// @param access  `write` promises to overwrite everything that is read later, so nothing is brought
-  ///                in and a copy on the host is forgotten
+  /// @param access  `write` promises to overwrite everything that is read later, so nothing is
+  ///                brought in and a copy on the host is forgotten
   /// @throws ContractViolation for an unknown block, or if something would have to be enqueued on a
   ///         stream that is being captured into a graph; OutOfDeviceMemory, OutOfHostMemory,
   ///         DeviceError, FileTierError. No lease is held then and no byte is lost.
-  /// @stream orders `stream` after earlier uses that conflict: writes before a read, all uses before
-  ///         a write. Makes no device call for uses on the same stream. Does not wait.
+  /// @stream orders `stream` after earlier uses that conflict: writes before a read, all uses
+  ///         before a write. Makes no device call for uses on the same stream. Does not wait.
   /// @cost   O(1) for a resident block
   [[nodiscard]] lease_type acquire(BlockId id, Access access, stream_type stream) {
     LeaseRequest const request{id, access};
@@ -189,8 +192,8 @@ class DeviceAllocator {
     return LeaseFor<lease_type, access>{acquire(id, access, stream)};
   }
 
-  /// Leases all operands of one operation: all are held before any is brought in, so none is evicted to
-  /// make room for another.
+  /// Leases all operands of one operation: all are held before any is brought in, so none is
+  /// evicted to make room for another.
   ///
   /// Returns a tuple of leases of the types that the accesses allow, in the order of the operands:
   /// ```
@@ -207,7 +210,8 @@ class DeviceAllocator {
     return std::tuple<decltype(operands.typed(std::move(*lease)))...>{
         operands.typed(std::move(*lease++))...};
   }
-  /// The run-time form: leases in the order of `requests`, in which a block may occur more than once.
+  /// The run-time form: leases in the order of `requests`, in which a block may occur more than
+  /// once.
   [[nodiscard]] std::vector<lease_type> acquire_all(std::span<LeaseRequest const> requests,
                                                     stream_type stream) {
     std::vector<lease_type> leases(requests.size());
@@ -225,15 +229,16 @@ class DeviceAllocator {
     return acquire_all(std::span{requests.begin(), requests.size()}, stream);
   }
 
-  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and gives
-  /// its range back.
+  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and
+  /// gives its range back.
   ///
   /// @throws ContractViolation if the block is unknown or leased, OutOfHostMemory, DeviceError,
   ///         FileTierError; the block then stays resident
   /// @stream enqueues on the outgoing copy stream; does not wait
   void swap_out(BlockId id);
 
-  /// Brings a block's bytes back ahead of need. No effect on a resident block or one without contents.
+  /// Brings a block's bytes back ahead of need. No effect on a resident block or one without
+  /// contents.
   ///
   /// @throws as `acquire`; the block then stays on the host
   /// @stream enqueues on the incoming copy stream; does not wait
@@ -247,8 +252,8 @@ class DeviceAllocator {
   /// @throws ContractViolation if the block is unknown
   [[nodiscard]] Residency residency(BlockId id) const;
 
-  /// The block's address for life, with policies that keep addresses (`StableAddresses`). Nothing is
-  /// promised to be there but under a lease.
+  /// The block's address for life, with policies that keep addresses (`StableAddresses`). Nothing
+  /// is promised to be there but under a lease.
   ///
   /// @throws ContractViolation if the block is unknown
   [[nodiscard]] void* stable_address(BlockId id) const requires keeps_addresses {
@@ -256,15 +261,15 @@ class DeviceAllocator {
     return arena_.address(blocks_.expect(id).range);
   }
 
-  /// Marks the boundary between two steps of a program that repeats: the uses recorded since the last
-  /// mark predict those of the step that begins, for eviction and prefetch.
+  /// Marks the boundary between two steps of a program that repeats: the uses recorded since the
+  /// last mark predict those of the step that begins, for eviction and prefetch.
   ///
   /// @throws FileTierError if the file tier failed to give bytes back since it was last asked; the
   ///         step has begun all the same, and only those bytes are lost
   void begin_step();
 
-  /// Moves blocks together so that free ranges join. Room is made when it is needed anyway; this does
-  /// it at a time of the caller's choice.
+  /// Moves blocks together so that free ranges join. Room is made when it is needed anyway; this
+  /// does it at a time of the caller's choice.
   ///
   /// @param budget_bytes  the most to move
   /// @returns bytes moved
@@ -276,17 +281,17 @@ class DeviceAllocator {
     return reclaimer_.compact(budget_bytes);
   }
 
-  /// Gives reservations that are wholly free back to the device, after waiting on the host for their
-  /// last uses.
+  /// Gives reservations that are wholly free back to the device, after waiting on the host for
+  /// their last uses.
   ///
   /// @returns bytes released
   std::size_t trim_sync();
 
-  /// Must be called before work on `stream` is captured into a graph: streams that wait for what has
-  /// been done there then need no event of a stream that is being captured.
+  /// Must be called before work on `stream` is captured into a graph: streams that wait for what
+  /// has been done there then need no event of a stream that is being captured.
   ///
-  /// The graph keeps addresses: hold leases on all it uses from before the capture until it has run for
-  /// the last time, and release none that was acquired on `stream` during the capture.
+  /// The graph keeps addresses: hold leases on all it uses from before the capture until it has run
+  /// for the last time, and release none that was acquired on `stream` during the capture.
   ///
   /// @throws DeviceError
   void prepare_capture(stream_type stream) {
@@ -304,7 +309,8 @@ class DeviceAllocator {
   /// Must be called before a stream that leases were acquired on is destroyed, unless it is one of
   /// `create_stream`. No lease on it may be held any more.
   ///
-  /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then live on
+  /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then
+  ///         live on
   /// @stream does not wait for the stream
   void retire_stream(stream_type stream) {
     {
@@ -322,7 +328,8 @@ class DeviceAllocator {
         Ticket{StreamIndex::every, std::numeric_limits<std::uint64_t>::max() >> 16U});
   }
 
-  /// Copies between ordinary host memory and a leased block, through pinned memory of this allocator.
+  /// Copies between ordinary host memory and a leased block, through pinned memory of this
+  /// allocator.
   ///
   /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
@@ -347,9 +354,10 @@ class DeviceAllocator {
   [[nodiscard]] observer_type& observer() noexcept { return journal_.observer(); }
   [[nodiscard]] device_type& device() noexcept { return *device_; }
 
-  /// Calls `visit(BlockId, detail::BlockRecord const&)` for every block, or `visit(RangeView const&)` for
-  /// every range of the arena, under the lock: `visit` must not call the allocator. For snapshots and
-  /// adapters; the record of a block is internal and may change in any version.
+  /// Calls `visit(BlockId, detail::BlockRecord const&)` for every block, or
+  /// `visit(RangeView const&)` for every range of the arena, under the lock: `visit` must not call
+  /// the allocator.
+  /// For snapshots and adapters; the record of a block is internal and may change in any version.
   template <class Visit>
   void for_each_block(Visit visit) const {
     std::lock_guard const guard{monitor_};

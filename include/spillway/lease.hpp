@@ -30,15 +30,15 @@ struct LeaseRecord {
 
 /// Keeps one block on the device, at one address, for as long as the lease lives.
 ///
-/// This is the run-time form: `data()` is `void*` whatever the access is. Bytes written under a lease
-/// for `Access::read` are lost when the block leaves the device, since its copy on the host is still
-/// held to be valid. `ReadLease` and the typed calls of `SwappableBuffer` and `SwappableTensor` let the
-/// compiler refuse that.
+/// This is the run-time form: `data()` is `void*` whatever the access is. Bytes written under a
+/// lease for `Access::read` are lost when the block leaves the device, since its copy on the host
+/// is still held to be valid. `ReadLease` and the typed calls of `SwappableBuffer` and
+/// `SwappableTensor` let the compiler refuse that.
 ///
 /// Shape    the block's `size_bytes()` bytes, contiguous, aligned to 256 B.
 /// Threads  thread-compatible; may be released by another thread than the one that acquired it.
-/// Streams  belongs to the stream it was acquired on: enqueue all work that uses the bytes there, or
-///          on streams that are joined back into it, before the lease ends.
+/// Streams  belongs to the stream it was acquired on: enqueue all work that uses the bytes there,
+///          or on streams that are joined back into it, before the lease ends.
 /// Address  fixed until the lease ends, and not valid for one moment longer.
 template <class P>
 class Lease {
@@ -62,8 +62,8 @@ class Lease {
   }
   ~Lease() { release(); }
 
-  /// Ends the lease: work enqueued on its stream so far is the block's last use. No effect the second
-  /// time. Does not wait.
+  /// Ends the lease: work enqueued on its stream so far is the block's last use. No effect the
+  /// second time. Does not wait.
   void release() noexcept {
     if (pager_ != nullptr) {
       std::exchange(pager_, nullptr)->release(record_);
@@ -130,8 +130,8 @@ concept Leasable = requires(H const& holder) {
   { holder.request(Access::read) } -> std::same_as<LeaseRequest>;
 };
 
-/// One operand of an operation, with an access that the compiler knows: made by `reads`, `writes` and
-/// `updates`, and taken by `DeviceAllocator::acquire_all`. Refers to the buffer or tensor.
+/// One operand of an operation, with an access that the compiler knows: made by `reads`, `writes`
+/// and `updates`, and taken by `DeviceAllocator::acquire_all`. Refers to the buffer or tensor.
 template <Access how, class Holder>
 class Operand {
  public:

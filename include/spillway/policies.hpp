@@ -16,8 +16,8 @@ namespace spillway {
 
 /// The default policies of an allocator on a device of type `Device`.
 ///
-/// `SimPolicies` of sim.hpp and `CudaPolicies` of cuda.hpp are this bundle for the library's devices.
-/// Derive from one of them, or from this for a device of your own, and change an alias:
+/// `SimPolicies` of sim.hpp and `CudaPolicies` of cuda.hpp are this bundle for the library's
+/// devices. Derive from one of them, or from this for a device of your own, and change an alias:
 /// ```
 /// struct MyPolicies : spillway::PoliciesFor<spillway::CudaApi> {
 ///   using eviction = spillway::LruEviction;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The allocator, its tensors and its policies on the simulated device: all that a program without a
-/// GPU needs. cuda.hpp is the same for a GPU.
+/// The allocator, its tensors and its policies on the simulated device: all that a program without
+/// a GPU needs. cuda.hpp is the same for a GPU.
 
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/device/sim/sim_api.hpp>

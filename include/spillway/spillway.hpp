@@ -3,8 +3,8 @@
 
 /// All public headers that need nothing but the standard library and POSIX.
 ///
-/// Not among them: cuda.hpp, the door for programs on a GPU; testing/, for those who write devices and
-/// policies of their own; the adapters of interop/ that need a third party.
+/// Not among them: cuda.hpp, the door for programs on a GPU; testing/, for those who write devices
+/// and policies of their own; the adapters of interop/ that need a third party.
 
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/host/host_api.hpp>

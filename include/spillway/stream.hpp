@@ -7,12 +7,12 @@
 
 namespace spillway {
 
-/// A stream of an allocator's device: created with this object, and at its end retired at the allocator
-/// and destroyed. Made by `DeviceAllocator::create_stream`.
+/// A stream of an allocator's device: created with this object, and at its end retired at the
+/// allocator and destroyed. Made by `DeviceAllocator::create_stream`.
 ///
-/// Converts to the device's `stream_type`, so it is passed wherever a stream is asked for. Leases that
-/// were acquired on it end before it does, and it ends before its allocator. Work that is enqueued on it
-/// by then still runs.
+/// Converts to the device's `stream_type`, so it is passed wherever a stream is asked for. Leases
+/// that were acquired on it end before it does, and it ends before its allocator. Work that is
+/// enqueued on it by then still runs.
 ///
 /// Threads  thread-compatible; the device's stream may be used by several threads, as in CUDA.
 template <class Allocator>

@@ -14,8 +14,9 @@ namespace spillway {
 /// Records the order in which blocks are used, and says which blocks to bring in next.
 ///
 /// The schedule records one step of a program that repeats and predicts the next one from it; the
-/// policy turns the prediction into an order of blocks. The pager owns one prefetcher, tells it of every
-/// use, and carries the blocks it names; the prefetcher itself copies nothing and calls no device.
+/// policy turns the prediction into an order of blocks. The pager owns one prefetcher, tells it of
+/// every use, and carries the blocks it names; the prefetcher itself copies nothing and calls no
+/// device.
 ///
 /// Threads  thread-compatible.
 template <PrefetchPolicy Policy>

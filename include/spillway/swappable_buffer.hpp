@@ -14,8 +14,8 @@ namespace spillway {
 
 /// Untyped bytes that live on the device or in host swap. Move-only, like `std::unique_ptr`.
 ///
-/// Holds one block of a `DeviceAllocator` and frees it at its end. For elements with a type and a shape
-/// use `SwappableTensor`.
+/// Holds one block of a `DeviceAllocator` and frees it at its end. For elements with a type and a
+/// shape use `SwappableTensor`.
 ///
 /// Shape    one contiguous range of `size_bytes()` bytes, aligned to 256 B while resident.
 /// Threads  thread-compatible: distinct buffers may be used at once, one buffer may not.
@@ -70,9 +70,9 @@ class SwappableBuffer {
     }
   }
 
-  /// Makes the block resident and holds it there, with the access that the type of the lease allows:
-  /// `read` gives a `ReadLease`, whose address is `void const*`; `write` and `read_write` give a `Lease`
-  /// with a `void*`. A buffer that is const can be acquired for `read` only.
+  /// Makes the block resident and holds it there, with the access that the type of the lease
+  /// allows: `read` gives a `ReadLease`, whose address is `void const*`; `write` and `read_write`
+  /// give a `Lease` with a `void*`. A buffer that is const can be acquired for `read` only.
   ///
   /// `write` discards the contents and brings nothing in: everything that is read later has to be
   /// written under this lease.
@@ -91,7 +91,8 @@ class SwappableBuffer {
   [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream) {
     return typed<access>(pager().acquire(id_, access, stream));
   }
-  /// The same three by name, for templates, where `acquire<...>` would have to be `template acquire<...>`.
+  /// The same three by name. Templates need them, since `acquire<...>` would have to be written
+  /// `template acquire<...>` there.
   [[nodiscard]] auto acquire_read(stream_type stream) const {
     return acquire<Access::read>(stream);
   }
@@ -106,14 +107,15 @@ class SwappableBuffer {
     return pager().acquire(id_, access, stream);
   }
 
-  /// Copies the bytes to host swap and gives the device range back; drops the range without a copy if
-  /// the bytes on the host are still valid. No effect on a buffer that is not resident.
+  /// Copies the bytes to host swap and gives the device range back; drops the range without a copy
+  /// if the bytes on the host are still valid. No effect on a buffer that is not resident.
   ///
   /// @throws ContractViolation if a lease is held, OutOfHostMemory, DeviceError; then unchanged
   /// @stream  enqueues on a copy stream of the allocator; does not wait
   void swap_out() { pager().swap_out(id_); }
 
-  /// Brings the bytes back ahead of need. No effect on a buffer that is resident or was never written.
+  /// Brings the bytes back ahead of need. No effect on a buffer that is resident or was never
+  /// written.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; then unchanged
   /// @stream  as `swap_out`
@@ -129,7 +131,8 @@ class SwappableBuffer {
 
   /// This buffer as an operand for `acquire_all` in its run-time form.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id_, access}; }
-  /// Gives a lease on this buffer, acquired for `access` in its run-time form, the type for `access`.
+  /// Turns a lease on this buffer, acquired for `access` in its run-time form, into the type that
+  /// belongs to `access`.
   template <Access access>
   [[nodiscard]] LeaseFor<lease_type, access> typed(lease_type lease) const noexcept {
     SPILLWAY_ASSERT(lease.block() == id_ && lease.access() == access);

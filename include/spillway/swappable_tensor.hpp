@@ -20,9 +20,9 @@ namespace spillway {
 
 /// A lease on a tensor: its address, its extents and its strides.
 ///
-/// `TensorLease<T const, Rank, P>` is a lease for `Access::read`: nothing can be written through it. The
-/// run-time form of `SwappableTensor::acquire` gives `T*` for every access; there a write under a lease
-/// for `Access::read` is lost when the tensor leaves the device.
+/// `TensorLease<T const, Rank, P>` is a lease for `Access::read`: nothing can be written through
+/// it. The run-time form of `SwappableTensor::acquire` gives `T*` for every access; there a write
+/// under a lease for `Access::read` is lost when the tensor leaves the device.
 ///
 /// Shape    `extents()`, outermost first; strides count elements.
 /// Threads  thread-compatible.
@@ -128,9 +128,9 @@ class SwappableTensor {
     return tensor;
   }
 
-  /// Makes the tensor resident and holds it there, with the access that the type of the lease allows:
-  /// `read` gives `T const*`, `write` and `read_write` give `T*`. A tensor that is const can be acquired
-  /// for `read` only.
+  /// Makes the tensor resident and holds it there, with the access that the type of the lease
+  /// allows: `read` gives `T const*`, `write` and `read_write` give `T*`. A tensor that is const
+  /// can be acquired for `read` only.
   ///
   /// `write` discards the elements and brings nothing in: each element that is read later has to be
   /// written under this lease.
@@ -149,7 +149,8 @@ class SwappableTensor {
   [[nodiscard]] lease_for<access> acquire(stream_type stream) {
     return {buffer_.pager().acquire(id(), access, stream), extents_, strides_};
   }
-  /// The same three by name, for templates, where `acquire<...>` would have to be `template acquire<...>`.
+  /// The same three by name. Templates need them, since `acquire<...>` would have to be written
+  /// `template acquire<...>` there.
   [[nodiscard]] auto acquire_read(stream_type stream) const {
     return acquire<Access::read>(stream);
   }
@@ -212,7 +213,8 @@ class SwappableTensor {
   [[nodiscard]] LeaseRequest request(Access access) const noexcept {
     return buffer_.request(access);
   }
-  /// Gives a lease on this tensor, acquired for `access` in its run-time form, the type for `access`.
+  /// Turns a lease on this tensor, acquired for `access` in its run-time form, into the type that
+  /// belongs to `access`.
   template <Access access>
   [[nodiscard]] lease_for<access> typed(typename P::lease_type lease) const noexcept {
     SPILLWAY_ASSERT(lease.block() == id() && lease.access() == access);

@@ -34,20 +34,22 @@ struct ArenaOptions {
 /// Given `a` of type `A` (`ca` if const), `n` bytes, a block's id `b`, a taken range `r` and a
 /// fence `f`:
 ///
-/// | expression                       | must                                                                   |
-/// |----------------------------------|------------------------------------------------------------------------|
-/// | `A::device_type`                 | the device that the memory is on                                       |
-/// | `A(device, options)`             | reserve what `ArenaOptions` say; neither argument is owned              |
-/// | `a.try_take(n, b)`               | a `Placement` of at least `n` bytes for block `b`, nothing if none fits; throw `std::bad_alloc` with nothing changed |
-/// | `a.give_back(r, f)`              | free the range; whoever takes its bytes next waits for `f` first       |
-/// | `ca.rounded_bytes(n)`            | what a block of `n` bytes takes up                                      |
-/// | `ca.address(r)`                  | where the range is now                                                 |
-/// | `ca.reservation(r)`              | a number for the reservation of the device that the range lies in      |
-/// | `ca.capacity_bytes()`            | the most that is ever reserved                                         |
-/// | `ca.reserved_bytes()`            | what is reserved now                                                   |
-/// | `ca.free_bytes()`                | what is reserved and not taken                                         |
-/// | `ca.largest_free_bytes()`        | the largest `n` for which `try_take` finds a range                      |
-/// | `ca.for_each_range(v)`           | call `v` with the `RangeView` of each range                            |
+/// | expression                | must                                                             |
+/// |---------------------------|------------------------------------------------------------------|
+/// | `A::device_type`          | the device that the memory is on                                 |
+/// | `A(device, options)`      | reserve what `ArenaOptions` say; neither argument is owned       |
+/// | `a.try_take(n, b)`        | a `Placement` of at least `n` bytes for block `b`, nothing if    |
+/// |                           | none fits; throw `std::bad_alloc` with nothing changed           |
+/// | `a.give_back(r, f)`       | free the range; whoever takes its bytes next waits for `f` first |
+/// | `ca.rounded_bytes(n)`     | what a block of `n` bytes takes up                               |
+/// | `ca.address(r)`           | where the range is now                                           |
+/// | `ca.reservation(r)`       | a number for the reservation of the device that the range lies   |
+/// |                           | in                                                               |
+/// | `ca.capacity_bytes()`     | the most that is ever reserved                                   |
+/// | `ca.reserved_bytes()`     | what is reserved now                                             |
+/// | `ca.free_bytes()`         | what is reserved and not taken                                   |
+/// | `ca.largest_free_bytes()` | the largest `n` for which `try_take` finds a range               |
+/// | `ca.for_each_range(v)`    | call `v` with the `RangeView` of each range                      |
 ///
 /// Thread-compatible: an arena is called under the lock of whoever owns it, and therefore calls
 /// neither the device nor the user, its constructor and destructor aside.
@@ -71,11 +73,14 @@ concept Arena =
 
 /// An arena that takes memory from the device when it is needed and gives it back.
 ///
-/// | expression             | must                                                                      |
-/// |------------------------|---------------------------------------------------------------------------|
-/// | `ca.growth_for(n)`     | what to reserve so that `n` bytes fit, 0 if the capacity does not allow it |
-/// | `a.add_segment(p, n)`  | own the `n` bytes at `p`, which the caller has reserved; a throw leaves them with the caller |
-/// | `a.trim()`             | give up a reservation that is wholly free, for the caller to release, if there is one |
+/// | expression            | must                                                              |
+/// |-----------------------|-------------------------------------------------------------------|
+/// | `ca.growth_for(n)`    | what to reserve so that `n` bytes fit, 0 if the capacity does not |
+/// |                       | allow it                                                          |
+/// | `a.add_segment(p, n)` | own the `n` bytes at `p`, which the caller has reserved; a throw  |
+/// |                       | leaves them with the caller                                       |
+/// | `a.trim()`            | give up a reservation that is wholly free, for the caller to      |
+/// |                       | release, if there is one                                          |
 template <class A>
 concept GrowingArena =
     Arena<A> && requires(A a, A const ca, std::size_t n, void* p) {
@@ -91,20 +96,31 @@ concept GrowingArena =
 /// function `c(id)` that says what evicting a block costs (an optional number: nothing if it may
 /// not leave), and a number `w` of ranges to look at (`all_ranges` for all):
 ///
-/// | expression                         | must                                                                  |
-/// |------------------------------------|-----------------------------------------------------------------------|
-/// | `p.moves`                          | `Move`s in the order they run in; a block may be moved more than once |
-/// | `p.cost_bytes`, `p.makes_bytes`    | the sum of the moves; the free range that they make                   |
-/// | `p.bounce`, `p.fence`              | scratch for moves that overlap themselves, and its last uses          |
-/// | `a.plan_compaction(n, budget, m, w)` | a plan that makes a free range of `n` bytes by moving at most `budget`, if one is found; a plan without moves if a range fits already |
-/// | `a.plan_pass(budget, m)`           | a plan for about the largest free range that moving `budget` bytes can make |
-/// | `a.begin_moves(p)`                 | claim what the plan needs, or throw and change nothing; blocks keep their addresses |
-/// | `a.commit_moves(p, done, f)`       | put the first `done` blocks where they went and undo the rest; `f` covers all that was enqueued |
-/// | `a.cheapest_window(n, c, w)`       | the neighbours that cost least to evict for a free range of `n` bytes   |
-/// | `ca.few_ranges()`                  | how many ranges are searched as a whole                                |
-/// | `ca.first_search(few)`             | the `w` to begin a search with if up to `few` ranges may be looked at   |
-/// | `ca.wider_search(w)`               | the `w` to go on with after `w` was in vain; `all_ranges` comes last    |
-/// | `ca.spare_bytes(few)`              | how much may be free beyond `n` before a search is worth its time      |
+/// | expression                           | must                                                  |
+/// |--------------------------------------|-------------------------------------------------------|
+/// | `p.moves`                            | `Move`s in the order they run in; a block may be      |
+/// |                                      | moved more than once                                  |
+/// | `p.cost_bytes`, `p.makes_bytes`      | the sum of the moves; the free range that they make   |
+/// | `p.bounce`, `p.fence`                | scratch for moves that overlap themselves, and its    |
+/// |                                      | last uses                                             |
+/// | `a.plan_compaction(n, budget, m, w)` | a plan that makes a free range of `n` bytes by moving |
+/// |                                      | at most `budget`, if one is found; a plan without     |
+/// |                                      | moves if a range fits already                         |
+/// | `a.plan_pass(budget, m)`             | a plan for about the largest free range that moving   |
+/// |                                      | `budget` bytes can make                               |
+/// | `a.begin_moves(p)`                   | claim what the plan needs, or throw and change        |
+/// |                                      | nothing; blocks keep their addresses                  |
+/// | `a.commit_moves(p, done, f)`         | put the first `done` blocks where they went and undo  |
+/// |                                      | the rest; `f` covers all that was enqueued            |
+/// | `a.cheapest_window(n, c, w)`         | the neighbours that cost least to evict for a free    |
+/// |                                      | range of `n` bytes                                    |
+/// | `ca.few_ranges()`                    | how many ranges are searched as a whole               |
+/// | `ca.first_search(few)`               | the `w` to begin a search with if up to `few` ranges  |
+/// |                                      | may be looked at                                      |
+/// | `ca.wider_search(w)`                 | the `w` to go on with after `w` was in vain;          |
+/// |                                      | `all_ranges` comes last                               |
+/// | `ca.spare_bytes(few)`                | how much may be free beyond `n` before a search is    |
+/// |                                      | worth its time                                        |
 ///
 /// A plan is begun in the critical section that made it, and committed once. In between, whoever
 /// moves makes its stream wait for `p.fence`, then for each move waits for the fence of the move
@@ -132,10 +148,12 @@ concept MovingArena =
 
 /// An arena that puts memory behind a range only when the range is to be used.
 ///
-/// | expression                  | must                                                                 |
-/// |-----------------------------|----------------------------------------------------------------------|
-/// | `A(device, order, options)` | take a `StreamOrder` of the device, in place of the constructor above  |
-/// | `a.map(r)`                  | put memory behind range `r`, which was just taken; may wait on the host; a throw leaves the range taken |
+/// | expression                  | must                                                           |
+/// |-----------------------------|----------------------------------------------------------------|
+/// | `A(device, order, options)` | take a `StreamOrder` of the device, in place of the            |
+/// |                             | constructor above                                              |
+/// | `a.map(r)`                  | put memory behind range `r`, which was just taken; may wait on |
+/// |                             | the host; a throw leaves the range taken                       |
 ///
 /// `map` is called without the lock, one call at a time; the `MappedRange` that it returns says
 /// what the first user of the range waits for.
@@ -148,12 +166,14 @@ concept MappingArena =
 /// A mapping arena where a block can keep its address while its memory serves others: its range is
 /// parked.
 ///
-/// | expression             | must                                                                      |
-/// |------------------------|---------------------------------------------------------------------------|
-/// | `a.park(r, f)`         | free the memory behind `r` after fence `f` and keep the address           |
-/// | `a.park_vacated(r, f)` | the same if the device takes the memory away before `f` (`VacatingApi`)   |
-/// | `a.try_retake(r)`      | memory for a parked range, to be mapped before use, if enough is free     |
-/// | `a.release(r)`         | free the address of a parked range                                        |
+/// | expression             | must                                                             |
+/// |------------------------|------------------------------------------------------------------|
+/// | `a.park(r, f)`         | free the memory behind `r` after fence `f` and keep the address  |
+/// | `a.park_vacated(r, f)` | the same if the device takes the memory away before `f`          |
+/// |                        | (`VacatingApi`)                                                  |
+/// | `a.try_retake(r)`      | memory for a parked range, to be mapped before use, if enough is |
+/// |                        | free                                                             |
+/// | `a.release(r)`         | free the address of a parked range                               |
 template <class A>
 concept StableAddressArena =
     MappingArena<A> && requires(A a, RangeId r, Fence const& f) {

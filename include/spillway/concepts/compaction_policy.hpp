@@ -49,10 +49,11 @@ struct LayoutPlan {
 ///
 /// Given `p` of type `P`, a layout `l`, granules `c` and a budget `b` in granules:
 ///
-/// | expression        | must                                                                       |
-/// |-------------------|----------------------------------------------------------------------------|
-/// | `p.plan(l, c, b)` | a plan that makes a free range of `c` granules for at most `b`, or nothing  |
-/// | `P::moves_blocks` | false if `plan` never returns a plan: the arena then does not ask           |
+/// | expression        | must                                                               |
+/// |-------------------|--------------------------------------------------------------------|
+/// | `p.plan(l, c, b)` | a plan that makes a free range of `c` granules for at most `b`, or |
+/// |                   | nothing                                                            |
+/// | `P::moves_blocks` | false if `plan` never returns a plan: the arena then does not ask  |
 ///
 /// Each move's destination is free when the move is made, except where the block overlaps itself.
 /// No fixed block moves, and the cost is the sum of what the moves move. A model works on numbers

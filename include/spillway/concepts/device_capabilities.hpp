@@ -9,23 +9,35 @@
 #include <optional>
 #include <span>
 
-/// What a device may offer beyond `DeviceApi`, each ability a concept. The library asks for abilities by
-/// these names only, so a device joins in by having the members that the concept lists:
+/// What a device may offer beyond `DeviceApi`, each ability a concept. The library asks for
+/// abilities by these names only, so a device joins in by having the members that the concept
+/// lists:
 ///
-/// | concept              | asks for                             | then the library                          |
-/// |----------------------|--------------------------------------|-------------------------------------------|
-/// | `BatchCopyApi`       | `copy_batch`                         | copies small blocks many at a time        |
-/// | `VirtualMemoryApi`   | `reserve_address`, `map` and others  | can remap instead of move                 |
-/// | `VacatingApi`        | `vacate`                             | unmaps what is swapped out, in stream order |
-/// | `RunMappingApi`      | `maps_runs` is true                  | maps neighbouring pages with one call     |
-/// | `ByteHoldingApi`     | `holds_bytes` is not false           | may read and write through addresses      |
-/// | `ReadCheckingApi`    | `checks_reads`                       | refuses reads of what was never written   |
-/// | `CapturingApi`       | `is_capturing`                       | refuses what may not happen in a capture  |
-/// | `PerThreadStreamApi` | `is_one_stream`                      | refuses handles that it cannot order      |
-/// | `NumberedApi`        | `ordinal`                            | names the device in snapshots and tensors |
-/// | `KernelTimeApi`      | `compute`                            | lets replays model the time of kernels    |
-/// | `VirtualClockApi`    | `finish_time_ns`                     | lets replays read the end of the work     |
-/// | `SteppedApi`         | `run_all`                            | runs nothing until it is told to          |
+/// | concept              | asks for                     | then the library                  |
+/// |----------------------|------------------------------|-----------------------------------|
+/// | `BatchCopyApi`       | `copy_batch`                 | copies small blocks many at a     |
+/// |                      |                              | time                              |
+/// | `VirtualMemoryApi`   | `reserve_address`, `map` and | can remap instead of move         |
+/// |                      | others                       |                                   |
+/// | `VacatingApi`        | `vacate`                     | unmaps what is swapped out, in    |
+/// |                      |                              | stream order                      |
+/// | `RunMappingApi`      | `maps_runs` is true          | maps neighbouring pages with one  |
+/// |                      |                              | call                              |
+/// | `ByteHoldingApi`     | `holds_bytes` is not false   | may read and write through        |
+/// |                      |                              | addresses                         |
+/// | `ReadCheckingApi`    | `checks_reads`               | refuses reads of what was never   |
+/// |                      |                              | written                           |
+/// | `CapturingApi`       | `is_capturing`               | refuses what may not happen in a  |
+/// |                      |                              | capture                           |
+/// | `PerThreadStreamApi` | `is_one_stream`              | refuses handles that it cannot    |
+/// |                      |                              | order                             |
+/// | `NumberedApi`        | `ordinal`                    | names the device in snapshots and |
+/// |                      |                              | tensors                           |
+/// | `KernelTimeApi`      | `compute`                    | lets replays model the time of    |
+/// |                      |                              | kernels                           |
+/// | `VirtualClockApi`    | `finish_time_ns`             | lets replays read the end of the  |
+/// |                      |                              | work                              |
+/// | `SteppedApi`         | `run_all`                    | runs nothing until it is told to  |
 
 namespace spillway {
 
@@ -33,13 +45,15 @@ namespace spillway {
 ///
 /// Given `d` of type `D`, `to`, `from` and `sizes` of the same length, and a stream `s`:
 ///
-/// | expression                              | must                                              |
-/// |-----------------------------------------|---------------------------------------------------|
-/// | `d.copy_batch(to, from, sizes, kind, s)` | enqueue copies of one kind, in any order among themselves; later work on `s` waits for all of them |
+/// | expression                               | must                                           |
+/// |------------------------------------------|------------------------------------------------|
+/// | `d.copy_batch(to, from, sizes, kind, s)` | enqueue copies of one kind, in any order among |
+/// |                                          | themselves; later work on `s` waits for all of |
+/// |                                          | them                                           |
 ///
-/// No range that a batch writes overlaps another range of it. Sizes may be 0. Thread-safe. Unlike other
-/// calls it may have had an effect when it throws `DeviceError`: any of the copies may have been
-/// enqueued, and none of them need have been.
+/// No range that a batch writes overlaps another range of it. Sizes may be 0. Thread-safe. Unlike
+/// other calls it may have had an effect when it throws `DeviceError`: any of the copies may have
+/// been enqueued, and none of them need have been.
 // clang-format off
 template <class D>
 concept BatchCopyApi =
@@ -51,21 +65,23 @@ concept BatchCopyApi =
 
 /// A device whose addresses and memory are two things: addresses are reserved, memory is mapped.
 ///
-/// Given `d` of type `D`, address `p`, physical memory `m` of `n` bytes; every size and address is a
-/// multiple of `granularity_bytes()`:
+/// Given `d` of type `D`, address `p`, physical memory `m` of `n` bytes; every size and address is
+/// a multiple of `granularity_bytes()`:
 ///
-/// | expression                  | must                                                        |
-/// |-----------------------------|-------------------------------------------------------------|
-/// | `d.granularity_bytes()`     | the smallest piece that can be mapped, a power of two        |
-/// | `d.reserve_address(n)`      | address space with nothing behind it                        |
-/// | `d.free_address(p, n)`      | give it back; nothing is mapped there                       |
-/// | `d.try_create_physical(n)`  | device memory without an address, nothing when the device is full |
-/// | `d.release_physical(m)`     | give it back; it is mapped nowhere                          |
-/// | `d.map(p, n, m)`            | put all of `m` at `p`, readable and writable by the device  |
-/// | `d.unmap(p, n)`             | take it away; all work that touches it has finished         |
+/// | expression                 | must                                                         |
+/// |----------------------------|--------------------------------------------------------------|
+/// | `d.granularity_bytes()`    | the smallest piece that can be mapped, a power of two        |
+/// | `d.reserve_address(n)`     | address space with nothing behind it                         |
+/// | `d.free_address(p, n)`     | give it back; nothing is mapped there                        |
+/// | `d.try_create_physical(n)` | device memory without an address, nothing when the device is |
+/// |                            | full                                                         |
+/// | `d.release_physical(m)`    | give it back; it is mapped nowhere                           |
+/// | `d.map(p, n, m)`           | put all of `m` at `p`, readable and writable by the device   |
+/// | `d.unmap(p, n)`            | take it away; all work that touches it has finished          |
 ///
 /// Mapping changes take effect at the call, not in stream order: the caller of `unmap` has seen the
-/// last use finish. Thread-safe; calls without `noexcept` throw `DeviceError` and then had no effect.
+/// last use finish. Thread-safe; calls without `noexcept` throw `DeviceError` and then had no
+/// effect.
 template <class D>
 concept VirtualMemoryApi =
     DeviceApi<D> && std::regular<typename D::physical_type> &&
@@ -73,7 +89,8 @@ concept VirtualMemoryApi =
       { cd.granularity_bytes()   } noexcept -> std::same_as<std::size_t>;
       { d.reserve_address(n)     }          -> std::same_as<void*>;
       { d.free_address(p, n)     } noexcept -> std::same_as<void>;
-      { d.try_create_physical(n) }          -> std::same_as<std::optional<typename D::physical_type>>;
+      { d.try_create_physical(n) }
+                                        -> std::same_as<std::optional<typename D::physical_type>>;
       { d.release_physical(m)    } noexcept -> std::same_as<void>;
       { d.map(p, n, m)           }          -> std::same_as<void>;
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
@@ -82,26 +99,27 @@ concept VirtualMemoryApi =
 /// A virtual memory device that can take memory away in stream order, with
 /// `d.vacate(p, n, s)`: when the work enqueued on `s` before is done, `d.unmap(p, n)`.
 ///
-/// A block that is swapped out is then unmapped as soon as it has been copied, and a program that still
-/// uses its address faults at once. Without it memory stays mapped until it is needed elsewhere.
+/// A block that is swapped out is then unmapped as soon as it has been copied, and a program that
+/// still uses its address faults at once. Without it memory stays mapped until it is needed
+/// elsewhere.
 template <class D>
 concept VacatingApi =
     VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
       { d.vacate(p, n, s) } -> std::same_as<void>;
     };
 
-/// A virtual memory device where `d.map(p, n, m)` maps `n` bytes whatever the size of `m`, so that one
-/// call maps a run of neighbouring pages. Says so with `D::maps_runs`.
+/// A virtual memory device where `d.map(p, n, m)` maps `n` bytes whatever the size of `m`, so that
+/// one call maps a run of neighbouring pages. Says so with `D::maps_runs`.
 template <class D>
 concept RunMappingApi = VirtualMemoryApi<D> && requires { requires D::maps_runs; };
 
-/// A device whose memory holds bytes. One with a `D::holds_bytes` that is false only models them: its
-/// addresses are names that nothing may be read or written through.
+/// A device whose memory holds bytes. One with a `D::holds_bytes` that is false only models them:
+/// its addresses are names that nothing may be read or written through.
 template <class D>
 concept ByteHoldingApi = DeviceApi<D> && !requires { requires !D::holds_bytes; };
 
-/// A device that finds mistakes of programs, as simulated ones do: where `cd.checks_reads()` is true, a
-/// lease that reads a block which was never written is refused.
+/// A device that finds mistakes of programs, as simulated ones do: where `cd.checks_reads()` is
+/// true, a lease that reads a block which was never written is refused.
 template <class D>
 concept ReadCheckingApi = DeviceApi<D> && requires(D const cd) {
   { cd.checks_reads() } noexcept -> std::same_as<bool>;
@@ -127,15 +145,16 @@ concept NumberedApi = DeviceApi<D> && requires(D const cd) {
   { cd.ordinal() } noexcept -> std::same_as<int>;
 };
 
-/// A device that can be told how long a kernel takes: `d.compute(s, ns)` keeps stream `s` busy for `ns`
-/// nanoseconds.
+/// A device that can be told how long a kernel takes: `d.compute(s, ns)` keeps stream `s` busy for
+/// `ns` nanoseconds.
 template <class D>
 concept KernelTimeApi =
     DeviceApi<D> && requires(D d, typename D::stream_type s, std::uint64_t ns) {
       { d.compute(s, ns) } -> std::same_as<void>;
     };
 
-/// A device on a virtual clock: `cd.finish_time_ns()` is when all work enqueued so far will have finished.
+/// A device on a virtual clock: `cd.finish_time_ns()` is when all work enqueued so far will have
+/// finished.
 template <class D>
 concept VirtualClockApi = DeviceApi<D> && requires(D const cd) {
   { cd.finish_time_ns() } -> std::same_as<std::uint64_t>;

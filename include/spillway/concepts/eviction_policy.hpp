@@ -21,21 +21,32 @@ struct EvictionCandidate {
 
 /// Chooses which resident block leaves the device when room is needed.
 ///
-/// Given `p` of type `P`, `id` of type `BlockId`, a `Use use`, and `inspect`, a `noexcept` function from
-/// `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave now:
+/// Given `p` of type `P`, `id` of type `BlockId`, a `Use use`, and `inspect`, a `noexcept` function
+/// from `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave
+/// now:
 ///
-/// | expression                      | must                                                         | cost         |
-/// |---------------------------------|--------------------------------------------------------------|--------------|
-/// | `p.on_insert(id, bytes, use)`   | start tracking a block that became resident by this use or ahead of it | O(log n) |
-/// | `p.on_access(id, use)`          | note a use of a block; do nothing if it is not tracked       | O(1) or O(log n) |
-/// | `p.on_erase(id)`                | forget a block; do nothing if it is not tracked              | O(log n)     |
-/// | `p.victim(short_bytes, inspect)`| name a tracked block that `inspect` admits, or nothing; `short_bytes` are still wanted | O((1 + refused) log n) |
-/// | `p.on_misprediction()`          | hold predictions made so far for worthless                   | O(n)         |
-/// | `p.on_step(schedule, capacity_bytes)` | a step begins or predictions have resumed; what leaves and comes back has room for `capacity_bytes` at once | the model's |
+/// | expression                       | must                             | cost                   |
+/// |----------------------------------|----------------------------------|------------------------|
+/// | `p.on_insert(id, bytes, use)`    | start tracking a block that      | O(log n)               |
+/// |                                  | became resident by this use or   |                        |
+/// |                                  | ahead of it                      |                        |
+/// | `p.on_access(id, use)`           | note a use of a block; do        | O(1) or O(log n)       |
+/// |                                  | nothing if it is not tracked     |                        |
+/// | `p.on_erase(id)`                 | forget a block; do nothing if it | O(log n)               |
+/// |                                  | is not tracked                   |                        |
+/// | `p.victim(short_bytes, inspect)` | name a tracked block that        | O((1 + refused) log n) |
+/// |                                  | `inspect` admits, or nothing;    |                        |
+/// |                                  | `short_bytes` are still wanted   |                        |
+/// | `p.on_misprediction()`           | hold predictions made so far for | O(n)                   |
+/// |                                  | worthless                        |                        |
+/// | `p.on_step(schedule,             | a step begins or predictions     | the model's            |
+/// | capacity_bytes)`                 | have resumed; what leaves and    |                        |
+/// |                                  | comes back has room for          |                        |
+/// |                                  | `capacity_bytes` at once         |                        |
 ///
 /// `victim` does not forget the block it names: the caller takes it and says `on_erase`. A model
-/// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc, with
-/// nothing changed). Thread-unsafe: the pager calls a model under its lock.
+/// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc,
+/// with nothing changed). Thread-unsafe: the pager calls a model under its lock.
 // clang-format off
 template <class P>
 concept EvictionPolicy =
@@ -52,14 +63,17 @@ concept EvictionPolicy =
 
 /// An eviction policy that knows in advance that blocks will leave before their next use.
 ///
-/// | expression                | must                                                              |
-/// |---------------------------|-------------------------------------------------------------------|
-/// | `p.early_victim(inspect)` | name a tracked block that `inspect` admits and that is sent out before its next use anyway, or nothing |
-/// | `cp.is_leaving(id)`       | say whether a block need not stay until its next use: it is sent out anyway, or has none |
-/// | `cp.may_return(schedule, id)` | say whether a block that is away may come back now without taking the room of what is made or used before its next use |
+/// | expression                    | must                                                        |
+/// |-------------------------------|-------------------------------------------------------------|
+/// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits and that is sent |
+/// |                               | out before its next use anyway, or nothing                  |
+/// | `cp.is_leaving(id)`           | say whether a block need not stay until its next use: it is |
+/// |                               | sent out anyway, or has none                                |
+/// | `cp.may_return(schedule, id)` | say whether a block that is away may come back now without  |
+/// |                               | taking the room of what is made or used before its next use |
 ///
-/// A block that `early_victim` names can be copied out while the link is idle. One that is leaving can
-/// make room for a prefetch; if others do, prefetching makes the program swap in more.
+/// A block that `early_victim` names can be copied out while the link is idle. One that is leaving
+/// can make room for a prefetch; if others do, prefetching makes the program swap in more.
 template <class P>
 concept SpeculativeEvictionPolicy =
     EvictionPolicy<P> &&

@@ -20,14 +20,20 @@ struct Fit {
 ///
 /// Given `f` of type `F`, the arena's table `t` (`ct` if const), a node `n`, and granules `c`:
 ///
-/// | expression                | must                                                          | cost     |
-/// |---------------------------|---------------------------------------------------------------|----------|
-/// | `f.insert(t, n)`          | index node `n`, a free range that has its place and size      | O(log n) |
-/// | `f.erase(t, n)`           | forget a node that is indexed and unchanged since             | O(log n) |
-/// | `f.resize(t, n, first, c)` | give an indexed node another place and size, and index that  | O(log n) |
-/// | `f.find(ct, c)`           | name an indexed range of at least `c` granules if there is one | O(log n) |
-/// | `f.largest(ct)`           | the size of the largest indexed range, 0 if there is none     | O(log n) |
-/// | `f.visit_large(ct, v)`    | call `v(n)` for the indexed ranges, about large ones first, until it returns false | O(log n) each |
+/// | expression                 | must                                            | cost          |
+/// |----------------------------|-------------------------------------------------|---------------|
+/// | `f.insert(t, n)`           | index node `n`, a free range that has its place | O(log n)      |
+/// |                            | and size                                        |               |
+/// | `f.erase(t, n)`            | forget a node that is indexed and unchanged     | O(log n)      |
+/// |                            | since                                           |               |
+/// | `f.resize(t, n, first, c)` | give an indexed node another place and size,    | O(log n)      |
+/// |                            | and index that                                  |               |
+/// | `f.find(ct, c)`            | name an indexed range of at least `c` granules  | O(log n)      |
+/// |                            | if there is one                                 |               |
+/// | `f.largest(ct)`            | the size of the largest indexed range, 0 if     | O(log n)      |
+/// |                            | there is none                                   |               |
+/// | `f.visit_large(ct, v)`     | call `v(n)` for the indexed ranges, about large | O(log n) each |
+/// |                            | ones first, until it returns false              |               |
 ///
 /// Nothing may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
 /// decides; it never touches memory or a device. Thread-compatible: an arena calls it under the

@@ -11,10 +11,10 @@ namespace spillway {
 ///
 /// Given `o` of type `O` and `r` of type `Record`:
 ///
-/// | expression       | must                                                              | cost  |
-/// |------------------|-------------------------------------------------------------------|-------|
-/// | `O::is_enabled`  | be false if `on_record` does nothing, so that no record is made    | -     |
-/// | `o.on_record(r)` | take note of the record; it may call the allocator's queries       | short |
+/// | expression       | must                                                            | cost  |
+/// |------------------|-----------------------------------------------------------------|-------|
+/// | `O::is_enabled`  | be false if `on_record` does nothing, so that no record is made | -     |
+/// | `o.on_record(r)` | take note of the record; it may call the allocator's queries    | short |
 ///
 /// The allocator calls `on_record` outside every lock, from any thread that uses it, possibly from
 /// several at once: a model is thread-safe. The records of one thread come in order.

@@ -20,15 +20,15 @@ struct LeaseRequest {
 ///
 /// Given `l` of type `L` (`cl` if const):
 ///
-/// | expression        | must                                                                          |
-/// |-------------------|-------------------------------------------------------------------------------|
-/// | `L()`             | hold nothing                                                                  |
-/// | `l.release()`     | end the hold as the destructor does; do nothing the second time               |
-/// | `cl.data()`       | the block's address on the device while it is held, else null                 |
-/// | `cl.size_bytes()` | the size that was asked for while the block is held, else 0                   |
-/// | `cl.block()`      | the block that was acquired                                                   |
-/// | `cl.access()`     | what it was acquired for                                                      |
-/// | `cl.empty()`      | whether nothing is held                                                       |
+/// | expression        | must                                                            |
+/// |-------------------|-----------------------------------------------------------------|
+/// | `L()`             | hold nothing                                                    |
+/// | `l.release()`     | end the hold as the destructor does; do nothing the second time |
+/// | `cl.data()`       | the block's address on the device while it is held, else null   |
+/// | `cl.size_bytes()` | the size that was asked for while the block is held, else 0     |
+/// | `cl.block()`      | the block that was acquired                                     |
+/// | `cl.access()`     | what it was acquired for                                        |
+/// | `cl.empty()`      | whether nothing is held                                         |
 // clang-format off
 template <class L>
 concept BlockLease =
@@ -46,25 +46,31 @@ concept BlockLease =
 /// Owns blocks and moves them between the device and host swap: all that `SwappableBuffer` and
 /// `SwappableTensor` ask of an allocator.
 ///
-/// Given `p` of type `P`, `n` bytes, stream `s`, block `id`, access `a`, requests `r`, host memory `h`
-/// and the address `d` of a leased block:
+/// Given `p` of type `P`, `n` bytes, stream `s`, block `id`, access `a`, requests `r`, host memory
+/// `h` and the address `d` of a leased block:
 ///
-/// | expression                          | must                                                                 |
-/// |-------------------------------------|----------------------------------------------------------------------|
-/// | `P::lease_type`                     | be a `BlockLease`                                                     |
-/// | `p.allocate(n)`                     | make a resident block without contents, or throw `OutOfDeviceMemory` |
-/// | `p.deallocate(id)`                  | free it; `ContractViolation` if it is unknown or leased              |
-/// | `p.abandon(id)`                     | free it as soon as its last lease is gone                            |
-/// | `p.acquire(id, a, s)`               | a lease; the block is resident and work on `s` may use it            |
-/// | `p.acquire_all(r, s)`               | leases for all operands of one operation, none evicted for another   |
-/// | `p.swap_out(id)`                    | bytes to the host pool, range free for others                        |
-/// | `p.swap_in(id)`                     | bytes back, ahead of the lease that will need them                   |
-/// | `cp.residency(id)`                  | where the bytes are                                                  |
-/// | `p.copy_from_host_sync(d, h, n, s)` | copy `n` bytes to the device on `s`, and wait until `h` is not needed any more |
-/// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait until they are there |
+/// | expression                          | must                                                   |
+/// |-------------------------------------|--------------------------------------------------------|
+/// | `P::lease_type`                     | be a `BlockLease`                                      |
+/// | `p.allocate(n)`                     | make a resident block without contents, or throw       |
+/// |                                     | `OutOfDeviceMemory`                                    |
+/// | `p.deallocate(id)`                  | free it; `ContractViolation` if it is unknown or       |
+/// |                                     | leased                                                 |
+/// | `p.abandon(id)`                     | free it as soon as its last lease is gone              |
+/// | `p.acquire(id, a, s)`               | a lease; the block is resident and work on `s` may use |
+/// |                                     | it                                                     |
+/// | `p.acquire_all(r, s)`               | leases for all operands of one operation, none evicted |
+/// |                                     | for another                                            |
+/// | `p.swap_out(id)`                    | bytes to the host pool, range free for others          |
+/// | `p.swap_in(id)`                     | bytes back, ahead of the lease that will need them     |
+/// | `cp.residency(id)`                  | where the bytes are                                    |
+/// | `p.copy_from_host_sync(d, h, n, s)` | copy `n` bytes to the device on `s`, and wait until    |
+/// |                                     | `h` is not needed any more                             |
+/// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait until  |
+/// |                                     | they are there                                         |
 ///
-/// A block remembers its last uses, so everything that takes no stream is ordered after them wherever
-/// they were enqueued. Streams are passed by value.
+/// A block remembers its last uses, so everything that takes no stream is ordered after them
+/// wherever they were enqueued. Streams are passed by value.
 // clang-format off
 template <class P>
 concept Pager =
@@ -75,7 +81,8 @@ concept Pager =
       { p.deallocate(id)                     }          -> std::same_as<void>;
       { p.abandon(id)                        } noexcept -> std::same_as<void>;
       { p.acquire(id, a, s)                  }          -> std::same_as<typename P::lease_type>;
-      { p.acquire_all(r, s)                  }          -> std::same_as<std::vector<typename P::lease_type>>;
+      { p.acquire_all(r, s)                  }
+                                             -> std::same_as<std::vector<typename P::lease_type>>;
       { p.swap_out(id)                       }          -> std::same_as<void>;
       { p.swap_in(id)                        }          -> std::same_as<void>;
       { cp.residency(id)                     }          -> std::same_as<Residency>;

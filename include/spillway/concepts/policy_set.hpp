@@ -23,16 +23,21 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 
 /// The policies of an allocator, bundled by name. Derive from a bundle and change one alias:
 ///
-/// | alias        | chooses                                        | models in the library                        |
-/// |--------------|------------------------------------------------|----------------------------------------------|
-/// | `device`     | where the memory is                            | `SimApi`, `SteppedSimApi`, `ModelApi`, `CudaApi` |
-/// | `fit`        | which free range a block gets                  | `SegregatedFit`, `BestFit`                    |
-/// | `arena`      | whether blocks move, or pages are mapped        | `MovableBlocks`, `MappedPages`, `StableAddresses` |
-/// | `compaction` | which blocks move to join free ranges          | `SlidingCompaction`, `NoCompaction`           |
-/// | `eviction`   | which blocks leave                             | `ScheduleEviction`, `LruEviction`, `FifoEviction`, `SizeEviction`, `CostEviction` |
-/// | `prefetch`   | which blocks come in ahead of need             | `ScheduleLookahead`, `ReverseOrder`, `NoPrefetch` |
-/// | `lock`       | how threads exclude each other                 | `std::mutex`, `NullLock`                      |
-/// | `observer`   | who is told                                    | `NullObserver`, `Timeline`                    |
+/// | alias        | chooses                               | models in the library                |
+/// |--------------|---------------------------------------|--------------------------------------|
+/// | `device`     | where the memory is                   | `SimApi`, `SteppedSimApi`,           |
+/// |              |                                       | `ModelApi`, `CudaApi`                |
+/// | `fit`        | which free range a block gets         | `SegregatedFit`, `BestFit`           |
+/// | `arena`      | whether blocks move, or pages are     | `MovableBlocks`, `MappedPages`,      |
+/// |              | mapped                                | `StableAddresses`                    |
+/// | `compaction` | which blocks move to join free ranges | `SlidingCompaction`, `NoCompaction`  |
+/// | `eviction`   | which blocks leave                    | `ScheduleEviction`, `LruEviction`,   |
+/// |              |                                       | `FifoEviction`, `SizeEviction`,      |
+/// |              |                                       | `CostEviction`                       |
+/// | `prefetch`   | which blocks come in ahead of need    | `ScheduleLookahead`, `ReverseOrder`, |
+/// |              |                                       | `NoPrefetch`                         |
+/// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
+/// | `observer`   | who is told                           | `NullObserver`, `Timeline`           |
 template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
     CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&

@@ -12,8 +12,8 @@
 
 namespace spillway::detail {
 
-/// A table of records named by `BlockId`: dense indices, recognisable stale ids, stable references. The
-/// pager keeps its blocks in one, the host pool its slots.
+/// A table of records named by `BlockId`, with dense indices, stale ids that are recognised, and
+/// stable references. The pager keeps its blocks in one, the host pool its slots.
 ///
 /// Threads  thread-compatible.
 /// Cost     every call O(1), amortised where `emplace` has to allocate: for 256 records at a time.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A compiler in an older mode would answer each header with thousands of errors. The file that does not
-// exist stops it: a missing header is fatal, `#error` is not.
+// A compiler in an older mode would answer each header with thousands of errors. The file that does
+// not exist stops it: a missing header is fatal, `#error` is not.
 #if __cplusplus < 202002L
 #  error "spillway needs C++20: compile with -std=c++20, in CMake link spillway::spillway"
 #  define SPILLWAY_STOP <spillway needs C++20>
@@ -12,9 +12,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-/// Checks what the library promises itself. On unless NDEBUG is defined and SPILLWAY_CHECKED is not.
+/// Checks what the library promises itself. On unless NDEBUG is defined and SPILLWAY_CHECKED is
+/// not.
 ///
-/// A broken invariant means memory may already be corrupt, so it ends the program instead of throwing.
+/// A broken invariant means memory may already be corrupt, so it ends the program instead of
+/// throwing.
 #if !defined(NDEBUG) || defined(SPILLWAY_CHECKED)
 #  define SPILLWAY_ASSERT(condition)                                                               \
     ((condition) ? static_cast<void>(0)                                                            \
@@ -30,8 +32,8 @@
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
-/// Before the default classes in sim.hpp and cuda.hpp, with SPILLWAY_COMPILED: a program declares them, since
-/// spillway::compiled holds them; the sources of spillway::compiled define them.
+/// Before the default classes in sim.hpp and cuda.hpp, with SPILLWAY_COMPILED: a program declares
+/// them, since spillway::compiled holds them; the sources of spillway::compiled define them.
 #if defined(SPILLWAY_COMPILING)
 #  define SPILLWAY_INSTANTIATE template
 #else

@@ -37,12 +37,13 @@ class Ticket {
   std::uint64_t bits_ = 0;
 };
 
-/// What must have happened before a range, a host slot or a block may be touched: at most one ticket
-/// a stream.
+/// What must have happened before a range, a host slot or a block may be touched: at most one
+/// ticket a stream.
 ///
-/// Holds four tickets without allocating, so it can be merged where nothing may fail. Four are enough for
-/// a program with one stream, since swap-outs, swap-ins and moves use three more. A fifth stream folds all
-/// of them into one ticket on `StreamIndex::every`, which waits for more than is needed, never for less.
+/// Holds four tickets without allocating, so it can be merged where nothing may fail. Four are
+/// enough for a program with one stream, since swap-outs, swap-ins and moves use three more. A
+/// fifth stream folds all of them into one ticket on `StreamIndex::every`, which waits for more
+/// than is needed, never for less.
 class Fence {
  public:
   static constexpr std::size_t max_tickets = 4;

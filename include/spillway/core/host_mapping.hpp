@@ -14,8 +14,8 @@ namespace spillway::detail {
 /// Pageable memory mapped from the operating system, on one NUMA node if possible.
 ///
 /// The pageable tier of a host pool is made of mappings, and `CudaApi` page-locks them for pinned
-/// memory. A mapping asks for large pages and populates them at once, so that the first swap-out does
-/// not pay for page faults. A system that grants neither gives plain memory.
+/// memory. A mapping asks for large pages and populates them at once, so that the first swap-out
+/// does not pay for page faults. A system that grants neither gives plain memory.
 class HostMapping {
  public:
   HostMapping() = default;

@@ -28,8 +28,8 @@ enum class RecordKind : std::uint8_t {
 
 /// One thing that an allocator did, as its observer is told.
 ///
-/// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs later,
-/// in stream order. Only a `host_wait` has a duration.
+/// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs
+/// later, in stream order. Only a `host_wait` has a duration.
 struct Record {
   RecordKind kind{};
   BlockId block{};

@@ -13,7 +13,8 @@ namespace spillway {
 template <std::size_t Rank>
 using Extents = std::array<std::size_t, Rank>;
 
-/// The bytes of a tensor seen as elements: a pointer, extents and strides, in the manner of `mdspan`.
+/// The bytes of a tensor seen as elements: a pointer, extents and strides, in the manner of
+/// `mdspan`.
 ///
 /// Stands in where the standard library has no `std::mdspan` yet; interop/mdspan.hpp converts it.
 /// Strides count elements. Trivially copyable, so it may be passed to kernels by value.

@@ -14,8 +14,8 @@ namespace spillway::detail {
 
 /// Writes JSON piece by piece, so that large traces never lie in memory as a whole.
 ///
-/// Puts commas and quotes where they belong; that what is opened is closed, and that each member of an
-/// object has a key, is up to the caller. Numbers are written alike in every locale. Whether the
+/// Puts commas and quotes where they belong; that what is opened is closed, and that each member of
+/// an object has a key, is up to the caller. Numbers are written alike in every locale. Whether the
 /// stream took it all is asked of the stream, at the end.
 ///
 /// Threads  thread-compatible.

@@ -12,12 +12,13 @@
 
 namespace spillway {
 
-/// Shows what an allocator does in NVIDIA's profilers: a mark for each record, a range for each step.
+/// Shows what an allocator does in NVIDIA's profilers: a mark for each record, a range for each
+/// step.
 ///
-/// Marks are in the domain "spillway", named after what happened, with the bytes as their payload and
-/// a category for each kind. They lie on the time line of the host thread at the moment the call was
-/// made; the copies themselves are on the profiler's rows of their streams. Without a profiler an
-/// record costs a few loads.
+/// Marks are in the domain "spillway", named after what happened, with the bytes as their payload
+/// and a category for each kind. They lie on the time line of the host thread at the moment the
+/// call was made; the copies themselves are on the profiler's rows of their streams. Without a
+/// profiler a record costs a few loads.
 ///
 /// Threads  thread-safe.
 class NvtxMarks {

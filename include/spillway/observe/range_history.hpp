@@ -76,7 +76,8 @@ class RangeHistory {
     return reinterpret_cast<std::uintptr_t>(record.address);
   }
 
-  /// The block is where the record says. If it is `told`, that is a change, else it was so from the start.
+  /// The block is where the record says. If it is `told`, that is a change, else it was so from the
+  /// start.
   void arrive(Record const& record, bool told) {
     std::uintptr_t const begin = address_of(record);
     auto const known = homes_.find(record.block);

@@ -102,7 +102,8 @@ struct MemorySnapshot {
 
 namespace detail {
 
-/// Turns records into the `changes` of a snapshot: for each of its segments what came and went there.
+/// Turns records into the `changes` of a snapshot: for each of its segments what came and went
+/// there.
 class SnapshotChanges {
  public:
   SnapshotChanges(MemorySnapshot& snapshot, std::span<Record const> records)
@@ -197,7 +198,7 @@ class SnapshotChanges {
 /// Takes a snapshot of all of an allocator's memory.
 ///
 /// @param allocator  a `DeviceAllocator`
-/// @param records    what led here, in order of time, as `Timeline::records` gives them; may be empty
+/// @param records    what led here, in order of time, as `Timeline::records` gives them, or nothing
 /// @throws std::bad_alloc
 /// @threads blocks, ranges and statistics are read one after another: exact if no other thread uses
 ///          the allocator meanwhile, else a block that comes or goes may show in some of them only
@@ -387,10 +388,10 @@ class SnapshotWriter {
 /// Writes a snapshot as JSON, member by member what PyTorch's memory snapshots are in Python.
 ///
 /// PyTorch's viewers read pickles: scripts/snapshot-to-pickle.py makes one of the file. A resident
-/// block is `active_allocated`, whether it is leased or not, and says in members of its own how many
-/// `leases` it has and whether it `is_clean`; free ranges are `inactive`. In the trace a block is freed
-/// when it leaves the device and allocated when it comes back, and a move is both. Blocks that are not
-/// resident, and all statistics, are under `spillway`, which the viewers pass over.
+/// block is `active_allocated`, whether it is leased or not, and says in members of its own how
+/// many `leases` it has and whether it `is_clean`; free ranges are `inactive`. In the trace a block
+/// is freed when it leaves the device and allocated when it comes back, and a move is both. Blocks
+/// that are not resident, and all statistics, are under `spillway`, which the viewers pass over.
 inline void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
   detail::SnapshotWriter{out}.write(snapshot);
 }

@@ -178,9 +178,9 @@ inline void summarize_host(SummaryTable& table, HostPoolStats const& host) {
 
 /// The statistics as a table for people, in the manner of `torch.cuda.memory_summary()`.
 ///
-/// Sizes are rounded up to the granule, as everywhere in `Stats`; only the row `Requested` says what
-/// callers asked for. `Total` is the sum of all that was ever added, so it grows whenever a block is
-/// allocated, comes back or is leased again.
+/// Sizes are rounded up to the granule, as everywhere in `Stats`; only the row `Requested` says
+/// what callers asked for. `Total` is the sum of all that was ever added, so it grows whenever a
+/// block is allocated, comes back or is leased again.
 ///
 /// @throws std::bad_alloc
 [[nodiscard]] inline std::string summary(Stats const& stats, HostPoolStats const& host) {

@@ -180,13 +180,13 @@ class ChromeTraceWriter {
 /// Writes records as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 ///
 /// The trace has one track for each kind of record, with blocks and bytes as arguments, and three
-/// counters: resident bytes, bytes of blocks that are not resident, and free bytes of the reservation. A
-/// record lies where the call was made on the host, so most have no duration; the copies themselves run
-/// later, in stream order. A step lasts until the next one.
+/// counters: resident bytes, bytes of blocks that are not resident, and free bytes of the
+/// reservation. A record lies where the call was made on the host, so most have no duration; the
+/// copies themselves run later, in stream order. A step lasts until the next one.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
-/// @param now      the allocator's statistics after the last record. The counters are computed from them
-///                 backwards, so they are right even if older records are forgotten.
+/// @param now      the allocator's statistics after the last record. The counters are computed from
+///                 them backwards, so they are right even if older records are forgotten.
 /// @throws std::bad_alloc. Whether everything was written is asked of `out`.
 /// @cost   O(n log n)
 inline void

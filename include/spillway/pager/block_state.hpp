@@ -16,25 +16,41 @@ namespace spillway::detail {
 
 /// Where a block's bytes are, whether there are any, and whether they are in transit.
 ///
-/// | state          | device range | meaning                                                        | may become                                     |
-/// |----------------|--------------|----------------------------------------------------------------|------------------------------------------------|
-/// | `vacant`       | no           | nothing was written yet                                        | `blank`                                        |
-/// | `on_host`      | no           | the only valid copy is in the host pool                        | `swapping_in`, `filling`                       |
-/// | `lost_away`    | no           | the device lost the bytes; a write makes the block whole       | `lost`                                         |
-/// | `swapping_in`  | no           | a thread enqueues the copy to a range that the block will get  | `arriving`, `prefetched`, or back              |
-/// | `blank`        | yes          | nothing was written yet                                        | `resident`, `swapping_out`, `moving`           |
-/// | `resident`     | yes          | the bytes are on the device and have been used there           | `swapping_out`, `copying_out`, `moving`        |
-/// | `arriving`     | yes          | swapped in and not used since; the copy may be in flight       | `resident`, `swapping_out`, `copying_out`, `moving` |
-/// | `prefetched`   | yes          | as `arriving`, but swapped in ahead of need                    | `arriving`, `swapping_out`, `copying_out`, `moving` |
-/// | `filling`      | yes          | to be overwritten; until the lease the host has the only copy  | `resident`, `on_host`, `moving`                |
-/// | `lost`         | yes          | the device lost the bytes; a write makes the block whole       | `resident`, `swapping_out`, `moving`           |
-/// | `swapping_out` | yes          | a thread drops the block or enqueues its copy to the host      | `on_host`, `vacant`, `lost_away`, or back      |
-/// | `copying_out`  | yes          | a thread enqueues a copy to the host ahead of need             | back                                           |
-/// | `moving`       | yes          | a thread enqueues a move inside the device                     | `lost`, `on_host`, or back                     |
+/// | state          | device range | meaning                      | may become                   |
+/// |----------------|--------------|------------------------------|------------------------------|
+/// | `vacant`       | no           | nothing was written yet      | `blank`                      |
+/// | `on_host`      | no           | the only valid copy is in    | `swapping_in`, `filling`     |
+/// |                |              | the host pool                |                              |
+/// | `lost_away`    | no           | the device lost the bytes; a | `lost`                       |
+/// |                |              | write makes the block whole  |                              |
+/// | `swapping_in`  | no           | a thread enqueues the copy   | `arriving`, `prefetched`, or |
+/// |                |              | to a range that the block    | back                         |
+/// |                |              | will get                     |                              |
+/// | `blank`        | yes          | nothing was written yet      | `resident`, `swapping_out`,  |
+/// |                |              |                              | `moving`                     |
+/// | `resident`     | yes          | the bytes are on the device  | `swapping_out`,              |
+/// |                |              | and have been used there     | `copying_out`, `moving`      |
+/// | `arriving`     | yes          | swapped in and not used      | `resident`, `swapping_out`,  |
+/// |                |              | since; the copy may be in    | `copying_out`, `moving`      |
+/// |                |              | flight                       |                              |
+/// | `prefetched`   | yes          | as `arriving`, but swapped   | `arriving`, `swapping_out`,  |
+/// |                |              | in ahead of need             | `copying_out`, `moving`      |
+/// | `filling`      | yes          | to be overwritten; until the | `resident`, `on_host`,       |
+/// |                |              | lease the host has the only  | `moving`                     |
+/// |                |              | copy                         |                              |
+/// | `lost`         | yes          | the device lost the bytes; a | `resident`, `swapping_out`,  |
+/// |                |              | write makes the block whole  | `moving`                     |
+/// | `swapping_out` | yes          | a thread drops the block or  | `on_host`, `vacant`,         |
+/// |                |              | enqueues its copy to the     | `lost_away`, or back         |
+/// |                |              | host                         |                              |
+/// | `copying_out`  | yes          | a thread enqueues a copy to  | back                         |
+/// |                |              | the host ahead of need       |                              |
+/// | `moving`       | yes          | a thread enqueues a move     | `lost`, `on_host`, or back   |
+/// |                |              | inside the device            |                              |
 ///
-/// *Back* is the state before the transit. A state in transit lasts only while one thread makes device
-/// calls without the lock; other threads leave the block alone or wait. States are decided when work is
-/// enqueued, not when it has run: fences order what follows.
+/// *Back* is the state before the transit. A state in transit lasts only while one thread makes
+/// device calls without the lock; other threads leave the block alone or wait. States are decided
+/// when work is enqueued, not when it has run: fences order what follows.
 ///
 /// The order of the enumerators matters to the functions below.
 enum class BlockState : std::uint8_t {
@@ -66,13 +82,15 @@ inline constexpr std::size_t block_state_count = 13;
 [[nodiscard]] constexpr bool is_at_hand(BlockState state) noexcept {
   return state >= BlockState::blank && state <= BlockState::arriving;
 }
-/// The block has bytes somewhere. Not for a state in transit, in which that is up to the state before.
+/// The block has bytes somewhere. Not for a state in transit, in which that is up to the state
+/// before.
 [[nodiscard]] constexpr bool has_contents(BlockState state) noexcept {
   return state == BlockState::on_host ||
          (state >= BlockState::resident && state <= BlockState::filling);
 }
 
-/// The state of one block. It changes by `become` alone, which checks the table where assertions are on.
+/// The state of one block. It changes by `become` alone, which checks the table where assertions
+/// are on.
 class BlockStatus {
  public:
   [[nodiscard]] BlockState state() const noexcept { return state_; }

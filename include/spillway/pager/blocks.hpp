@@ -30,9 +30,10 @@ namespace spillway::detail {
 
 /// The table of a pager's blocks, with the eviction policy that orders the resident ones.
 ///
-/// Each function that changes a block's state keeps everything in step that depends on it: the range in
-/// the arena, what the eviction policy tracks, the counters. No function enqueues a copy; `Transfers`
-/// does. Every function is called under the lock; `try_place` alone releases it, where pages are mapped.
+/// Each function that changes a block's state keeps everything in step that depends on it: the
+/// range in the arena, what the eviction policy tracks, the counters. No function enqueues a copy;
+/// `Transfers` does. Every function is called under the lock; `try_place` alone releases it, where
+/// pages are mapped.
 template <PolicySet Policies>
 class Blocks {
  public:
@@ -70,7 +71,8 @@ class Blocks {
 
   /// Adds a block that has neither a range nor contents.
   ///
-  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity; std::bad_alloc
+  /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity;
+  ///         std::bad_alloc
   BlockId add(std::size_t size_bytes) {
     expects(size_bytes != 0, "a block must have at least one byte");
     // Rounding must not overflow.
@@ -158,8 +160,8 @@ class Blocks {
 
   // Ranges.
 
-  /// A range for a block if one is free. Pages are mapped, where they are, with the lock released: the
-  /// caller has the exclusive right then.
+  /// A range for a block if one is free. Pages are mapped, where they are, with the lock released:
+  /// the caller has the exclusive right then.
   ///
   /// @throws DeviceError if pages cannot be mapped; nothing is taken then
   [[nodiscard]] std::optional<Placement> try_place(std::size_t bytes, BlockId owner) {
@@ -420,8 +422,8 @@ class Blocks {
     journal_.range_taken(block);
   }
 
-  /// Gives a block's range back to the arena; `after` are its last uses. A block that stays elsewhere
-  /// keeps its address where addresses are kept.
+  /// Gives a block's range back to the arena; `after` are its last uses. A block that stays
+  /// elsewhere keeps its address where addresses are kept.
   void leave_range(BlockRecord& block, Fence const& after, Leaves how) noexcept {
     if constexpr (keeps_addresses) {
       block.is_parked = how != Leaves::for_good;
@@ -455,8 +457,8 @@ class Blocks {
     }
   }
 
-  /// Counts the bytes that cannot leave, since they are leased, and that the predicted step does not use:
-  /// once for each step, so that its plan is not made anew whenever a lease begins.
+  /// Counts the bytes that cannot leave, since they are leased, and that the predicted step does
+  /// not use: once for each step, so that its plan is not made anew whenever a lease begins.
   void count_stuck_bytes() noexcept {
     stuck_bytes_ = 0;
     AccessSchedule const& schedule = prefetcher_.schedule();

@@ -13,7 +13,8 @@
 
 namespace spillway::detail {
 
-/// The three streams of a pager: one for swap-outs, one for swap-ins, one for moves inside the device.
+/// The three streams of a pager: one for swap-outs, one for swap-ins, one for moves inside the
+/// device.
 ///
 /// The three kinds of copies do not wait for each other where the hardware has an engine for each.
 ///
@@ -30,7 +31,8 @@ class CopyStreams {
         in_{device, order},
         moves_{device, order} {}
 
-  /// Copies several blocks to their host slots, each after its own fence, as `HostSwapPool::write_all`.
+  /// Copies several blocks to their host slots, each after its own fence, as
+  /// `HostSwapPool::write_all`.
   ///
   /// An event is recorded every 2 MiB. An event that were recorded only when somebody waits for the
   /// first of the copies would cover all copies that have been enqueued since.
@@ -66,8 +68,8 @@ class CopyStreams {
   [[nodiscard]] OwnedStream<Device> const& moves() const noexcept { return moves_; }
 
  private:
-  // At 25 GB/s, 2 MiB are some 80 us of copying. An event costs nothing beside that, and whoever needs
-  // one block does not wait long for the others of its part.
+  // At 25 GB/s, 2 MiB are some 80 us of copying. An event costs nothing beside that, and whoever
+  // needs one block does not wait long for the others of its part.
   static constexpr std::size_t bytes_per_event = 2_MiB;
 
   static void forget_answers(std::span<TransferRequest> requests) noexcept {

@@ -130,7 +130,8 @@ class Journal {
     stats_.leased.reset_peak();
     stats_.peak_reserved_bytes = reserved_bytes;
   }
-  /// True if blocks have left in this step or the one before. Exact events are worth their cost then.
+  /// True if blocks have left in this step or the one before. Exact events are worth their cost
+  /// then.
   [[nodiscard]] bool is_under_pressure() const noexcept {
     return last_eviction_step_ != 0 && last_eviction_step_ >= stats_.steps;
   }

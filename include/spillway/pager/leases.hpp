@@ -27,11 +27,11 @@
 
 namespace spillway::detail {
 
-/// Gives out leases and takes them back: makes blocks resident, orders streams after earlier uses, and
-/// counts who holds which block.
+/// Gives out leases and takes them back: makes blocks resident, orders streams after earlier uses,
+/// and counts who holds which block.
 ///
-/// Most leases are on blocks that are at hand, and cost neither a device call nor a wait. Every function
-/// is entered with the lock, which is released for device calls.
+/// Most leases are on blocks that are at hand, and cost neither a device call nor a wait. Every
+/// function is entered with the lock, which is released for device calls.
 template <PolicySet Policies>
 class Leases {
  public:
@@ -87,9 +87,9 @@ class Leases {
     return true;
   }
 
-  /// The same with what it takes: brings in the blocks that are away, and makes `stream`, whose index is
-  /// `on`, run after earlier uses. All leases are counted before any block is brought in, so none is
-  /// evicted for another. @throws as `DeviceAllocator::acquire`; no lease is held then
+  /// The same with what it takes: brings in the blocks that are away, and makes `stream`, whose
+  /// index is `on`, run after earlier uses. All leases are counted before any block is brought in,
+  /// so none is evicted for another. @throws as `DeviceAllocator::acquire`; no lease is held then
   template <class Give>
   [[gnu::noinline]] void acquire(std::span<LeaseRequest const> requests,
                                  stream_type stream,
@@ -114,7 +114,8 @@ class Leases {
     return is_exact_event_wanted;
   }
 
-  /// Brings a block's bytes in without a lease. No effect on a block that is resident or has no contents.
+  /// Brings a block's bytes in without a lease. No effect on a block that is resident or has no
+  /// contents.
   ///
   /// @throws as `acquire`
   void swap_in(BlockId id) {
@@ -149,8 +150,8 @@ class Leases {
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
 
-  /// The leases of one acquire, counted and not handed out yet: their blocks do not leave and may still
-  /// move. They are taken back at the end of this object unless `keep` is called.
+  /// The leases of one acquire, counted and not handed out yet: their blocks do not leave and may
+  /// still move. They are taken back at the end of this object unless `keep` is called.
   class Pending {
    public:
     Pending(Leases& leases, std::span<LeaseRequest const> requests)
@@ -174,7 +175,8 @@ class Leases {
     std::size_t count_ = 0;
   };
 
-  /// The block if a lease on it can be given without a device call and without a way to fail, else null.
+  /// The block if a lease on it can be given without a device call and without a way to fail, else
+  /// null.
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
@@ -267,8 +269,9 @@ class Leases {
     }
   }
 
-  /// Finds programs that read what they never wrote, on devices that are made to find mistakes. A lease
-  /// for `read_write` may write first, and what one operand of a group writes another one may read.
+  /// Finds programs that read what they never wrote, on devices that are made to find mistakes. A
+  /// lease for `read_write` may write first, and what one operand of a group writes another one may
+  /// read.
   void refuse_unwritten(std::span<LeaseRequest const> requests) {
     if constexpr (ReadCheckingApi<Device>) {
       if (!device_.checks_reads()) {
@@ -310,8 +313,8 @@ class Leases {
 
   /// Learns what became of the swap-in of a block that is used for the first time since.
   ///
-  /// A prefetch is counted by whether it was complete. A read of the file tier runs after the swap-in was
-  /// enqueued, so its failure is reported here, once the bytes should have arrived.
+  /// A prefetch is counted by whether it was complete. A read of the file tier runs after the
+  /// swap-in was enqueued, so its failure is reported here, once the bytes should have arrived.
   ///
   /// @throws FileTierError if the file did not give the bytes back
   void check_arrival(LeaseRequest request, Pending const& group) {
@@ -339,8 +342,8 @@ class Leases {
     }
   }
 
-  /// Makes later work on `on` run after the uses that conflict with the requests. All blocks are resident
-  /// and settled on return, and the lock has not been released since that was seen.
+  /// Makes later work on `on` run after the uses that conflict with the requests. All blocks are
+  /// resident and settled on return, and the lock has not been released since that was seen.
   void order_after_earlier_uses(std::span<LeaseRequest const> requests,
                                 StreamIndex on,
                                 Pending const& group) {

@@ -21,12 +21,12 @@
 
 namespace spillway::detail {
 
-/// Does ahead of need what the schedule says will be needed: swaps blocks in, copies others out, and
-/// keeps the free bytes between the watermarks.
+/// Does ahead of need what the schedule says will be needed: swaps blocks in, copies others out,
+/// and keeps the free bytes between the watermarks.
 ///
 /// All of it is optional: where room, the host pool or the device refuse, the block waits for its
-/// acquire, which reports what is wrong if it still is. Runs on the thread that has just acquired, under
-/// the lock.
+/// acquire, which reports what is wrong if it still is. Runs on the thread that has just acquired,
+/// under the lock.
 template <PolicySet Policies>
 class LookAhead {
  public:
@@ -80,8 +80,8 @@ class LookAhead {
   }
 
  private:
-  // Small blocks are swapped in together. A copy of this size takes as long as finding room for the next
-  // block, so it need not wait for more.
+  // Small blocks are swapped in together. A copy of this size takes as long as finding room for the
+  // next block, so it need not wait for more.
   static constexpr std::size_t most_bytes_together = 256_KiB;
 
   struct Wanted {
@@ -154,7 +154,8 @@ class LookAhead {
     }
     auto const is_needed_later = [&](BlockId other) noexcept {
       if (!blocks_.is_leaving(other)) {
-        return false;  // it would have to come back in turn: more to swap in than without prefetching
+        // It would have to come back in turn: more to swap in than without prefetching.
+        return false;
       }
       std::uint64_t const next = schedule.next_use(other);
       return next != use_unknown && next > wanted.next_use;
@@ -178,8 +179,8 @@ class LookAhead {
     return true;
   }
 
-  /// Copies to the host what the plan sends out anyway, while the link is idle. The block stays until its
-  /// room is needed, and then leaves without a copy.
+  /// Copies to the host what the plan sends out anyway, while the link is idle. The block stays
+  /// until its room is needed, and then leaves without a copy.
   void copy_out_early() {
     if constexpr (Blocks<Policies>::is_speculative) {
       while (auto const id = blocks_.early_victim()) {

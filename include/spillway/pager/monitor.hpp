@@ -13,12 +13,12 @@
 
 namespace spillway::detail {
 
-/// The lock of a pager, and what threads wait for under it: changes, releases, and the exclusive right
-/// to reclaim memory.
+/// The lock of a pager, and what threads wait for under it: changes, releases, and the exclusive
+/// right to reclaim memory.
 ///
-/// A monitor in the textbook sense: one lock, and one condition that is notified of every change. Every
-/// function but `lock` is called by a thread that holds the lock. Device calls are made in the scope of
-/// an `Unlocked`. Waiting here is never waiting for the device.
+/// A monitor in the textbook sense: one lock, and one condition that is notified of every change.
+/// Every function but `lock` is called by a thread that holds the lock. Device calls are made in
+/// the scope of an `Unlocked`. Waiting here is never waiting for the device.
 template <LockPolicy Lock>
 class Monitor {
  public:
@@ -43,8 +43,8 @@ class Monitor {
 
   /// The exclusive right to reclaim memory: to swap out, to move blocks and to bring blocks in.
   ///
-  /// At most one thread has it. It is a flag and no second lock, so its owner can release the lock while
-  /// copies are enqueued, and other threads go on with resident blocks meanwhile.
+  /// At most one thread has it. It is a flag and no second lock, so its owner can release the lock
+  /// while copies are enqueued, and other threads go on with resident blocks meanwhile.
   class Exclusive {
    public:
     explicit Exclusive(Monitor& monitor) : monitor_{monitor} { monitor_.take_exclusive(); }
@@ -92,9 +92,9 @@ class Monitor {
     bool is_released = false;
   };
 
-  /// Blocks until another thread releases something, for as long as `may_come()` says that one may, and
-  /// at most for `at_most`. Must be called with the exclusive right, which others have meanwhile: they
-  /// need it to get on with the work that they hold leases for.
+  /// Blocks until another thread releases something, for as long as `may_come()` says that one may,
+  /// and at most for `at_most`. Must be called with the exclusive right, which others have
+  /// meanwhile: they need it to get on with the work that they hold leases for.
   template <class MayCome>
   ReleaseWait wait_for_release(std::chrono::milliseconds at_most, MayCome may_come) {
     ReleaseWait result;

@@ -33,7 +33,8 @@ struct PagerOptions {
   bool early_swap_out = true;   ///< copy out ahead of need what the plan sends out anyway
   /// The most bytes one compaction pass may move.
   std::size_t compaction_budget_bytes = std::numeric_limits<std::size_t>::max();
-  /// Part of the capacity above which blocks leave ahead of need, and at which that stops. 1: never.
+  /// Part of the capacity above which blocks leave ahead of need, and at which that stops. 1:
+  /// never.
   double high_watermark = 1.0;
   double low_watermark = 1.0;
   /// What plans are priced with: the host link one way, and reads plus writes of device memory.
@@ -52,10 +53,10 @@ namespace spillway::detail {
 
 /// Finds a device range for a block, and reclaims memory for it where none is free.
 ///
-/// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the policy's
-/// choice until enough bytes are free; make them contiguous, by moving blocks or by evicting neighbours,
-/// whichever takes less time; wait for leases of other threads. It gives up only when every resident
-/// block is leased or the host pool is full, and then says which.
+/// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the
+/// policy's choice until enough bytes are free; make them contiguous, by moving blocks or by
+/// evicting neighbours, whichever takes less time; wait for leases of other threads. It gives up
+/// only when every resident block is leased or the host pool is full, and then says which.
 ///
 /// Every function is entered with the lock and the exclusive right.
 template <PolicySet Policies>
@@ -106,8 +107,8 @@ class Reclaimer {
     throw OutOfDeviceMemory{blocks_.report(bytes), advice(bytes)};
   }
 
-  /// A range for a prefetch, if one can be had by evicting only blocks that `admits(id)` allows, without
-  /// waiting and without growing. @throws as `take_range`, but no OutOfDeviceMemory
+  /// A range for a prefetch, if one can be had by evicting only blocks that `admits(id)` allows,
+  /// without waiting and without growing. @throws as `take_range`, but no OutOfDeviceMemory
   template <class Admits>
   std::optional<Placement>
   try_take_range_for_prefetch(std::size_t bytes, BlockId owner, Admits admits) {
@@ -133,8 +134,8 @@ class Reclaimer {
     return std::nullopt;
   }
 
-  /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes` have
-  /// been given up.
+  /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes`
+  /// have been given up.
   ///
   /// @returns bytes given up; fewer than wanted if no more blocks may leave
   template <class Admits>
@@ -187,8 +188,8 @@ class Reclaimer {
 
   /// How many ranges are worth being searched as a whole for room for `bytes`.
   ///
-  /// A search that takes longer than a block takes to leave and to come back saves nothing. The block
-  /// that would leave instead is not known; its size is taken to be the mean.
+  /// A search that takes longer than a block takes to leave and to come back saves nothing. The
+  /// block that would leave instead is not known; its size is taken to be the mean.
   [[nodiscard]] std::size_t few_ranges(std::size_t bytes) const noexcept {
     if (!options_.swapping) {
       return arena_.few_ranges();
@@ -208,8 +209,8 @@ class Reclaimer {
 
   /// How many bytes should leave next to make room for `bytes`.
   ///
-  /// Where there are many ranges, evicting one more block by value costs less than a search for blocks to
-  /// move, and often leaves a gap that is large enough.
+  /// Where there are many ranges, evicting one more block by value costs less than a search for
+  /// blocks to move, and often leaves a gap that is large enough.
   [[nodiscard]] std::size_t short_bytes(std::size_t bytes) const noexcept {
     std::size_t const free_bytes = arena_.free_bytes();
     if (free_bytes < bytes) {
@@ -222,7 +223,8 @@ class Reclaimer {
     return std::min(bytes, spare_bytes - std::min(spare_bytes, free_bytes - bytes));
   }
 
-  /// Takes one step towards a free range of `bytes`. @returns the kind of step; nothing if none is left
+  /// Takes one step towards a free range of `bytes`. @returns the kind of step; nothing if none is
+  /// left
   std::optional<RangeSource> reclaim(std::size_t bytes) {
     if constexpr (GrowingArena<Arena>) {
       if (grow(bytes)) {
@@ -264,8 +266,8 @@ class Reclaimer {
     }
   }
 
-  /// The same by a search of `most_ranges` ranges: moves blocks or evicts neighbours, whichever takes
-  /// less time.
+  /// The same by a search of `most_ranges` ranges: moves blocks or evicts neighbours, whichever
+  /// takes less time.
   std::optional<RangeSource> make_contiguous(std::size_t bytes, std::size_t most_ranges) {
     auto plan = compaction_plan(bytes, most_ranges);
     std::optional<EvictionWindow> window;

@@ -28,9 +28,10 @@ namespace spillway::detail {
 
 /// Carries blocks: from the device to the host pool, back, and from place to place on the device.
 ///
-/// Every function is entered with the lock and, unless it says otherwise, with the exclusive right. It
-/// decides under the lock, puts the blocks into transit, enqueues with the lock released, and commits
-/// under it. When the device refuses, the blocks that were not carried yet are as they were.
+/// Every function is entered with the lock and, unless it says otherwise, with the exclusive right.
+/// It decides under the lock, puts the blocks into transit, enqueues with the lock released, and
+/// commits under it. When the device refuses, the blocks that were not carried yet are as they
+/// were.
 template <PolicySet Policies>
 class Transfers {
  public:
@@ -40,8 +41,8 @@ class Transfers {
 
   static constexpr unsigned char poison_byte = 0xD5;
 
-  /// `poisons`: ranges that blocks leave are overwritten, so that a use of a stale address shows. The
-  /// other arguments are not owned and must outlive this object.
+  /// `poisons`: ranges that blocks leave are overwritten, so that a use of a stale address shows.
+  /// The other arguments are not owned and must outlive this object.
   Transfers(Device& device,
             StreamOrder<Device>& order,
             Arena& arena,
@@ -66,7 +67,8 @@ class Transfers {
   /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
   /// @returns the bytes that are to be carried by now
-  /// @throws  std::bad_alloc; the block is then on the host as before, and its range back in the arena
+  /// @throws  std::bad_alloc; the block is then on the host as before, and its range back in the
+  ///          arena
   std::size_t stage_swap_in(BlockId id, Placement const& placement, Use use, bool is_prefetch) {
     std::size_t const staged = arrivals_.size();
     BlockRecord const& block = blocks_.at(id);
@@ -90,8 +92,8 @@ class Transfers {
 
   /// Brings the bytes of all staged blocks to the device.
   ///
-  /// @throws DeviceError, FileTierError, std::bad_alloc; a block whose copy was not enqueued is then on
-  ///         the host as before, and its range back in the arena
+  /// @throws DeviceError, FileTierError, std::bad_alloc; a block whose copy was not enqueued is
+  ///         then on the host as before, and its range back in the arena
   void swap_in() {
     if (arrivals_.empty()) {
       return;
@@ -120,7 +122,8 @@ class Transfers {
     end(failure);
   }
 
-  /// Makes blocks that are `swapping_out` leave the device: dropped if clean, else copied to the host.
+  /// Makes blocks that are `swapping_out` leave the device: dropped if clean, else copied to the
+  /// host.
   ///
   /// Blocks for which the host pool has no room stay.
   ///
@@ -300,8 +303,9 @@ class Transfers {
   /// Blocks up to this size are worth being copied in the order of their addresses.
   static constexpr std::size_t small_bytes = 64_KiB;
 
-  /// Small blocks that lie side by side get slots side by side, and both ways they are one copy. Large
-  /// blocks stay in the order in which they were chosen: the last one used may still be in use.
+  /// Small blocks that lie side by side get slots side by side, and both ways they are one copy.
+  /// Large blocks stay in the order in which they were chosen: the last one used may still be in
+  /// use.
   static void sort_small(std::vector<Departure>& departures) {
     auto const is_small = [](Departure const& d) { return d.block->bytes <= small_bytes; };
     if (std::all_of(departures.begin(), departures.end(), is_small)) {
@@ -327,7 +331,8 @@ class Transfers {
     }
   }
 
-  /// Enqueues what happens to a range that is given up, beside the copy: it is unmapped or poisoned.
+  /// Enqueues what happens to a range that is given up, beside the copy: it is unmapped or
+  /// poisoned.
   void clear_range(Departure& departure) {
     auto const& out = streams_.out();
     std::byte* const address = departure.block->address;
@@ -352,8 +357,8 @@ class Transfers {
     block.is_read_unchecked = false;
   }
 
-  /// Finds the block a slot in the host pool, if need be by giving up host copies that resident blocks
-  /// could do without. @returns false if there is none
+  /// Finds the block a slot in the host pool, if need be by giving up host copies that resident
+  /// blocks could do without. @returns false if there is none
   bool take_host_slot(BlockRecord& block) {
     if (block.host != HostSlotId{} && pool_.has_failed(block.host)) {
       pool_.give_back(std::exchange(block.host, HostSlotId{}));  // takes no more bytes
@@ -375,8 +380,8 @@ class Transfers {
     return true;
   }
 
-  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block must then be
-  /// copied again when it leaves.
+  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block must then
+  /// be copied again when it leaves.
   bool give_up_host_copy() {
     BlockRecord* chosen = nullptr;
     blocks_.for_each([&](BlockId, BlockRecord& block) {
@@ -404,8 +409,8 @@ class Transfers {
   Journal<Policies>& journal_;
   MonitorType& monitor_;
   bool poisons_;
-  // The blocks that are staged to be swapped in, and their requests in the same order. They belong to
-  // the thread that has the exclusive right.
+  // The blocks that are staged to be swapped in, and their requests in the same order. They belong
+  // to the thread that has the exclusive right.
   std::vector<Arrival> arrivals_;
   std::vector<TransferRequest> arriving_;
   std::size_t arriving_bytes_ = 0;

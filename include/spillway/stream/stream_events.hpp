@@ -22,7 +22,8 @@ namespace spillway::detail {
 /// Threads  thread-safe.
 class StreamEpoch {
  public:
-  /// Begins with number `first`; numbers below it stand for nothing. Must not run beside other calls.
+  /// Begins with number `first`; numbers below it stand for nothing. Must not run beside other
+  /// calls.
   void start(std::uint64_t first) noexcept { state_ = 2 * first; }
 
   /// The number of a point that stands for all work enqueued so far. @cost one load, mostly
@@ -40,10 +41,10 @@ class StreamEpoch {
     return now % 2 == 0 ? now / 2 - 1 : now / 2;
   }
 
-  /// Must be called before an event is recorded. Points marked from now on get the greater number that
-  /// `next()` returns; the event covers all points up to the number that this function returns. A
-  /// thread enqueues its work before it marks a point, so all work of the old number is on the stream
-  /// already and the event comes after it.
+  /// Must be called before an event is recorded. Points marked from now on get the greater number
+  /// that `next()` returns; the event covers all points up to the number that this function
+  /// returns. A thread enqueues its work before it marks a point, so all work of the old number is
+  /// on the stream already and the event comes after it.
   template <class Next>
   [[nodiscard]] std::uint64_t close(Next next) noexcept {
     std::uint64_t now = state_.load();
@@ -71,7 +72,8 @@ struct EventSlot {
 
 /// Creates the events of a `StreamOrder` and reuses those that no stream needs any more.
 ///
-/// Threads  thread-unsafe, except that `make`, which alone calls the device, may run beside any call.
+/// Threads  thread-unsafe, except that `make`, which alone calls the device, may run beside any
+///          call.
 template <DeviceApi Device>
 class EventPool {
  public:
@@ -126,7 +128,8 @@ class EventPool {
   std::vector<slot_type*> idle_;
 };
 
-/// The newest events recorded on one stream, oldest first; each covers more points than the previous.
+/// The newest events recorded on one stream, oldest first; each covers more points than the
+/// previous.
 ///
 /// A slot is in use from `try_claim` or `add` until `release`. It goes back to the pool when it is
 /// neither in use nor in the list.

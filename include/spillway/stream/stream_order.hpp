@@ -21,7 +21,8 @@
 
 namespace spillway {
 
-/// Keeps the order of work on streams: marks points, and makes one stream wait for another's points.
+/// Keeps the order of work on streams: marks points, and makes one stream wait for another's
+/// points.
 ///
 /// Marking is one load and no device call: points that no event was recorded between are one point,
 /// since whatever waits for one of them waits for all. An event is recorded only when some other
@@ -49,8 +50,8 @@ class StreamOrder {
 
   /// The index of `stream`, given out at its first use.
   ///
-  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for a
-  ///         handle that means another stream in every thread
+  /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for
+  ///         a handle that means another stream in every thread
   [[nodiscard]] StreamIndex index_of(stream_type stream);
 
   /// A ticket for all work enqueued on `stream` so far. No device call.
@@ -64,11 +65,13 @@ class StreamOrder {
   /// Makes later work on `stream` run after `fence`.
   ///
   /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
-  /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured into a
-  ///          graph and was not recorded before; the waits enqueued until then stay, which is harmless
+  /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured
+  ///          into a graph and was not recorded before; the waits enqueued until then stay, which
+  ///          is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
-  /// Records an event on `stream` now, so that a later wait for an earlier point is no later than this.
+  /// Records an event on `stream` now, so that a later wait for an earlier point is no later than
+  /// this.
   ///
   /// Under memory pressure this is what lets a copy start before the work that was enqueued since.
   void record(StreamIndex stream);
@@ -101,8 +104,8 @@ class StreamOrder {
     bool is_retired = false;
   };
 
-  /// One event somebody is about to wait for, kept from being recycled meanwhile; empty if the point is
-  /// known to have completed.
+  /// One event somebody is about to wait for, kept from being recycled meanwhile; empty if the
+  /// point is known to have completed.
   class Claim {
    public:
     Claim() = default;

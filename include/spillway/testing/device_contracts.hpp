@@ -15,8 +15,8 @@
 /// TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, MyApi);       // if it models BatchCopyApi
 /// TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, MyApi);   // if it models VirtualMemoryApi
 /// ```
-/// The suites check order and results, not speed. They are found by name in the global namespace, since
-/// doctest's macros define them; what they are built from is in `spillway::testing`.
+/// The suites check order and results, not speed. They are found by name in the global namespace,
+/// since doctest's macros define them; what they are built from is in `spillway::testing`.
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>

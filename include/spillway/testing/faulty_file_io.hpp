@@ -13,8 +13,8 @@
 
 namespace spillway::testing {
 
-/// The system's file calls (`FileIoApi`), with faults that a test plants while the file is in use. Give
-/// one to a file tier and keep a copy: copies share their faults.
+/// The system's file calls (`FileIoApi`), with faults that a test plants while the file is in use.
+/// Give one to a file tier and keep a copy: copies share their faults.
 ///
 /// Threads  thread-safe.
 class FaultyFileIo {

@@ -34,20 +34,20 @@ struct MemoryUse {
   bool is_write = false;
 };
 
-/// A race detector for device memory: finds work on different streams that touches the same bytes and
-/// that nothing orders. `SteppedSimApi` checks all its work with one; a test of a device of your own
-/// can feed one from what it enqueues.
+/// A race detector for device memory: finds work on different streams that touches the same bytes
+/// and that nothing orders. `SteppedSimApi` checks all its work with one; a test of a device of
+/// your own can feed one from what it enqueues.
 ///
 /// Each stream has a vector clock: for every stream, how many of its operations are known to have
 /// finished before the next operation of this one. An event record saves the stream's clock, a wait
 /// joins the saved clock into the waiting stream's (Lamport 1978, Mattern 1988). For each range of
-/// bytes the checker remembers the last write and, per stream, the last read since then; new work must
-/// have all that it conflicts with in its clock. Order is therefore what streams, events and waits of
-/// the host promise and not what happened to run first: a race is found whether or not it would have
-/// done harm this time.
+/// bytes the checker remembers the last write and, per stream, the last read since then; new work
+/// must have all that it conflicts with in its clock. Order is therefore what streams, events and
+/// waits of the host promise and not what happened to run first: a race is found whether or not it
+/// would have done harm this time.
 ///
 /// Threads  thread-compatible; all calls come from one host thread.
-/// Cost     O(log ranges + ranges touched · streams) for each operation.
+/// Cost     O(log ranges + ranges touched * streams) for each operation.
 class OrderCheck {
  public:
   /// An operation on `stream` that uses `first` and `second`; empty uses are ignored.
@@ -58,8 +58,8 @@ class OrderCheck {
 
   /// Copies on `stream` that nothing orders among themselves.
   ///
-  /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those before
-  ///         the one at fault are then noted
+  /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those
+  ///         before the one at fault are then noted
   void enqueue_batch(std::uint64_t stream, std::span<detail::SimCopy const> copies);
 
   /// All that `stream` was given so far has happened for whoever joins this clock.

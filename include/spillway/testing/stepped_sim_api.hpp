@@ -372,7 +372,7 @@ namespace spillway::testing {
 
 /// A simulated device that runs nothing until it is told to, for tests of order. `step`, `run`,
 /// `run_all` and `run_random` run operations; `stall` keeps a stream from running any. With
-/// `SimOptions::check_order` each operation is checked for races when it is enqueued (`OrderCheck`).
+/// `SimOptions::check_order` an `OrderCheck` looks for races when an operation is enqueued.
 ///
 /// Policies on it: `struct MyPolicies : PoliciesFor<testing::SteppedSimApi> {};`
 using SteppedSimApi = detail::BasicSimApi<detail::SteppedExecutor>;

@@ -42,8 +42,9 @@ struct CudaOptions {
 ///          (see `is_one_stream`) must not be used.
 /// Address  device memory is the runtime's: kernels and libraries take its addresses as they are.
 ///
-/// Calls that reserve, release, pin or unmap may wait for the device: they belong to the start and the
-/// end of a program. Calls that take effect at once may be made while a stream is being captured.
+/// Calls that reserve, release, pin or unmap may wait for the device: they belong to the start and
+/// the end of a program. Calls that take effect at once may be made while a stream is being
+/// captured.
 class CudaApi {
  public:
   using stream_type = cudaStream_t;
@@ -92,13 +93,13 @@ class CudaApi {
   /// Several copies at once, in any order among themselves; cheaper than one by one when they are
   /// many and small.
   ///
-  /// Where CUDA takes no batches (before 12.8, by a driver that is older than the runtime, on the null
-  /// stream, in a capture, with an empty copy among them) they are enqueued one by one.
+  /// Where CUDA takes no batches (before 12.8, by a driver that is older than the runtime, on the
+  /// null stream, in a capture, with an empty copy among them) they are enqueued one by one.
   ///
   /// @param to, from, sizes_bytes  of the same length; no range that is written overlaps another
   /// @stream enqueues the copies; does not wait if the host sides are pinned
-  /// @throws ContractViolation for spans of different lengths; CudaError, and then some of the copies
-  ///         may have been enqueued
+  /// @throws ContractViolation for spans of different lengths; CudaError, and then some of the
+  ///         copies may have been enqueued
   void copy_batch(std::span<void* const> to,
                   std::span<void const* const> from,
                   std::span<std::size_t const> sizes_bytes,
@@ -135,8 +136,8 @@ class CudaApi {
                                           .count());
   }
 
-  /// True while `stream` is being captured into a graph: what is enqueued there does not run now, and
-  /// events recorded there tell nothing to anybody outside the capture.
+  /// True while `stream` is being captured into a graph: what is enqueued there does not run now,
+  /// and events recorded there tell nothing to anybody outside the capture.
   [[nodiscard]] bool is_capturing(stream_type stream) const;
 
   /// False for a handle that means another stream in every thread, which no order can be kept for:
@@ -391,14 +392,15 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
   return cudaMemcpyDeviceToDevice;
 }
 
-/// The runtime refuses batches on the null stream and on a stream that is being captured, the latter
-/// without telling the capture that anything is missing from it.
+/// The runtime refuses batches on the null stream and on a stream that is being captured, the
+/// latter without telling the capture that anything is missing from it.
 inline bool CudaApi::takes_batches(stream_type stream) const {
   return has_batches_.load(std::memory_order_relaxed) && stream != nullptr &&
          stream != cudaStreamLegacy && !is_capturing(stream);
 }
 
-/// CUDA 13 dropped the index of the copy at fault and made the arguments const; it writes to neither.
+/// CUDA 13 dropped the index of the copy at fault and made the arguments const; it writes to
+/// neither.
 inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const> to,
                                           [[maybe_unused]] std::span<void const* const> from,
                                           [[maybe_unused]] std::span<std::size_t const> sizes_bytes,

@@ -142,8 +142,8 @@ class CudaContext {
 
 /// Makes a device's context the calling thread's for as long as it lives.
 ///
-/// The context is pushed and popped rather than set and set back: setting a device back would set it
-/// up, with all the memory that takes, if the caller had never used it. Costs one look where the
+/// The context is pushed and popped rather than set and set back: setting a device back would set
+/// it up, with all the memory that takes, if the caller had never used it. Costs one look where the
 /// context is current already, which is the usual case.
 ///
 /// Threads  thread-unsafe: a scope belongs to the thread that made it.
@@ -181,8 +181,9 @@ class CudaScope {
   bool is_pushed_ = false;
 };
 
-/// Lets the calling thread make calls that take effect at once while it, or another thread, captures
-/// a stream: they are no part of what is captured, and refusing them would break the capture.
+/// Lets the calling thread make calls that take effect at once while it, or another thread,
+/// captures a stream: they are no part of what is captured, and refusing them would break the
+/// capture.
 ///
 /// Threads  thread-unsafe: belongs to the thread that made it.
 class CudaCaptureBystander {

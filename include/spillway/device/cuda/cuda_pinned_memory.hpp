@@ -17,9 +17,9 @@ namespace spillway::detail {
 
 /// Page-locked host memory, near a NUMA node where one is asked for.
 ///
-/// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and then
-/// registered. A node is a preference: when it has no pages left, or when the process may not set
-/// policies (as in many containers), the memory comes from elsewhere instead of not at all.
+/// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and
+/// then registered. A node is a preference: when it has no pages left, or when the process may not
+/// set policies (as in many containers), the memory comes from elsewhere instead of not at all.
 ///
 /// Threads  thread-safe.
 /// Streams  none; allocating and freeing may wait for the whole device and is never fast.

@@ -25,23 +25,25 @@
 
 namespace spillway {
 
-/// Names a stream of a `HostApi`. The default is the caller: its work is whatever the calling thread
-/// does, so work enqueued on it runs at once.
+/// Names a stream of a `HostApi`. The default is the caller: its work is whatever the calling
+/// thread does, so work enqueued on it runs at once.
 enum class HostStream : std::uint32_t { caller = 0 };
 enum class HostEvent : std::uint64_t {};
 
 /// The machine's own memory as a device, for programs that compute on the CPU.
 ///
-/// What a program computes on the CPU has happened when the call returns. `HostStream::caller` stands
-/// for that: a copy enqueued there runs in the call, an event recorded there is complete, and waiting
-/// there for another stream waits on the host, since there is nobody else to wait. Streams that are
-/// created have a thread each and run behind the program's back; copies in and out go there.
+/// What a program computes on the CPU has happened when the call returns. `HostStream::caller`
+/// stands for that: a copy enqueued there runs in the call, an event recorded there is complete,
+/// and waiting there for another stream waits on the host, since there is nobody else to wait.
+/// Streams that are created have a thread each and run behind the program's back; copies in and out
+/// go there.
 ///
 /// Memory is taken from the system when it is touched, not when it is reserved, and is not
 /// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
 ///
 /// Threads  thread-safe.
-/// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all threads.
+/// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all
+///          threads.
 /// Address  fixed from `try_reserve` to `release`.
 class HostApi {
  public:
@@ -72,9 +74,9 @@ class HostApi {
   void launch_host(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::call, .to = argument, .function = function});
   }
-  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read and
-  /// write memory under leases that were acquired on `stream`, and makes no device call. An exception
-  /// that leaves it ends the program.
+  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read
+  /// and write memory under leases that were acquired on `stream`, and makes no device call. An
+  /// exception that leaves it ends the program.
   ///
   /// @throws as `launch_host`; std::bad_alloc
   template <std::invocable Work>

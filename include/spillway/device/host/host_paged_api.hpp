@@ -28,9 +28,9 @@ enum class HostPhysical : std::uint64_t {};
 /// A `HostApi` that maps memory, for programs that keep raw pointers: what is swapped out keeps its
 /// addresses and cannot be touched there.
 ///
-/// The machine's memory has no handles, so a piece of it is a number that is counted, and mapping it
-/// makes addresses accessible: the system puts zeros there when they are touched. What is unmapped
-/// goes back to the system at once.
+/// The machine's memory has no handles, so a piece of it is a number that is counted, and mapping
+/// it makes addresses accessible: the system puts zeros there when they are touched. What is
+/// unmapped goes back to the system at once.
 ///
 /// Threads  thread-safe, except that addresses are reserved by one thread at a time.
 /// Streams  as `HostApi`. Mapping takes effect at the call, `vacate` in stream order.

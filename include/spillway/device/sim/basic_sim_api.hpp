@@ -58,8 +58,8 @@ class BasicSimApi {
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int numa_node);
   void free_pinned(void* p, std::size_t bytes) noexcept;
   void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream);
-  /// As `BatchCopyApi` says. One operation of the stream, which takes an engine's latency once. If one
-  /// of the copies fails, those before it have been enqueued.
+  /// As `BatchCopyApi` says. One operation of the stream, which takes an engine's latency once. If
+  /// one of the copies fails, those before it have been enqueued.
   void copy_batch(std::span<void* const> to,
                   std::span<void const* const> from,
                   std::span<std::size_t const> sizes_bytes,
@@ -67,9 +67,9 @@ class BasicSimApi {
                   stream_type stream);
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream);
   void launch_host(stream_type stream, HostFunction function, void* argument);
-  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read and
-  /// write memory under leases that were acquired on `stream`, and makes no device call. An exception
-  /// that leaves it ends the program.
+  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read
+  /// and write memory under leases that were acquired on `stream`, and makes no device call. An
+  /// exception that leaves it ends the program.
   ///
   /// @throws as `launch_host`; std::bad_alloc
   template <std::invocable Work>
@@ -106,8 +106,8 @@ class BasicSimApi {
 
   /// Says that a kernel enqueued on `stream` now uses device memory. Enqueues nothing itself.
   ///
-  /// @throws DeviceError if that is not live device memory; ContractViolation, on stepped devices, if
-  ///         nothing orders the use after earlier work on the same bytes
+  /// @throws DeviceError if that is not live device memory; ContractViolation, on stepped devices,
+  ///         if nothing orders the use after earlier work on the same bytes
   void use(void const* p, std::size_t bytes, Access access, stream_type stream);
 
   /// Overwrites dead memory with the poison byte, in stream order, so that a use of it is seen.

@@ -122,8 +122,8 @@ inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
 /// Holds no bytes and runs nothing: every operation only moves a virtual clock.
 ///
 /// Each stream has the time at which it is done, each event the time of its record, and the host a
-/// time of its own, which moves when it waits and when it is told to. Nothing starts before the host
-/// has enqueued it. Copies of one direction share an engine.
+/// time of its own, which moves when it waits and when it is told to. Nothing starts before the
+/// host has enqueued it. Copies of one direction share an engine.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
 /// Cost     O(1) for every call.

@@ -12,7 +12,8 @@
 
 namespace spillway {
 
-/// What a simulated device is like. Rates of 0 mean "as fast as it goes" (no time on a virtual clock).
+/// What a simulated device is like. Rates of 0 mean "as fast as it goes" (no time on a virtual
+/// clock).
 struct SimOptions {
   std::size_t capacity_bytes = 1_GiB;  ///< reservations and physical memory together
   std::size_t pinned_capacity_bytes = std::numeric_limits<std::size_t>::max();

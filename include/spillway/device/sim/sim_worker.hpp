@@ -278,8 +278,8 @@ class SimWorker {
     std::atomic<Node*> next{nullptr};
   };
 
-  /// A copy of an operation, and not the operation: whoever looks at what the thread has run is ordered
-  /// after it.
+  /// A copy of an operation, and not the operation: whoever looks at what the thread has run is
+  /// ordered after it.
   struct Recent {
     std::uint64_t ops = 0;  // how many of the stream have run when it has
     SimOp op;
@@ -308,8 +308,8 @@ class SimWorker {
   std::thread thread_;  // last: starts when all else is there
 };
 
-/// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself, the
-/// one who asks is not ordered after what has run.
+/// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself,
+/// the one who asks is not ordered after what has run.
 inline void SimWorker::remember(Op const& op) {
   while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
     recent_.pop_front();
@@ -340,8 +340,8 @@ inline void SimWorker::run() {
   }
 }
 
-/// Says in the word itself that the thread sleeps, so that whoever pushes learns it from the word that
-/// it writes anyway, and is not ordered after what the thread has run.
+/// Says in the word itself that the thread sleeps, so that whoever pushes learns it from the word
+/// that it writes anyway, and is not ordered after what the thread has run.
 inline void SimWorker::sleep(std::uint32_t seen) noexcept {
   if ((seen & asleep) != 0 ||
       pushes_.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed)) {
