@@ -25,7 +25,7 @@ using spillway::Access;
 constexpr std::size_t blocks = 1024;
 constexpr std::size_t block_bytes = 4_KiB;
 
-// The default device for programs; no work is enqueued, so what it does to carry out work costs nothing.
+// The default device for programs. No work is enqueued, so carrying out work costs nothing.
 struct Locked : spillway::SimPolicies {};
 struct Unlocked : spillway::SimPolicies {
   using lock = spillway::NullLock;

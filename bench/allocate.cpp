@@ -4,11 +4,13 @@
 //   bench_allocate --benchmark_repetitions=11 --benchmark_enable_random_interleaving=true
 //                  --benchmark_report_aggregates_only=true
 //
-// replay/<workload>/<allocator>  nanoseconds a call, 1e6 calls in one go. `failed` calls found no room, or
-//                                nothing to free as there had been none; they are quick, so ns_per_served
-//                                leaves them out
-// latency/...                    percentiles with a look at the clock around each call; `none` is the clock
-// threads:<n>/...                wall time a call with n threads at one allocator, each with its own workload a
+// replay/<workload>/<allocator>  nanoseconds a call, 1e6 calls in one go. `failed` calls found no
+//                                room, or nothing to free as there had been none; they are quick,
+//                                so ns_per_served leaves them out
+// latency/...                    percentiles with a look at the clock around each call; `none` is
+//                                the clock
+// threads:<n>/...                wall time a call with n threads at one allocator, each with its
+//                                own workload a
 // live:<n>/...                   workload a with small sizes, so that n blocks are live
 // first_failure/...              share of the capacity in use when a rising workload a first fails
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #if defined(SPILLWAY_HAS_OFFSET_ALLOCATOR)
-// Its source and not its header, so that the compiler sees as much of it as of a header-only library.
+// The source and not the header, so that the compiler sees as much as of a header-only library.
 #  include <offsetAllocator.cpp>
 #endif
 #if defined(SPILLWAY_HAS_VMA)

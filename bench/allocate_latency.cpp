@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long it takes to allocate and to free device memory, against the allocators that come with the
-// device. `scripts/torch-allocate-latency.py` does the same with PyTorch's caching allocator.
+// How long it takes to allocate and to free device memory, against the allocators that come with
+// the device. `scripts/torch-allocate-latency.py` does the same with PyTorch's caching allocator.
 //
 // usage: bench_allocate_latency [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 //
@@ -57,7 +57,7 @@ class Replacements {
   std::size_t position_ = 0;
 };
 
-/// Runs the workload over `Memory`: `allocate(bytes)` returns a handle that `free(handle, bytes)` takes.
+/// Runs the workload over `Memory`: `free(handle, bytes)` takes what `allocate(bytes)` returned.
 template <class Memory>
 void replace_blocks(benchmark::State& state) {
   Memory memory;

@@ -29,7 +29,8 @@ inline CLI::Validator positive_number() {
           "NUMBER > 0"};
 }
 
-/// One of the names of an enumeration's values. `CLI::CheckedTransformer` shows the values, too, as bytes.
+/// One of the names of an enumeration's values. `CLI::CheckedTransformer` would show the values as
+/// bytes beside them.
 template <class Value>
 CLI::Validator one_of(std::map<std::string, Value> const& names) {
   std::string shown;
@@ -47,7 +48,7 @@ CLI::Validator one_of(std::map<std::string, Value> const& names) {
           shown};
 }
 
-/// Writes out what is buffered. @throws std::runtime_error if standard output did not take all of it
+/// Flushes standard output. @throws std::runtime_error if it did not take all of the bytes
 inline void finish_output() {
   std::cout.flush();
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) {
@@ -55,8 +56,9 @@ inline void finish_output() {
   }
 }
 
-/// Parses the command line, runs `work`, and turns what goes wrong into a message and an exit status:
-/// `bad_input` for std::invalid_argument, `failed` for other exceptions. `work` returns a status of its own.
+/// Parses the command line, runs `work`, and turns what goes wrong into a message and an exit
+/// status: `bad_input` for std::invalid_argument, `failed` for other exceptions. `work` returns a
+/// status of its own.
 inline int run(CLI::App& app, int argc, char** argv, std::function<int()> const& work) {
   app.set_version_flag("--version", app.get_name() + " " SPILLWAY_VERSION);
   try {

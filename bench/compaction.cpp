@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it takes to keep a nearly full arena of 16 GiB usable without evicting anything: an allocation
-// that no free range fits has room made for it by compaction. No bytes are there, so only planning takes
+// What it takes to keep a nearly full arena of 16 GiB usable without evicting anything: compaction
+// makes room for an allocation that no free range fits. No bytes are there, so only planning takes
 // time.
 //
 //   bench_compaction [--benchmark_filter=REGEX ...]
 //
-// moved/<workload>/<percent>       bytes moved per byte allocated, in 1e6 calls (at 99 % 4e5) with so much of it
-//                                  in use; how many allocations needed a pass, and how long planning one took
-// plan/<live blocks>/<percent>     the same for workload a with small sizes, so that many blocks are live
-// widen/<live blocks>/<percent>    planning a pass for the largest free range that can be made by moving at
-//                                  most 1/64 of the capacity, every 10 000 calls
+// moved/<workload>/<percent>       bytes moved per byte allocated, in 1e6 calls (at 99 % 4e5) with
+//                                  so much of the arena in use; how many allocations needed a pass,
+//                                  and how long planning one took
+// plan/<live blocks>/<percent>     the same for workload a with small sizes, so that many blocks
+//                                  are live
+// widen/<live blocks>/<percent>    planning a pass for the largest free range that can be made by
+//                                  moving at most 1/64 of the capacity, every 10 000 calls
 
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/model_api.hpp>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it takes to join free memory: moving blocks inside the device, against sending them to the host
-// and back, against a plain copy of as many bytes on the device.
+// What it takes to join free memory: moving blocks inside the device, against sending them to the
+// host and back, against a plain copy of as many bytes on the device.
 //
 // usage: bench_device_moves [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 //
@@ -131,7 +131,8 @@ void compaction(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
 }
 
-/// One allocator for all rounds: pinning gigabytes takes seconds. Later rounds move as many bytes as the first.
+/// One allocator for all rounds: pinning gigabytes takes seconds. Later rounds move as many bytes
+/// as the first.
 template <class Policies, std::size_t capacity_bytes>
 void round_trip(benchmark::State& state) {
   Holey<Policies> holey{

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long a step takes when less memory is there than it uses, for several links and policies,
-// against the least it can take: the time of its kernels, or of the bytes that must cross the link in
-// one direction, whichever is longer. --help tells the options.
+// against the least it can take: the time of its kernels, or of the bytes that must cross the link
+// in one direction, whichever is longer. --help tells the options.
 
 #include <spillway/core/types.hpp>
 

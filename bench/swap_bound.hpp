@@ -70,9 +70,9 @@ class SwapBound {
   /// The most bytes that one operation uses.
   [[nodiscard]] std::uint64_t working_set_bytes() const noexcept { return working_set_bytes_; }
 
-  /// The fewest bytes that must be swapped in after the first step, were blocks divisible; nothing if
-  /// the capacity is too small. Every byte costs the same, so letting go of what is needed last is
-  /// optimal: this is the optimum of the linear program.
+  /// The fewest bytes that must be swapped in after the first step, were blocks divisible; nothing
+  /// if the capacity is too small. Every byte costs the same, so letting go of what is needed last
+  /// is optimal: this is the optimum of the linear program.
   [[nodiscard]] std::optional<std::uint64_t> least_swap_in(std::uint64_t capacity_bytes) const {
     std::priority_queue<std::pair<std::size_t, std::uint64_t>>
         open;                                                  // where an absence ends, bytes left

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it costs to give a block its place by mapping pages instead of moving bytes: the device's own
-// calls by size, and the leases of address-stable blocks that take each other's pages.
+// What it costs to give a block its place by mapping pages instead of moving bytes: the device's
+// own calls by size, and the leases of address-stable blocks that take each other's pages.
 //
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 

@@ -14,7 +14,7 @@
 
 namespace spillway::bench {
 
-/// One call of an allocator: allocates `bytes` into `slot`, or frees what is in `slot` if `bytes` is 0.
+/// One call of an allocator: allocates `bytes` into `slot`, or frees `slot` if `bytes` is 0.
 struct Call {
   std::uint32_t slot = 0;
   std::uint64_t bytes = 0;
@@ -22,7 +22,8 @@ struct Call {
   [[nodiscard]] bool is_allocation() const noexcept { return bytes != 0; }
 };
 
-/// Calls to replay against one allocator. Slots are used again, so there are no more than blocks live.
+/// Calls to replay against one allocator. Slots are reused, so there are as many as blocks live at
+/// once.
 struct Workload {
   std::uint64_t capacity_bytes = 0;
   std::uint32_t slots = 0;
@@ -106,10 +107,10 @@ class WorkloadWriter {
   std::uint64_t peak_bytes_ = 0;
 };
 
-/// Workload a: sizes between `least_bytes` and `most_bytes`, a random block freed whenever the next one
-/// would exceed the target.
+/// Workload a: sizes between `least_bytes` and `most_bytes`, a random block freed whenever the next
+/// one would exceed the target.
 ///
-/// @param occupancy  the target as a share of the capacity, given how much of the calls is done, 0 to 1
+/// @param occupancy  the target as a share of the capacity, given the share of calls done (0 to 1)
 template <std::invocable<double> Occupancy>
 [[nodiscard]] Workload random_workload(std::uint64_t capacity_bytes,
                                        std::size_t calls,
@@ -159,8 +160,8 @@ small_random_workload(std::size_t live, double occupancy, std::size_t calls, std
 }
 
 /// Workload b: training steps of a network of 96 layers. Forward, three blocks a layer stay for the
-/// backward pass, and a workspace goes at once; backward, they go in reverse order. Every step has the
-/// same sizes; their peak is `occupancy` of the capacity.
+/// backward pass, and a workspace goes at once; backward, they go in reverse order. Every step has
+/// the same sizes; their peak is `occupancy` of the capacity.
 [[nodiscard]] inline Workload training_workload(std::uint64_t capacity_bytes,
                                                 std::size_t calls,
                                                 std::uint64_t seed,
@@ -230,8 +231,8 @@ small_random_workload(std::size_t live, double occupancy, std::size_t calls, std
   return write(scale * 0.9999, calls).finish();
 }
 
-/// Workload c: lifetimes of three kinds, counted in allocations: 10 % long (80 000 in the mean), 30 %
-/// medium (8000), 60 % short (60). The medium sizes change every 50 000 calls, as with another
+/// Workload c: lifetimes of three kinds, counted in allocations: 10 % long (80 000 in the mean),
+/// 30 % medium (8000), 60 % short (60). The medium sizes change every 50 000 calls, as with another
 /// sequence length.
 ///
 /// @param occupancy  as above; what would end next goes early when the next block would exceed it

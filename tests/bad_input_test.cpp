@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers do wrong, and what limits refuse: the error of docs/errors.md, and nothing else changed.
+// Calls that are wrong or beyond a limit throw the error of docs/errors.md and change nothing else.
 #include <spillway/device_allocator.hpp>
 
 #include <doctest/doctest.h>

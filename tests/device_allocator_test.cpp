@@ -42,7 +42,8 @@ struct LargeOnlyPolicies : support::SmallPolicies {
 };
 using LargeOnlyAllocator = DeviceAllocator<LargeOnlyPolicies>;
 
-/// Fills 1 MiB with a small block and large ones, then asks for more. @returns where the small one is
+/// Fills 1 MiB with a small block and large ones, then asks for more.
+/// @returns where the small one is
 Residency residency_of_small(LargeOnly eviction) {
   LargeOnlyAllocator::Options options{.capacity_bytes = 1_MiB, .bounce_bytes = 0};
   options.host.pinned_bytes = 4_MiB;

@@ -16,8 +16,8 @@ using namespace spillway::literals;
 
 enum class Direction : std::uint8_t { out, in, both };
 
-/// What carries the bytes: the host pool on the prefetcher's streams, or an allocator's `swap_out` and
-/// `swap_in`, block by block.
+/// What carries the bytes: the host pool on the prefetcher's streams, or an allocator's `swap_out`
+/// and `swap_in`, block by block.
 enum class Through : std::uint8_t { streams, allocator };
 
 /// How the blocks of one transfer lie on the device.

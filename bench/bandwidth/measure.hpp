@@ -142,8 +142,8 @@ class Measurement {
     }
   }
 
-  /// Sends everything out and back, and looks at every byte. Afterwards memory is backed and slots have
-  /// contents.
+  /// Sends everything out and back, and looks at every byte. Afterwards memory is backed and slots
+  /// have contents.
   template <class Carrier>
   void check(Case const& now, Carrier& carrier, Peers& peers) {
     for (std::size_t set = 0; set < 2; ++set) {

@@ -15,7 +15,7 @@
 
 namespace bandwidth {
 
-/// What a program does without this library: pinned memory allocated once, and copies to and from it.
+/// What a program does without this library: copies to and from pinned memory, allocated once.
 ///
 /// One of these carries one direction. It also fills blocks with a pattern and looks for it.
 template <spillway::DeviceApi Device>

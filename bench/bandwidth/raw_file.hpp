@@ -15,8 +15,8 @@
 
 namespace bandwidth {
 
-/// Plain sequential I/O: what a program does that has the bytes in memory and wants them in a file. In
-/// large pages, as ours are: the kernel then makes larger requests of the same calls.
+/// Plain sequential I/O: what a program does that has the bytes in memory and wants them in a file.
+/// In large pages, as ours are: the kernel then makes larger requests of the same calls.
 class RawFile {
  public:
   /// As large and as direct as the file tier it is compared with. `chunk_bytes` goes into one call.

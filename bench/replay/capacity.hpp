@@ -8,8 +8,8 @@
 
 namespace replay {
 
-/// Bytes from "4096", "1.5GiB" or "0.5x", a factor of `whole_bytes`; rounded up to the arena's granule,
-/// so that a factor of 1 is enough.
+/// Bytes from "4096", "1.5GiB" or "0.5x", a factor of `whole_bytes`; rounded up to the arena's
+/// granule, so that a factor of 1 is enough.
 ///
 /// @throws std::invalid_argument that names `option`
 [[nodiscard]] std::size_t

@@ -24,8 +24,8 @@ namespace replay {
 
 /// Runs a trace through an allocator, operation by operation, on one stream.
 ///
-/// An operation leases all its operands at once, declares those that begin with it, keeps the stream
-/// busy for the kernel's time, releases all of them and frees those that end. A buffer is
+/// An operation leases all its operands at once, declares those that begin with it, keeps the
+/// stream busy for the kernel's time, releases all of them and frees those that end. A buffer is
 /// written when it begins and read whenever it is used again.
 template <class Policies>
 class Replayer {

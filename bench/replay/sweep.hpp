@@ -24,8 +24,8 @@ struct SweepRow {
   Result result;                   ///< of all repetitions
 };
 
-/// Replays the trace with one capacity after the other, and reports each as soon as it is done. One that
-/// does not work ends nothing.
+/// Replays the trace with one capacity after the other, and reports each as soon as it is done. One
+/// that does not work ends nothing.
 void run_sweep(Trace const& trace,
                Settings const& settings,
                std::vector<std::size_t> const& capacities,

@@ -21,7 +21,8 @@ namespace {
 constexpr std::string_view lifetimes_header = "id,lower,upper,size";
 constexpr std::string_view accesses_header = "step,id,size,weight,kernel_ns";
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";  // of UTF-8: spreadsheets write it
-// More live bytes than this cannot be added up, nor has any machine them. The same is true of nanoseconds.
+// More live bytes than this cannot be added up, nor has any machine them. The same is true of
+// nanoseconds.
 constexpr std::size_t most_bytes = std::size_t{1} << 60U;
 constexpr std::uint64_t most_ns = std::uint64_t{1} << 60U;
 // Input without an end stops here: the rows of a trace are kept in memory.

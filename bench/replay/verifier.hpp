@@ -16,8 +16,8 @@
 
 namespace replay {
 
-/// Fills buffers with a pattern of their own and checks it, in stream order and on any device: bytes
-/// go through a pinned chunk that the stream's host functions write and read.
+/// Fills buffers with a pattern of their own and checks it, in stream order and on any device:
+/// bytes go through a pinned chunk that the stream's host functions write and read.
 template <spillway::DeviceApi Device>
 class Verifier {
  public:

@@ -7,7 +7,7 @@
 
 namespace beyond {
 
-/// A weight and what Adam remembers of its gradients: three tensors, each of which may be swapped out.
+/// A weight and what Adam remembers of its gradients: three tensors, each of them swappable.
 template <class Tensor>
 struct Parameter {
   Tensor value;
@@ -15,8 +15,8 @@ struct Parameter {
   Tensor square;
 };
 
-/// Adam (Kingma and Ba, 2015), one parameter at a time: a gradient is applied as soon as it is known,
-/// so that it need not be kept.
+/// Adam (Kingma and Ba, 2015), one parameter at a time: a gradient is applied as soon as it is
+/// known, so that it need not be kept.
 class Adam {
  public:
   /// Begins a step that moves a weight by about `learning_rate` at most.

@@ -38,8 +38,9 @@ struct Dataset {
 
 /// Loads a CSV file in the form of the shipped digits, or a folder with the four files of MNIST.
 ///
-/// CSV: one picture a line, its pixels from 0 to 16, then its label; every fifth picture, from
-/// the first on, is kept for the test. Folder: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same with `t10k`.
+/// CSV: one picture a line, its pixels from 0 to 16, then its label; every fifth picture, from the
+/// first on, is kept for the test. Folder: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and
+/// the same with `t10k`.
 ///
 /// @throws DataError
 [[nodiscard]] Dataset load_dataset(std::filesystem::path const& path);

@@ -21,7 +21,7 @@ namespace beyond {
 
 /// Trains the same network under one memory limit after the other and compares what comes out.
 ///
-/// `Platform` makes devices, and says how Thrust runs on them; see run_on_sim.cpp and run_on_cuda.cu.
+/// `Platform` makes devices, and says how Thrust runs on them (run_on_sim.cpp, run_on_cuda.cu).
 template <class Platform>
 class Experiment {
  public:

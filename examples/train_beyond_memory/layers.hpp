@@ -153,7 +153,7 @@ void relu_gradient(S& session, Tensor const& activation, Tensor& gradient) {
       updates(gradient));
 }
 
-/// Each row of `x` with mean 0 and variance 1; `inverse_deviation`, a column, is kept for the gradient.
+/// Each row of `x` with mean 0 and variance 1; the gradient needs the column `inverse_deviation`.
 template <class S, class Tensor>
 void normalize(S& session, Tensor const& x, Tensor& normal, Tensor& inverse_deviation) {
   using T = typename Tensor::element_type;

@@ -17,8 +17,8 @@ namespace beyond {
 /// A deep residual network: a linear layer, then blocks that each add
 /// `relu(normalize(x) W1 + b1) W2 + b2` to `x`, then a linear layer to the classes.
 ///
-/// Each weight, each moment of its gradient and each activation kept for the backward pass is a tensor
-/// of its own. No operation needs more than four of them at once; a step needs all of them.
+/// Each weight, each moment of its gradient and each activation kept for the backward pass is a
+/// tensor of its own. No operation needs more than four of them at once; a step needs all of them.
 template <class S, class T>
 class Network {
  public:

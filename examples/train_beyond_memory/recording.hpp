@@ -34,7 +34,8 @@ class Recorder {
   bool is_recording_ = false;
 };
 
-/// The files that were asked for; opened at once, so that a bad path is not found after the training.
+/// The files that were asked for. They are opened at once, so that a bad path is reported before
+/// the training and not after it.
 class RecordFiles {
  public:
   /// @param timeline, snapshot  empty: not wanted

@@ -61,8 +61,8 @@ class Session {
   // [run]
   /// Enqueues one operation: leases all its operands, then calls `work(thrust_policy, matrix...)`.
   ///
-  /// The leases end when this returns, long before the work has run: the allocator knows the stream,
-  /// and moves or swaps nothing before the stream has passed this point.
+  /// The leases end when this returns, long before the work has run: the allocator knows the
+  /// stream, and moves or swaps nothing before the stream has passed this point.
   template <class Work, spillway::Access... access, class... Tensors>
   void run(Work work, spillway::Operand<access, Tensors> const&... operands) {
     auto const leases = allocator_->acquire_all(stream_, operands...);

@@ -11,7 +11,7 @@
 
 namespace beyond {
 
-/// Runs Thrust on the simulated device: on the host, by the thread of the stream, when its turn comes.
+/// Runs Thrust on the simulated device: the thread of the stream runs it on the host, in order.
 struct SimExecution {
   using tiling = HostTiling;
 

@@ -110,7 +110,7 @@ class Oracle {
   std::map<std::byte*, std::vector<Granule>> segments_;
 };
 
-// A fit policy that looks, before each choice, whether ranges know which of their neighbours are free.
+// A fit policy that checks, before each choice, that ranges know which neighbours are free.
 template <class Fit>
 class Watched {
  public:

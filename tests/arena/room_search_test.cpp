@@ -32,7 +32,7 @@ using Arena = spillway::DefragArena<spillway::ModelApi>;
 
 constexpr std::size_t no_budget = std::numeric_limits<std::size_t>::max();
 
-/// Two segments of `count` granules each, full of small blocks of which one in `nth` was given back.
+/// Two segments of `count` granules each, full of small blocks; one in `nth` was given back.
 void fragment(Map& map, std::uint32_t count, std::size_t nth, std::uint64_t seed) {
   std::mt19937_64 random{seed};
   for (std::size_t segment = 1; segment <= 2; ++segment) {
@@ -172,7 +172,7 @@ TEST_SUITE("arena") {
         std::uint32_t const mixed = (map[node].first * 2654435761U) >> 8U;
         return mixed % 7 == 0 ? std::nullopt : std::optional<std::uint64_t>{mixed % 50};
       };
-      // The search asks by owner, and all blocks have the same: it goes through the ranges in order.
+      // The search asks by owner. All blocks have the same, so it visits the ranges in order.
       std::vector<std::uint32_t> asked;
       std::optional<std::uint64_t> cheapest;
       for (Stretch const& stretch : scope.stretches()) {

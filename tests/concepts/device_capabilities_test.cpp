@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <span>
 
-// Which abilities the library's devices have, and what does not count as one: each device below misses an
-// ability by one thing.
+// Which abilities the library's devices have, and what does not count as one: each device below
+// misses an ability by one thing.
 
 namespace {
 

@@ -39,7 +39,7 @@ template <class Policies>
 struct Gpu {
   using policies = Policies;
   using stream_type = cudaStream_t;
-  /// 16, or what SPILLWAY_GPU_TEST_SCALE says: under a sanitizer each access takes a hundred times as long.
+  /// 16, or SPILLWAY_GPU_TEST_SCALE: under a sanitizer an access takes a hundred times as long.
   [[nodiscard]] static std::size_t scale() {
     char const* const chosen = std::getenv("SPILLWAY_GPU_TEST_SCALE");
     return chosen == nullptr ? 16 : std::stoul(chosen);

@@ -30,7 +30,8 @@ using Resource = CudaMemoryResource<Allocator>;
 template <class R>
 concept StreamOrderedResource =
     std::equality_comparable<R> && std::copyable<R> && std::is_nothrow_move_constructible_v<R> &&
-    requires(R r, R const cr, void* p, std::size_t bytes, std::size_t alignment, cuda::stream_ref s) {
+    requires(R r, R const cr, void* p, std::size_t bytes, std::size_t alignment,
+             cuda::stream_ref s) {
       { r.allocate_sync(bytes, alignment)      } -> std::same_as<void*>;
       { r.deallocate_sync(p, bytes, alignment) } -> std::same_as<void>;
       { r.allocate(s, bytes, alignment)        } -> std::same_as<void*>;

@@ -303,7 +303,7 @@ class Program {
     return block.content ? static_cast<Access>(draw(3)) : Access::write;
   }
 
-  /// The kernel of one use. The device must not fail it: what a program does with a lease is its own.
+  /// The kernel of one use. The device must not fail it, since it stands for the program's work.
   void use(Expected& block, Access access, void* address, typename Device::stream_type stream) {
     disarm();
     if constexpr (requires { allocator_.stable_address(block.id); }) {

@@ -43,7 +43,7 @@ std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {moving, {lost, on_host}},
 };
 
-/// Statuses that came to `state` in each possible way that differs in where a transit may go back to.
+/// Statuses that came to `state` in each way that makes a transit go back to another state.
 std::vector<BlockStatus> statuses_in(BlockState state) {
   // A way to every state that is no transit.
   std::array<std::vector<BlockState>, block_state_count> ways;

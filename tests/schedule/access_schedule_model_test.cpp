@@ -18,8 +18,8 @@ namespace {
 using namespace spillway;
 using Random = std::mt19937_64;
 
-/// One thing a step does. A part is a block of the step: of those that live on, of those born in the
-/// step before and freed in this one, or of those born in this one.
+/// One thing a step does. A part is a block of the step: of those that live on, of those born in
+/// the step before and freed in this one, or of those born in this one.
 struct Action {
   enum class Kind : std::uint8_t { create, use, destroy } kind;
   std::uint32_t part;
@@ -69,7 +69,7 @@ struct Program {
   std::vector<Action> actions;
 };
 
-/// Runs a program for some steps. @returns for each use the block, its prediction, and in which step
+/// Runs a program for some steps. @returns for each use the block, its prediction, and the step
 struct Seen {
   BlockId id;
   Use use;

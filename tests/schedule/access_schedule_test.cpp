@@ -283,8 +283,8 @@ TEST_SUITE("schedule") {
   }
 
   TEST_CASE("AccessSchedule: rows in another order are not mistaken for the recorded step") {
-    // Rows of 100 uses, each the same every time, in an order that changes: what comes next within a
-    // row is as recorded, but not when a block is used again.
+    // Rows of 100 uses, each the same every time, in an order that changes: what comes next within
+    // a row is as recorded, but not when a block is used again.
     Rig rig{300};
     auto const run = [&](std::initializer_list<std::uint32_t> rows) {
       rig.schedule.begin_step();

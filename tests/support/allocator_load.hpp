@@ -21,16 +21,17 @@
 // An allocator under load, with work in flight that writes and checks every byte. The work is the
 // environment's: kernels on a GPU, host functions elsewhere. An environment `E` has
 //
-// | member                  | is                                                                     |
-// |-------------------------|------------------------------------------------------------------------|
-// | `E::policies`           | a PolicySet                                                            |
-// | `e.device`              | its device; `E` is made without arguments                              |
-// | `e.write(p, n, tag, s)` | enqueues work that writes `n` bytes derived from `tag`                  |
-// | `e.check(p, n, tag, s)` | enqueues work that counts the bytes which `write` would have left otherwise |
-// | `e.wrong()`             | the count; all work has finished                                        |
-// | `E::gate_type`          | made from the device; `close(s)` holds a stream up until `open()`       |
-// | `e.is_sound()`          | false if a gate opened by itself                                        |
-// | `E::scale()`            | by how much every size is multiplied                                    |
+// | member                  | is                                                                |
+// |-------------------------|-------------------------------------------------------------------|
+// | `E::policies`           | a PolicySet                                                       |
+// | `e.device`              | its device; `E` is made without arguments                         |
+// | `e.write(p, n, tag, s)` | enqueues work that writes `n` bytes derived from `tag`            |
+// | `e.check(p, n, tag, s)` | enqueues work that counts the bytes which `write` would have left |
+// |                         | otherwise                                                         |
+// | `e.wrong()`             | the count; all work has finished                                  |
+// | `E::gate_type`          | made from the device; `close(s)` holds a stream up until `open()` |
+// | `e.is_sound()`          | false if a gate opened by itself                                  |
+// | `E::scale()`            | by how much every size is multiplied                              |
 
 namespace spillway::test {
 

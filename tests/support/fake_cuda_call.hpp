@@ -49,7 +49,7 @@ inline void require_safe() {
   require(!fake->refuses_unsafe_calls(), cudaErrorStreamCaptureUnsupported);
 }
 
-/// Runs the body of one function: counted, made to fail if asked to, its failure turned into a code.
+/// Runs the body of one function: counts it, fails if asked to, turns exceptions into a code.
 template <class Body>
 cudaError_t call(char const* name, Body body) {
   if (fake == nullptr) {

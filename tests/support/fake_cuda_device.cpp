@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the stand-in for the CUDA runtime one that a whole program can be run on, PyTorch for one: preloaded,
-// it is there from the start, and what the library itself does not call is answered, too.
+// Makes the stand-in for the CUDA runtime one that a whole program can be run on, PyTorch for one:
+// preloaded, it is there from the start, and what the library itself does not call is answered,
+// too.
 //
 // The device has memory, streams, events and copies, but no cores: launching a kernel is an error.
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices.

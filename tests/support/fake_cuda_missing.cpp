@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver functions that PyTorch looks up by name before it needs them, and that a device without cores
-// does not have. The driver's header would object to how they are declared.
+// Driver functions that PyTorch looks up by name before it needs them, and that a device without
+// cores does not have. The driver's header would object to how they are declared.
 namespace {
 constexpr int not_supported = 801;
 }

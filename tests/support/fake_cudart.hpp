@@ -16,12 +16,13 @@
 #include <vector>
 
 /// Stands in for the CUDA runtime and driver in a test program that defines their functions itself
-/// (fake_cudart.cpp, fake_cuda_driver.cpp), so that `CudaApi` can be run, and made to fail, where there is no GPU.
+/// (fake_cudart.cpp, fake_cuda_driver.cpp), so that `CudaApi` can be run, and made to fail, where
+/// there is no GPU.
 ///
-/// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes the
-/// thread's last error, "not ready" included; work is refused on a stream of a device that is not
-/// current; calls that take effect at once are refused during a capture; batches are refused as CUDA
-/// refuses them. It says nothing about a real driver.
+/// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes
+/// the thread's last error, "not ready" included; work is refused on a stream of a device that is
+/// not current; calls that take effect at once are refused during a capture; batches are refused as
+/// CUDA refuses them. It says nothing about a real driver.
 ///
 /// Threads  thread-safe; one object at a time.
 class FakeCudart {

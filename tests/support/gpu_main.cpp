@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-// Exit code 77 tells CTest "skipped", so a machine without a GPU never reports a pass it did not earn.
+// Exit code 77 tells CTest "skipped", so a machine without a GPU never reports a pass.
 int main(int argc, char** argv) {
-  // Streams that share a hardware queue, and kernels that are loaded at their first launch, would wait
-  // for kernels that tests hold up on purpose.
+  // Streams that share a hardware queue, and kernels that are loaded at their first launch, would
+  // wait for kernels that tests hold up on purpose.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   int devices = 0;

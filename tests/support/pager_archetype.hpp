@@ -25,8 +25,8 @@ class LeaseArchetype {
   [[nodiscard]] bool empty() const noexcept { return true; }
 };
 
-/// A pager with what `Pager` asks for and nothing else: a template that is instantiated with it uses no
-/// more than the concept promises. It does nothing and is never run.
+/// A pager with what `Pager` asks for and nothing else: a template that is instantiated with it
+/// uses no more than the concept promises. It does nothing and is never run.
 struct PagerArchetype {
   /// Copyable, and neither comparable nor default constructible.
   struct stream_type {

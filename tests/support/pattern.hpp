@@ -14,7 +14,8 @@
 
 namespace support {
 
-/// Kernels for devices of host memory: they fill ranges with a pattern and check it, in stream order.
+/// Kernels for devices of host memory. They fill ranges with a pattern and check it, in the order
+/// of the stream.
 ///
 /// The range is what a lease gave when the kernel was launched, so a block that moves, leaves or is
 /// overwritten too early is found by the check that runs later.

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for the headers that the tests share: CMake compiles those for it, and the tests use the result.
+// The target of the headers that the tests share: CMake precompiles them for it, once for all.

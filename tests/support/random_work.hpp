@@ -31,7 +31,8 @@ struct WorkItem {
   bool is_ordered = true;  // after all earlier ordered items that touch the same bytes
 };
 
-/// Random work for several streams, and what it does if nothing races: its effect in the order given.
+/// Random work for several streams, and its effect in the order given: what it does if nothing
+/// races.
 ///
 /// Which items are ordered is found the slow way, by the set of all items that come before each.
 class RandomWork {

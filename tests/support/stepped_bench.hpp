@@ -15,7 +15,7 @@
 
 namespace support {
 
-/// An allocator on a device that is stepped by hand, and kernels that write and check blocks on streams.
+/// An allocator on a device that is stepped by hand, and kernels that write and check blocks.
 template <class Policies>
 class SteppedBench {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaApi against a stand-in for the CUDA runtime: what it asks for, and what it does when that fails.
-// The same device against a real one: tests/gpu/.
+// CudaApi against a stand-in for the CUDA runtime: what it asks for, and what it does when that
+// fails. The same device against a real one: tests/gpu/.
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/testing/device_contracts.hpp>
 

@@ -21,7 +21,8 @@
 #include <vector>
 
 /// Policies and a device that have what their concepts ask for and nothing else: a template that is
-/// instantiated with them uses no more than the concepts promise. They work, so that it can be run, too.
+/// instantiated with them uses no more than the concepts promise. They work, so it
+/// can be run, too.
 namespace spillway::test {
 
 /// What no concept asks for unless it says so.
@@ -142,8 +143,8 @@ class CompactionArchetype : NotCopyable {
   SlidingCompaction compaction_;
 };
 
-/// A device that forwards to a simulated one, with none of the abilities beyond `DeviceApi`. It cannot
-/// be made by default, and its streams and events are types of their own.
+/// A device that forwards to a simulated one, with none of the abilities beyond `DeviceApi`. It
+/// cannot be made by default, and its streams and events are types of their own.
 class DeviceArchetype : NotCopyable {
  public:
   struct stream_type {
