@@ -10,9 +10,9 @@ namespace spillway {
 
 /// Names one block for its whole life; stays valid when the block moves or leaves the device.
 ///
-/// The low 32 bits are an index that is reused after the block is gone, the high 32 bits a generation
-/// that never is, so a stale id is recognised. Generation 0 is never given out: `BlockId{}` names
-/// nothing.
+/// The low 32 bits are an index that is reused after the block is gone, the high 32 bits a
+/// generation that never is, so a stale id is recognised. Generation 0 is never given out:
+/// `BlockId{}` names nothing.
 enum class BlockId : std::uint64_t {};
 
 /// The table index of a block: small and dense, so policies can index arrays by it.
