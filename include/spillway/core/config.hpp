@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A compiler in an older mode would answer each header with thousands of errors. The file that does
-// not exist stops it: a missing header is fatal, `#error` is not.
+// In an older language mode each header would give thousands of errors. Including a file that does
+// not exist stops the compiler: a missing header is fatal, `#error` is not.
 #if __cplusplus < 202002L
 #  error "spillway needs C++20: compile with -std=c++20, in CMake link spillway::spillway"
 #  define SPILLWAY_STOP <spillway needs C++20>
@@ -12,10 +12,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-/// Checks what the library promises itself. On unless NDEBUG is defined and SPILLWAY_CHECKED is
+/// Checks an invariant of the library. Enabled unless NDEBUG is defined and SPILLWAY_CHECKED is
 /// not.
 ///
-/// A broken invariant means memory may already be corrupt, so it ends the program instead of
+/// After a broken invariant memory may already be corrupt, so the check ends the program instead of
 /// throwing.
 #if !defined(NDEBUG) || defined(SPILLWAY_CHECKED)
 #  define SPILLWAY_ASSERT(condition)                                                               \
@@ -25,15 +25,16 @@
 #  define SPILLWAY_ASSERT(condition) static_cast<void>(0)
 #endif
 
-/// Marks what kernels may call too; nothing where no CUDA compiler reads it.
+/// Marks functions that kernels may call, too. Empty for compilers other than CUDA's.
 #if defined(__CUDACC__)
 #  define SPILLWAY_HOST_DEVICE __host__ __device__
 #else
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
-/// Before the default classes in sim.hpp and cuda.hpp, with SPILLWAY_COMPILED: a program declares
-/// them, since spillway::compiled holds them; the sources of spillway::compiled define them.
+/// Stands before the default classes in sim.hpp and cuda.hpp if SPILLWAY_COMPILED is defined. It
+/// only declares them for a program, because spillway::compiled contains them, and defines them in
+/// the sources of spillway::compiled.
 #if defined(SPILLWAY_COMPILING)
 #  define SPILLWAY_INSTANTIATE template
 #else

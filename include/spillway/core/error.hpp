@@ -12,13 +12,14 @@
 
 namespace spillway {
 
-/// What the allocator knew when it gave up: enough to say what would have to change.
+/// The state of an allocator when it gave up. It shows what would have to change for the call to
+/// succeed.
 struct MemoryReport {
   std::size_t requested_bytes = 0;
   std::size_t capacity_bytes = 0;      ///< the limit on the reservation
-  std::size_t reserved_bytes = 0;      ///< of which taken from the device
+  std::size_t reserved_bytes = 0;      ///< taken from the device
   std::size_t free_bytes = 0;          ///< free inside the reservation
-  std::size_t largest_free_bytes = 0;  ///< of which in one piece
+  std::size_t largest_free_bytes = 0;  ///< the largest free piece
   std::size_t leased_bytes = 0;        ///< held by leases: can neither move nor leave
   std::size_t reclaimable_bytes = 0;   ///< resident and not leased: could leave
   std::size_t host_free_bytes = 0;     ///< room left in the host pool's tiers
@@ -76,8 +77,8 @@ class DeviceError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// Thrown when a block's bytes are gone because the device refused again and again while it carried
-/// them. Only the block concerned is affected; writing it anew makes it whole.
+/// Thrown when a block's bytes are lost because the device failed repeatedly while they were moved.
+/// Only that block is affected, and it can be used again once it has been overwritten.
 class BlockLost : public DeviceError {
  public:
   using DeviceError::DeviceError;

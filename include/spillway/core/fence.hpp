@@ -37,8 +37,8 @@ class Ticket {
   std::uint64_t bits_ = 0;
 };
 
-/// What must have happened before a range, a host slot or a block may be touched: at most one
-/// ticket a stream.
+/// The work that must have finished before a range, a host slot or a block may be touched: a set of
+/// tickets, at most one for each stream.
 ///
 /// Holds four tickets without allocating, so it can be merged where nothing may fail. Four are
 /// enough for a program with one stream, since swap-outs, swap-ins and moves use three more. A
@@ -75,7 +75,7 @@ class Fence {
   constexpr void add(Fence const& other) noexcept {
     for (Ticket const ticket : other.tickets_) {
       if (ticket.is_none()) {
-        return;  // those after it are, too
+        return;  // empty tickets come last
       }
       add(ticket);
     }

@@ -15,8 +15,8 @@ namespace spillway::detail {
 /// An array of plain records that grows at its end and never shrinks.
 ///
 /// Unlike a vector it leaves the copying to `realloc`, which moves pages and not bytes where an
-/// array is large, and it does not touch records before they are written: a table of millions of
-/// records grows in microseconds, and under a lock that is what counts.
+/// array is large, and it does not touch records before they are written. A table of millions of
+/// records grows in microseconds, which matters because tables grow under a lock.
 ///
 /// Threads  thread-compatible.
 template <class Record>

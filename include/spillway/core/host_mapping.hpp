@@ -35,7 +35,8 @@ class HostMapping {
     }
   }
 
-  /// An empty mapping when the system has no room. `numa_node` -1: anywhere.
+  /// Maps memory near `numa_node`, or anywhere if that is -1. Returns an empty mapping if the
+  /// system has no room.
   [[nodiscard]] static HostMapping try_map(std::size_t bytes, int numa_node) noexcept {
     HostMapping made;
     void* const data =
@@ -63,14 +64,14 @@ class HostMapping {
   [[nodiscard]] std::size_t size_bytes() const noexcept {
     return bytes_;
   }
-  /// The system agreed to place the memory on the node it was asked for.
+  /// Whether the system agreed to place the memory on the node that was asked for.
   [[nodiscard]] bool is_bound() const noexcept {
     return is_bound_;
   }
 
  private:
-  // The kernel's call and not libnuma's: one call does not justify a dependency. MPOL_PREFERRED:
-  // the node when it has room, any other before failing.
+  // Calls the kernel directly: one call does not justify a dependency on libnuma. The policy is
+  // MPOL_PREFERRED, which takes another node before it fails.
   static bool try_bind(void* data, std::size_t bytes, int numa_node) noexcept {
 #if defined(SYS_mbind)
     constexpr int max_nodes = 1024;

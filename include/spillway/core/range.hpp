@@ -11,37 +11,37 @@
 
 namespace spillway {
 
-/// Names one taken range of an arena. Survives moves; the number is used again after `give_back`.
+/// Names one taken range of an arena. It survives moves; its number is reused after `give_back`.
 enum class RangeId : std::uint32_t {};
 
-/// What a range of an arena is.
+/// The state of a range of an arena.
 ///
-/// All but `free` and `taken` last from `begin_moves` to `commit_moves`: `claimed` bytes are free
-/// ones that moves need, `moving` blocks are on their way, and a block given back on its way is
-/// `leaving`.
+/// Three states last from `begin_moves` to `commit_moves` only: a `claimed` range is free bytes
+/// that the moves need, a `moving` one has a block that is being moved, and it becomes `leaving` if
+/// the block is given back meanwhile.
 enum class RangeState : std::uint8_t { free, claimed, taken, moving, leaving };
 
-/// A range that was taken. Whoever uses it first makes its stream wait for `fence`.
+/// A range that was taken. Its first user makes its stream wait for `fence`.
 struct Placement {
   RangeId range{};
   std::byte* address = nullptr;
   Fence fence;
 };
 
-/// What has to be waited for before a range is used that memory was just mapped to.
+/// The result of mapping memory to a range, with what must be waited for before the range is used.
 struct MappedRange {
-  Fence fence;                   ///< has to come before the first use of the range
+  Fence fence;                   ///< the first user of the range waits for it
   std::uint64_t host_waits = 0;  ///< how often the host waited for the memory's last use elsewhere
 };
 
-/// What `for_each_range` shows of one range.
+/// One range, as `for_each_range` shows it.
 struct RangeView {
   std::byte* address = nullptr;
   std::size_t size_bytes = 0;
   std::size_t segment = 0;  ///< in order of address, from 0
   RangeState state = RangeState::free;
-  BlockId owner{};  ///< of a range that is taken or moving
-  RangeId range{};  ///< likewise
+  BlockId owner{};  ///< set if the range is taken or moving
+  RangeId range{};  ///< set if the range is taken or moving
 };
 
 /// One copy inside the device. Source and destination may overlap; `enqueue_move` sees to that.
@@ -51,8 +51,8 @@ struct Move {
   std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
-  /// Last uses of the destination. The moving stream waits for it and for the block's own last
-  /// uses.
+  /// The last uses of the destination. The stream that moves waits for them and for the block's
+  /// own.
   Fence fence;
 };
 
@@ -60,14 +60,14 @@ struct Move {
 struct EvictionWindow {
   std::byte* address = nullptr;
   std::size_t bytes = 0;
-  std::uint64_t cost = 0;       ///< sum of what evicting the blocks costs
-  std::vector<BlockId> owners;  ///< of the blocks in it, in order of address
+  std::uint64_t cost = 0;       ///< of evicting all blocks in it
+  std::vector<BlockId> owners;  ///< the blocks in it, in order of address
 };
 
-/// Says that a search looks at all ranges, where it says at how many.
+/// Makes a search look at all ranges, given as the number of ranges to look at.
 inline constexpr std::size_t all_ranges = std::numeric_limits<std::size_t>::max();
 
-/// Scratch for moves that overlap themselves; may be empty.
+/// Scratch memory for moves that overlap themselves. It may be empty.
 struct Bounce {
   std::byte* address = nullptr;
   std::size_t bytes = 0;

@@ -11,7 +11,7 @@
 
 namespace spillway {
 
-/// One range: where it lies, its neighbours by address, and what its state needs. In granules.
+/// One range in a `RangeTable`: its place and size in granules, its neighbours, and its state.
 struct RangeNode {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
@@ -22,11 +22,11 @@ struct RangeNode {
   std::uint32_t tag = 0;     ///< free: the fit policy's
   std::uint16_t segment = 0;
   RangeState state = RangeState::free;
-  std::uint8_t flags = 0;  ///< of the values below
+  std::uint8_t flags = 0;  ///< a sum of the values below
 
   static constexpr std::uint8_t has_fence = 1;
-  /// Of a range that is not free: whether its neighbours are, so that joining them needs no look at
-  /// them. A free range has no free neighbours.
+  /// Set on a range that is not free if its neighbour is free. Freeing the range then needs no look
+  /// at the neighbour. A free range has no free neighbours.
   static constexpr std::uint8_t is_prev_free = 2;
   static constexpr std::uint8_t is_next_free = 4;
 
@@ -43,12 +43,13 @@ struct RangeNode {
 };
 static_assert(sizeof(RangeNode) == 32, "two nodes a cache line");
 
-/// Names no range. Its slot exists and is no range, so links can be written there without asking.
+/// Names no range. The table has a node of this number, so links can be written there without a
+/// check.
 inline constexpr std::uint32_t no_node = 0;
 
-/// The nodes of all ranges of an arena, in slots that are used again, and what they add up to.
+/// The nodes of all ranges of an arena, which are reused, and their totals.
 ///
-/// A fit policy sees this much of an arena. Sizes and places are in granules.
+/// This is all that a fit policy sees of an arena. Sizes and places are in granules.
 /// Threads  thread-compatible.
 class RangeTable {
  public:
@@ -62,14 +63,14 @@ class RangeTable {
     return nodes_[node];
   }
 
-  /// Makes one more slot. @throws std::bad_alloc; nothing has changed then
+  /// Adds an idle node. @throws std::bad_alloc; nothing has changed then
   void grow() {
     idle_.push_back(no_node);
     nodes_.push_back({});
     release(static_cast<std::uint32_t>(nodes_.size() - 1));
   }
 
-  /// A slot for a new node, of which there must be one; what was in it is left there.
+  /// Takes an idle node, whose contents stay as they were. Precondition: there is one.
   [[nodiscard]] std::uint32_t acquire() noexcept {
     SPILLWAY_ASSERT(idle_nodes_ != 0);
     return idle_[--idle_nodes_];
@@ -77,21 +78,21 @@ class RangeTable {
 
   void release(std::uint32_t node) noexcept { idle_[idle_nodes_++] = node; }
 
-  /// Slots that have been made, in use or not, `no_node` among them.
+  /// All nodes, in use or idle, `no_node` among them.
   [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 
   [[nodiscard]] std::size_t ranges() const noexcept { return taken_ranges + free_ranges; }
   [[nodiscard]] std::uint64_t free_granules() const noexcept { return granules - taken_granules; }
 
-  std::uint64_t granules = 0;  ///< of all segments
+  std::uint64_t granules = 0;  ///< in all segments
   std::size_t taken_ranges = 0;
   std::size_t free_ranges = 0;
-  std::uint64_t taken_granules = 0;  ///< claimed ones too
+  std::uint64_t taken_granules = 0;  ///< including claimed ones
 
  private:
   detail::GrowingArray<RangeNode> nodes_;
-  detail::GrowingArray<std::uint32_t> idle_;  // a stack with a place for every slot
+  detail::GrowingArray<std::uint32_t> idle_;  // a stack with room for every node
   std::size_t idle_nodes_ = 0;
 };
 

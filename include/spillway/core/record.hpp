@@ -8,7 +8,7 @@
 
 namespace spillway {
 
-/// What a record tells of.
+/// What a record reports.
 enum class RecordKind : std::uint8_t {
   allocate,       ///< a block was made; it has no range yet
   deallocate,     ///< a block is gone, and its range if it had one
@@ -26,7 +26,7 @@ enum class RecordKind : std::uint8_t {
   step            ///< `begin_step` was called
 };
 
-/// One thing that an allocator did, as its observer is told.
+/// One thing that an allocator did. Its observer is given a record of each.
 ///
 /// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs
 /// later, in stream order. Only a `host_wait` has a duration.
@@ -34,7 +34,7 @@ struct Record {
   RecordKind kind{};
   BlockId block{};
   std::size_t bytes = 0;
-  /// Of the range that the block has now, or of the one given up; null if there is none.
+  /// The address of the range that the block has now or has given up; null if there is none.
   void const* address = nullptr;
   std::uint64_t start_ns = 0;
   std::uint64_t end_ns = 0;

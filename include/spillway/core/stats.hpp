@@ -121,7 +121,8 @@ struct Stats {
   [[nodiscard]] std::uint64_t inactive_bytes() const noexcept {
     return resident.bytes.current - leased.bytes.current;
   }
-  /// 0 when nothing is free or all of it is in one piece, towards 1 as it falls to pieces.
+  /// 0 if nothing is free or all free bytes are in one piece; close to 1 if they are in many small
+  /// pieces.
   [[nodiscard]] double external_fragmentation() const noexcept {
     return free_bytes == 0
                ? 0.0
@@ -130,7 +131,7 @@ struct Stats {
   [[nodiscard]] Tally const& evicted(EvictionReason reason) const noexcept {
     return evictions[static_cast<std::size_t>(reason)];
   }
-  /// For any of these reasons.
+  /// The blocks that were evicted for any of these reasons.
   [[nodiscard]] Tally evicted(std::initializer_list<EvictionReason> reasons) const noexcept {
     Tally sum;
     for (EvictionReason const reason : reasons) {
@@ -138,7 +139,7 @@ struct Stats {
     }
     return sum;
   }
-  /// For whatever reason.
+  /// All blocks that were evicted.
   [[nodiscard]] Tally evicted() const noexcept {
     Tally sum;
     for (Tally const& one : evictions) {

@@ -36,7 +36,7 @@ class TensorView {
     }
   }
 
-  /// The element at one index a dimension; nothing is checked.
+  /// The element at `index`, one number for each dimension. The numbers are not checked.
   template <std::convertible_to<std::size_t>... Index>
     requires(sizeof...(Index) == Rank)
   [[nodiscard]] SPILLWAY_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept {

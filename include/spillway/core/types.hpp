@@ -20,7 +20,7 @@ enum class BlockId : std::uint64_t {};
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id));
 }
 
-/// How often the index had been handed out when this id was made.
+/// Tells apart the blocks that have had the same index; 0 is never given out.
 [[nodiscard]] constexpr std::uint32_t generation_of(BlockId id) noexcept {
   return static_cast<std::uint32_t>(static_cast<std::uint64_t>(id) >> 32U);
 }
@@ -40,16 +40,16 @@ enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in 
 /// What a lease holder will do with the bytes; `write` discards the old contents.
 enum class Access : std::uint8_t { read, write, read_write };
 
-/// Which way bytes go. `to_host` and `to_device` expect pinned memory on the host side.
+/// The direction of a copy. `to_host` and `to_device` expect pinned memory on the host side.
 enum class CopyKind : std::uint8_t { to_host, to_device, on_device };
 
-/// What a device says of its memory.
+/// The memory of a device, as the device reports it.
 struct MemoryInfo {
   std::size_t free_bytes = 0;
   std::size_t total_bytes = 0;
 };
 
-/// What is asked of the driver's host-function callbacks: a plain function and its argument.
+/// A function that a stream calls on the host (`launch_host`), with one pointer as its argument.
 using HostFunction = void (*)(void*) noexcept;
 
 /// Rounds `n` up to a multiple of `multiple`, a power of two. `n + multiple` must not overflow.

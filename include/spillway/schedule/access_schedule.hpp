@@ -75,7 +75,8 @@ class AccessSchedule {
 
   void on_destroy(BlockId id) noexcept;
 
-  /// What the last access did to the predictions; asked once after each access.
+  /// Returns what the last access did to the predictions, and forgets it. The caller asks once
+  /// after each access.
   Change take_change() noexcept { return follower_.take_change(); }
 
   [[nodiscard]] bool is_predicting() const noexcept { return follower_.is_following(); }
@@ -86,7 +87,8 @@ class AccessSchedule {
   /// Steps begun since construction.
   [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
 
-  /// The next use of a block as predicted now, for when it comes in ahead of it. @cost O(1)
+  /// The next use of a block as predicted now, with `is_ahead` set: policies are told it when the
+  /// block becomes resident ahead of that use. @cost O(1)
   [[nodiscard]] Use use_of(BlockId id) const noexcept {
     return follower_.use_of(is_known(id) ? blocks_[index_of_block(id)] : detail::ScheduledBlock{},
                             position_);
@@ -216,10 +218,12 @@ inline void AccessSchedule::begin_step() noexcept {
   follower_.start(position_);
 }
 
-/// Completes the record of the step that ends: last entries, and how they go on in the step after.
+/// Completes the record of the step that ends: finds each block's successor, and links each block's
+/// last entry to its first entry in the step after.
 inline void AccessSchedule::close_record() noexcept {
   std::vector<detail::StepRecord::Block>& blocks = recording_.blocks;
-  // A block that was left over from the step before is succeeded by the one born at the same place.
+  // A block that was left over from the step before, and freed in this one, is succeeded by the
+  // block with the same rank among the births of this step.
   for (std::uint32_t i = 0; i < recording_.born_from; ++i) {
     detail::StepRecord::Block const& old = blocks[i];
     std::uint32_t const successor = recording_.born_from + old.born_as;
@@ -266,7 +270,7 @@ inline void AccessSchedule::assign_roles() noexcept {
     detail::ScheduledBlock& block = blocks_[index_of_block(id)];
     block.role = role;
     block.next = record.blocks[role].first == none ? never_entry : record.blocks[role].first;
-    block.at = record.is_birth(i) ? i - record.born_from : none;  // for open_record
+    block.at = record.is_birth(i) ? i - record.born_from : none;  // read by open_record()
   }
 }
 

@@ -13,7 +13,8 @@
 
 namespace spillway::detail {
 
-/// What following a record and making one need to know of a block that is alive.
+/// A block that is alive, as `AccessSchedule` and `StepFollower` see it: its role in the record
+/// that is followed, and its place in the record that is being made.
 struct ScheduledBlock {
   static constexpr std::uint32_t none = StepRecord::none;
 
@@ -26,14 +27,25 @@ struct ScheduledBlock {
   std::uint64_t bytes = 0;
 };
 
-/// Keeps the place in the record of the step before while the program runs through the next one.
+/// Follows the record of the step before while the program runs through the next one, and predicts
+/// each block's next use from it. `AccessSchedule` owns one.
 ///
-/// The place is the first entry that has not been used yet. A use of the entry there moves it on.
-/// An entry a little further on may be used first; so may one never be used at all, and is then
-/// passed over when the program is well beyond it. A use that the record does not know, or only of
-/// another place, is tolerated a few times; when such uses become frequent the place is lost, until
-/// a long run of uses agrees with the record again, longer each time.
+/// The cursor is the first recorded entry that has not been used yet. A use is one of these:
+/// - The entry at the cursor. The cursor advances. This is the common case.
+/// - An entry near the cursor (`is_near`). It was used early; the cursor stays, since the entries
+///   before it may still come. They are passed over once the program is well beyond them.
+/// - A stray: the use is missing from the record, or recorded far away. A budget of
+///   `most_tolerated` strays is tolerated; uses that match earn it back. When it is spent, the
+///   position is lost and nothing is predicted.
 ///
+/// After a loss the follower searches: it supposes a position and compares the uses with it. It
+/// predicts again after a long streak of uses that agree. Each loss makes
+/// the streak that is needed up to twice as long.
+///
+/// Example: the record is A B C D, and the program uses A C B X D. C is early, B moves the cursor
+/// past C as well, X is a stray, and D matches.
+///
+/// Cost    O(1) amortised for uses that match the record.
 /// Threads thread-unsafe.
 class StepFollower {
  public:
@@ -50,7 +62,7 @@ class StepFollower {
   [[nodiscard]] std::uint64_t mispredictions() const noexcept { return mispredictions_; }
   Change take_change() noexcept { return std::exchange(change_, Change::none); }
 
-  /// Ends a step of `uses` uses.
+  /// Ends a step of `uses` uses, and decides whether the next record is trusted from its start.
   void finish(std::uint64_t uses) noexcept {
     if (is_following() && cursor_ < record_.length()) {
       ++mispredictions_;  // the step was shorter than the one before
@@ -59,7 +71,8 @@ class StepFollower {
     is_trusted_ = mode_ == Mode::off || (has_agreed && (losses_ == 0 || 8 * wrong_ <= right_));
   }
 
-  /// Starts at the beginning of the record, trusted at once or only on proof.
+  /// Starts at the beginning of the record. A record that is not trusted is searched first: it
+  /// predicts nothing until enough uses have agreed with it.
   void start(std::uint64_t position) noexcept {
     mode_ = record_.entries.empty() ? Mode::off : is_trusted_ ? Mode::following : Mode::searching;
     change_ = Change::none;
@@ -84,7 +97,7 @@ class StepFollower {
     lost_wrong_ = 0;
   }
 
-  /// Notes a use, before which there were `position` others.
+  /// Notes the use of a block at `position`, and predicts the block's next use.
   Use on_access(Blocks& blocks,
                 StepRecord& recording,
                 BlockId id,
@@ -123,12 +136,13 @@ class StepFollower {
  private:
   static constexpr std::uint32_t none = StepRecord::none;
   static constexpr std::uint32_t window = 64;                 // entries that count as near
-  static constexpr std::uint32_t most_tolerated = 8;          // stray uses in a row
-  static constexpr std::uint32_t matches_per_tolerated = 16;  // what earns one back
-  static constexpr std::uint32_t sure_sequence =
-      8;  // entries in a row that show where the program is
-  static constexpr std::uint32_t first_streak = 16;  // near uses in a row that show it after a loss
-  static constexpr std::uint32_t enough_right = 8;   // far predictions that came true after a loss
+  static constexpr std::uint32_t most_tolerated = 8;          // the largest budget of stray uses
+  static constexpr std::uint32_t matches_per_tolerated = 16;  // uses that add one to the budget
+  // So many entries used one after another show where the program is.
+  static constexpr std::uint32_t sure_sequence = 8;
+  // After a loss, so many near uses in a row and so many far predictions that came true show it.
+  static constexpr std::uint32_t first_streak = 16;
+  static constexpr std::uint32_t enough_right = 8;
 
   [[nodiscard]] Use use_at(std::uint64_t position, std::uint32_t entry) const noexcept {
     if (entry >= never_entry) {
@@ -147,9 +161,9 @@ class StepFollower {
     return entry;
   }
 
-  /// Takes note of how good the prediction of a use was, if it was made long before. Only those
-  /// show that the record is worth evicting by: a row of uses can be the same as before in another
-  /// order of rows.
+  /// Counts whether the prediction of a use came true, if it was made at least `far_` entries
+  /// before. Only far predictions show that the record is good enough to evict by: a program may
+  /// repeat short rows of uses exactly and still run the rows in another order.
   void count_outcome(ScheduledBlock const& block, std::uint32_t place) noexcept {
     if (block.at != none && block.next < record_.length() && block.next - block.at >= far_) {
       ++(2 * distance(block.next, place) <= block.next - block.at ? right_ : wrong_);
@@ -165,7 +179,7 @@ class StepFollower {
     }
   }
 
-  /// The expected use has come.
+  /// Notes a use of the entry at the cursor.
   Use follow(Blocks const& blocks, ScheduledBlock& block, std::uint64_t position) noexcept {
     count_outcome(block, cursor_);
     use(block, cursor_);
@@ -178,7 +192,7 @@ class StepFollower {
     return use_at(position, block.next);
   }
 
-  /// Another use than the expected one has come.
+  /// Notes a use of anything but the entry at the cursor: an early use, or a stray.
   Use diverge(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[index_of_block(id)];
     std::uint32_t const here =
@@ -186,7 +200,7 @@ class StepFollower {
     if (is_near(block, here, cursor_)) {
       assign_role(blocks, recording, id, here);
       if (here == cursor_) {
-        return follow(blocks, block, position);  // a block that was born, as in the record
+        return follow(blocks, block, position);  // a new block takes its role, as recorded
       }
       ++mispredictions_;
       count_outcome(block, cursor_);
@@ -194,7 +208,7 @@ class StepFollower {
       use(block, here);
       ++early_;
       if (in_sequence_ == sure_sequence || here - cursor_ > window) {
-        // The program is there; what it left out will not come.
+        // The program has moved on to this entry. It will not use the entries that it skipped.
         pass_over(blocks, in_sequence_ == sure_sequence ? here + 1 : here - window / 2);
       }
       base_ = position + 1 - cursor_ - early_;
@@ -211,9 +225,10 @@ class StepFollower {
     return use_at(position, next_entry(block, cursor_));
   }
 
-  /// Whether a use of `entry` is to be expected about when the program is at `place`: next in a row
-  /// of uses, or off by less than half of the way from the block's last use. If it is off by more,
-  /// the record says little of when the block will be used.
+  /// Whether a use of `entry` is plausible while the program is at `place`. It is if the entry
+  /// continues the last sequence of early uses, or if it is within `window` of `place` and off by
+  /// at most half the distance from the block's last use. If it is off by more, the record says
+  /// little about when the block will be used.
   [[nodiscard]] bool
   is_near(ScheduledBlock const& block, std::uint32_t entry, std::uint32_t place) const noexcept {
     if (entry >= record_.length()) {
@@ -239,7 +254,7 @@ class StepFollower {
       if (is_past(blocks, cursor_)) {
         --early_;
       } else {
-        change_ = Change::resumed;  // the next use of that block is another one now
+        change_ = Change::resumed;  // that block's predicted next use has changed
       }
     }
   }
@@ -247,7 +262,7 @@ class StepFollower {
   void lose() noexcept {
     mode_ = Mode::searching;
     change_ = Change::lost;
-    losses_ += cursor_ < record_.length() ? 1U : 0U;  // else all of the record came true
+    losses_ += cursor_ < record_.length() ? 1U : 0U;  // at its end, all of the record came true
     needed_streak_ += std::min(needed_streak_, record_.length());
     lost_at_ = cursor_;
     lost_for_ = 0;
@@ -259,7 +274,8 @@ class StepFollower {
     in_sequence_ = 0;
   }
 
-  /// Looks for the place in the record. `cursor_` is it, if the last uses agreed by no accident.
+  /// Notes a use while the position is lost. `cursor_` is the supposed position. The search ends
+  /// when a streak of uses and enough far predictions have agreed with it.
   Use search(Blocks& blocks, StepRecord& recording, BlockId id, std::uint64_t position) noexcept {
     ScheduledBlock& block = blocks[index_of_block(id)];
     bool const is_of_now = block.at != none && block.at >= aligned_from_;
@@ -281,7 +297,7 @@ class StepFollower {
         cursor_ = std::min(cursor_ + 1, record_.length());
         return Use{position};
       }
-      cursor_ = here + 1;  // as if nothing but other uses had come in between
+      cursor_ = here + 1;  // suppose that the program goes on where the position was lost
       aligned_from_ = here;
     }
     count_in_sequence(here);
@@ -314,7 +330,7 @@ class StepFollower {
            (wanted.id == BlockId{} || (record_.is_birth(role) && wanted.first == entry));
   }
 
-  /// The nearest entry whose role a block without one could take.
+  /// The first entry from the cursor on whose role a block without a role could take, or `none`.
   [[nodiscard]] std::uint32_t find_open_entry(ScheduledBlock const& block) const noexcept {
     std::uint32_t const end = std::min(record_.length(), cursor_ + window);
     for (std::uint32_t entry = cursor_; entry < end; ++entry) {
@@ -351,26 +367,26 @@ class StepFollower {
   }
 
   StepRecord record_;
-  std::uint64_t base_ = 0;  // position of entry 0, were the step in time with the record
+  std::uint64_t base_ = 0;  // the position of entry 0, counted back from the cursor
   std::uint64_t mispredictions_ = 0;
   std::uint32_t cursor_ = 0;           // the first entry not yet used
-  std::uint32_t early_ = 0;            // entries after it that have been used
+  std::uint32_t early_ = 0;            // entries after the cursor that have been used
   std::uint32_t sequence_end_ = none;  // the entry after the last that was used out of order
   std::uint32_t in_sequence_ = 0;      // how many of those followed each other
   std::uint32_t matches_ = 0;          // uses in this step that agreed with the record
-  std::uint32_t streak_ = 0;           // of them since the last that did not
+  std::uint32_t streak_ = 0;           // of them, those since the last stray use
   std::uint32_t needed_streak_ = first_streak;
-  std::uint32_t tolerated_ = most_tolerated;
-  std::uint32_t far_ = window;  // how long before its use a prediction must be made to be judged
-  std::uint32_t right_ = 0;     // such predictions that came true, about, in this step
-  std::uint32_t wrong_ = 0;     // and that did not
-  std::uint32_t losses_ = 0;    // of the place, in this step
-  std::uint32_t lost_at_ = 0;   // what the cursor was then
-  std::uint32_t lost_for_ = 0;  // uses since
-  std::uint32_t aligned_from_ = none;  // the first entry of the place supposed since
-  std::uint32_t lost_right_ = 0;
-  std::uint32_t lost_wrong_ = 0;
-  bool is_trusted_ = true;  // at the start of a step
+  std::uint32_t tolerated_ = most_tolerated;  // the stray uses that are still tolerated
+  std::uint32_t far_ = window;         // entries that a prediction must reach ahead to be judged
+  std::uint32_t right_ = 0;            // far predictions that roughly came true in this step
+  std::uint32_t wrong_ = 0;            // far predictions that did not
+  std::uint32_t losses_ = 0;           // how often the position was lost in this step
+  std::uint32_t lost_at_ = 0;          // the cursor at the last loss
+  std::uint32_t lost_for_ = 0;         // uses since the last loss
+  std::uint32_t aligned_from_ = none;  // the first entry used at the position supposed since
+  std::uint32_t lost_right_ = 0;       // `right_` at the last loss
+  std::uint32_t lost_wrong_ = 0;       // `wrong_` at the last loss
+  bool is_trusted_ = true;             // whether the record predicts from the start of the step
   Mode mode_ = Mode::off;
   Change change_ = Change::none;
 };

@@ -10,10 +10,11 @@
 
 namespace spillway::detail {
 
-/// Which blocks one step of a program used, in which order, from when to when each could leave.
+/// The record of one step of a program: which blocks it used in which order, and from when to when
+/// each of them could leave the device.
 ///
-/// Written by `AccessSchedule`, read by policies that plan ahead. A block of the record is a role
-/// that is played by another real block each step, if the program allocates anew each step.
+/// `AccessSchedule` writes it; policies that plan ahead read it. A block of the record is a role.
+/// If the program allocates anew in each step, another real block plays the role in each step.
 ///
 /// Units   entries and moments count acquisitions from the start of the step; moment `t` is when
 ///         the block of entry `t` is made resident.
@@ -29,8 +30,8 @@ struct StepRecord {
     /// the first one of the step after, plus the length of the step; `never_entry` if there is
     /// none.
     std::uint32_t next;
-    std::uint32_t
-        released : 30;         ///< moment from which on the block could leave; 0: not before `next`
+    /// The moment from which on the block could leave; 0 if it could not leave before `next`.
+    std::uint32_t released : 30;
     std::uint32_t access : 2;  ///< an `Access`
   };
 
@@ -40,11 +41,11 @@ struct StepRecord {
     std::uint32_t first = none;  ///< its first entry
     std::uint32_t last = none;   ///< its last entry
     std::uint32_t freed = none;  ///< the moment it was freed; `none`: it outlived the step
-    /// In the step after this one it plays the role that this other block played in this one: a
-    /// block that is born in one step and freed in the next (a gradient, a loss).
+    /// The block whose role this one plays in the next step; `none` if it keeps its own. A block
+    /// that is born in one step and freed in the next (a gradient, a loss) has one.
     std::uint32_t successor_of = none;
     std::uint32_t successor = none;  ///< the block for which this one is `successor_of`
-    std::uint32_t born_as = none;    ///< its place among the births of the step before
+    std::uint32_t born_as = none;    ///< its rank among the births of the step before
     std::uint32_t recorded = none;   ///< the same real block in the record of the current step
   };
 
@@ -52,7 +53,7 @@ struct StepRecord {
   std::vector<Block> blocks;    ///< those alive at the start of the step, then those born in it
   std::uint32_t born_from = 0;  ///< index of the first block that was born in the step
   std::uint64_t reuses = 0;     ///< uses of a block that was used before in the step
-  std::uint64_t reuse_sum = 0;  ///< entries from the use before to those, added up
+  std::uint64_t reuse_sum = 0;  ///< entries between each of them and the use before, summed
 
   [[nodiscard]] std::uint32_t length() const noexcept {
     return static_cast<std::uint32_t>(entries.size());
@@ -62,7 +63,7 @@ struct StepRecord {
   }
   [[nodiscard]] bool is_birth(std::uint32_t block) const noexcept { return block >= born_from; }
 
-  /// What the use at an entry does, in this step or, counted on, the one after.
+  /// The access of the use at an entry. Entries from `length()` on belong to the step after.
   [[nodiscard]] Access access_at(std::uint32_t entry) const noexcept {
     return static_cast<Access>(entries[entry < length() ? entry : entry - length()].access);
   }

@@ -23,10 +23,10 @@ inline constexpr std::uint32_t never_entry = unknown_entry - 1;
 struct Use {
   std::uint64_t now = 0;             ///< position of this use
   std::uint64_t next = use_unknown;  ///< predicted position of the next one, or one of the above
-  /// Where in the recorded step that next use is; a step's length is added if it is the step after
+  /// The recorded entry of that next use, plus the length of the step if it lies in the step after
   /// this one. Unlike `next` it stays right when the program skips a few uses.
   std::uint32_t entry = unknown_entry;
-  bool is_ahead = false;  ///< no use yet: the block is there, or comes in, ahead of it
+  bool is_ahead = false;  ///< no use has happened: the block is resident, or comes in, ahead of one
 };
 
 }  // namespace spillway
