@@ -20,9 +20,9 @@ namespace spillway::bench {
 struct Operand {
   std::uint32_t block = 0;
   std::uint64_t bytes = 0;
-  bool is_weight =
-      false;  ///< lives throughout; another block is born at its first use in a step and
-              ///< freed after its last
+  /// A weight lives throughout. Another block is born at its first use in a step and freed after
+  /// its last.
+  bool is_weight = false;
   Access access = Access::read_write;
 };
 

@@ -15,8 +15,8 @@ namespace spillway {
 struct EvictionCandidate {
   std::size_t bytes = 0;
   bool is_clean = false;  ///< a valid copy is on the host: leaving costs nothing
-  bool has_contents =
-      true;  ///< false: its bytes were never written, it neither goes nor comes back
+  /// False if its bytes were never written. Such a block is copied neither out nor in.
+  bool has_contents = true;
 };
 
 /// Chooses which resident block leaves the device when room is needed.

@@ -404,8 +404,8 @@ TEST_SUITE("cuda_api") {
     CHECK_FALSE(cuda.is_capture_broken());
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     void* theirs = nullptr;
-    CHECK(cudaMalloc(&theirs, 256) ==
-          cudaErrorStreamCaptureUnsupported);  // their mode is as it was
+    // The caller's capture mode is as it was.
+    CHECK(cudaMalloc(&theirs, 256) == cudaErrorStreamCaptureUnsupported);
     (void)cudaGetLastError();
     cuda.end_capture(captured);
     api.destroy_event(event);

@@ -137,8 +137,8 @@ TEST_SUITE("host_paged_api") {
     BlockId const second = memory.allocate(64_KiB);
     REQUIRE(memory.stable_address(second) == address);
     auto const lease = memory.acquire(second, Access::write, HostStream::caller);
-    CHECK(static_cast<unsigned char const*>(lease.data())[63_KiB] ==
-          9);  // not zeros: not mapped anew
+    // The byte is not 0, so the memory was not mapped anew.
+    CHECK(static_cast<unsigned char const*>(lease.data())[63_KiB] == 9);
     memory.abandon(second);
   }
 

@@ -92,8 +92,8 @@ TEST_SUITE("buffer_leases") {
             "swappable") {
     LeasesBench bench{256_KiB};
     (void)bench.make(256_KiB, 1);
-    void* const copied =
-        bench.leases.try_allocate(128_KiB, nullptr);  // under pressure from here on
+    // From here on there is memory pressure.
+    void* const copied = bench.leases.try_allocate(128_KiB, nullptr);
     REQUIRE(copied != nullptr);
     std::array<void*, 1> const results{copied};
     CHECK(bench.make(256_KiB, 2) == nullptr);

@@ -246,8 +246,8 @@ TEST_SUITE("plan") {
     for (int i = 0; i < 100; ++i) {
       Problem untold = random_problem(random, 20, 120);
       for (Absence& absence : untold.absences) {
-        absence.bytes =
-            10 * (1 + random() % 3);  // as in a network, where many blocks are of one size
+        // As in a network, many blocks are of one size.
+        absence.bytes = 10 * (1 + random() % 3);
       }
       Problem told = untold;
       for (Absence& absence : told.absences) {

@@ -201,8 +201,8 @@ class CudaApi {
   CudaOptions options_;
   int numa_node_;
   std::atomic<bool> has_batches_{true};  // until the driver says that it does not know them
-  std::size_t
-      total_bytes_;  // what is larger is a full device, not the bad argument CUDA may call it
+  // A larger request means that the device is full; CUDA may call it a bad argument.
+  std::size_t total_bytes_;
 };
 
 inline void* CudaApi::try_reserve(std::size_t size_bytes) {

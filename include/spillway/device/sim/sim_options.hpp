@@ -24,11 +24,12 @@ struct SimOptions {
   std::uint64_t copy_latency_ns = 0;             ///< added to each copy and fill
   bool poison = true;                ///< fill memory that is handed out, where bytes are held
   unsigned char poison_byte = 0xFF;  ///< reads as NaN in every floating-point type
-  std::size_t poison_limit_bytes =
-      64_MiB;           ///< larger pieces are not poisoned: they would be backed
+  /// Larger pieces are not poisoned: writing to them would make the system back them with memory.
+  std::size_t poison_limit_bytes = 64_MiB;
   bool checked = true;  ///< look up both ranges of every copy and fill
-  bool check_reads =
-      true;  ///< of a `checked` device with bytes: refuse to read what was never written
+  /// Refuse leases that read a block which was never written. Only for a `checked` device that
+  /// holds bytes.
+  bool check_reads = true;
   bool check_order = true;  ///< stepped devices only: refuse work that races with earlier work
 };
 

@@ -201,8 +201,8 @@ class SwappingGpuProcessState final : public tf::GPUProcessState {
   ///
   /// @returns false if that is too late
   [[nodiscard]] static bool try_install() {
-    auto* const mine =
-        new SwappingGpuProcessState;  // NOLINT: like TensorFlow's own, never destroyed
+    // NOLINTNEXTLINE: never destroyed, like TensorFlow's own
+    auto* const mine = new SwappingGpuProcessState;
     return tf::GPUProcessState::singleton(mine) == mine;
   }
 

@@ -34,8 +34,9 @@ class ScheduleLookahead {
         return false;
       }
       --left;
+      // Only the first of a block's coming uses counts.
       bool const is_wanted = use.id != BlockId{} && use.access != Access::write &&
-                             schedule.next_use(use.id) == use.position;  // its first use to come
+                             schedule.next_use(use.id) == use.position;
       return !is_wanted || visit(use.id, use.position);
     });
   }
