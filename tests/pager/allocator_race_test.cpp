@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many threads on one allocator, on the device whose streams really run at once.
-#include <spillway/device_allocator.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>

@@ -31,7 +31,9 @@ namespace spillway {
 ///       within a step.
 class ScheduleEviction {
  public:
-  ScheduleEviction() = default;
+  // Not defaulted: g++ 12 emits no code for a default constructor that only the default member
+  // initializer of `DeviceAllocator::Options` calls.
+  ScheduleEviction() noexcept : ScheduleEviction{detail::PlanOptions{}} {}
   explicit ScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use use) {
