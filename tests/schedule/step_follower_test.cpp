@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/schedule/step_follower.hpp>
+#include <spillway/schedule/step_record.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace {
+
+using namespace spillway;
+using spillway::detail::ScheduledBlock;
+using spillway::detail::StepFollower;
+using spillway::detail::StepRecord;
+using Change = StepFollower::Change;
+
+constexpr std::uint32_t none = StepRecord::none;
+
+std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses) {
+  std::vector<std::uint32_t> step;
+  for (std::uint32_t i = 0; i < uses; ++i) {
+    step.push_back(i % blocks);
+  }
+  return step;
+}
+
+/// A follower of a step over blocks that live on. Block `i` plays role `i`.
+struct Rig {
+  static constexpr std::uint64_t start = 1000;
+
+  explicit Rig(std::vector<std::uint32_t> const& step) {
+    std::uint32_t const count = *std::max_element(step.begin(), step.end()) + 1;
+    StepRecord& record = follower.record();
+    blocks.resize(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      record.blocks.push_back({.id = make_block_id(i, 1), .bytes = 64});
+      blocks[i] = {.generation = 1, .role = i, .bytes = 64};
+    }
+    record.born_from = count;
+    auto const length = static_cast<std::uint32_t>(step.size());
+    for (std::uint32_t i = 0; i < length; ++i) {
+      StepRecord::Block& block = record.blocks[step[i]];
+      record.entries.push_back({step[i], never_entry, (i + 1) & StepRecord::entry_mask, 0});
+      if (block.last != none) {
+        record.entries[block.last].next = i;
+        ++record.reuses;
+        record.reuse_sum += i - block.last;
+      } else {
+        block.first = i;
+        blocks[step[i]].next = i;
+      }
+      block.last = i;
+    }
+    for (StepRecord::Block const& block : record.blocks) {
+      if (block.last != none) {
+        record.entries[block.last].next = length + block.first;
+      }
+    }
+    follower.start(start);
+  }
+
+  /// A block that the record does not know. @returns its index
+  std::uint32_t add_stranger(std::uint64_t bytes) {
+    blocks.push_back({.generation = 1, .bytes = bytes});
+    return static_cast<std::uint32_t>(blocks.size() - 1);
+  }
+
+  Use use(std::uint32_t block) {
+    Use const use =
+        follower.on_access(blocks, recording, make_block_id(block, 1), start + uses_so_far);
+    ++uses_so_far;
+    return use;
+  }
+
+  StepFollower follower;
+  StepFollower::Blocks blocks;
+  StepRecord recording;
+  std::uint64_t uses_so_far = 0;
+};
+
+}  // namespace
+
+TEST_SUITE("schedule") {
+  TEST_CASE("StepFollower: without a record it predicts nothing and counts nothing") {
+    StepFollower follower;
+    StepFollower::Blocks blocks{{.generation = 1, .bytes = 64}};
+    StepRecord recording;
+    follower.start(5);
+    Use const use = follower.on_access(blocks, recording, make_block_id(0, 1), 5);
+    CHECK(use.now == 5);
+    CHECK(use.next == use_unknown);
+    CHECK(!follower.is_following());
+    CHECK(follower.mispredictions() == 0);
+  }
+
+  TEST_CASE("StepFollower: the expected use moves the place on, and the next one is told") {
+    Rig rig{{0, 1, 0}};
+    CHECK(rig.follower.is_following());
+    Use const first = rig.use(0);
+    CHECK(first.next == Rig::start + 2);
+    CHECK(first.entry == 2);
+    CHECK(rig.follower.cursor() == 1);
+    CHECK(rig.use(1).entry == 3 + 1);  // in the step after
+    CHECK(rig.use(0).next == Rig::start + 3);
+    CHECK(rig.follower.cursor() == 3);
+    CHECK(rig.follower.mispredictions() == 0);
+  }
+
+  TEST_CASE("StepFollower: an entry that is used early is past, and not waited for again") {
+    Rig rig{{0, 1, 2, 3, 0, 1, 2, 3}};
+    rig.use(0);
+    rig.use(2);
+    CHECK(rig.follower.cursor() == 1);
+    CHECK(!rig.follower.is_past(rig.blocks, 1));
+    CHECK(rig.follower.is_past(rig.blocks, 2));
+    CHECK(!rig.follower.is_past(rig.blocks, 3));
+    CHECK(rig.follower.mispredictions() == 1);
+    rig.use(1);
+    CHECK(rig.follower.cursor() == 3);
+    CHECK(rig.use(3).next == Rig::start + 7);
+    CHECK(rig.follower.mispredictions() == 1);
+  }
+
+  TEST_CASE(
+      "StepFollower: eight entries in a row further on show that those before will not come") {
+    std::vector<std::uint32_t> const step = round_robin(40, 80);
+    Rig rig{step};
+    rig.use(0);
+    for (std::uint32_t i = 5; i < 12; ++i) {
+      rig.use(i);
+      CHECK(rig.follower.cursor() == 1);
+    }
+    rig.use(12);
+    CHECK(rig.follower.cursor() == 13);
+    CHECK(rig.follower.take_change() == Change::resumed);
+    CHECK(rig.follower.take_change() == Change::none);
+    // Four entries were left out: everything comes so much sooner.
+    CHECK(rig.follower.position_of(13) == Rig::start + 9);
+    CHECK(rig.follower.use_of(rig.blocks[3], Rig::start + 9).entry == 43);
+  }
+
+  TEST_CASE(
+      "StepFollower: eight stray uses in a row are tolerated, and the ninth loses the place") {
+    Rig rig{round_robin(40, 80)};
+    std::uint32_t const stranger = rig.add_stranger(4096);
+    for (int i = 0; i < 8; ++i) {
+      CHECK(rig.use(stranger).next == use_unknown);
+      CHECK(rig.follower.is_following());
+      CHECK(rig.follower.take_change() == Change::none);
+    }
+    rig.use(stranger);
+    CHECK(!rig.follower.is_following());
+    CHECK(rig.follower.take_change() == Change::lost);
+    CHECK(rig.follower.mispredictions() == 9);
+  }
+
+  TEST_CASE("StepFollower: after a stray use all that is predicted comes one use later") {
+    Rig rig{{0, 1, 2, 0}};
+    std::uint32_t const stranger = rig.add_stranger(4096);
+    CHECK(rig.use(0).next == Rig::start + 3);
+    rig.use(stranger);
+    rig.use(1);
+    CHECK(rig.follower.position_of(3) == Rig::start + 4);
+    CHECK(rig.follower.use_of(rig.blocks[0], Rig::start + 3).next == Rig::start + 4);
+  }
+
+  TEST_CASE("StepFollower: sixteen expected uses earn a stray one back") {
+    for (std::uint32_t const expected : {15U, 16U}) {
+      CAPTURE(expected);
+      Rig rig{round_robin(40, 80)};
+      std::uint32_t const stranger = rig.add_stranger(4096);
+      for (int i = 0; i < 8; ++i) {
+        rig.use(stranger);
+      }
+      for (std::uint32_t i = 0; i < expected; ++i) {
+        rig.use(i);
+      }
+      rig.use(stranger);
+      CHECK(rig.follower.is_following() == (expected == 16));
+    }
+  }
+
+  TEST_CASE("StepFollower: a new block takes the role of one of its size that is not played") {
+    for (std::uint64_t const bytes : {64U, 128U}) {
+      CAPTURE(bytes);
+      Rig rig{{0, 1, 2, 1, 0}};
+      rig.follower.record().blocks[1].id = BlockId{};  // whoever played it is gone
+      rig.blocks[1] = {};
+      std::uint32_t const born = rig.add_stranger(bytes);
+      rig.use(0);
+      Use const use = rig.use(born);
+      CHECK(rig.blocks[born].role == (bytes == 64 ? 1 : none));
+      CHECK(use.entry == (bytes == 64 ? 3 : none));
+      CHECK(rig.follower.mispredictions() == (bytes == 64 ? 0 : 1));
+    }
+  }
+
+  TEST_CASE("StepFollower: a step that ends early is a misprediction, and one that fits is not") {
+    for (bool const is_complete : {false, true}) {
+      Rig rig{{0, 1, 2}};
+      rig.use(0);
+      rig.use(1);
+      if (is_complete) {
+        rig.use(2);
+      }
+      rig.follower.finish(rig.uses_so_far);
+      CHECK(rig.follower.mispredictions() == (is_complete ? 0 : 1));
+    }
+  }
+
+  TEST_CASE("StepFollower: after a step of which less than half agreed it starts without trust") {
+    for (std::uint32_t const agreed : {20U, 60U}) {
+      CAPTURE(agreed);
+      Rig rig{round_robin(40, 80)};
+      std::uint32_t const stranger = rig.add_stranger(4096);
+      for (std::uint32_t i = 0; i < agreed; ++i) {
+        rig.use(i % 40);
+      }
+      for (std::uint32_t i = agreed; i < 80; ++i) {
+        rig.use(stranger);
+      }
+      rig.follower.finish(80);
+      rig.follower.start(Rig::start + 80);
+      CHECK_FALSE(rig.follower.is_following() == (agreed == 20));
+    }
+  }
+
+  // A slow model: the entries that were used, one by one. The next use of a block is its first entry at
+  // or after the cursor that is none of them.
+  TEST_CASE(
+      "StepFollower: of any block the first entry not yet used is told, whatever changes round") {
+    std::uint64_t out_of_order = 0;
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+      CAPTURE(seed);
+      std::mt19937_64 random{seed};
+      auto const count = static_cast<std::uint32_t>(8 + random() % 60);
+      std::vector<std::uint32_t> step = round_robin(count, 400);
+      std::shuffle(step.begin(), step.end(), random);
+      Rig rig{step};
+      StepRecord const& record = rig.follower.record();
+      std::uint32_t const length = record.length();
+      std::set<std::uint32_t> used;
+      std::uint32_t last_cursor = 0;
+      for (std::size_t i = 0; i < step.size(); ++i) {
+        if (random() % 20 == 0) {
+          continue;  // left out
+        }
+        if (i + 1 < step.size() && random() % 10 == 0) {
+          std::swap(step[i], step[i + 1]);
+        }
+        std::uint64_t const mispredictions = rig.follower.mispredictions();
+        Use const use = rig.use(step[i]);
+        if (!rig.follower.is_following()) {
+          break;
+        }
+        out_of_order += rig.follower.mispredictions() - mispredictions;
+        if (rig.blocks[step[i]].at != none) {
+          used.insert(rig.blocks[step[i]].at);
+        }
+        std::uint32_t const cursor = rig.follower.cursor();
+        REQUIRE(cursor >= last_cursor);
+        REQUIRE(cursor <= length);
+        last_cursor = cursor;
+        auto const is_used = [&](std::uint32_t entry) { return used.count(entry) != 0; };
+        std::uint32_t wrong = 0;
+        for (std::uint32_t entry = cursor; entry < length; ++entry) {
+          wrong += rig.follower.is_past(rig.blocks, entry) == is_used(entry) ? 0U : 1U;
+        }
+        for (std::uint32_t block = 0; block < count; ++block) {
+          std::uint32_t expected = record.blocks[block].first + length;
+          for (std::uint32_t entry = length; entry-- > cursor;) {
+            if (record.entries[entry].block == block && !is_used(entry)) {
+              expected = entry;
+            }
+          }
+          std::uint64_t const now = Rig::start + rig.uses_so_far;
+          Use const next = rig.follower.use_of(rig.blocks[block], now);
+          wrong += next.entry == expected ? 0U : 1U;
+          wrong += next.next == std::max(now, rig.follower.position_of(expected)) ? 0U : 1U;
+        }
+        REQUIRE(wrong == 0);
+        REQUIRE(use.entry == rig.follower.use_of(rig.blocks[step[i]], use.now).entry);
+      }
+    }
+    CHECK(out_of_order > 300);  // otherwise it has tested little
+  }
+}
