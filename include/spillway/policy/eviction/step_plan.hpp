@@ -83,6 +83,9 @@ class StepPlan {
   /// The moment from which on the plan has room for the block to be back for the use at `entry`; 0
   /// if nothing is planned. If it came back sooner, it would take the room of blocks that are born
   /// in between, or others would have to leave.
+  ///
+  /// Blocks that are away already when the plan is made take no room in it before they are due, so
+  /// theirs is the moment from which on there is room for all others.
   [[nodiscard]] std::uint32_t returns_at(std::uint32_t entry) const noexcept {
     return entry < returns_.size() ? returns_[entry] : 0;
   }

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/policy/eviction/step_plan.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/schedule/step_record.hpp>
+#include <spillway/schedule/use.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include <support/eviction_rig.hpp>
+
+namespace {
+
+using namespace spillway;
+using namespace spillway::detail;
+using testing::block;
+
+constexpr PlanOptions exact{.ahead_ops = 0};
+constexpr auto all = [](BlockId) { return true; };
+
+/// A schedule that predicts a step over blocks of given sizes that live on.
+AccessSchedule repeating(std::vector<std::size_t> const& sizes,
+                         std::vector<std::pair<std::uint32_t, Access>> const& step) {
+  AccessSchedule schedule;
+  for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+    schedule.on_create(block(i), sizes[i]);
+  }
+  schedule.begin_step();
+  for (auto const& [index, access] : step) {
+    schedule.on_access(block(index), access);
+    schedule.on_release(block(index));
+  }
+  schedule.begin_step();
+  return schedule;
+}
+
+AccessSchedule reading(std::vector<std::size_t> const& sizes,
+                       std::vector<std::uint32_t> const& step) {
+  std::vector<std::pair<std::uint32_t, Access>> uses;
+  for (std::uint32_t const index : step) {
+    uses.emplace_back(index, Access::read);
+  }
+  return repeating(sizes, uses);
+}
+
+/// A step made up at random: some blocks live on, the others are born and freed in it, and leases last
+/// for some uses.
+struct RandomStep {
+  RandomStep(std::uint64_t seed, std::uint32_t blocks, std::uint32_t uses) {
+    std::mt19937_64 random{seed};
+    std::vector<std::uint32_t> order;
+    for (std::uint32_t i = 0; i < uses; ++i) {
+      order.push_back(static_cast<std::uint32_t>(random() % blocks));
+    }
+    std::vector<bool> lives_on(blocks);
+    std::vector<std::size_t> bytes(blocks);
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      lives_on[i] = random() % 2 == 0;
+      bytes[i] = 1 + random() % 100;
+      if (lives_on[i]) {
+        schedule.on_create(block(i), bytes[i]);
+        residents.push_back(random() % 2 == 0 ? block(i) : BlockId{});
+      }
+    }
+    schedule.begin_step();
+    std::vector<std::uint32_t> held;
+    for (std::uint32_t t = 0; t < uses; ++t) {
+      std::uint32_t const i = order[t];
+      bool const is_first = std::find(order.begin(), order.begin() + t, i) == order.begin() + t;
+      if (!lives_on[i] && is_first) {
+        schedule.on_create(block(i), bytes[i]);
+      }
+      schedule.on_access(block(i), static_cast<Access>(random() % 3));
+      held.push_back(i);
+      while (!held.empty() && random() % 4 != 0) {
+        bool const is_used_again =
+            std::find(order.begin() + t + 1, order.end(), held.front()) != order.end();
+        schedule.on_release(block(held.front()));
+        if (!lives_on[held.front()] && !is_used_again) {
+          schedule.on_destroy(block(held.front()));
+        }
+        held.erase(held.begin());
+      }
+    }
+    for (std::uint32_t const i : held) {
+      schedule.on_release(block(i));
+      if (!lives_on[i]) {
+        schedule.on_destroy(block(i));
+      }
+    }
+    schedule.begin_step();
+  }
+
+  [[nodiscard]] bool is_resident(BlockId id) const {
+    return std::find(residents.begin(), residents.end(), id) != residents.end();
+  }
+
+  AccessSchedule schedule;
+  std::vector<BlockId> residents;
+};
+
+/// Marks where each block is on the device at each moment of the step if what may leave leaves, and comes
+/// back when the plan has room for it. Calls `present(moment, bytes, is_needed)`.
+template <class Present>
+void play(StepRecord const& record, StepPlan const& plan, RandomStep const& step, Present present) {
+  std::uint32_t const length = record.length();
+  for (std::uint32_t role = 0; role < record.blocks.size(); ++role) {
+    StepRecord::Block const& b = record.blocks[role];
+    std::uint32_t const end = std::min(length, b.freed);
+    // From `from` on the block could be away until the use at `entry`, which is at `to`.
+    auto const absence =
+        [&](std::uint32_t from, std::uint32_t to, std::uint32_t entry, bool is_away) {
+          std::uint32_t back = from;
+          if (plan.leaves_for_nothing(entry)) {
+            back = to;
+          } else if (is_away) {
+            back = to;  // nobody planned with its room before
+          } else if (plan.must_leave(entry)) {
+            back = plan.returns_at(entry);
+            CHECK(back >= std::min(from, to));
+          }
+          for (std::uint32_t t = std::max(from, back); t < std::min(to, end); ++t) {
+            present(t, b.bytes, false);
+          }
+        };
+    if (!record.is_birth(role)) {
+      bool const is_resident = step.is_resident(b.id);
+      bool const is_used = b.first != StepRecord::none;
+      if (is_used || is_resident) {
+        absence(0, is_used ? b.first : length, is_used ? b.first : never_entry, !is_resident);
+      }
+    }
+    for (std::uint32_t e = b.first; e < length; e = record.entries[e].next) {
+      StepRecord::Entry const& entry = record.entries[e];
+      std::uint32_t const to = std::min(entry.next, end);
+      std::uint32_t const from =
+          entry.released == 0 ? to : std::min<std::uint32_t>(entry.released, to);
+      for (std::uint32_t t = e; t < from; ++t) {
+        present(t, b.bytes, true);
+      }
+      if (entry.released != 0) {
+        absence(entry.released, entry.next >= never_entry ? end : entry.next, entry.next, false);
+      }
+    }
+  }
+}
+
+std::uint64_t most(std::vector<std::uint64_t> const& bytes) {
+  return *std::max_element(bytes.begin(), bytes.end());
+}
+
+}  // namespace
+
+TEST_SUITE("eviction") {
+  TEST_CASE("StepPlan: of two blocks in the way the one whose absence ends last leaves") {
+    AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    StepPlan plan{exact};
+    plan.make(schedule, 128, 0, all);
+    CHECK(plan.must_leave(4));       // block 0 is away before it
+    CHECK(!plan.must_leave(3));      // block 1 is not
+    CHECK(plan.returns_at(4) == 4);  // until then more is alive than fits
+  }
+
+  TEST_CASE("StepPlan: where everything fits nothing leaves") {
+    AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    StepPlan plan;
+    plan.make(schedule, 192, 0, all);
+    for (std::uint32_t entry = 0; entry < 10; ++entry) {
+      CHECK(!plan.must_leave(entry));
+      CHECK(!plan.leaves_for_nothing(entry));
+      CHECK(plan.returns_at(entry) == 0);
+    }
+  }
+
+  TEST_CASE("StepPlan: what blocks unknown to the record take up is not planned with") {
+    AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    StepPlan plan{exact};
+    plan.make(schedule, 192, 64, all);
+    CHECK(plan.must_leave(4));
+  }
+
+  TEST_CASE(
+      "StepPlan: a block that is overwritten next leaves for nothing, and no other in its place") {
+    AccessSchedule const schedule = repeating({64, 64, 64},
+                                              {{0, Access::read},
+                                               {1, Access::read},
+                                               {2, Access::read},
+                                               {1, Access::write},
+                                               {0, Access::read}});
+    StepPlan plan{exact};
+    plan.make(schedule, 128, 0, all);
+    CHECK(plan.leaves_for_nothing(3));
+    CHECK(!plan.leaves_for_nothing(4));
+    CHECK(!plan.must_leave(3));
+    CHECK(!plan.must_leave(4));
+    CHECK(plan.leaves_for_nothing(never_entry));
+    CHECK(!plan.leaves_for_nothing(unknown_entry));
+  }
+
+  TEST_CASE("StepPlan: a capacity that no plan can keep makes one without returns") {
+    AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    StepPlan plan;
+    plan.make(schedule, 32, 0, all);
+    for (std::uint32_t entry = 0; entry < 10; ++entry) {
+      CHECK(plan.returns_at(entry) == 0);
+    }
+  }
+
+  TEST_CASE("StepPlan: a cleared plan lets nothing leave but what is not used again") {
+    AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    StepPlan plan{exact};
+    plan.make(schedule, 128, 0, all);
+    plan.clear();
+    CHECK(!plan.must_leave(4));
+    CHECK(plan.returns_at(4) == 0);
+    CHECK(plan.leaves_for_nothing(never_entry));
+  }
+
+  TEST_CASE("StepPlan: blocks come back early at the price that is allowed, else just in time") {
+    // Three loops over ten blocks, of which eight fit: room for one more is one more away, beside two.
+    std::vector<std::size_t> const sizes(10, 64);
+    std::vector<std::uint32_t> step;
+    for (std::uint32_t i = 0; i < 30; ++i) {
+      step.push_back(i % 10);
+    }
+    AccessSchedule const schedule = reading(sizes, step);
+    for (double const price : {0.05, 2.0}) {
+      CAPTURE(price);
+      StepPlan plan{{.most_extra_for_next = price}};
+      plan.make(schedule, 8 * 64, 0, all);
+      std::uint32_t leaving = 0;
+      for (std::uint32_t entry = 0; entry < 30; ++entry) {
+        if (plan.must_leave(entry)) {
+          ++leaving;
+          CHECK((plan.returns_at(entry) < entry) == (price > 1.0));
+        }
+      }
+      CHECK(leaving >= 2);
+    }
+  }
+
+  // The plan is played moment by moment, which a plan must allow that has room for its returns.
+  TEST_CASE("StepPlan: what is left of any step fits at each moment if one use at a time does") {
+    std::uint32_t leaving = 0;
+    for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+      CAPTURE(seed);
+      RandomStep const step{seed, static_cast<std::uint32_t>(4 + seed % 20), 100};
+      StepRecord const& record = step.schedule.record();
+      REQUIRE(step.schedule.is_predicting());
+      auto const is_resident = [&](BlockId id) { return step.is_resident(id); };
+
+      std::vector<std::uint64_t> needed(record.length());
+      StepPlan const nothing;
+      play(record, nothing, step, [&](std::uint32_t t, std::uint64_t bytes, bool is_needed) {
+        needed[t] += is_needed ? bytes : 0;
+      });
+      std::uint64_t const capacity = most(needed) + seed % 150;
+      for (PlanOptions const options : {exact, PlanOptions{}, PlanOptions{64, 1.0, 1.0}}) {
+        StepPlan plan{options};
+        plan.make(step.schedule, capacity, 0, is_resident);
+        std::vector<std::uint64_t> bytes(record.length());
+        play(record, plan, step, [&](std::uint32_t t, std::uint64_t more, bool) {
+          bytes[t] += more;
+        });
+        CHECK(most(bytes) <= capacity);
+        for (std::uint32_t entry = 0; entry < record.length(); ++entry) {
+          leaving += plan.must_leave(entry) ? 1U : 0U;
+        }
+      }
+    }
+    CHECK(leaving > 1000);  // otherwise it has tested little
+  }
+}
