@@ -29,30 +29,29 @@ struct ArenaOptions {
   std::size_t few_ranges = 16'384;
 };
 
-/// Divides device memory into ranges. What more an arena can do is said by the concepts below.
+/// Divides device memory into ranges. The concepts below state what an arena may offer beyond this.
 ///
 /// Given `a` of type `A` (`ca` if const), `n` bytes, a block's id `b`, a taken range `r` and a
 /// fence `f`:
 ///
-/// | expression                | must                                                             |
-/// |---------------------------|------------------------------------------------------------------|
-/// | `A::device_type`          | the device that the memory is on                                 |
-/// | `A(device, options)`      | reserve what `ArenaOptions` say; neither argument is owned       |
-/// | `a.try_take(n, b)`        | a `Placement` of at least `n` bytes for block `b`, nothing if    |
-/// |                           | none fits; throw `std::bad_alloc` with nothing changed           |
-/// | `a.give_back(r, f)`       | free the range; whoever takes its bytes next waits for `f` first |
-/// | `ca.rounded_bytes(n)`     | what a block of `n` bytes takes up                               |
-/// | `ca.address(r)`           | where the range is now                                           |
-/// | `ca.reservation(r)`       | a number for the reservation of the device that the range lies   |
-/// |                           | in                                                               |
-/// | `ca.capacity_bytes()`     | the most that is ever reserved                                   |
-/// | `ca.reserved_bytes()`     | what is reserved now                                             |
-/// | `ca.free_bytes()`         | what is reserved and not taken                                   |
-/// | `ca.largest_free_bytes()` | the largest `n` for which `try_take` finds a range               |
-/// | `ca.for_each_range(v)`    | call `v` with the `RangeView` of each range                      |
+/// | expression                | must                                                           |
+/// |---------------------------|----------------------------------------------------------------|
+/// | `A::device_type`          | the device that the memory is on                               |
+/// | `A(device, options)`      | reserve what `ArenaOptions` say; neither argument is owned     |
+/// | `a.try_take(n, b)`        | a `Placement` of at least `n` bytes for block `b`, nothing if  |
+/// |                           | none fits; throw `std::bad_alloc` with nothing changed         |
+/// | `a.give_back(r, f)`       | free the range; the next user of its bytes waits for `f` first |
+/// | `ca.rounded_bytes(n)`     | the bytes that a block of `n` bytes takes up                   |
+/// | `ca.address(r)`           | where the range is now                                         |
+/// | `ca.reservation(r)`       | the number of the device reservation that the range lies in    |
+/// | `ca.capacity_bytes()`     | the most that is ever reserved                                 |
+/// | `ca.reserved_bytes()`     | the bytes that are reserved now                                |
+/// | `ca.free_bytes()`         | the reserved bytes that are not taken                          |
+/// | `ca.largest_free_bytes()` | the largest `n` for which `try_take` finds a range             |
+/// | `ca.for_each_range(v)`    | call `v` with the `RangeView` of each range                    |
 ///
-/// Thread-compatible: an arena is called under the lock of whoever owns it, and therefore calls
-/// neither the device nor the user, its constructor and destructor aside.
+/// Thread-compatible: an arena is called under its owner's lock. It therefore calls neither the
+/// device nor the user, except in its constructor and destructor.
 // clang-format off
 template <class A>
 concept Arena =
@@ -71,7 +70,7 @@ concept Arena =
       { ca.for_each_range(v)    }          -> std::same_as<void>;
     };
 
-/// An arena that takes memory from the device when it is needed and gives it back.
+/// An arena that takes memory from the device when it is needed, and gives it back when it is not.
 ///
 /// | expression            | must                                                              |
 /// |-----------------------|-------------------------------------------------------------------|
@@ -122,9 +121,9 @@ concept GrowingArena =
 /// | `ca.spare_bytes(few)`                | how much may be free beyond `n` before a search is    |
 /// |                                      | worth its time                                        |
 ///
-/// A plan is begun in the critical section that made it, and committed once. In between, whoever
-/// moves makes its stream wait for `p.fence`, then for each move waits for the fence of the move
-/// and for the block's last uses and calls `enqueue_move`.
+/// A plan is begun in the critical section that made it, and committed once. In between, the caller
+/// makes its stream wait for `p.fence`. Then, for each move, the stream waits for the fence of the
+/// move and for the block's last uses, and the caller calls `enqueue_move`.
 template <class A>
 concept MovingArena =
     Arena<A> &&
@@ -146,7 +145,7 @@ concept MovingArena =
       { ca.spare_bytes(n)              } noexcept -> std::same_as<std::size_t>;
     };
 
-/// An arena that puts memory behind a range only when the range is to be used.
+/// An arena that maps memory to a range only when the range is to be used.
 ///
 /// | expression                  | must                                                           |
 /// |-----------------------------|----------------------------------------------------------------|
@@ -163,8 +162,8 @@ concept MappingArena =
       { a.map(r) } -> std::same_as<MappedRange>;
     };
 
-/// A mapping arena where a block can keep its address while its memory serves others: its range is
-/// parked.
+/// A mapping arena where a block can keep its address while other blocks use its memory. The range
+/// of such a block is parked.
 ///
 /// | expression             | must                                                             |
 /// |------------------------|------------------------------------------------------------------|

@@ -11,21 +11,22 @@
 
 namespace spillway {
 
-/// One block as a planner sees it. In granules.
+/// One block as a planner sees it, in granules.
 struct LayoutBlock {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
-  bool is_fixed = false;  ///< may not move: leased, on its way, or no block at all
+  bool is_fixed = false;  ///< must not move: leased, in transit, or not a block
 
   [[nodiscard]] constexpr std::uint32_t end() const noexcept { return first + count; }
 };
 
-/// The address line as a planner sees it: blocks in order of address, all else up to `end` free.
+/// The memory as a planner sees it: blocks in order of address, with free granules between them and
+/// up to `end`.
 struct Layout {
   std::span<LayoutBlock const> blocks;
   std::uint32_t end = 0;
-  /// Only a part of the arena is shown, so that a plan is found fast: a planner then does not
-  /// search long for a better one.
+  /// True if only a part of the arena is shown, so that a plan is found fast. A planner then does
+  /// not search long for a better one.
   bool is_part = false;
 };
 

@@ -12,34 +12,35 @@
 
 namespace spillway {
 
-/// The only door to a device: its memory, pinned host memory, copies, streams and events.
+/// The interface to a device: its memory, pinned host memory, copies, streams and events. The
+/// library makes no device call but through it.
 ///
 /// Given `d` of type `D`, device pointer `p`, `n` bytes, stream `s`, event `e`:
 ///
-/// | expression                           | must                                                  |
-/// |--------------------------------------|-------------------------------------------------------|
-/// | `d.try_reserve(n)`                   | device memory aligned to 256 B, or null when the      |
-/// |                                      | device is full                                        |
-/// | `d.release(p, n)`                    | give back a whole reservation; its work is done or    |
-/// |                                      | ordered                                               |
-/// | `d.try_allocate_pinned(n, node)`     | page-locked host memory near NUMA `node` (-1:         |
-/// |                                      | anywhere) or null                                     |
-/// | `d.free_pinned(h, n)`                | give it back                                          |
-/// | `d.copy(to, from, n, kind, s)`       | enqueue; on_device ranges do not overlap              |
-/// | `d.fill(p, byte, n, s)`              | enqueue a memset of device memory                     |
-/// | `d.launch_host(s, f, arg)`           | enqueue a host call; `f` makes no device call; later  |
-/// |                                      | work waits                                            |
-/// | `d.create_stream()`                  | a stream that does not wait for any other             |
-/// | `d.destroy_stream(s)`                | wait for nothing; enqueued work still runs            |
-/// | `d.create_event()` / `destroy_event` | an event that has nothing recorded is complete        |
-/// | `d.record(e, s)`                     | `e` now stands for all work enqueued on `s` so far    |
-/// | `d.wait(s, e)`                       | later work on `s` waits for what `e` stands for *now* |
-/// | `d.is_complete(e)`                   | ask without waiting                                   |
-/// | `d.synchronize(e)` / `(s)`           | wait on the host                                      |
-/// | `d.memory_info()`                    | free and total bytes of the device                    |
-/// | `d.numa_node()`                      | the device's NUMA node, -1 where unknown              |
-/// | `d.clock_ns()`                       | monotonic clock; virtual on a device that only models |
-/// |                                      | time                                                  |
+/// | expression                       | must                                                      |
+/// |----------------------------------|-----------------------------------------------------------|
+/// | `d.try_reserve(n)`               | device memory aligned to 256 B, or null if the device is  |
+/// |                                  | full                                                      |
+/// | `d.release(p, n)`                | give back a whole reservation; its work is done or        |
+/// |                                  | ordered                                                   |
+/// | `d.try_allocate_pinned(n, node)` | page-locked host memory near NUMA `node` (-1: any), or    |
+/// |                                  | null                                                      |
+/// | `d.free_pinned(h, n)`            | give it back                                              |
+/// | `d.copy(to, from, n, kind, s)`   | enqueue; on_device ranges do not overlap                  |
+/// | `d.fill(p, byte, n, s)`          | enqueue a memset of device memory                         |
+/// | `d.launch_host(s, f, arg)`       | enqueue a call on the host, which makes no device call;   |
+/// |                                  | later work waits for it                                   |
+/// | `d.create_stream()`              | a stream that does not wait for any other                 |
+/// | `d.destroy_stream(s)`            | wait for nothing; enqueued work still runs                |
+/// | `d.create_event()`               | an event; it is complete until it is recorded             |
+/// | `d.destroy_event(e)`             | give it back                                              |
+/// | `d.record(e, s)`                 | `e` now stands for all work enqueued on `s` so far        |
+/// | `d.wait(s, e)`                   | later work on `s` waits for what `e` stands for *now*     |
+/// | `d.is_complete(e)`               | ask without waiting                                       |
+/// | `d.synchronize(e)`, `(s)`        | wait on the host                                          |
+/// | `d.memory_info()`                | free and total bytes of the device                        |
+/// | `d.numa_node()`                  | the device's NUMA node, -1 where unknown                  |
+/// | `d.clock_ns()`                   | a monotonic clock, virtual if the device only models time |
 ///
 /// All calls are thread-safe. Calls without `noexcept` throw `DeviceError` and then have had no
 /// effect. Streams and events are cheap handles (a pointer or an index): copying one copies a name.
@@ -74,9 +75,8 @@ concept DeviceApi =
 
 namespace detail {
 
-/// Enqueues a call of `work()` through `launch_host`, which knows only plain functions. `work` is
-/// moved into memory of its own, which is freed by the call. @throws as `launch_host`;
-/// std::bad_alloc
+/// Enqueues a call of `work()` through `launch_host`, which takes only plain functions. `work` is
+/// moved into memory that the call frees. @throws as `launch_host`; std::bad_alloc
 template <DeviceApi D, std::invocable Work>
 void launch_callable(D& device, typename D::stream_type stream, Work work) {
   auto owned = std::make_unique<Work>(std::move(work));

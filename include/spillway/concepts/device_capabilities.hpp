@@ -9,35 +9,27 @@
 #include <optional>
 #include <span>
 
-/// What a device may offer beyond `DeviceApi`, each ability a concept. The library asks for
-/// abilities by these names only, so a device joins in by having the members that the concept
-/// lists:
+/// What a device may offer beyond `DeviceApi`: each ability is a concept. The library tests for
+/// abilities by these concepts only, so a device offers one by having the members it asks for:
 ///
-/// | concept              | asks for                     | then the library                  |
-/// |----------------------|------------------------------|-----------------------------------|
-/// | `BatchCopyApi`       | `copy_batch`                 | copies small blocks many at a     |
-/// |                      |                              | time                              |
-/// | `VirtualMemoryApi`   | `reserve_address`, `map` and | can remap instead of move         |
-/// |                      | others                       |                                   |
-/// | `VacatingApi`        | `vacate`                     | unmaps what is swapped out, in    |
-/// |                      |                              | stream order                      |
-/// | `RunMappingApi`      | `maps_runs` is true          | maps neighbouring pages with one  |
-/// |                      |                              | call                              |
-/// | `ByteHoldingApi`     | `holds_bytes` is not false   | may read and write through        |
-/// |                      |                              | addresses                         |
-/// | `ReadCheckingApi`    | `checks_reads`               | refuses reads of what was never   |
-/// |                      |                              | written                           |
-/// | `CapturingApi`       | `is_capturing`               | refuses what may not happen in a  |
-/// |                      |                              | capture                           |
-/// | `PerThreadStreamApi` | `is_one_stream`              | refuses handles that it cannot    |
-/// |                      |                              | order                             |
-/// | `NumberedApi`        | `ordinal`                    | names the device in snapshots and |
-/// |                      |                              | tensors                           |
-/// | `KernelTimeApi`      | `compute`                    | lets replays model the time of    |
-/// |                      |                              | kernels                           |
-/// | `VirtualClockApi`    | `finish_time_ns`             | lets replays read the end of the  |
-/// |                      |                              | work                              |
-/// | `SteppedApi`         | `run_all`                    | runs nothing until it is told to  |
+/// | concept              | asks for                      | then the library                      |
+/// |----------------------|-------------------------------|---------------------------------------|
+/// | `BatchCopyApi`       | `copy_batch`                  | copies many small blocks at once      |
+/// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
+/// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
+/// |                      |                               | order                                 |
+/// | `RunMappingApi`      | `maps_runs` is true           | maps neighbouring pages with one call |
+/// | `ByteHoldingApi`     | `holds_bytes` is not false    | may read and write through addresses  |
+/// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
+/// |                      |                               | written                               |
+/// | `CapturingApi`       | `is_capturing`                | refuses what a capture does not allow |
+/// | `PerThreadStreamApi` | `is_one_stream`               | refuses handles that it cannot order  |
+/// | `NumberedApi`        | `ordinal`                     | names the device in snapshots and     |
+/// |                      |                               | tensors                               |
+/// | `KernelTimeApi`      | `compute`                     | lets replays model the time of        |
+/// |                      |                               | kernels                               |
+/// | `VirtualClockApi`    | `finish_time_ns`              | lets replays read the end of the work |
+/// | `SteppedApi`         | `run_all`                     | runs nothing until it is told to      |
 
 namespace spillway {
 
@@ -63,25 +55,24 @@ concept BatchCopyApi =
       { d.copy_batch(to, from, sizes, kind, s) } -> std::same_as<void>;
     };
 
-/// A device whose addresses and memory are two things: addresses are reserved, memory is mapped.
+/// A device that reserves addresses apart from memory, and maps memory to them.
 ///
 /// Given `d` of type `D`, address `p`, physical memory `m` of `n` bytes; every size and address is
 /// a multiple of `granularity_bytes()`:
 ///
-/// | expression                 | must                                                         |
-/// |----------------------------|--------------------------------------------------------------|
-/// | `d.granularity_bytes()`    | the smallest piece that can be mapped, a power of two        |
-/// | `d.reserve_address(n)`     | address space with nothing behind it                         |
-/// | `d.free_address(p, n)`     | give it back; nothing is mapped there                        |
-/// | `d.try_create_physical(n)` | device memory without an address, nothing when the device is |
-/// |                            | full                                                         |
-/// | `d.release_physical(m)`    | give it back; it is mapped nowhere                           |
-/// | `d.map(p, n, m)`           | put all of `m` at `p`, readable and writable by the device   |
-/// | `d.unmap(p, n)`            | take it away; all work that touches it has finished          |
+/// | expression                 | must                                                            |
+/// |----------------------------|-----------------------------------------------------------------|
+/// | `d.granularity_bytes()`    | the smallest piece that can be mapped, a power of two           |
+/// | `d.reserve_address(n)`     | address space without memory                                    |
+/// | `d.free_address(p, n)`     | give it back; nothing is mapped there                           |
+/// | `d.try_create_physical(n)` | device memory without an address, nothing if the device is full |
+/// | `d.release_physical(m)`    | give it back; it is mapped nowhere                              |
+/// | `d.map(p, n, m)`           | map all of `m` at `p`, readable and writable by the device      |
+/// | `d.unmap(p, n)`            | unmap it; all work that touches it has finished                 |
 ///
-/// Mapping changes take effect at the call, not in stream order: the caller of `unmap` has seen the
-/// last use finish. Thread-safe; calls without `noexcept` throw `DeviceError` and then had no
-/// effect.
+/// Mapping changes take effect at the call, not in stream order: before `unmap` the caller has
+/// waited for the last use. Thread-safe. Calls without `noexcept` throw `DeviceError` and then have
+/// had no effect.
 template <class D>
 concept VirtualMemoryApi =
     DeviceApi<D> && std::regular<typename D::physical_type> &&
@@ -96,12 +87,12 @@ concept VirtualMemoryApi =
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
 
-/// A virtual memory device that can take memory away in stream order, with
-/// `d.vacate(p, n, s)`: when the work enqueued on `s` before is done, `d.unmap(p, n)`.
+/// A virtual memory device that can unmap in stream order: `d.vacate(p, n, s)` does `d.unmap(p, n)`
+/// once the work that was enqueued on `s` before is done.
 ///
 /// A block that is swapped out is then unmapped as soon as it has been copied, and a program that
-/// still uses its address faults at once. Without it memory stays mapped until it is needed
-/// elsewhere.
+/// still uses its address faults at once. Without this ability memory stays mapped until it is
+/// needed elsewhere.
 template <class D>
 concept VacatingApi =
     VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
@@ -118,15 +109,15 @@ concept RunMappingApi = VirtualMemoryApi<D> && requires { requires D::maps_runs;
 template <class D>
 concept ByteHoldingApi = DeviceApi<D> && !requires { requires !D::holds_bytes; };
 
-/// A device that finds mistakes of programs, as simulated ones do: where `cd.checks_reads()` is
-/// true, a lease that reads a block which was never written is refused.
+/// A device that finds mistakes of programs, as simulated ones do: if `cd.checks_reads()` is true,
+/// the allocator refuses a lease that reads a block which was never written.
 template <class D>
 concept ReadCheckingApi = DeviceApi<D> && requires(D const cd) {
   { cd.checks_reads() } noexcept -> std::same_as<bool>;
 };
 
 /// A device that can record the work of a stream into a graph instead of running it:
-/// `cd.is_capturing(s)` says whether it does so with what is enqueued on `s` now.
+/// `cd.is_capturing(s)` says whether it records what is enqueued on `s` now.
 template <class D>
 concept CapturingApi = DeviceApi<D> && requires(D const cd, typename D::stream_type s) {
   { cd.is_capturing(s) } -> std::same_as<bool>;

@@ -11,7 +11,7 @@
 
 namespace spillway {
 
-/// What the pager says of a block that could leave.
+/// A block that could leave the device, as the pager describes it to a policy.
 struct EvictionCandidate {
   std::size_t bytes = 0;
   bool is_clean = false;  ///< a valid copy is on the host: leaving costs nothing
@@ -25,26 +25,24 @@ struct EvictionCandidate {
 /// from `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave
 /// now:
 ///
-/// | expression                       | must                             | cost                   |
-/// |----------------------------------|----------------------------------|------------------------|
-/// | `p.on_insert(id, bytes, use)`    | start tracking a block that      | O(log n)               |
-/// |                                  | became resident by this use or   |                        |
-/// |                                  | ahead of it                      |                        |
-/// | `p.on_access(id, use)`           | note a use of a block; do        | O(1) or O(log n)       |
-/// |                                  | nothing if it is not tracked     |                        |
-/// | `p.on_erase(id)`                 | forget a block; do nothing if it | O(log n)               |
-/// |                                  | is not tracked                   |                        |
-/// | `p.victim(short_bytes, inspect)` | name a tracked block that        | O((1 + refused) log n) |
-/// |                                  | `inspect` admits, or nothing;    |                        |
-/// |                                  | `short_bytes` are still wanted   |                        |
-/// | `p.on_misprediction()`           | hold predictions made so far for | O(n)                   |
-/// |                                  | worthless                        |                        |
-/// | `p.on_step(schedule,             | a step begins or predictions     | the model's            |
-/// | capacity_bytes)`                 | have resumed; what leaves and    |                        |
-/// |                                  | comes back has room for          |                        |
-/// |                                  | `capacity_bytes` at once         |                        |
+/// | expression                | must                                    | cost                   |
+/// |---------------------------|-----------------------------------------|------------------------|
+/// | `p.on_insert(id, n, use)` | start tracking a block of `n` bytes,    | O(log n)               |
+/// |                           | which became resident by this use or    |                        |
+/// |                           | ahead of it                             |                        |
+/// | `p.on_access(id, use)`    | note a use of a block; do nothing if it | O(log n)               |
+/// |                           | is not tracked                          |                        |
+/// | `p.on_erase(id)`          | forget a block; do nothing if it is not | O(log n)               |
+/// |                           | tracked                                 |                        |
+/// | `p.victim(n, inspect)`    | name a tracked block that `inspect`     | O((1 + refused) log n) |
+/// |                           | admits, or nothing; `n` bytes are still |                        |
+/// |                           | wanted                                  |                        |
+/// | `p.on_misprediction()`    | discard the predictions made so far     | O(n)                   |
+/// | `p.on_step(schedule, n)`  | plan anew: a step begins or predictions | the model's            |
+/// |                           | have resumed; blocks that leave and     |                        |
+/// |                           | return have room for `n` bytes at once  |                        |
 ///
-/// `victim` does not forget the block it names: the caller takes it and says `on_erase`. A model
+/// `victim` does not forget the block it names: the caller evicts it and calls `on_erase`. A model
 /// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc,
 /// with nothing changed). Thread-unsafe: the pager calls a model under its lock.
 // clang-format off
@@ -63,14 +61,14 @@ concept EvictionPolicy =
 
 /// An eviction policy that knows in advance that blocks will leave before their next use.
 ///
-/// | expression                    | must                                                        |
-/// |-------------------------------|-------------------------------------------------------------|
-/// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits and that is sent |
-/// |                               | out before its next use anyway, or nothing                  |
-/// | `cp.is_leaving(id)`           | say whether a block need not stay until its next use: it is |
-/// |                               | sent out anyway, or has none                                |
-/// | `cp.may_return(schedule, id)` | say whether a block that is away may come back now without  |
-/// |                               | taking the room of what is made or used before its next use |
+/// | expression                    | must                                                         |
+/// |-------------------------------|--------------------------------------------------------------|
+/// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits and that will     |
+/// |                               | leave before its next use anyway, or nothing                 |
+/// | `cp.is_leaving(id)`           | say whether a block need not stay until its next use: it     |
+/// |                               | will leave anyway, or it has no next use                     |
+/// | `cp.may_return(schedule, id)` | say whether an absent block may come back now without taking |
+/// |                               | the room of blocks that are made or used before its next use |
 ///
 /// A block that `early_victim` names can be copied out while the link is idle. One that is leaving
 /// can make room for a prefetch; if others do, prefetching makes the program swap in more.

@@ -22,22 +22,21 @@ struct Fit {
 ///
 /// | expression                 | must                                            | cost          |
 /// |----------------------------|-------------------------------------------------|---------------|
-/// | `f.insert(t, n)`           | index node `n`, a free range that has its place | O(log n)      |
-/// |                            | and size                                        |               |
+/// | `f.insert(t, n)`           | index node `n`, a free range with its place and | O(log n)      |
+/// |                            | size                                            |               |
 /// | `f.erase(t, n)`            | forget a node that is indexed and unchanged     | O(log n)      |
 /// |                            | since                                           |               |
-/// | `f.resize(t, n, first, c)` | give an indexed node another place and size,    | O(log n)      |
-/// |                            | and index that                                  |               |
-/// | `f.find(ct, c)`            | name an indexed range of at least `c` granules  | O(log n)      |
-/// |                            | if there is one                                 |               |
+/// | `f.resize(t, n, first, c)` | give an indexed node another place and size     | O(log n)      |
+/// | `f.find(ct, c)`            | name an indexed range of at least `c` granules, | O(log n)      |
+/// |                            | if any                                          |               |
 /// | `f.largest(ct)`            | the size of the largest indexed range, 0 if     | O(log n)      |
-/// |                            | there is none                                   |               |
-/// | `f.visit_large(ct, v)`     | call `v(n)` for the indexed ranges, about large | O(log n) each |
-/// |                            | ones first, until it returns false              |               |
+/// |                            | none                                            |               |
+/// | `f.visit_large(ct, v)`     | call `v(n)` for the indexed ranges, roughly     | O(log n) each |
+/// |                            | from the largest on, until it returns false     |               |
 ///
-/// Nothing may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
+/// No call may fail, so a model keeps its links in the nodes (`link_a`, `link_b`, `tag`). A model
 /// decides; it never touches memory or a device. Thread-compatible: an arena calls it under the
-/// lock of whoever owns the arena.
+/// lock of the arena's owner.
 // clang-format off
 template <class F>
 concept FitPolicy =

@@ -16,19 +16,20 @@ struct LeaseRequest {
   Access access = Access::read;
 };
 
-/// A move-only hold on one block, which a pager gives out.
+/// A move-only lease on one block, which a pager gives out: while it is held, the block is resident
+/// and does not move.
 ///
 /// Given `l` of type `L` (`cl` if const):
 ///
-/// | expression        | must                                                            |
-/// |-------------------|-----------------------------------------------------------------|
-/// | `L()`             | hold nothing                                                    |
-/// | `l.release()`     | end the hold as the destructor does; do nothing the second time |
-/// | `cl.data()`       | the block's address on the device while it is held, else null   |
-/// | `cl.size_bytes()` | the size that was asked for while the block is held, else 0     |
-/// | `cl.block()`      | the block that was acquired                                     |
-/// | `cl.access()`     | what it was acquired for                                        |
-/// | `cl.empty()`      | whether nothing is held                                         |
+/// | expression        | must                                                             |
+/// |-------------------|------------------------------------------------------------------|
+/// | `L()`             | hold nothing                                                     |
+/// | `l.release()`     | end the lease as the destructor does; do nothing the second time |
+/// | `cl.data()`       | the block's address on the device while it is held, else null    |
+/// | `cl.size_bytes()` | the size that was asked for while the block is held, else 0      |
+/// | `cl.block()`      | the block that was acquired                                      |
+/// | `cl.access()`     | the access that it was acquired for                              |
+/// | `cl.empty()`      | whether nothing is held                                          |
 // clang-format off
 template <class L>
 concept BlockLease =
@@ -57,20 +58,21 @@ concept BlockLease =
 /// | `p.deallocate(id)`                  | free it; `ContractViolation` if it is unknown or       |
 /// |                                     | leased                                                 |
 /// | `p.abandon(id)`                     | free it as soon as its last lease is gone              |
-/// | `p.acquire(id, a, s)`               | a lease; the block is resident and work on `s` may use |
+/// | `p.acquire(id, a, s)`               | a lease: the block is resident and work on `s` may use |
 /// |                                     | it                                                     |
-/// | `p.acquire_all(r, s)`               | leases for all operands of one operation, none evicted |
-/// |                                     | for another                                            |
-/// | `p.swap_out(id)`                    | bytes to the host pool, range free for others          |
-/// | `p.swap_in(id)`                     | bytes back, ahead of the lease that will need them     |
+/// | `p.acquire_all(r, s)`               | leases for all operands of one operation; none is      |
+/// |                                     | evicted for another                                    |
+/// | `p.swap_out(id)`                    | copy the bytes to the host pool and free the range     |
+/// | `p.swap_in(id)`                     | copy the bytes back, ahead of the lease that needs     |
+/// |                                     | them                                                   |
 /// | `cp.residency(id)`                  | where the bytes are                                    |
 /// | `p.copy_from_host_sync(d, h, n, s)` | copy `n` bytes to the device on `s`, and wait until    |
-/// |                                     | `h` is not needed any more                             |
-/// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait until  |
-/// |                                     | they are there                                         |
+/// |                                     | `h` is no longer needed                                |
+/// | `p.copy_to_host_sync(h, d, n, s)`   | copy `n` bytes from the device on `s`, and wait for    |
+/// |                                     | them                                                   |
 ///
-/// A block remembers its last uses, so everything that takes no stream is ordered after them
-/// wherever they were enqueued. Streams are passed by value.
+/// A pager remembers the last uses of each block, so calls that take no stream are ordered after
+/// them, whatever their streams. Streams are passed by value.
 // clang-format off
 template <class P>
 concept Pager =

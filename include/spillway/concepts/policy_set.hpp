@@ -13,7 +13,7 @@
 
 namespace spillway {
 
-/// A lock as `std::mutex` is one; `NullLock` where only one thread uses an allocator.
+/// A lock with the interface of `std::mutex`. `NullLock` suits an allocator that one thread uses.
 template <class L>
 concept LockPolicy = std::default_initializable<L> && requires(L lock) {
   lock.lock();
@@ -28,8 +28,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `device`     | where the memory is                   | `SimApi`, `SteppedSimApi`,           |
 /// |              |                                       | `ModelApi`, `CudaApi`                |
 /// | `fit`        | which free range a block gets         | `SegregatedFit`, `BestFit`           |
-/// | `arena`      | whether blocks move, or pages are     | `MovableBlocks`, `MappedPages`,      |
-/// |              | mapped                                | `StableAddresses`                    |
+/// | `arena`      | whether blocks move or pages map      | `MovableBlocks`, `MappedPages`,      |
+/// |              |                                       | `StableAddresses`                    |
 /// | `compaction` | which blocks move to join free ranges | `SlidingCompaction`, `NoCompaction`  |
 /// | `eviction`   | which blocks leave                    | `ScheduleEviction`, `LruEviction`,   |
 /// |              |                                       | `FifoEviction`, `SizeEviction`,      |
@@ -37,7 +37,7 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `prefetch`   | which blocks come in ahead of need    | `ScheduleLookahead`, `ReverseOrder`, |
 /// |              |                                       | `NoPrefetch`                         |
 /// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
-/// | `observer`   | who is told                           | `NullObserver`, `Timeline`           |
+/// | `observer`   | who receives records                  | `NullObserver`, `Timeline`           |
 template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
     CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&

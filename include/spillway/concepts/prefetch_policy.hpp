@@ -20,21 +20,21 @@ struct PrefetchOptions {
 
 /// Chooses which blocks come back to the device ahead of their next use, and in which order.
 ///
-/// Given `p` of type `P`, `cp` a const one, `id` of type `BlockId`, a `Use use`, and `visit`, a
-/// function from a block and the position of its next use to whether to go on:
+/// Given `p` of type `P` (`cp` if const), `id` of type `BlockId`, a `Use use`, and `visit`, which
+/// takes a block and the position of its next use and returns whether to go on:
 ///
 /// | expression                       | must                                     | cost           |
 /// |----------------------------------|------------------------------------------|----------------|
-/// | `p.on_create(id)`                | make room for a new block's bookkeeping  | O(1) amortised |
+/// | `p.on_create(id)`                | allocate what it keeps of a new block    | O(1) amortised |
 /// | `p.on_access(id, use)`           | note a use, of a resident block or not   | O(1)           |
-/// | `p.on_destroy(id)`               | forget a block that was freed (not: that | O(1)           |
-/// |                                  | left the device)                         |                |
+/// | `p.on_destroy(id)`               | forget a block that was freed, not       | O(1)           |
+/// |                                  | evicted                                  |                |
 /// | `p.on_step()`                    | note that a step begins                  | O(n)           |
 /// | `cp.candidates(schedule, visit)` | name blocks in the order they should     | O(named)       |
-/// |                                  | come in, resident ones not excepted,     |                |
-/// |                                  | until `visit` returns false              |                |
-/// | `cp.max_inflight_bytes()`        | bound what is on its way in at once; the | O(1)           |
-/// |                                  | caller keeps it                          |                |
+/// |                                  | come in, resident ones included, until   |                |
+/// |                                  | `visit` returns false                    |                |
+/// | `cp.max_inflight_bytes()`        | limit the bytes that are on their way in | O(1)           |
+/// |                                  | at once; the caller keeps to it          |                |
 ///
 /// A model decides; it never copies or calls a device. Only `on_create` may throw (std::bad_alloc,
 /// with nothing changed). Thread-unsafe: the pager calls a model under its lock.
