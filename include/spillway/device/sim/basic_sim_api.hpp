@@ -21,17 +21,19 @@
 
 namespace spillway::detail {
 
-/// A device made of host memory, with a capacity that is a real limit. `Executor` runs its streams.
+/// A simulated device with a limited capacity. `Executor` runs its streams and chooses whether its
+/// memory is host memory or only addresses. `SimApi`, `ModelApi` and `SteppedSimApi` are made of
+/// it.
 ///
-/// It is strict where a real device is silent: a copy outside live memory, an overlapping move or a
-/// destroyed handle throws `DeviceError` when it is enqueued, and releasing what is not there ends
-/// the program. As on CUDA, memory may be released while enqueued work still uses it; that work
-/// finishes, later work is refused.
+/// It is strict where a real device is silent: a copy outside live memory, an overlapping copy or a
+/// destroyed handle throws `DeviceError` when it is enqueued, and releasing memory that was not
+/// given out ends the program. As on CUDA, memory may be released while enqueued work still uses
+/// it: that work finishes, later work is refused.
 ///
 /// Threads  as the executor: `ThreadedExecutor` and `ModelExecutor` thread-safe, `SteppedExecutor`
 ///          thread-unsafe.
 /// Streams  each call enqueues on the stream it is given and returns without waiting.
-/// Address  of the memory it hands out: fixed. The object itself stays where it is.
+/// Address  memory that it gives out does not move. The object itself is not movable.
 template <class Executor>
 class BasicSimApi {
  public:
@@ -49,7 +51,7 @@ class BasicSimApi {
       : options_{options}, memory_{options_}, executor_{options_} {}
   BasicSimApi(BasicSimApi const&) = delete;
   BasicSimApi& operator=(BasicSimApi const&) = delete;
-  /// Runs what is enqueued, then takes all memory back.
+  /// Runs what is enqueued, then frees all memory.
   ~BasicSimApi() = default;
 
   // What `DeviceApi` asks for.
@@ -58,8 +60,8 @@ class BasicSimApi {
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int numa_node);
   void free_pinned(void* p, std::size_t bytes) noexcept;
   void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream);
-  /// As `BatchCopyApi` says. One operation of the stream, which takes an engine's latency once. If
-  /// one of the copies fails, those before it have been enqueued.
+  /// Enqueues a batch (`BatchCopyApi`) as one operation, which has the latency of one copy. If a
+  /// copy of it fails, those before it have been enqueued.
   void copy_batch(std::span<void* const> to,
                   std::span<void const* const> from,
                   std::span<std::size_t const> sizes_bytes,
@@ -67,9 +69,9 @@ class BasicSimApi {
                   stream_type stream);
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream);
   void launch_host(stream_type stream, HostFunction function, void* argument);
-  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read
-  /// and write memory under leases that were acquired on `stream`, and makes no device call. An
-  /// exception that leaves it ends the program.
+  /// Enqueues a call of `work()`, which stands for a kernel of a GPU. It may read and write memory
+  /// under leases that were acquired on `stream`, and must not make device calls. An exception that
+  /// leaves it ends the program.
   ///
   /// @throws as `launch_host`; std::bad_alloc
   template <std::invocable Work>
@@ -100,17 +102,17 @@ class BasicSimApi {
   void map(void* p, std::size_t bytes, physical_type physical);
   void unmap(void* p, std::size_t bytes) noexcept;
 
-  /// Keeps `stream` busy for `duration_ns`, as a kernel would that touches nothing. Stepped: an
-  /// operation that does nothing.
+  /// Keeps `stream` busy for `duration_ns`, like a kernel that touches no memory. A stepped device
+  /// enqueues an operation that does nothing.
   void compute(stream_type stream, std::uint64_t duration_ns);
 
-  /// Says that a kernel enqueued on `stream` now uses device memory. Enqueues nothing itself.
+  /// Declares that a kernel which is enqueued on `stream` now uses device memory. Enqueues nothing.
   ///
-  /// @throws DeviceError if that is not live device memory; ContractViolation, on stepped devices,
-  ///         if nothing orders the use after earlier work on the same bytes
+  /// @throws DeviceError if the range is not live device memory; ContractViolation, on stepped
+  ///         devices, if nothing orders the use after earlier work on the same bytes
   void use(void const* p, std::size_t bytes, Access access, stream_type stream);
 
-  /// Overwrites dead memory with the poison byte, in stream order, so that a use of it is seen.
+  /// Overwrites unused memory with the poison byte, in stream order, so that a use of it shows.
   ///
   /// Does nothing if poison is off, the range is larger than the limit, or no bytes are held.
   /// Costs no virtual time, is not counted and cannot be made to fail.
@@ -128,7 +130,7 @@ class BasicSimApi {
     std::lock_guard const lock{mutex_};
     return calls_;
   }
-  /// What is given out now. Not a device call.
+  /// What is given out and not given back. Not a device call.
   [[nodiscard]] SimUsage usage() const {
     std::lock_guard const lock{mutex_};
     MemoryInfo const info = memory_.memory_info();
@@ -178,9 +180,9 @@ class BasicSimApi {
   mutable mutex_type mutex_;
   mutable SimCalls calls_;
   SimFaults faults_;
-  std::vector<detail::SimCopy> batch_;  // being put together; kept for its memory
+  std::vector<detail::SimCopy> batch_;  // of the current `copy_batch`; a member to reuse its memory
   detail::SimMemory<typename Executor::backing_type, typename Executor::barrier_type> memory_;
-  Executor executor_;  // after memory_: what is enqueued runs before the memory goes
+  Executor executor_;  // after memory_: enqueued work runs before the memory is freed
 };
 
 template <class Executor>

@@ -21,13 +21,14 @@
 
 namespace spillway::detail {
 
-/// When a copy engine is taken, in virtual time: one copy at a time, each as early as it can.
+/// The timetable of a copy engine in virtual time: the engine serves one copy at a time, each as
+/// early as possible.
 ///
-/// A copy that was enqueued later but is ready earlier uses the time in which the engine would
-/// stand idle, as on a real device, where an engine does not wait for a stream that is not ready.
+/// A copy that was enqueued later but is ready earlier may use a time in which the engine would be
+/// idle. This is what a real engine does, which does not wait for a stream that is not ready.
 ///
 /// Threads  thread-compatible.
-/// Cost     O(idle gaps remembered), at most 32.
+/// Cost     O(idle times remembered), at most 32.
 class SimTimetable {
  public:
   SimTimetable() = default;
@@ -100,7 +101,7 @@ inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
     if (end > gap.end_ns) {
       continue;
     }
-    // What is left in front of the copy is kept if there is room; what is left behind, always.
+    // The idle time that is left after the copy is always kept; the one before it, if it has room.
     forget(i);
     Gap const before{gap.begin_ns, start};
     Gap const after{end, gap.end_ns};
@@ -119,11 +120,12 @@ inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
   return 0;
 }
 
-/// Holds no bytes and runs nothing: every operation only moves a virtual clock.
+/// The executor of `ModelApi`: it holds no bytes and runs nothing, and every operation only moves a
+/// virtual clock. Only host functions run; they are called when they are enqueued.
 ///
-/// Each stream has the time at which it is done, each event the time of its record, and the host a
-/// time of its own, which moves when it waits and when it is told to. Nothing starts before the
-/// host has enqueued it. Copies of one direction share an engine.
+/// Each stream has the time at which its work ends, each event the time at which it was recorded.
+/// The host has a time, too, which moves on when the host waits and by `advance_host`. No operation
+/// starts before the host has enqueued it. Copies of one direction share an engine.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
 /// Cost     O(1) for every call.
@@ -136,7 +138,7 @@ class ModelExecutor {
   using backing_type = SimFakeBacking;
   using lock_type = std::unique_lock<mutex_type>;
 
-  /// Nothing outlives the call that enqueued it.
+  /// Always passed: no work is left when the call that enqueued it returns.
   struct Barrier {
     [[nodiscard]] static bool is_passed() noexcept { return true; }
   };
@@ -177,14 +179,14 @@ class ModelExecutor {
     move_host(streams_.at(stream, "synchronize"));
   }
 
-  /// The host does something else for `duration_ns`.
+  /// Moves the host's clock on by `duration_ns`, in which it does something else.
   void advance_host(std::uint64_t duration_ns) noexcept { move_host(now_ns() + duration_ns); }
-  /// When all work enqueued so far, on all streams there ever were, will have finished.
+  /// When all work enqueued so far will have finished, destroyed streams included.
   [[nodiscard]] std::uint64_t finish_time_ns() const noexcept {
     return std::max(finish_ns_, now_ns());
   }
 
-  /// A kernel on `stream` uses memory: `compute` says how long.
+  /// Does nothing but check the stream: `compute` models the kernel's time.
   void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
     check(stream, "use");
   }
@@ -195,7 +197,7 @@ class ModelExecutor {
 
   [[nodiscard]] static Barrier barrier() noexcept { return {}; }
   [[nodiscard]] bool is_host_function_caller() const noexcept;
-  /// The host's time; inside a function that a stream launched, the stream's.
+  /// The host's time, or the stream's time inside a function that a stream launched.
   [[nodiscard]] std::uint64_t clock_ns() const noexcept;
   [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
@@ -218,7 +220,7 @@ class ModelExecutor {
   void call(SimOp const& op, std::uint64_t time_ns, lock_type& lock);
 
   std::array<SimTimetable, 3> engines_;
-  SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each has run all it was given
+  SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each will have run all its work
   SimSlots<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
   std::atomic<std::uint64_t> now_ns_{0};
   std::uint64_t finish_ns_ = 0;

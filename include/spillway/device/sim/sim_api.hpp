@@ -25,7 +25,7 @@
 
 namespace spillway::detail {
 
-/// Runs each stream of a simulated device on a thread of its own.
+/// Runs each stream of a simulated device on a thread of its own. It is the executor of `SimApi`.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
 class ThreadedExecutor {
@@ -36,7 +36,7 @@ class ThreadedExecutor {
   using mutex_type = std::mutex;
   using backing_type = SimHostBacking;
 
-  /// The work that had been enqueued, on all streams, when it was made.
+  /// Stands for all work that was enqueued, on all streams, when it was made.
   class Barrier {
    public:
     void add(SimWorker const& worker) { waits_.emplace_back(worker.progress(), worker.pushed()); }
@@ -72,7 +72,7 @@ class ThreadedExecutor {
   void synchronize(SimEvent event, std::unique_lock<std::mutex>& lock);
   void synchronize(SimStream stream, std::unique_lock<std::mutex>& lock);
 
-  /// A kernel on `stream` uses memory: a race detector that watches the threads sees the rest.
+  /// Does nothing but check the stream: a race detector of the host sees what the threads access.
   void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
     check(stream, "use");
   }
@@ -81,7 +81,8 @@ class ThreadedExecutor {
   void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
 
   [[nodiscard]] Barrier barrier();
-  /// The streams' threads run nothing but operations: whoever calls from one is a host function.
+  /// True on a stream's thread. Those run nothing but operations, so only a host function can call
+  /// from one.
   [[nodiscard]] bool is_host_function_caller() const noexcept {
     return std::find(threads_.begin(), threads_.end(), std::this_thread::get_id()) !=
            threads_.end();
@@ -103,7 +104,7 @@ class ThreadedExecutor {
   SimSlots<SimStreamTag, std::unique_ptr<Worker>> streams_;
   SimSlots<SimEventTag, Signal*> events_;
   std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
-  std::vector<std::thread::id> threads_;          // of all of these; there are few
+  std::vector<std::thread::id> threads_;          // of all streams, leaving ones included
 };
 
 inline ThreadedExecutor::~ThreadedExecutor() {
@@ -229,7 +230,8 @@ inline void ThreadedExecutor::reap() noexcept {
 
 namespace spillway {
 
-/// A device of host memory whose streams run at once, each on a thread: the default without a GPU.
+/// A device of host memory whose streams run at the same time, each on a thread of its own. It is
+/// the default device on machines without a GPU.
 using SimApi = detail::BasicSimApi<detail::ThreadedExecutor>;
 
 static_assert(BatchCopyApi<SimApi> && VirtualMemoryApi<SimApi>);

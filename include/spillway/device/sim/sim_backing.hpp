@@ -20,11 +20,11 @@
 
 namespace spillway::detail {
 
-/// Memory of a simulated device that holds bytes: anonymous mappings, and one memory file for what
-/// is mapped by hand.
+/// The memory of a simulated device that holds bytes: anonymous mappings for reserved and pinned
+/// memory, and one memory file for physical memory, which is mapped explicitly.
 ///
-/// Nothing that was given back stays accessible, and each mapping has an inaccessible page on both
-/// sides, so work that strays or comes too late faults.
+/// Memory that was given back is not accessible any more, and each mapping has an inaccessible page
+/// on both sides. Work that runs too late or out of bounds therefore faults.
 ///
 /// Threads  thread-compatible.
 class SimHostBacking {
@@ -36,11 +36,12 @@ class SimHostBacking {
   SimHostBacking& operator=(SimHostBacking const&) = delete;
   ~SimHostBacking();
 
-  /// Memory of `bytes` > 0, or null if the system has none. Poisoned if that is asked for.
+  /// Maps `bytes` > 0 of memory, poisoned if that is asked for. Returns null if the system has
+  /// none.
   [[nodiscard]] void* try_map_memory(std::size_t bytes, bool is_poisoned);
   void unmap_memory(void* p, std::size_t bytes) noexcept;
 
-  /// Addresses with nothing behind them.
+  /// Reserves addresses without memory.
   /// @throws DeviceError if there are none left
   [[nodiscard]] void* reserve_address(std::size_t bytes);
   void free_address(void* p, std::size_t bytes) noexcept { unmap_memory(p, bytes); }
@@ -97,7 +98,7 @@ inline void* SimHostBacking::try_map_memory(std::size_t bytes, bool is_poisoned)
     return nullptr;
   }
 #if defined(MADV_HUGEPAGE)
-  // As drivers hold memory: direct I/O cuts its requests by the number of separate pages in them.
+  // Drivers use large pages, too: direct I/O splits its requests by the number of separate pages.
   static_cast<void>(::madvise(p, bytes, MADV_HUGEPAGE));
 #endif
   if (is_poisoned && options_->poison && bytes <= options_->poison_limit_bytes) {
@@ -111,7 +112,8 @@ inline void SimHostBacking::unmap_memory(void* p, std::size_t bytes) noexcept {
 }
 
 inline void* SimHostBacking::reserve_address(std::size_t bytes) {
-  // Too much, so that an aligned address with a page on each side is in it; the rest goes back.
+  // Reserves more, so that it contains an aligned address with a page on each side. The rest is
+  // given back.
   std::size_t const granularity = options_->granularity_bytes;
   std::size_t const wanted = mapped_bytes(bytes);
   std::size_t const all = wanted + granularity;
@@ -211,10 +213,10 @@ inline void SimHostBacking::unmap(void* p, std::size_t bytes) noexcept {
   }
 }
 
-/// Memory of a simulated device that holds no bytes: addresses that never repeat and always fault.
+/// The memory of a simulated device that holds no bytes: addresses that are never reused.
 ///
 /// Threads  thread-compatible.
-/// Address  beyond what user space can map, so using one ends the program.
+/// Address  beyond what user space can map, so an access faults.
 class SimFakeBacking {
  public:
   static constexpr bool holds_bytes = false;

@@ -17,7 +17,8 @@
 
 namespace spillway {
 
-/// Names a thing of a simulated device: a slot that is reused and a generation that is not.
+/// Names a stream, an event or a piece of memory of a simulated device. `slot` is an index into a
+/// table and is reused; the generation is not, so stale handles are recognised.
 ///
 /// A default-constructed handle names nothing. Comparing and hashing need no device.
 template <class Tag>
@@ -48,7 +49,7 @@ namespace detail {
   return reinterpret_cast<std::uintptr_t>(p);
 }
 
-/// Names a range in error messages.
+/// Writes a range as text for error messages.
 [[nodiscard]] inline std::string describe_range(std::uintptr_t begin, std::size_t bytes) {
   std::array<char, 64> text{};
   std::snprintf(text.data(), text.size(), "[0x%jx, +%zu bytes)", std::uintmax_t{begin}, bytes);
@@ -58,16 +59,16 @@ namespace detail {
   return describe_range(address_of(p), bytes);
 }
 
-/// Ends the program: a call that may not throw was given something that makes no sense.
+/// Ends the program because a call that must not throw was given an argument that makes no sense.
 ///
-/// Whoever releases what is not theirs has lost track of memory already, and there is nobody left
-/// to catch an exception.
+/// A caller that releases memory which is not its own has lost track of memory already, so going on
+/// would hide the mistake.
 [[noreturn]] inline void sim_misuse(std::string const& what) noexcept {
   std::fprintf(stderr, "spillway SimApi misused: %s\n", what.c_str());
   std::abort();
 }
 
-/// The things behind handles.
+/// A table of the objects that handles name: the streams, events or memory of a simulated device.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(1), amortised for `insert`.
@@ -83,7 +84,7 @@ class SimSlots {
 
   [[nodiscard]] handle_type insert(T value) {
     if (idle_.empty()) {
-      // Room for every slot to become idle, so that `erase` need not allocate.
+      // Every entry may become idle: with room for all of them, `erase` need not allocate.
       idle_.reserve(slots_.size() + 1);
       slots_.push_back(Slot{T{}, first_generation()});
       idle_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
@@ -111,7 +112,7 @@ class SimSlots {
            slots_[handle.slot].generation == handle.generation;
   }
 
-  /// @throws DeviceError if nothing of that name lives
+  /// The object that a handle names. @throws DeviceError if it names none
   [[nodiscard]] T& at(handle_type handle, char const* caller) {
     if (!contains(handle)) {
       throw DeviceError{describe(handle, caller)};
@@ -119,7 +120,7 @@ class SimSlots {
     return slots_[handle.slot].value;
   }
 
-  /// For calls that may not throw: a handle that names nothing ends the program.
+  /// The same for calls that must not throw: a handle that names nothing ends the program.
   [[nodiscard]] T& expect(handle_type handle, char const* caller) noexcept {
     if (!contains(handle)) {
       sim_misuse(describe(handle, caller));
@@ -144,7 +145,7 @@ class SimSlots {
     std::uint32_t generation = 0;
   };
 
-  // Differs from device to device, so that a handle of another device is unlikely to be valid here.
+  // It differs between devices, so that a handle of another device is unlikely to be valid here.
   [[nodiscard]] std::uint32_t first_generation() const noexcept {
     auto const mixed = mix_bits(reinterpret_cast<std::uintptr_t>(this));
     return static_cast<std::uint32_t>(mixed >> 44U) << 1U;

@@ -19,10 +19,10 @@
 
 namespace spillway::detail {
 
-/// Disjoint ranges of addresses, and what is known of each.
+/// A map of disjoint address ranges, with a value for each.
 ///
-/// Threads  thread-compatible, except that looking up changes a cache: const calls need a lock too.
-/// Cost     O(log n); O(1) for looking where the last hit was.
+/// Threads  thread-unsafe: a lookup changes the cache of the last hit.
+/// Cost     O(log n); O(1) for `covers` inside its last hit.
 template <class T>
 class SimRanges {
  public:
@@ -104,10 +104,11 @@ class SimRanges {
   std::uintptr_t hit_end_ = 0;
 };
 
-/// The memory of a simulated device: what is reserved, pinned and mapped, within its limits.
+/// The memory of a simulated device: it keeps account of what is reserved, pinned and mapped, and
+/// enforces the limits.
 ///
-/// Memory that is given back while enqueued work may still use it is not available to that work's
-/// successors, but stays mapped until `Barrier::is_passed` says that the work has run.
+/// Memory may be given back while enqueued work still uses it. Later operations on it are refused,
+/// but it stays mapped until `Barrier::is_passed` says that the work has run.
 ///
 /// Threads  thread-compatible; the device uses it under its own lock.
 template <class Backing, class Barrier>
@@ -126,9 +127,9 @@ class SimMemory {
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes);
   void free_pinned(void* p, std::size_t bytes, Barrier barrier);
 
-  /// @throws DeviceError unless both ranges are live, of the right kind, and apart
+  /// @throws DeviceError unless both ranges are live, of the right kind, and do not overlap
   void check_copy(void const* to, void const* from, std::size_t bytes, CopyKind kind);
-  /// @throws DeviceError unless all of the range is device memory; no bytes are anywhere
+  /// @throws DeviceError unless all of the range is device memory; an empty range always passes
   void check_device(void const* p, std::size_t bytes, char const* role);
   /// @throws DeviceError unless all of the range is pinned memory
   void check_pinned(void const* p, std::size_t bytes, char const* role);
@@ -151,7 +152,7 @@ class SimMemory {
     std::size_t bytes = 0;
     std::size_t mappings = 0;
   };
-  // What device memory at an address is: a reservation, or a mapping of some physical memory.
+  // Device memory by address. A mapping has the physical memory as its value, a reservation none.
   using device_ranges = SimRanges<SimPhysical>;
   struct Departed {
     void* p = nullptr;

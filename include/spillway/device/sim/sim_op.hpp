@@ -31,18 +31,18 @@ struct SimCopy {
   }
 };
 
-/// One operation in the queue of a simulated stream that really runs.
+/// One operation in the queue of a simulated stream.
 struct SimOp {
   enum class Kind : std::uint8_t { copy, batch, fill, host, compute, record, wait, stop };
 
   Kind what = Kind::stop;
   CopyKind direction = CopyKind::on_device;
-  bool is_free = false;  // takes no time of an engine
+  bool is_free = false;  // takes no engine's time
   unsigned char byte = 0;
   void* to = nullptr;
   void const* from = nullptr;
-  std::size_t bytes = 0;                 // of a batch: of all its copies
-  std::span<SimCopy const> copies = {};  // of a batch; kept by whoever keeps the operation
+  std::size_t bytes = 0;                 // a batch has the sum of its copies
+  std::span<SimCopy const> copies = {};  // of a batch; the operation's owner keeps them alive
   HostFunction function = nullptr;
   void* argument = nullptr;
   std::uint64_t duration_ns = 0;
@@ -74,7 +74,7 @@ struct SimOp {
     return SimCopy{to, what == Kind::copy ? from : to, bytes}.touches(p, n);
   }
 
-  /// Does what a copy, a batch, a fill or a host call does; the rest is up to the executor.
+  /// Carries out a copy, a batch, a fill or a host call. The executor carries out the other kinds.
   void perform() const noexcept {
     switch (what) {
     case Kind::copy:
@@ -104,7 +104,7 @@ struct SimOp {
   }
 };
 
-/// How long a copy engine takes.
+/// The speed of a copy engine.
 struct SimRate {
   double ns_per_byte = 0;
   std::uint64_t latency_ns = 0;

@@ -12,17 +12,17 @@
 
 namespace spillway {
 
-/// What a simulated device is like. Rates of 0 mean "as fast as it goes" (no time on a virtual
-/// clock).
+/// The properties of a simulated device. A rate of 0 means as fast as possible; on a virtual clock
+/// the bytes then take no time.
 struct SimOptions {
   std::size_t capacity_bytes = 1_GiB;  ///< reservations and physical memory together
   std::size_t pinned_capacity_bytes = std::numeric_limits<std::size_t>::max();
   int numa_node = -1;
   std::size_t granularity_bytes = 64_KiB;   ///< of mappings; a power of two, a multiple of a page
   std::uint64_t link_bytes_per_second = 0;  ///< of each direction; the two do not slow each other
-  std::uint64_t on_device_bytes_per_second = 0;  ///< bytes copied, each of them read and written
+  std::uint64_t on_device_bytes_per_second = 0;  ///< bytes copied; each is read and written
   std::uint64_t copy_latency_ns = 0;             ///< added to each copy and fill
-  bool poison = true;                ///< fill memory that is handed out, where bytes are held
+  bool poison = true;                ///< fill memory that is given out, if the device holds bytes
   unsigned char poison_byte = 0xFF;  ///< reads as NaN in every floating-point type
   /// Larger pieces are not poisoned: writing to them would make the system back them with memory.
   std::size_t poison_limit_bytes = 64_MiB;
@@ -37,7 +37,7 @@ struct SimOptions {
 enum class SimCall : std::uint8_t {
   reserve,          ///< fails by returning null
   allocate_pinned,  ///< fails by returning null
-  copy,             ///< this and the rest fail by throwing DeviceError; each one of a batch counts
+  copy,             ///< this and the rest fail by throwing DeviceError; each copy of a batch counts
   fill,
   launch_host,
   create_stream,
@@ -50,7 +50,8 @@ enum class SimCall : std::uint8_t {
   map,
 };
 
-/// How often a simulated device was called, since it was made. Calls that failed do not count.
+/// How often each call of a simulated device was made since its construction. Calls that failed do
+/// not count.
 ///
 /// Two equal values say that no device call was made between them. `clock_ns` and `numa_node` read
 /// a member and are not counted.
@@ -61,11 +62,11 @@ struct SimCalls {
   std::uint64_t pinned_frees = 0;
   std::uint64_t copies_to_host = 0;
   std::uint64_t copies_to_device = 0;
-  std::uint64_t copies_on_device = 0;  ///< those of batches are counted one by one
+  std::uint64_t copies_on_device = 0;  ///< each copy of a batch counts, in all three
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_on_device = 0;
-  std::uint64_t copy_batches = 0;  ///< `copy_batch`, whatever they copied
+  std::uint64_t copy_batches = 0;  ///< calls of `copy_batch`
   std::uint64_t fills = 0;
   std::uint64_t filled_bytes = 0;
   std::uint64_t host_launches = 0;
@@ -122,21 +123,21 @@ struct SimUsage {
   friend bool operator==(SimUsage const&, SimUsage const&) noexcept = default;
 };
 
-/// Which calls of a simulated device are going to fail.
+/// The calls of a simulated device that a test has told to fail.
 ///
 /// Threads  thread-compatible; the device uses it under its own lock.
 class SimFaults {
  public:
-  /// The `nth` call of that kind from now on fails; 1 is the next one, 0 takes the fault away.
+  /// Makes the `nth` call of that kind from now on fail; 1 is the next one, 0 disarms the fault.
   void arm(SimCall call, std::uint64_t nth) noexcept { at(call) = nth; }
 
-  /// True if this call is the one that has to fail. Counts the call.
+  /// Counts the call, and returns true if it is the one that has to fail.
   [[nodiscard]] bool strikes(SimCall call) noexcept {
     std::uint64_t& left = at(call);
     return left != 0 && --left == 0;
   }
 
-  /// @throws DeviceError if this call is the one that has to fail
+  /// Counts the call. @throws DeviceError if it is the one that has to fail
   void strike(SimCall call, char const* name) {
     if (strikes(call)) {
       throw DeviceError{std::string{"SimApi: "} + name + " failed, as it was told to"};

@@ -25,10 +25,10 @@
 
 namespace spillway::detail {
 
-/// Sleeps while `word` is `old`; may wake for no reason.
+/// Blocks while `word` is `old`. It may wake spuriously.
 ///
-/// `std::atomic::wait` would do, but its table of waiters makes every notifier synchronise with
-/// every waiter. Here a signal orders exactly what the streams order, and a race detector that
+/// This is `std::atomic::wait` without its table of waiters, which makes every notifier synchronise
+/// with every waiter. A signal then orders exactly what the streams order, so a race detector that
 /// watches the simulated device sees the races that a program would have on a real one.
 inline void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) noexcept {
 #ifdef __linux__
@@ -54,13 +54,13 @@ class SimSignal {
   /// What came before this call happens before what comes after `wait`.
   void set(std::uint64_t time_ns) noexcept {
     time_ns_.store(time_ns, std::memory_order_relaxed);
-    // One word says both that it is set and that somebody sleeps: so the setter learns the one
-    // without being ordered after the other.
+    // One word says both that the signal is set and that a thread sleeps. The setter thus learns of
+    // the sleeper by its own write, and is not ordered after what the sleeper did.
     if (state_.exchange(reached, std::memory_order_release) == awaited) {
       wake_all(state_);
     }
   }
-  /// Looks first without ordering, so that a signal that is not set yet orders nothing.
+  /// Whether it is set. The first load is relaxed, so a signal that is not set yet orders nothing.
   [[nodiscard]] bool is_set() const noexcept {
     return state_.load(std::memory_order_relaxed) == reached &&
            state_.load(std::memory_order_acquire) == reached;
@@ -72,7 +72,7 @@ class SimSignal {
       sleep_while(state_, awaited);
     }
   }
-  /// When it was set; of a throttled stream, when it should have been.
+  /// When it was set. On a stream with a rate, when it should have been set by that rate.
   [[nodiscard]] std::uint64_t time_ns() const noexcept {
     return time_ns_.load(std::memory_order_relaxed);
   }
@@ -94,9 +94,10 @@ class SimSignal {
   std::atomic<std::uint64_t> time_ns_{0};
 };
 
-/// Hands out signals and takes them back when no stream uses them any more.
+/// Gives out signals, and reuses them when no stream uses them any more.
 ///
-/// Looks rarely, in batches: looking orders the caller after the streams, which would hide races.
+/// It looks for unused signals rarely and in batches, because looking orders the caller after the
+/// streams, which would hide races.
 ///
 /// Threads  thread-compatible; `drop_user` of a signal may run at any time.
 class SimSignals {
@@ -117,7 +118,7 @@ class SimSignals {
     return signal;
   }
 
-  /// Nobody will name `signal` again; streams that use it may go on.
+  /// Takes back a signal that will not be named again. Streams may still use it.
   void abandon(SimSignal* signal) noexcept {
     if (signal != nullptr) {
       abandoned_.push_back(signal);
@@ -147,7 +148,8 @@ class SimSignals {
   std::size_t threshold_ = batch;
 };
 
-/// A copy engine that takes as long as a real one: serves one copy at a time, in order of arrival.
+/// A copy engine that takes as long as a real one. It serves one copy at a time, in order of
+/// arrival.
 ///
 /// Threads  thread-safe.
 class SimEngine {
@@ -163,7 +165,7 @@ class SimEngine {
 
   [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
 
-  /// The next free time for a copy that could start at `ready_ns`.
+  /// Books the engine's next free time for a copy that could start at `ready_ns`.
   [[nodiscard]] Slot take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
     std::uint64_t const duration = rate_.duration_ns(bytes);
     std::uint64_t free = free_ns_.load(std::memory_order_relaxed);
@@ -193,16 +195,17 @@ struct SimEngines {
   std::array<SimEngine, 3> engines;
 };
 
-/// How many operations of a stream have run; outlives the stream.
+/// Counts the operations of a stream that have run. It may outlive the stream.
 ///
 /// Threads  thread-safe.
 class SimProgress {
  public:
   void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
-  /// True if they have run, as far as this thread knows: orders nothing.
+  /// True if `ops` operations have run as far as this thread knows. It orders nothing.
   [[nodiscard]] bool seems_run(std::uint64_t ops) const noexcept {
     return ops_.load(std::memory_order_relaxed) >= ops;
   }
+  /// The same, and orders the caller after them.
   [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
     return seems_run(ops) && ops_.load(std::memory_order_acquire) >= ops;
   }
@@ -211,10 +214,10 @@ class SimProgress {
   std::atomic<std::uint64_t> ops_{0};
 };
 
-/// A stream with a thread of its own: runs operations in the order in which they were pushed.
+/// A stream with a thread of its own, which runs operations in the order in which they were pushed.
 ///
-/// The queue orders pushes before runs and nothing else: no lock is shared between those who push
-/// and the thread that runs, so two streams are ordered only by their signals.
+/// The queue orders each push before its run and nothing else. The pushing threads and the running
+/// thread share no lock, so two streams are ordered only by their signals.
 ///
 /// Threads  `push` and `pushed` need a lock of the caller; the rest is thread-safe.
 class SimWorker {
@@ -253,7 +256,7 @@ class SimWorker {
     }
   }
 
-  /// The thread ends when it has run what was pushed; nothing may be pushed any more.
+  /// Makes the thread end when it has run what was pushed. Nothing may be pushed afterwards.
   void stop() {
     if (!std::exchange(is_stopped_, true)) {
       push({});
@@ -278,10 +281,10 @@ class SimWorker {
     std::atomic<Node*> next{nullptr};
   };
 
-  /// A copy of an operation, and not the operation: whoever looks at what the thread has run is
-  /// ordered after it.
+  /// A copy of an operation that may not have run yet. The operation itself is not looked at: the
+  /// thread that runs it frees it, and reading it would order the reader after that thread.
   struct Recent {
-    std::uint64_t ops = 0;  // how many of the stream have run when it has
+    std::uint64_t ops = 0;  // the operation's number on its stream, from 1
     SimOp op;
     std::vector<SimCopy> copies;
   };
@@ -298,18 +301,18 @@ class SimWorker {
 
   SimEngines* engines_;
   std::unique_ptr<Node> head_;  // the operation that ran last; owned by the thread
-  std::uint64_t ready_ns_ = 0;  // when the stream should have run what it has run; of the thread
+  std::uint64_t ready_ns_ = 0;  // the thread's: when what has run should have ended by the rates
   std::shared_ptr<SimProgress> progress_ = std::make_shared<SimProgress>();
   std::atomic<std::uint32_t> pushes_{0};
   Node* tail_;
   std::uint64_t pushed_ops_ = 0;
   bool is_stopped_ = false;
   std::deque<Recent> recent_;
-  std::thread thread_;  // last: starts when all else is there
+  std::thread thread_;  // last: it starts when all other members exist
 };
 
-/// Keeps a copy of what touches memory until it has run. Not having to look at the queue itself,
-/// the one who asks is not ordered after what has run.
+/// Keeps a copy of an operation that touches memory until it has run. `is_in_use` looks at the
+/// copies and not at the queue, so its caller is not ordered after what has run.
 inline void SimWorker::remember(Op const& op) {
   while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
     recent_.pop_front();
@@ -340,8 +343,9 @@ inline void SimWorker::run() {
   }
 }
 
-/// Says in the word itself that the thread sleeps, so that whoever pushes learns it from the word
-/// that it writes anyway, and is not ordered after what the thread has run.
+/// Blocks the stream's thread until something is pushed. A bit of the counter of pushes says that
+/// the thread sleeps: a pusher learns it from the word that it writes anyway, and is not ordered
+/// after what the thread has run.
 inline void SimWorker::sleep(std::uint32_t seen) noexcept {
   if ((seen & asleep) != 0 ||
       pushes_.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed)) {
@@ -378,8 +382,9 @@ inline void SimWorker::execute(Op const& op) {
   }
 }
 
-/// Keeps to the engine's time table rather than to the clock: a thread that woke up late starts its
-/// next copy as if it had not, so the rate is right in the long run.
+/// Runs an operation that takes an engine's time. It keeps to the engine's timetable and not to the
+/// clock: after waking up late, a thread starts its next copy as if it had been on time. The rate
+/// is therefore right in the long run.
 inline void SimWorker::run_timed(Op const& op) {
   SimEngine& engine = engines_->of(op.direction);
   if (op.is_free || engine.is_instant()) {
