@@ -7,7 +7,8 @@
 
 namespace spillway::detail {
 
-/// A stream that the library creates for itself, and destroys with this object.
+/// A stream that the library creates for itself and destroys with this object, such as a copy
+/// stream of the pager.
 ///
 /// Points marked on it stay valid afterwards: the `StreamOrder` records an event that covers them.
 ///

@@ -22,8 +22,8 @@ namespace spillway::detail {
 /// Threads  thread-safe.
 class StreamEpoch {
  public:
-  /// Begins with number `first`; numbers below it stand for nothing. Must not run beside other
-  /// calls.
+  /// Starts with number `first`; smaller numbers stand for no points. Must not run at the same time
+  /// as other calls.
   void start(std::uint64_t first) noexcept { state_ = 2 * first; }
 
   /// The number of a point that stands for all work enqueued so far. @cost one load, mostly
@@ -61,19 +61,19 @@ class StreamEpoch {
   std::atomic<std::uint64_t> state_{0};  // twice the number, plus 1 once a point has it
 };
 
-/// An event of a device, and what a `StreamOrder` uses it for now.
+/// An event of a device, and the points of a stream that it stands for now.
 template <class Event>
 struct EventSlot {
   Event event{};
   std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
-  std::uint32_t users = 0;   // threads between looking it up and having enqueued their wait
+  std::uint32_t users = 0;   // threads that have claimed it and not released it yet
   bool is_listed = false;    // still in its stream's list
 };
 
 /// Creates the events of a `StreamOrder` and reuses those that no stream needs any more.
 ///
-/// Threads  thread-unsafe, except that `make`, which alone calls the device, may run beside any
-///          call.
+/// Threads  thread-unsafe, except that `make` may run at the same time as any call. Only `make`
+///          calls the device.
 template <DeviceApi Device>
 class EventPool {
  public:
@@ -89,7 +89,7 @@ class EventPool {
     }
   }
 
-  /// An idle slot, or null if there is none.
+  /// Takes an idle event, or returns null if there is none.
   [[nodiscard]] slot_type* try_take() noexcept {
     if (idle_.empty()) {
       return nullptr;
@@ -106,7 +106,7 @@ class EventPool {
     return fresh;
   }
 
-  /// Takes over a slot from `make` and counts it as taken.
+  /// Takes over an event from `make` and counts it as taken.
   ///
   /// @throws std::bad_alloc; the event is destroyed then
   [[nodiscard]] slot_type* add(std::unique_ptr<slot_type> fresh) {
@@ -131,8 +131,8 @@ class EventPool {
 /// The newest events recorded on one stream, oldest first; each covers more points than the
 /// previous.
 ///
-/// A slot is in use from `try_claim` or `add` until `release`. It goes back to the pool when it is
-/// neither in use nor in the list.
+/// An event is in use from `try_claim` or `add` until `release`. It goes back to the pool when it
+/// is neither in use nor in the list.
 ///
 /// Threads  thread-unsafe, like the pool, which all streams of a `StreamOrder` share.
 template <DeviceApi Device>
@@ -161,9 +161,9 @@ class RecordedEvents {
     return listed_.empty() ? nullptr : claim(listed_.back());
   }
 
-  /// Adds a slot whose event has been recorded. The caller uses it and must release it.
+  /// Adds an event that has been recorded. The caller uses it and must release it.
   ///
-  /// If two threads recorded at once, the event that covers less is not listed.
+  /// If two threads recorded events at the same time, the one that covers less may not be listed.
   void add(slot_type* slot, std::uint64_t covers) noexcept {
     slot->covers = covers;
     slot->users = 1;

@@ -24,13 +24,13 @@ namespace spillway {
 /// Keeps the order of work on streams: marks points, and makes one stream wait for another's
 /// points.
 ///
-/// Marking is one load and no device call: points that no event was recorded between are one point,
-/// since whatever waits for one of them waits for all. An event is recorded only when some other
-/// stream has to wait for a point, or when `record` asks for one so that later waits are exact. A
-/// wait that is known to be satisfied, because the point has completed or because the same stream
-/// already waited for it, costs a few loads.
+/// Marking a point is one load and no device call. Points without an event recorded between them
+/// are one point, since a wait for one of them is a wait for all. An event is recorded only if
+/// another stream has to wait for a point, or if `record` asks for one so that later waits are
+/// exact. A wait that is known to be satisfied costs a few loads: the point has completed, or the
+/// same stream has already waited for it.
 ///
-/// Threads  thread-safe, except that a stream may be retired only when nobody uses it any more.
+/// Threads  thread-safe, except that a stream may be retired only when no thread uses it any more.
 /// Streams  a stream that was named here must live until `retire` or the end of this object.
 /// Cost     `mark`, `is_ordered`: O(1) and no device call. `wait`: O(log) and at most three device
 ///          calls for each ticket that is not ordered yet.
@@ -48,7 +48,7 @@ class StreamOrder {
   StreamOrder(StreamOrder const&) = delete;
   StreamOrder& operator=(StreamOrder const&) = delete;
 
-  /// The index of `stream`, given out at its first use.
+  /// The index of `stream`, which is assigned at its first use.
   ///
   /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for
   ///         a handle that means another stream in every thread
@@ -59,21 +59,21 @@ class StreamOrder {
 
   /// True if work enqueued on `stream` from now on runs after `fence` without a further wait.
   ///
-  /// Never asks the device, so false may only mean that nobody has looked yet.
+  /// Never asks the device, so false may only mean that the device has not been asked yet.
   [[nodiscard]] bool is_ordered(Fence const& fence, StreamIndex stream) const noexcept;
 
   /// Makes later work on `stream` run after `fence`.
   ///
   /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
   /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured
-  ///          into a graph and was not recorded before; the waits enqueued until then stay, which
-  ///          is harmless
+  ///          into a graph and has no event from before; waits that were enqueued before the
+  ///          failure stay, which is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
-  /// Records an event on `stream` now, so that a later wait for an earlier point is no later than
-  /// this.
+  /// Records an event on `stream` now, so that a later wait for an earlier point waits for no work
+  /// that is enqueued after this call.
   ///
-  /// Under memory pressure this is what lets a copy start before the work that was enqueued since.
+  /// Under memory pressure this lets a copy start before the work that was enqueued since.
   void record(StreamIndex stream);
 
   /// Asks the device whether everything in `fence` has finished. Does not wait.
@@ -84,7 +84,7 @@ class StreamOrder {
 
   /// Forgets `stream` so that its owner may destroy it; points marked on it stay valid.
   ///
-  /// Waits for other threads that are recording an event there at this moment, not for the device.
+  /// Waits for threads that are recording an event on it at this moment, but not for the device.
   void retire(stream_type stream);
 
  private:
@@ -100,12 +100,12 @@ class StreamOrder {
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
     std::array<std::atomic<std::uint64_t>, max_streams> waited_for{};
     detail::RecordedEvents<Device> events;
-    std::atomic<std::uint32_t> recorders{0};  // threads between deciding to record here and done
+    std::atomic<std::uint32_t> recorders{0};  // threads that are recording an event here
     bool is_retired = false;
   };
 
-  /// One event somebody is about to wait for, kept from being recycled meanwhile; empty if the
-  /// point is known to have completed.
+  /// An event that a thread is about to wait for. It is not recycled while the claim lives. A claim
+  /// is empty if the point is known to have completed.
   class Claim {
    public:
     Claim() = default;
@@ -128,7 +128,7 @@ class StreamOrder {
     Slot* slot_ = nullptr;
   };
 
-  /// Says that a thread is done recording on a stream.
+  /// Counts a thread as no longer recording on a stream when it is destroyed.
   class Recording {
    public:
     explicit Recording(Stream& stream) : stream_{stream} {}
@@ -161,7 +161,7 @@ class StreamOrder {
   std::atomic<std::uint64_t> sequence_{0};
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::array<std::unique_ptr<Stream>, max_streams> streams_{};
-  std::size_t stream_count_ = 1;  // slot 0 names no stream
+  std::size_t stream_count_ = 1;  // index 0 names no stream
   std::unordered_map<stream_type, StreamIndex> index_;
   detail::EventPool<Device> events_;
 };
@@ -199,16 +199,16 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   fresh.is_retired = false;
   std::uint64_t const first = next_sequence();
   fresh.epoch.start(first);
-  fresh.completed = first - 1;  // what was marked on a stream that had this slot before
-  // The new stream has waited for nothing. What others know of the old one stays true: those points
-  // have completed, and sequence numbers never repeat.
+  fresh.completed = first - 1;  // points of the stream that had this index before
+  // The new stream has waited for nothing. What other streams have waited for on the old one stays
+  // true: those points have completed, and sequence numbers never repeat.
   for (auto& waited : fresh.waited_for) {
     waited.store(0, std::memory_order_relaxed);
   }
   return index;
 }
 
-/// A retired stream's slot all of whose work has finished, or 0.
+/// The index of a retired stream whose work has all finished, or 0.
 template <DeviceApi Device>
 std::size_t StreamOrder<Device>::vacant_slot() {
   std::vector<Stream*> retired;
@@ -240,7 +240,7 @@ void StreamOrder<Device>::raise(std::atomic<std::uint64_t>& value, std::uint64_t
   }
 }
 
-/// Calls `use(stream, sequence)` for what `ticket` stands for: one stream, or every one of them.
+/// Calls `use(stream, sequence)` for each stream that `ticket` stands for: one, or every stream.
 template <DeviceApi Device>
 template <class Use>
 void StreamOrder<Device>::for_each_stream(Ticket ticket, Use use) const {
@@ -357,7 +357,7 @@ void StreamOrder<Device>::retire(stream_type stream) {
     index_.erase(stream);
     retired->is_retired = true;
   }
-  // Other threads may be recording on the stream right now; its owner is about to destroy it.
+  // Other threads may still be recording on the stream, and its owner is about to destroy it.
   for (std::uint32_t left = retired->recorders; left != 0; left = retired->recorders) {
     retired->recorders.wait(left);
   }
@@ -384,7 +384,7 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
   {
     std::scoped_lock const lock{mutex_};
     if (stream.is_retired) {
-      // Its last event was recorded when it was retired, and is gone only if it has completed.
+      // Its last event was recorded when it was retired. It is gone only if it has completed.
       return {*this, stream, stream.events.try_claim_newest()};
     }
     slot = events_.try_take();
@@ -403,7 +403,7 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
               "a stream that is being captured into a graph would have to be waited for: call "
               "prepare_capture() first, and end no lease on it meanwhile");
     }
-    // Before recording: the event may cover more than it says, never less.
+    // Close before recording, so that the event covers at least the points that `covers` says.
     covers = stream.epoch.close([this] { return next_sequence(); });
     device_->record(slot->event, stream.handle);
   } catch (...) {

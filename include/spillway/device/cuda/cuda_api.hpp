@@ -22,27 +22,28 @@
 
 namespace spillway {
 
-/// How a CUDA device is used.
+/// Options of a `CudaApi`.
 struct CudaOptions {
-  /// `synchronize(event)` gives its processor core away while it waits, instead of spinning. A wait
-  /// then ends some microseconds later.
+  /// True if `synchronize(event)` is to yield its processor core while it waits, instead of
+  /// spinning. A wait then ends some microseconds later.
   bool yield_in_waits = false;
-  /// Pinned memory comes from the NUMA node it is asked for on; otherwise from anywhere.
+  /// True if pinned memory is to come from the NUMA node that is asked for, false for any node.
   bool numa_placement = true;
 };
 
-/// One CUDA device: the CUDA runtime, and the driver's virtual memory.
+/// One CUDA device, as `DeviceApi` asks for it: through the CUDA runtime, and through the driver
+/// for virtual memory. It is the default device of cuda.hpp.
 ///
 /// Needs the toolkit's headers and its runtime library, but neither nvcc nor the driver's library.
 ///
 /// Units    bytes; times in nanoseconds of the host's steady clock.
-/// Threads  thread-safe. The calling thread's current device and context stay what they are.
+/// Threads  thread-safe. The calling thread's current device and context do not change.
 /// Streams  any stream of this device, the caller's included. Nothing is ever enqueued on the null
 ///          stream unless the caller names it. A handle that means another stream in every thread
 ///          (see `is_one_stream`) must not be used.
-/// Address  device memory is the runtime's: kernels and libraries take its addresses as they are.
+/// Address  device memory comes from the runtime, so kernels and libraries take its addresses.
 ///
-/// Calls that reserve, release, pin or unmap may wait for the device: they belong to the start and
+/// Calls that reserve, release, pin or unmap may wait for the device: make them at the start and
 /// the end of a program. Calls that take effect at once may be made while a stream is being
 /// captured.
 class CudaApi {
@@ -53,7 +54,7 @@ class CudaApi {
 
   static constexpr bool is_thread_safe = true;
 
-  /// Sets the device up if nobody has done so before.
+  /// Initialises the device if that has not happened yet.
   ///
   /// @param ordinal  the runtime's number of the device, from 0
   /// @throws CudaError if there is no driver or no such device
@@ -70,11 +71,11 @@ class CudaApi {
   /// Device memory, aligned to 256 B.
   ///
   /// @param size_bytes  more than 0
-  /// @return null if the device has not that much left in one piece
+  /// @return null if the device does not have that much left in one piece
   /// @throws CudaError for any other failure
   [[nodiscard]] void* try_reserve(std::size_t size_bytes);
 
-  /// May wait for the device.
+  /// Gives memory of `try_reserve` back. May wait for the device.
   void release(void* memory, std::size_t size_bytes) noexcept;
 
   /// Page-locked host memory that every device can copy from and to.
@@ -90,11 +91,11 @@ class CudaApi {
   /// @stream enqueues one copy; does not wait if the host side is pinned
   void copy(void* to, void const* from, std::size_t size_bytes, CopyKind kind, stream_type stream);
 
-  /// Several copies at once, in any order among themselves; cheaper than one by one when they are
-  /// many and small.
+  /// Enqueues several copies at once, which may run in any order. This is cheaper than one by one
+  /// if they are many and small.
   ///
-  /// Where CUDA takes no batches (before 12.8, by a driver that is older than the runtime, on the
-  /// null stream, in a capture, with an empty copy among them) they are enqueued one by one.
+  /// They are enqueued one by one if CUDA takes no batches: before 12.8, with a driver that is
+  /// older than the runtime, on the null stream, in a capture, and with an empty copy among them.
   ///
   /// @param to, from, sizes_bytes  of the same length; no range that is written overlaps another
   /// @stream enqueues the copies; does not wait if the host sides are pinned
@@ -109,7 +110,8 @@ class CudaApi {
   /// @stream enqueues a memset; does not wait
   void fill(void* memory, unsigned char byte, std::size_t size_bytes, stream_type stream);
 
-  /// The function is not called if the device has failed meanwhile.
+  /// Enqueues a call of `function(argument)` on the host. It is not called if the device has failed
+  /// by then.
   ///
   /// @stream enqueues the call; does not wait
   void launch_host(stream_type stream, HostFunction function, void* argument);
@@ -136,11 +138,11 @@ class CudaApi {
                                           .count());
   }
 
-  /// True while `stream` is being captured into a graph: what is enqueued there does not run now,
-  /// and events recorded there tell nothing to anybody outside the capture.
+  /// True while `stream` is being captured into a graph. What is enqueued there does not run now,
+  /// and events recorded there mean nothing outside the capture.
   [[nodiscard]] bool is_capturing(stream_type stream) const;
 
-  /// False for a handle that means another stream in every thread, which no order can be kept for:
+  /// False for a handle that means another stream in every thread, whose work cannot be ordered:
   /// `cudaStreamPerThread`, and the null stream in a program compiled for per-thread null streams.
   [[nodiscard]] static bool is_one_stream(stream_type stream) noexcept {
 #if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
@@ -150,7 +152,7 @@ class CudaApi {
 #endif
   }
 
-  /// False where the device or its driver has no virtual memory; `reserve_address`,
+  /// False if the device or its driver has no virtual memory; `reserve_address`,
   /// `try_create_physical` and `map` then throw DeviceError.
   [[nodiscard]] bool has_virtual_memory() const noexcept {
     return virtual_memory_.is_supported();
@@ -200,7 +202,7 @@ class CudaApi {
   detail::CudaPinnedMemory pinned_;
   CudaOptions options_;
   int numa_node_;
-  std::atomic<bool> has_batches_{true};  // until the driver says that it does not know them
+  std::atomic<bool> has_batches_{true};  // false once the driver has refused one as unknown
   // A larger request means that the device is full; CUDA may call it a bad argument.
   std::size_t total_bytes_;
 };
@@ -330,7 +332,8 @@ inline bool CudaApi::is_complete(event_type event) {
   CaptureBystander const bystander;
   cudaError_t const status = cudaEventQuery(event);
   if (status == cudaErrorNotReady) {
-    // An answer, not an error. Only this is cleared, not an error of the caller's own launches.
+    // This is an answer and not an error, so it is cleared. Errors of the caller's own launches are
+    // left for the caller.
     if (cudaPeekAtLastError() == cudaErrorNotReady) {
       (void)cudaGetLastError();
     }
@@ -365,7 +368,7 @@ inline bool CudaApi::is_capturing(stream_type stream) const {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   cudaError_t const status = cudaStreamIsCapturing(stream, &capture);
   if (status == cudaErrorStreamCaptureImplicit) {
-    // The null stream, while a stream that it waits for is being captured: just as unusable.
+    // The null stream cannot be used while a stream that it waits for is being captured.
     detail::cuda_forgive(status);
     return true;
   }
@@ -392,15 +395,15 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
   return cudaMemcpyDeviceToDevice;
 }
 
-/// The runtime refuses batches on the null stream and on a stream that is being captured, the
-/// latter without telling the capture that anything is missing from it.
+/// Whether the runtime takes batches on `stream`. It refuses them on the null stream and on a
+/// stream that is being captured; the capture then goes on without the copies and reports no error.
 inline bool CudaApi::takes_batches(stream_type stream) const {
   return has_batches_.load(std::memory_order_relaxed) && stream != nullptr &&
          stream != cudaStreamLegacy && !is_capturing(stream);
 }
 
-/// CUDA 13 dropped the index of the copy at fault and made the arguments const; it writes to
-/// neither.
+/// Enqueues the copies with one call. CUDA 13 dropped the index of the copy at fault and made the
+/// arguments const; older versions do not write to the arguments either.
 inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const> to,
                                           [[maybe_unused]] std::span<void const* const> from,
                                           [[maybe_unused]] std::span<std::size_t const> sizes_bytes,

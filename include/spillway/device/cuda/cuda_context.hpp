@@ -14,7 +14,8 @@ namespace spillway {
 
 /// Thrown when a call of the CUDA runtime or driver fails.
 ///
-/// A driver result is carried as the runtime's code of the same number: the two enumerations agree.
+/// The code of a driver's failure is the runtime's code of the same number: the two enumerations
+/// agree.
 class CudaError : public DeviceError {
  public:
   CudaError(cudaError_t code, char const* file, int line)
@@ -30,13 +31,13 @@ class CudaError : public DeviceError {
 
  private:
   cudaError_t code_;
-  char const* file_;  // what __builtin_FILE() gave: lives as long as the program
+  char const* file_;  // from __builtin_FILE(), so it lives as long as the program
   int line_;
 };
 
 /// Turns a CUDA status into an exception and clears the runtime's last error.
 ///
-/// An error that has corrupted the context cannot be cleared: later calls report it again.
+/// An error that has corrupted the context cannot be cleared, and later calls report it again.
 ///
 /// `file` and `line` are the caller's; leave them out.
 /// @throws CudaError carrying the caller's file and line unless `code` is `cudaSuccess`
@@ -50,16 +51,16 @@ cuda_check(cudaError_t code, char const* file = __builtin_FILE(), int line = __b
 
 namespace detail {
 
-/// For calls that give something back and must not throw: the failure of such a call, above all
-/// `cudaErrorCudartUnloading` at the end of the program, leaves nothing to be done and must not
-/// turn up as the last error of somebody else's call.
+/// Ignores the failure of a call that gives something back and must not throw, and clears it, so
+/// that a later call of the program does not find it as the last error. At the end of a program
+/// such calls fail with `cudaErrorCudartUnloading`.
 inline void cuda_forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) {
     (void)cudaGetLastError();
   }
 }
 
-// What lets a driver result travel in a cudaError_t.
+// These let a driver's result be carried in a cudaError_t.
 static_assert(static_cast<int>(CUDA_SUCCESS) == static_cast<int>(cudaSuccess));
 static_assert(static_cast<int>(CUDA_ERROR_INVALID_VALUE) ==
               static_cast<int>(cudaErrorInvalidValue));
@@ -74,7 +75,7 @@ static_assert(static_cast<int>(CUDA_ERROR_NOT_SUPPORTED) ==
   return static_cast<cudaError_t>(result);
 }
 
-/// Looks a driver function up by name, so that nobody links the driver's library.
+/// Looks a driver function up by name, so that programs need not link the driver's library.
 ///
 /// @tparam Function  the function's type as of CUDA `version` (major * 1000 + minor * 10)
 /// @return null if the driver has no such function
@@ -91,7 +92,7 @@ template <class Function>
   return reinterpret_cast<Function>(found);
 }
 
-/// The same, for functions that every driver has that can run this runtime.
+/// The same for functions that every driver has which can run this runtime.
 template <class Function>
 [[nodiscard]] Function cuda_entry_point(char const* name, unsigned version) {
   auto const found = try_cuda_entry_point<Function>(name, version);
@@ -101,14 +102,14 @@ template <class Function>
   return found;
 }
 
-/// Holds on to the primary context of one device, the one that the CUDA runtime uses there.
+/// Keeps the primary context of one device alive, which is the one that the CUDA runtime uses.
 ///
 /// Threads  thread-safe.
 class CudaContext {
  public:
   /// @throws CudaError if there is no driver or no such device
   explicit CudaContext(int ordinal) : ordinal_{ordinal} {
-    // Sets the device up without making it anybody's current device.
+    // Initialises the device without making it the thread's current device.
     cuda_check(cudaInitDevice(ordinal, 0, 0));
     get_current_ = cuda_entry_point<PFN_cuCtxGetCurrent_v4000>("cuCtxGetCurrent", 4000);
     push_ = cuda_entry_point<PFN_cuCtxPushCurrent_v4000>("cuCtxPushCurrent", 4000);
@@ -140,11 +141,12 @@ class CudaContext {
   CUcontext context_ = nullptr;
 };
 
-/// Makes a device's context the calling thread's for as long as it lives.
+/// Makes a device's context the calling thread's current one during its lifetime. Calls of
+/// `CudaApi` make one.
 ///
-/// The context is pushed and popped rather than set and set back: setting a device back would set
-/// it up, with all the memory that takes, if the caller had never used it. Costs one look where the
-/// context is current already, which is the usual case.
+/// The context is pushed and popped. Setting the caller's device again afterwards would instead
+/// initialise that device, with all the memory that this takes, if the caller had never used it. If
+/// the context is current already, which is the usual case, this costs one query.
 ///
 /// Threads  thread-unsafe: a scope belongs to the thread that made it.
 class CudaScope {
@@ -153,7 +155,8 @@ class CudaScope {
   explicit CudaScope(CudaContext const& context) : context_{&context} {
     cuda_check(cuda_status(enter()));
   }
-  /// For calls that must not throw: if the context cannot be made current, the caller's one stays.
+  /// The same for calls that must not throw: if the context cannot be made current, the caller's
+  /// context stays current.
   CudaScope(CudaContext const& context, std::nothrow_t /*unused*/) noexcept : context_{&context} {
     (void)enter();
   }
@@ -182,8 +185,8 @@ class CudaScope {
 };
 
 /// Lets the calling thread make calls that take effect at once while it, or another thread,
-/// captures a stream: they are no part of what is captured, and refusing them would break the
-/// capture.
+/// captures a stream. CUDA would otherwise refuse them and invalidate the capture, of which they
+/// are no part.
 ///
 /// Threads  thread-unsafe: belongs to the thread that made it.
 class CudaCaptureBystander {

@@ -15,7 +15,7 @@
 
 namespace spillway::detail {
 
-/// Page-locked host memory, near a NUMA node where one is asked for.
+/// Allocates page-locked host memory for `CudaApi`, near a NUMA node if one is asked for.
 ///
 /// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and
 /// then registered. A node is a preference: when it has no pages left, or when the process may not
@@ -58,16 +58,18 @@ class CudaPinnedMemory {
   }
 
  private:
-  /// Null if the memory could not be mapped or registered: then the runtime's allocator is asked.
+  /// Returns null if the memory could not be mapped or registered: the caller then asks the runtime
+  /// for memory.
   [[nodiscard]] void* try_map_near(std::size_t size_bytes, int node) {
-    // In large pages: registering locks page by page, and direct I/O cuts its requests by them.
+    // The mapping has large pages: registering locks page by page, and direct I/O splits its
+    // requests by page.
     HostMapping mapping = HostMapping::try_map(size_bytes, node);
     void* const memory = mapping.data();
     if (memory == nullptr) {
       return nullptr;
     }
-    // After a fork, the first write would give one of the two processes other pages than the device
-    // has. The child cannot use the device anyway.
+    // After a fork, the first write would give one of the two processes a copy of a page, possibly
+    // the parent, while the device keeps the original. The child cannot use the device anyway.
     (void)madvise(memory, size_bytes, MADV_DONTFORK);
     {
       std::scoped_lock const lock{mutex_};
@@ -82,7 +84,7 @@ class CudaPinnedMemory {
     return memory;
   }
 
-  /// What was mapped here at `memory`, which is nobody's any more; empty for other memory.
+  /// Removes and returns the mapping at `memory`; empty if the memory is not from `try_map_near`.
   [[nodiscard]] HostMapping forget(void* memory) noexcept {
     std::scoped_lock const lock{mutex_};
     auto entry = mapped_.extract(memory);

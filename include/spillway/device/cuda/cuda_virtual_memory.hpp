@@ -16,7 +16,7 @@
 
 namespace spillway::detail {
 
-/// The virtual memory management of the CUDA driver, for one device.
+/// The virtual memory management of the CUDA driver for one device. `CudaApi` owns one.
 ///
 /// Threads  thread-safe. The driver's calls take effect at once; unmapping may wait for the device.
 class CudaVirtualMemory {
@@ -51,8 +51,8 @@ class CudaVirtualMemory {
     is_supported_ = true;
   }
 
-  /// False where the device or its driver has none; then `reserve_address`, `map` and
-  /// `try_create_physical` throw.
+  /// False if the device or its driver has no virtual memory; `reserve_address`, `map` and
+  /// `try_create_physical` then throw.
   [[nodiscard]] bool is_supported() const noexcept { return is_supported_; }
 
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
@@ -142,7 +142,7 @@ class CudaVirtualMemory {
   PFN_cuMemMap_v10020 map_ = nullptr;
   PFN_cuMemUnmap_v10020 unmap_ = nullptr;
   PFN_cuMemSetAccess_v10020 set_access_ = nullptr;
-  std::size_t granularity_bytes_ = 2_MiB;  // of every device so far; asked for where it matters
+  std::size_t granularity_bytes_ = 2_MiB;  // of every device so far; the constructor asks
   bool is_supported_ = false;
 };
 
