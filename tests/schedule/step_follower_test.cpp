@@ -232,8 +232,8 @@ TEST_SUITE("schedule") {
     }
   }
 
-  // A slow model: the entries that were used, one by one. The next use of a block is its first entry at
-  // or after the cursor that is none of them.
+  // A slow model: the entries that were used, one by one. The next use of a block is its first
+  // entry at or after the cursor that is none of them.
   TEST_CASE(
       "StepFollower: of any block the first entry not yet used is told, whatever changes round") {
     std::uint64_t out_of_order = 0;

@@ -50,8 +50,8 @@ AccessSchedule reading(std::vector<std::size_t> const& sizes,
   return repeating(sizes, uses);
 }
 
-/// A step made up at random: some blocks live on, the others are born and freed in it, and leases last
-/// for some uses.
+/// A step made up at random: some blocks live on, the others are born and freed in it, and leases
+/// last for some uses.
 struct RandomStep {
   RandomStep(std::uint64_t seed, std::uint32_t blocks, std::uint32_t uses) {
     std::mt19937_64 random{seed};
@@ -106,8 +106,8 @@ struct RandomStep {
   std::vector<BlockId> residents;
 };
 
-/// Marks where each block is on the device at each moment of the step if what may leave leaves, and comes
-/// back when the plan has room for it. Calls `present(moment, bytes, is_needed)`.
+/// Marks where each block is on the device at each moment of the step if what may leave leaves, and
+/// comes back when the plan has room for it. Calls `present(moment, bytes, is_needed)`.
 template <class Present>
 void play(StepRecord const& record, StepPlan const& plan, RandomStep const& step, Present present) {
   std::uint32_t const length = record.length();
@@ -224,7 +224,8 @@ TEST_SUITE("eviction") {
   }
 
   TEST_CASE("StepPlan: blocks come back early at the price that is allowed, else just in time") {
-    // Three loops over ten blocks, of which eight fit: room for one more is one more away, beside two.
+    // Three loops over ten blocks, of which eight fit: two are away, and room for one more takes a
+    // third away.
     std::vector<std::size_t> const sizes(10, 64);
     std::vector<std::uint32_t> step;
     for (std::uint32_t i = 0; i < 30; ++i) {
