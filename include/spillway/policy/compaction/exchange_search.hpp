@@ -21,17 +21,17 @@ namespace spillway::detail {
 ///
 /// The algorithm is a greedy local search with exchanges; `docs/benchmarks.md` says what each part
 /// earns:
-/// - It lifts a span of neighbouring blocks, which holds most free granules for what moving it
-///   costs, and goes through the gaps elsewhere, large ones first. Each granule that fills a gap
-///   becomes free in the span.
+/// - It lifts a span of neighbouring blocks, one with many free granules for the cost of moving it,
+///   and goes through the gaps elsewhere, large ones first. Each granule that fills a gap becomes
+///   free in the span.
 /// - A gap is filled with lifted blocks as exactly as possible, which is a subset sum
 ///   (`SizePool`). There are two more ways to fill one: one or two of its neighbours are lifted
 ///   too, and find a place in another gap or in the span; or the blocks between it and the next
 ///   gaps slide, so that the gaps become one.
-/// - The way taken is the one that moves least, with a price on granules that stay free outside
-///   the span, of which there may only be as many as are free beyond what is asked for.
-/// - What is still lifted goes to one end of the span, and `MoveOrder` brings the moves into an
-///   order in which they can be made.
+/// - Of these ways it takes the one that moves least, with a price on granules that stay free
+///   outside the span. There may be only as many of those as are free beyond what is asked for.
+/// - Blocks that are still lifted go to one end of the span, and `MoveOrder` brings the moves into
+///   an order in which they can be made.
 ///
 /// Example: gap 1 | 1 | 4 | 4 | 2 | gap 3, and all 4 that are free are wanted. Sliding moves 11.
 /// Lifting the block of 2, and the block of 1 beside the gap of 1, which together hold it, moves 3:
@@ -42,12 +42,12 @@ namespace spillway::detail {
 ///          span
 class ExchangeSearch {
  public:
-  /// How much is tried at most.
+  /// Bounds on the time of a search.
   struct Limits {
-    std::size_t most_blocks = 4096;   ///< larger layouts are left alone
-    std::size_t most_lifted = 400;    ///< blocks of the span
+    std::size_t most_blocks = 4096;   ///< no search in larger layouts
+    std::size_t most_lifted = 400;    ///< blocks in a span
     std::uint64_t fill_looks = 2000;  ///< for one gap and one way to fill it
-    std::uint64_t looks = 400'000;    ///< in all
+    std::uint64_t looks = 400'000;    ///< for one search
   };
 
   ExchangeSearch(LayoutLine const& line, Limits const& limits) : line_{line}, limits_{limits} {}
@@ -70,13 +70,13 @@ class ExchangeSearch {
   }
 
  private:
-  // One way to fill a gap: with the gaps `from` to `to` made one.
+  // One way to fill a gap: the gaps `from` to `to` become one, which is then filled.
   struct Way {
     std::size_t from = 0;
     std::size_t to = 0;
-    std::uint64_t cost = 0;  // of the blocks between
-    std::uint64_t room = 0;  // of the gaps
-    bool is_lift = false;    // the blocks between leave, too; else they slide
+    std::uint64_t cost = 0;  // granules of the blocks between them
+    std::uint64_t room = 0;  // granules of the gaps
+    bool is_lift = false;    // the blocks between are lifted, too; else they slide
     SizePool::Choice choice;
 
     [[nodiscard]] std::uint64_t gain() const noexcept { return choice.sum - (is_lift ? cost : 0); }
@@ -95,7 +95,7 @@ class ExchangeSearch {
     });
   }
 
-  // A few spans that hold most free granules and do not overlap much.
+  // The spans of at most `cost` granules with the most free granules; a few that overlap little.
   [[nodiscard]] std::vector<BlockSpan> spans_of_at_most(std::uint64_t cost, std::uint32_t count) {
     std::vector<BlockSpan> spans;
     BlockSpan span;
@@ -144,7 +144,7 @@ class ExchangeSearch {
   [[nodiscard]] std::optional<LayoutPlan>
   try_span(BlockSpan const& span, std::uint32_t count, std::uint64_t bound) {
     if (span.room >= count || room_ < count || span.to - span.from > limits_.most_lifted) {
-      return std::nullopt;  // sliding does it, or it is hopeless
+      return std::nullopt;  // sliding is enough, or nothing can be enough
     }
     std::uint64_t missing = count - span.room;
     waste_left_ = room_ - count;
@@ -191,7 +191,7 @@ class ExchangeSearch {
     return other ? std::move(other) : std::move(plan);
   }
 
-  // Keeps `way` as the best if what the pool can fill of it is best.
+  // Fills `way` from the pool as well as possible, and keeps it if it is better than `best`.
   void consider(Way way, std::uint64_t target, std::optional<Way>& best) {
     std::uint64_t looks = std::min(limits_.fill_looks, looks_);
     looks_ -= looks;
@@ -204,7 +204,7 @@ class ExchangeSearch {
     }
   }
 
-  // The gap alone, and with one or two of the blocks beside it.
+  // Considers filling the gap alone, and with one or two of the blocks beside it lifted.
   void lift_around(std::size_t gap, std::optional<Way>& best) {
     for (std::size_t blocks = 0; blocks <= 2 && !(blocks == 1 && best); ++blocks) {
       for (std::size_t below = 0; below <= blocks; ++below) {
@@ -229,7 +229,7 @@ class ExchangeSearch {
     }
   }
 
-  // The gap together with the next ones above or below.
+  // Considers joining the gap with the next ones above or below by sliding the blocks between.
   void slide_towards(std::size_t gap, bool is_up, std::optional<Way>& best) {
     constexpr int most_gaps = 6;
     Way way;
@@ -291,7 +291,7 @@ class ExchangeSearch {
               1);
   }
 
-  // Puts what is left of the pool to one end of the span, and orders the moves.
+  // Puts the blocks that are left in the pool to one end of the span, and orders the moves.
   [[nodiscard]] std::optional<LayoutPlan>
   place_rest(BlockSpan const& span, std::uint32_t count, std::uint64_t bound, bool is_up) {
     std::vector<std::uint32_t> rest;
@@ -328,18 +328,18 @@ class ExchangeSearch {
   [[nodiscard]] double score(Way const& way) const noexcept {
     return static_cast<double>(way.cost) + price_ * static_cast<double>(way.waste());
   }
-  // Gap `i` may be joined to its neighbour over block `block`.
+  // Whether a gap may be joined with `gap`, which lies beyond `block`.
   [[nodiscard]] bool can_cross(std::size_t block, std::size_t gap) const noexcept {
     return !line_.block(block).is_fixed && !is_closed_[gap];
   }
 
   LayoutLine line_;
   Limits limits_;
-  std::vector<std::uint32_t> gaps_;  // that hold anything, large ones first
-  std::uint64_t room_ = 0;           // of all of them
-  std::uint64_t looks_ = 0;          // left
+  std::vector<std::uint32_t> gaps_;  // gaps that are not empty, large ones first
+  std::uint64_t room_ = 0;           // granules of all gaps
+  std::uint64_t looks_ = 0;          // the looks that are left
 
-  // Of one try.
+  // The state of one try.
   SizePool pool_;
   std::vector<char> is_closed_;  // gaps of the span, and those that have been filled
   std::vector<LayoutMove> wanted_;

@@ -13,8 +13,8 @@
 
 namespace spillway::detail {
 
-/// The gaps of a layout by size class, to be filled from their low ends, with undo. `WindowSearch`
-/// finds with it where the blocks of a window can go.
+/// An index of the gaps of a layout by size class, with undo. Gaps are filled from their low ends.
+/// `WindowSearch` finds in it where the blocks of a window can go.
 ///
 /// Threads  thread-compatible.
 class GapIndex {
@@ -22,10 +22,10 @@ class GapIndex {
   struct Fill {
     std::size_t gap = 0;
     std::uint32_t count = 0;
-    std::uint32_t left_class = 0;  ///< the class of what was left of the gap then
+    std::uint32_t left_class = 0;  ///< the size class of the rest of the gap
   };
 
-  /// Indexes all gaps that hold anything. @throws std::bad_alloc. @cost O(n)
+  /// Indexes all gaps that are not empty. @throws std::bad_alloc. @cost O(n)
   void read(LayoutLine const& line) {
     std::size_t const n = line.size();
     undo(0);
@@ -76,7 +76,7 @@ class GapIndex {
         ++looks_;
       }
       if (best != none && class_of(best_left) <= c) {
-        break;  // what is in higher classes is larger
+        break;  // gaps of higher classes are larger
       }
     }
     if (best == none) {
@@ -130,8 +130,8 @@ class GapIndex {
   std::vector<std::uint32_t> gaps_;  // by class of their whole size, then by address
   std::vector<std::uint32_t> filled_;
   std::vector<Fill> fills_;
-  // By class of what a fill left of a gap, in the order of the fills; out of date where the same
-  // gap has been filled again.
+  // The fills by the size class of the rest of the gap, in their order. An entry is out of date if
+  // its gap has been filled again since.
   std::array<std::vector<std::uint32_t>, classes> remnants_;
   std::uint64_t looks_ = 0;
 };

@@ -46,8 +46,8 @@ struct BlockSpan {
   [[nodiscard]] bool is_none() const noexcept { return room == 0; }
 };
 
-/// The neighbouring blocks, none of them fixed, whose gaps hold `count` granules and whose blocks
-/// are fewest granules.
+/// Returns the span, without fixed blocks, whose gaps hold `count` granules and whose blocks are
+/// smallest in total: the cheapest range that sliding can make.
 ///
 /// @return  a span without room if there are none
 /// @cost    O(n): the cheapest span that ends at a gap starts as late as it can

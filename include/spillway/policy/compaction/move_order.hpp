@@ -13,12 +13,12 @@
 
 namespace spillway::detail {
 
-/// Brings the moves of an exchange into an order in which each destination is free when it is moved
-/// to. `ExchangeSearch` orders its plans with it.
+/// Brings the moves of an exchange into an order in which each destination is free when its block
+/// moves there. `ExchangeSearch` orders its plans with it.
 ///
-/// It makes every move whose destination is free, again and again. Where none is left, blocks want
-/// each other's places: the smallest one that fits the widest gap then steps aside into it, at most
-/// eight times.
+/// It makes every move whose destination is free, repeatedly. If no such move is left, the blocks
+/// form cycles of destinations: the smallest block that fits the widest gap then steps aside into
+/// it, at most eight times.
 ///
 /// Threads  thread-compatible.
 class MoveOrder {
@@ -32,10 +32,10 @@ class MoveOrder {
     }
   }
 
-  /// Orders `wanted`, the last place of each block that moves.
+  /// Orders `wanted`, which has the final place of each block that moves.
   ///
-  /// @param wanted  used up
-  /// @param bound   in granules: gives up when that much has been moved
+  /// @param wanted  is consumed
+  /// @param bound   gives up when so many granules have been moved
   /// @return  nothing if a cycle cannot be broken or the bound is reached
   [[nodiscard]] std::optional<LayoutPlan>
   order(LayoutLine const& line, std::vector<LayoutMove> wanted, std::uint64_t bound) {
@@ -98,7 +98,7 @@ class MoveOrder {
     plan.cost += count;
   }
 
-  // Lets the smallest block that has room somewhere step aside.
+  // Moves the smallest block that fits somewhere out of the way.
   bool step_aside(LayoutLine const& line, LayoutPlan& plan, std::vector<LayoutMove> const& wanted) {
     std::uint32_t widest = 0;
     std::uint32_t widest_first = 0;

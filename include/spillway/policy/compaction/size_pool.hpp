@@ -9,12 +9,11 @@
 
 namespace spillway::detail {
 
-/// Lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap as well as
-/// possible.
+/// The lifted blocks by size, from which `ExchangeSearch` chooses those that fill a gap best.
 ///
-/// That is the subset sum problem, solved by branch and bound over the different sizes: depth first
-/// from the largest size, most of each first, and cut off where what is left is known to be too
-/// little to beat the best sum so far.
+/// This is the subset sum problem, solved by branch and bound over the different sizes. The search
+/// is depth first, from the largest size and with as many of each size as fit. It leaves a branch
+/// if the remaining sizes are known to be too little to beat the best sum so far.
 ///
 /// Threads  thread-compatible.
 class SizePool {
@@ -42,10 +41,9 @@ class SizePool {
     at->sum_from += count;
   }
 
-  /// Blocks whose sum is as large as was found without being more than `target`, within `looks`
-  /// looks.
+  /// Returns blocks whose sum is at most `target` and the largest that the search has found.
   ///
-  /// @param looks  counted down
+  /// @param looks  how many branches may be searched; counted down
   [[nodiscard]] Choice best_for(std::uint64_t target, std::uint64_t& looks) const {
     Search search{target, 0, std::vector<std::uint32_t>(sizes_.size()), {}};
     search.best.counts.resize(sizes_.size());
@@ -81,10 +79,10 @@ class SizePool {
  private:
   struct Size {
     std::uint32_t count;
-    // What this size and smaller ones are known to add up to. It is exact where large blocks are
-    // added first. Otherwise it may be too small, and the search then ends before the fullest fill.
-    // An exact sum moved more bytes on some traces and fewer on others: docs/benchmarks.md has the
-    // figures.
+    // The sum of the blocks of this size and of smaller ones, as far as it is known. It is exact if
+    // large blocks were added first. Otherwise it may be too small, and the search then misses the
+    // best sum. An exact sum moved more bytes on some traces and fewer on others;
+    // docs/benchmarks.md has the figures.
     std::uint64_t sum_from;
     std::vector<std::uint32_t> blocks;
   };
@@ -95,7 +93,8 @@ class SizePool {
     Choice best;
   };
 
-  // @returns true when nothing better can be found or looked for
+  // Searches the sizes from `i` on. @returns true if the search is over: the target is met exactly,
+  // or no looks are left
   bool descend(Search& search, std::size_t i, std::uint64_t& looks) const {
     if (search.sum > search.best.sum) {
       search.best = {search.sum, search.counts};

@@ -16,15 +16,15 @@
 
 namespace spillway {
 
-/// The default compaction policy: makes a free range by moving as few bytes as it can find a way
-/// to.
+/// The default compaction policy: makes a free range with the cheapest plan that it finds.
 ///
-/// It slides neighbouring blocks together (`cheapest_slide`), empties windows into gaps elsewhere
-/// (`WindowSearch`), and exchanges blocks so that far-off gaps come together (`ExchangeSearch`).
+/// It tries three kinds of plans: sliding neighbouring blocks together (`cheapest_slide`), emptying
+/// a window into gaps elsewhere (`WindowSearch`), and exchanging blocks so that gaps that are far
+/// apart come together (`ExchangeSearch`).
 ///
-/// Of plans that move about as much it takes the one after which the rest of the free bytes lies
-/// closer together. Exchanges, and that look ahead, are for layouts of at most `few_blocks` that
-/// show the whole arena.
+/// Of plans that move about as much it takes the one that leaves the other free bytes closer
+/// together. It makes this comparison, and tries exchanges, only for layouts of at most
+/// `few_blocks` that show the whole arena.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants
@@ -41,7 +41,7 @@ class SlidingCompaction {
       return std::nullopt;
     }
     Best best;
-    // A plan is worth looking for while it moves less than this.
+    // Only plans that move less than this are of interest.
     std::uint64_t bound = std::min(budget, std::numeric_limits<std::uint64_t>::max() / 4) + 1;
     auto const consider = [&](LayoutPlan plan) {
       std::uint64_t const mine = score(line, plan, count);
@@ -98,7 +98,7 @@ class SlidingCompaction {
     return plan;
   }
 
-  // What the plan moves, and a tenth of what then lies between the free bytes that are left.
+  // The granules that the plan moves, plus a tenth of those that then lie between free granules.
   [[nodiscard]] std::uint64_t
   score(detail::LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
     if (!is_searched_long(line)) {
@@ -124,7 +124,7 @@ class SlidingCompaction {
     for (std::size_t i = 0; i < line.size(); ++i) {
       taken += line.block(i).count;
     }
-    // From both ends as far as there is no gap.
+    // Finds the first gap from the low end and from the high end.
     std::uint32_t low = 0;
     for (std::size_t i = 0, j = 0;;) {
       while (i < line.size() && place_[i] != line.block(i).first) {
@@ -156,7 +156,7 @@ class SlidingCompaction {
   }
 
   std::vector<std::uint32_t> place_;  // of each block after a plan
-  std::vector<LayoutBlock> arrived_;  // what a plan puts somewhere, by place
+  std::vector<LayoutBlock> arrived_;  // the blocks that a plan moves, by their new places
 };
 
 static_assert(CompactionPolicy<SlidingCompaction>);

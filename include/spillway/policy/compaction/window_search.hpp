@@ -16,18 +16,19 @@
 
 namespace spillway::detail {
 
-/// Finds plans that vacate a window of blocks: some of them go to gaps elsewhere, the rest slides
+/// Finds plans that vacate a window of blocks: some of them go to gaps elsewhere, the others slide
 /// together. `SlidingCompaction` searches with it, once for each object.
 ///
 /// A window is a row of neighbouring blocks with the gaps around and between them. The algorithm is
 /// a best-first search over windows, with best fit decreasing inside each (Johnson, "Near-optimal
 /// bin packing algorithms", 1973):
-/// - For each gap, the shortest window that begins there and spans what is asked for goes into a
-///   heap, by the granules of its blocks. Each window that is taken out is tried and also put back
-///   with one more block, since that adds gaps of its own and fewer blocks then have to leave.
+/// - For each gap, the shortest window that begins there and spans the granules asked for goes into
+///   a heap, ordered by the granules of its blocks. Each window that is taken out is tried. It is
+///   also put back with one more block, since a longer window has more gaps of its own and fewer of
+///   its blocks have to leave.
 /// - A try sends the blocks of a window, large ones first, to the smallest gap elsewhere that
-///   holds each, until what stays leaves enough room. A block that fits no gap has a place made for
-///   it in the same way, one level deep, or by the cheapest slide.
+///   holds each, until the remaining blocks leave enough room. If a block fits no gap, a place is
+///   made for it in the same way, one level deep, or by the cheapest slide.
 /// - The search ends when the next window would move as much as the best plan, or at its limits.
 ///
 /// Example: 4 | gap 2 | 3 | gap 2 | 9 | gap 3, and 7 are wanted. The window of the block of 3 spans
@@ -37,8 +38,7 @@ namespace spillway::detail {
 /// Cost     O(n log n) for n blocks to list the windows, then at most `Limits::looks`
 class WindowSearch {
  public:
-  /// How much is tried at most; what it finds depends on it, what it costs in time is bounded by
-  /// it.
+  /// Bounds on the time of a search. With larger ones it may find cheaper plans.
   struct Limits {
     int tries = 50;                 ///< windows, for the range that is asked for
     int nested_tries = 6;           ///< windows, for a block that fits nowhere
@@ -72,7 +72,8 @@ class WindowSearch {
     std::size_t to = 0;
     std::uint64_t cost = 0;
 
-    // The cheapest at the front of a heap; the lowest among equals, so that results repeat.
+    // Puts the cheapest window at the front of a heap, and the lowest among equals, so that results
+    // do not depend on the heap.
     friend bool operator<(Window const& a, Window const& b) noexcept {
       return std::pair{a.cost, a.from} > std::pair{b.cost, b.from};
     }
@@ -93,7 +94,7 @@ class WindowSearch {
   [[nodiscard]] std::uint64_t span(Window const& window) const noexcept {
     return end(window.to) - start(window.from);
   }
-  // A number that says which sizes the blocks and gaps of a window have, in whatever order.
+  // A hash of the sizes of a window's blocks and gaps, which does not depend on their order.
   [[nodiscard]] std::uint64_t sizes_of(Window const& window) {
     std::uint64_t sum = mix_bits(line_.gap(window.from));
     for (std::size_t i = window.from; i < window.to; ++i) {
@@ -107,7 +108,7 @@ class WindowSearch {
   [[nodiscard]] bool is_exhausted() const noexcept {
     return looks_ + gaps_.looks() >= limits_.looks + line_.size();
   }
-  // A window may not reach across gap `i` if something has been put there.
+  // Whether a block has been put into `gap`: no window may reach across it then.
   [[nodiscard]] bool is_wall(std::size_t gap) const noexcept { return gaps_.filled(gap) != 0; }
   [[nodiscard]] static bool is_closed(Trial const& trial, std::size_t gap) noexcept {
     return std::any_of(trial.closed.begin(), trial.closed.end(), [gap](Window const& window) {
@@ -115,11 +116,11 @@ class WindowSearch {
     });
   }
 
-  // The windows of at least `count` granules from each gap on that end as early as they can; of
-  // very many the cheapest.
+  // Lists the shortest window of at least `count` granules from each gap on; if there are very
+  // many, only the cheapest.
   //
-  // `IsUntouched`: no window is closed and no gap filled, as in the first listing. It looks at all
-  // there is and must be quick.
+  // `IsUntouched` says that no window is closed and no gap filled, as in the first listing. That
+  // one looks at the whole layout and must be fast.
   template <bool IsUntouched>
   void list_windows(Trial const& trial,
                     std::uint32_t count,
@@ -171,7 +172,7 @@ class WindowSearch {
       std::push_heap(heap.begin(), heap.end());
     }
   }
-  // The window whose own gaps hold `count` granules and whose blocks are fewest granules.
+  // The window whose own gaps hold `count` granules and whose blocks are smallest in total.
   [[nodiscard]] std::optional<Window> cheapest_slide_for(Trial const& trial, std::uint32_t count) {
     std::optional<Window> best;
     Window window;
@@ -180,7 +181,7 @@ class WindowSearch {
       bool const is_blocked = line_.block(i).is_fixed || is_closed(trial, i) ||
                               is_closed(trial, i + 1) || (i != window.from && is_wall(i));
       if (is_blocked) {
-        // A window may still start at a gap that has something in it, above that.
+        // A window may start at a gap that is partly filled, above the filled part.
         bool const can_start =
             !line_.block(i).is_fixed && !is_closed(trial, i) && !is_closed(trial, i + 1);
         window = {can_start ? i : i + 1, can_start ? i : i + 1, 0};
@@ -223,7 +224,7 @@ class WindowSearch {
       if (trial.cost + window.cost >= bound) {
         break;
       }
-      // More blocks mean more of their own gaps, and fewer that have to leave.
+      // A longer window has more gaps of its own, and fewer of its blocks have to leave.
       bool const can_grow = window.to < line_.size() && !line_.block(window.to).is_fixed &&
                             !is_wall(window.to) && !is_closed(trial, window.to + 1) &&
                             span(window) - window.cost < count;
@@ -234,7 +235,7 @@ class WindowSearch {
       }
       std::uint64_t const sizes = sizes_of(window);
       if (std::find(tried.begin(), tried.end(), sizes) != tried.end()) {
-        continue;  // tensors come in few sizes, and what failed for one window fails for its likes
+        continue;  // tensors have few sizes, and a window of equal sizes would fail again
       }
       tried.push_back(sizes);
       --tries;
@@ -347,7 +348,7 @@ class WindowSearch {
     return place;
   }
 
-  // More than are ever tried, windows of the same sizes as others included.
+  // More windows than are ever taken out of the heap, those of equal sizes included.
   static constexpr std::ptrdiff_t many_windows = 4096;
 
   LayoutLine line_;

@@ -97,12 +97,12 @@ class StepPlan {
  private:
   static constexpr std::uint32_t none = StepRecord::none;
 
-  /// What is true of a role of the record at the start of the plan.
+  /// The state of a role of the record when the plan starts.
   struct Standing {
     bool is_filled = false;     // a block that is alive, or will be born in this step, has the role
     bool is_alive = false;      // that block is alive now
-    bool is_resident = false;   // and resident
-    bool is_written = false;    // in the step: it has to be swapped out before it is away
+    bool is_resident = false;   // that block is resident now
+    bool is_written = false;    // the step writes it, so it must be swapped out to be away
     std::uint32_t next = none;  // its next entry
   };
 
@@ -291,9 +291,9 @@ class StepPlan {
     find_returns(record, 0);
   }
 
-  /// Computes from when on there is room for the blocks that are away now and for those that the
-  /// plan sends out: as early as was planned for, or since the last moment at which more is alive
-  /// than fits.
+  /// Computes from when on there is room again for the blocks that are away now and for those that
+  /// the plan sends out. That is the planned early return, or the time since the last moment with
+  /// an excess if that is earlier.
   void find_returns(StepRecord const& record, std::uint32_t ahead) {
     returns_.assign(horizon(), 0);
     auto const room_for = [&](std::uint32_t from, std::uint32_t to) {

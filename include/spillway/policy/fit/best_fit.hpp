@@ -10,7 +10,8 @@
 
 namespace spillway {
 
-/// The smallest free range that fits, the lowest address among equals. A treap of sizes.
+/// Chooses the smallest free range that fits, and the lowest address among equals. The free ranges
+/// are in a treap, ordered by size and address.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(log n) expected; the tree's shape depends on the nodes' numbers alone.
@@ -97,7 +98,7 @@ class BestFit {
                                visit_from(table, table[node].link_a, visit));
   }
 
-  // What is below `key` in `tree` goes to `left`, the rest to `right`.
+  // Splits `tree`: nodes below `key` go to `left`, the others to `right`.
   static void split(RangeTable& table,
                     std::uint32_t tree,
                     Key const& key,
@@ -120,7 +121,7 @@ class BestFit {
     *high = no_node;
   }
 
-  // Everything in `left` is below everything in `right`.
+  // Joins two trees. Precondition: every node of `left` is below every node of `right`.
   static void
   join(RangeTable& table, std::uint32_t left, std::uint32_t right, std::uint32_t& into) noexcept {
     std::uint32_t* at = &into;

@@ -12,17 +12,17 @@
 
 namespace spillway {
 
-/// Free ranges in size classes of at most 1/64 difference, found through two levels of bitmaps
-/// (TLSF).
+/// A segregated fit: free ranges are in lists by size class, whose sizes differ by at most 1/64,
+/// and two levels of bitmaps find a class that has any (TLSF). The default of the library.
 ///
-/// Takes the newest range of the request's own class if that fits, else one of the next class that
-/// has any: nearly the best fit. Sizes below 128 granules have a class each, so for them the fit is
-/// exact. Large blocks go to the high end of the range and small ones to the low end, which keeps
-/// blocks of one kind together and the room between them in one piece.
+/// It takes the newest range of the request's own class if that fits, else one of the next class
+/// that has any: nearly the best fit. Sizes below 128 granules have a class each, so for them the
+/// fit is exact. Large blocks go to the high end of the range and small ones to the low end, which
+/// keeps blocks of one kind together and the room between them in one piece.
 ///
-/// Where there are few blocks and few free ranges, as with some large tensors in a tight arena,
-/// each choice counts, and all of them are looked at: an exact fit first, else the outer end of the
-/// outermost ranges, so that what stays free draws together.
+/// If there are few blocks and few free ranges, as with some large tensors in a tight arena, each
+/// choice counts. It then looks at all ranges and takes an exact fit if there is one, else the
+/// outer end of one of the outermost ranges, so that the free bytes stay close together.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(1); `find` looks through one whole class only when no larger class has a range, and
@@ -57,7 +57,7 @@ class SegregatedFit {
     }
     std::uint32_t const own = class_of(count);
     std::uint32_t const head = heads_[own];
-    if (table[head].count >= count) {  // none has 0 granules
+    if (table[head].count >= count) {  // `no_node` has 0 granules
       return {head, is_large(table, count)};
     }
     std::uint32_t const level = own / subs;
@@ -122,7 +122,7 @@ class SegregatedFit {
     return static_cast<std::uint32_t>(63 - std::countl_zero(word));
   }
 
-  // A block is large when it has more than twice the mean size of the blocks that are there.
+  // Whether a block of `count` granules is more than twice as large as the mean block.
   static bool is_large(RangeTable const& table, std::uint32_t count) noexcept {
     return std::uint64_t{count} * table.taken_ranges > 2 * table.taken_granules;
   }
@@ -177,7 +177,7 @@ class SegregatedFit {
     }
   }
 
-  // Neither asks whether there is a neighbour: the node that is none may be written to.
+  // `link` and `unlink` do not check for a missing neighbour, since `no_node` may be written to.
   [[gnu::always_inline]] void
   link(RangeTable& table, std::uint32_t node, std::uint32_t size_class) noexcept {
     RangeNode& range = table[node];
@@ -191,7 +191,7 @@ class SegregatedFit {
     levels_ |= std::uint64_t{1} << (size_class / subs);
   }
 
-  // Whether the class is empty now cannot be predicted, so it chooses a bit and not a branch.
+  // Whether the class is empty now is hard to predict, so the bit is computed without a branch.
   [[gnu::always_inline]] void unlink(RangeTable& table, std::uint32_t node) noexcept {
     std::uint32_t const before = table[node].link_a;
     std::uint32_t const after = table[node].link_b;

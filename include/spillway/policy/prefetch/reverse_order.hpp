@@ -16,9 +16,9 @@ namespace spillway {
 /// Brings blocks back in the reverse order of their first use in the step. This is the order in
 /// which a backward pass uses them, and needs no record of the step before.
 ///
-/// It starts when blocks whose first use is a while ago are used again, each one from before the
-/// last, and pauses when a use goes the other way. A program whose weights live on must mark its
-/// steps.
+/// It starts when blocks are used again whose first use is not recent, each of them first used
+/// before the one used last. It pauses when a use goes in the other direction. A program whose
+/// weights live on from step to step must mark its steps.
 class ReverseOrder {
  public:
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
@@ -40,7 +40,7 @@ class ReverseOrder {
     }
     std::uint64_t const rank = rank_[index_of_block(id)];
     if (count_ - rank < recent) {
-      return;  // the output of the last operation, or a gradient just made: any program has these
+      return;  // any program uses the output of its last operation, or a gradient just made
     }
     if (reached_rank_ == 0 || rank > reached_rank_ + recent) {
       reach(id, rank, 0);
