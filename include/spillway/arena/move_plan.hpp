@@ -48,7 +48,7 @@ struct MoveClaims {
   std::vector<std::uint32_t> nodes;  // claimed and moving, in order of address
   std::vector<Step> blocks;          // one for each moving block
   std::vector<Section> sections;
-  std::vector<std::uint32_t> spare;  // slots for the free ranges that will be left
+  std::vector<std::uint32_t> spare;  // nodes for the free ranges that will be left
 };
 
 /// How a move is copied: through scratch or not, and in pieces of how many bytes.

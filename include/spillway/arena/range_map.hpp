@@ -95,7 +95,7 @@ class RangeList {
     segments_.erase(std::find(segments_.begin(), segments_.end(), segment));
   }
 
-  /// A slot for a new range. @throws std::bad_alloc; nothing has changed then
+  /// A node for a new range. @throws std::bad_alloc; nothing has changed then
   [[nodiscard]] std::uint32_t acquire() {
     if (table.idle_nodes() == 0) {
       grow();
