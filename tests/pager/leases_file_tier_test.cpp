@@ -69,7 +69,7 @@ struct Bench : private TemporaryFolder, SteppedBench {
 
 }  // namespace
 
-TEST_SUITE("pager, file tier") {
+TEST_SUITE("pager") {
   TEST_CASE(
       "DeviceAllocator: bytes that a file did not give back are an error of the next acquire") {
     Bench bench;

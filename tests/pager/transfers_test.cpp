@@ -100,7 +100,7 @@ struct ThereAndBack {
 
 }  // namespace
 
-TEST_SUITE("pager_batch") {
+TEST_SUITE("pager") {
   TEST_CASE(
       "DeviceAllocator: small blocks that leave together and lie side by side are a copy or two") {
     SmallBench bench{small_options(capacity_bytes)};
