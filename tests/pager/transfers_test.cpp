@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that leave together, and blocks that come in together.
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/pager/transfers.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/sim.hpp>
@@ -17,11 +17,14 @@
 #include <memory>
 #include <vector>
 
+#include <support/pager_bench.hpp>
 #include <support/small_allocator.hpp>
 
 using namespace spillway;
 using namespace spillway::detail;
 using support::KnownBytes;
+using support::PagerBench;
+using support::Plain;
 using support::small_options;
 using support::SmallBench;
 using support::SmallBuffer;
@@ -196,5 +199,103 @@ TEST_SUITE("pager") {
         CHECK(now.is_intact(i));
       }
     }
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: with the host pool full, blocks that need no room there still leave") {
+    PagerBench<Plain> bench{128_KiB, 64_KiB};
+    PagerBench<Plain>::Buffer outside{bench.allocator, 64_KiB};
+    bench.write(outside, 1);
+    outside.swap_out();  // fills the pool
+    PagerBench<Plain>::Buffer dirty{bench.allocator, 64_KiB};
+    bench.write(dirty, 2);
+    PagerBench<Plain>::Buffer empty{bench.allocator, 64_KiB};
+
+    // The dirty block is the least recently used, and has nowhere to go.
+    PagerBench<Plain>::Buffer more{bench.allocator, 64_KiB};
+    CHECK(dirty.residency() == Residency::device);
+    CHECK(empty.residency() == Residency::none);
+    CHECK_THROWS_AS(dirty.swap_out(), OutOfHostMemory);
+    CHECK(dirty.residency() == Residency::device);
+
+    bench.write(more, 3);
+    CHECK_THROWS_AS((void)outside.acquire(Access::read, bench.stream()), OutOfDeviceMemory);
+    more.reset();
+    bench.check(outside, 1);
+    bench.check(dirty, 2);
+    bench.run();
+    CHECK(bench.kernels.checks() == 2);
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: a host copy that a resident block could do without makes way for others") {
+    PagerBench<Plain> bench{128_KiB, 64_KiB};
+    PagerBench<Plain>::Buffer a{bench.allocator, 64_KiB};
+    bench.write(a, 1);
+    a.swap_out();
+    bench.check(a, 1);  // resident, and its host copy fills the pool
+    PagerBench<Plain>::Buffer b{bench.allocator, 64_KiB};
+    bench.write(b, 2);
+    b.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 2);
+    bench.check(a, 1);
+    a.reset();
+    bench.check(b, 2);
+    bench.run();
+    CHECK(bench.kernels.checks() == 3);
+  }
+
+  TEST_CASE("DeviceAllocator: a compaction whose copies fail leaves every block whole") {
+    // A slide by 4 KiB of a block of 48 KiB takes twelve pieces; each of them fails once.
+    for (std::size_t nth = 1; nth <= 13; ++nth) {
+      PagerBench<Plain> bench{64_KiB};
+      PagerBench<Plain>::Buffer first{bench.allocator, 4_KiB};
+      PagerBench<Plain>::Buffer second{bench.allocator, 48_KiB};
+      PagerBench<Plain>::Buffer third{bench.allocator, 8_KiB};
+      bench.write(first, 1);
+      bench.write(second, 2);
+      bench.write(third, 3);
+      first.reset();  // 4 KiB free in front, 4 KiB behind
+      bench.device.fail_copy(nth);
+      std::size_t failures = 0;
+      try {
+        bench.allocator.compact();
+      } catch (DeviceError const&) {
+        ++failures;
+      }
+      bench.device.fail_copy(0);
+      CAPTURE(nth);
+      CHECK((failures == 1 || nth > 2));
+      bench.check(second, 2);
+      bench.check(third, 3);
+      bench.run();
+      CHECK(bench.kernels.checks() == 2);
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: bytes that a dying device tore are never handed out") {
+    PagerBench<Plain> bench{64_KiB};
+    PagerBench<Plain>::Buffer first{bench.allocator, 4_KiB};
+    PagerBench<Plain>::Buffer second{bench.allocator, 60_KiB};
+    bench.write(first, 1);
+    bench.write(second, 2);
+    first.reset();
+    bench.device.copies_left = 3;  // of a slide in pieces; the way back is refused too
+    bool is_torn = false;
+    try {
+      bench.allocator.compact();
+    } catch (BlockLost const&) {
+      is_torn = true;
+    } catch (DeviceError const&) {
+    }
+    bench.device.copies_left = SIZE_MAX;
+    if (is_torn) {
+      CHECK_THROWS_AS((void)second.acquire(Access::read, bench.stream()), BlockLost);
+      bench.write(second, 3);
+      bench.check(second, 3);
+    } else {
+      bench.check(second, 2);
+    }
+    bench.run();
   }
 }
