@@ -11,7 +11,7 @@ inline constexpr std::uint64_t use_unknown = ~std::uint64_t{0};
 /// Later than every real position, so that it compares as the farthest use there is.
 inline constexpr std::uint64_t use_never = use_unknown - 1;
 
-/// `Use::entry` of a use that the record does not know.
+/// `Use::entry` of a use that is missing from the record.
 inline constexpr std::uint32_t unknown_entry = ~std::uint32_t{0};
 /// `Use::entry` of a block that the record shows no further use of.
 inline constexpr std::uint32_t never_entry = unknown_entry - 1;

@@ -209,7 +209,7 @@ inline void SimHostBacking::map(void* p, std::uint64_t offset, std::size_t bytes
 inline void SimHostBacking::unmap(void* p, std::size_t bytes) noexcept {
   int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (::mmap(p, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
-    ::mprotect(p, bytes, PROT_NONE);  // the pages stay, but nobody can touch them
+    ::mprotect(p, bytes, PROT_NONE);  // the pages stay, but are inaccessible
   }
 }
 

@@ -11,7 +11,8 @@
 #include <utility>
 #include <vector>
 
-// Which blocks are away between which two uses, so that the rest fits, at the fewest bytes.
+// Chooses which blocks are away between which two uses, so that the other blocks fit and the fewest
+// bytes have to be swapped in.
 //
 // Problem   At each moment of a step some bytes are in excess of the capacity. An absence is the
 //           time between two uses of a block: if it is chosen, the block is away at all of its
