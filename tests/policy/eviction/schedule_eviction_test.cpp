@@ -74,6 +74,15 @@ struct Rig {
 }  // namespace
 
 TEST_SUITE("eviction") {
+  TEST_CASE("ScheduleEviction: with nothing predicted it is LRU") {
+    ScheduleEviction policy;
+    for (std::uint32_t i = 1; i <= 3; ++i) {
+      policy.on_insert(block(i), 64, {});
+    }
+    policy.on_access(block(1), {});
+    CHECK(drain(policy, anyone) == std::vector{block(2), block(3), block(1)});
+  }
+
   TEST_CASE("ScheduleEviction: the block that is used last leaves, not the one used longest ago") {
     Rig rig{{64, 64, 64}};
     rig.record({0, 1, 2, 0, 1, 2, 0, 1, 2, 2, 2, 2, 1, 0});
