@@ -1,24 +1,123 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device_allocator.hpp>
 #include <spillway/pager/look_ahead.hpp>
+#include <spillway/policy/null_policies.hpp>
+#include <spillway/schedule/access_schedule.hpp>
+#include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <support/pager_bench.hpp>
+#include <support/pattern.hpp>
 
 namespace {
 
 using namespace spillway::literals;
 using spillway::Access;
+using spillway::Residency;
 using support::PagerBench;
 using support::Plain;
 using support::Scheduled;
 using support::StubbornDevice;
+
+/// What a test wants to be brought in, in this order.
+struct Wishes {
+  std::vector<spillway::BlockId> blocks;
+  std::size_t most_bytes = 64_MiB;
+};
+
+struct ByWish : spillway::NoPrefetch {
+  ByWish() = default;
+  explicit ByWish(Wishes const& the_wishes) : wishes{&the_wishes} {}
+
+  template <class Visit>
+  void candidates(spillway::AccessSchedule const& /*schedule*/, Visit visit) const {
+    for (spillway::BlockId const id : wishes->blocks) {
+      if (!visit(id, std::uint64_t{1000})) {
+        return;
+      }
+    }
+  }
+  [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return wishes->most_bytes; }
+
+  Wishes const* wishes = nullptr;
+};
+
+struct Wishful : Plain {
+  using prefetch = ByWish;
+};
+
+/// Blocks on the host, and a resident one whose acquire is the occasion to look ahead.
+struct WishBench {
+  using Allocator = spillway::DeviceAllocator<Wishful>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+
+  explicit WishBench(std::vector<std::size_t> const& sizes, bool is_prefetching = true)
+      : allocator{device, options(is_prefetching)} {
+    for (std::size_t const bytes : sizes) {
+      away.push_back(std::make_unique<Buffer>(allocator, bytes));
+      auto const lease = away.back()->acquire(Access::write, stream);
+      kernels.write(device, stream, lease.data(), lease.size_bytes(), away.size());
+    }
+    for (auto const& buffer : away) {
+      buffer->swap_out();
+      wishes.blocks.push_back(buffer->id());
+    }
+    device.run_all();
+  }
+  WishBench(WishBench const&) = delete;
+  WishBench& operator=(WishBench const&) = delete;
+  ~WishBench() { allocator.retire_stream(stream); }
+
+  [[nodiscard]] Allocator::Options options(bool is_prefetching) const {
+    Allocator::Options options{.capacity_bytes = 256_KiB};
+    options.bounce_bytes = 0;
+    options.host.pinned_bytes = 1_MiB;
+    options.host.initial_pinned_bytes = 1_MiB;
+    options.prefetch = ByWish{wishes};
+    options.paging.prefetching = is_prefetching;
+    return options;
+  }
+
+  void look_ahead() {
+    Buffer resident{allocator, 4_KiB};
+    (void)resident.acquire(Access::write, stream);
+    device.run_all();
+  }
+
+  /// Which of the blocks are back.
+  [[nodiscard]] std::vector<bool> back() {
+    std::vector<bool> result;
+    for (auto const& buffer : away) {
+      result.push_back(buffer->residency() == Residency::device);
+    }
+    return result;
+  }
+
+  /// Whether each block has the bytes that were written to it.
+  [[nodiscard]] bool are_whole() {
+    for (std::size_t i = 0; i < away.size(); ++i) {
+      auto const lease = away[i]->acquire(Access::read, stream);
+      kernels.check(device, stream, lease.data(), lease.size_bytes(), i + 1);
+      device.run_all();
+    }
+    return kernels.failures() == 0 && kernels.checks() == away.size();
+  }
+
+  Wishes wishes;
+  support::PatternKernels kernels;
+  StubbornDevice device{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}};
+  StubbornDevice::stream_type stream = device.create_stream();
+  Allocator allocator;
+  std::vector<std::unique_ptr<Buffer>> away;
+};
 
 }  // namespace
 
@@ -62,5 +161,45 @@ TEST_SUITE("pager") {
     CHECK(allocator.stats().evicted(spillway::EvictionReason::pressure).count == 0);
     buffers.clear();
     allocator.retire_stream(stream);
+  }
+
+  TEST_CASE("LookAhead: what the policy names comes in, unless prefetching is off") {
+    for (bool const is_prefetching : {true, false}) {
+      WishBench bench{{64_KiB, 64_KiB}, is_prefetching};
+      bench.look_ahead();
+      CHECK(bench.back() == std::vector{is_prefetching, is_prefetching});
+      CHECK(bench.are_whole());
+      CHECK(bench.allocator.stats().prefetch_hits == (is_prefetching ? 2 : 0));
+    }
+  }
+
+  TEST_CASE("LookAhead: no more bytes come in ahead of need than the policy allows") {
+    WishBench bench{{64_KiB, 64_KiB, 64_KiB}};
+    bench.wishes.most_bytes = 128_KiB;
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, true, false});
+    bench.look_ahead();  // nothing was used meanwhile
+    CHECK(bench.back() == std::vector{true, true, false});
+    (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, true, true});
+  }
+
+  TEST_CASE("LookAhead: what is needed later does not take the room of what is needed first") {
+    WishBench bench{{160_KiB, 32_KiB}};
+    WishBench::Buffer const other{bench.allocator, 128_KiB};
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{false, false});
+    bench.wishes.blocks.erase(bench.wishes.blocks.begin());
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{false, true});
+  }
+
+  TEST_CASE("LookAhead: a device that refuses to copy ahead of need fails no acquire") {
+    WishBench bench{{64_KiB, 64_KiB}};
+    bench.device.fail_copy(1);
+    CHECK_NOTHROW(bench.look_ahead());
+    CHECK(bench.back() == std::vector{false, false});
+    CHECK(bench.are_whole());
   }
 }
