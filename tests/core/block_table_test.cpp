@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/block_table.hpp>
+#include <spillway/core/types.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using namespace spillway;
+using Table = detail::BlockTable<int>;
+
+}  // namespace
+
+TEST_SUITE("block_table") {
+  TEST_CASE("BlockTable: indices are dense, and an index is used again under another id") {
+    Table table;
+    BlockId const a = table.emplace(1);
+    BlockId const b = table.emplace(2);
+    CHECK(index_of_block(a) == 0);
+    CHECK(index_of_block(b) == 1);
+    table.erase(a);
+    BlockId const c = table.emplace(3);
+    CHECK(index_of_block(c) == 0);
+    CHECK(c != a);
+    CHECK(table.find(a) == nullptr);
+    REQUIRE(table.find(c) != nullptr);
+    CHECK(*table.find(c) == 3);
+  }
+
+  TEST_CASE("BlockTable: ids that were never given out name nothing") {
+    Table table;
+    CHECK(table.find(BlockId{}) == nullptr);
+    BlockId const id = table.emplace(1);
+    CHECK(table.find(BlockId{}) == nullptr);
+    CHECK(table.find(make_block_id(index_of_block(id), generation_of(id) + 1)) == nullptr);
+    CHECK(table.find(make_block_id(1, 1)) == nullptr);
+    CHECK(table.find(make_block_id(100'000, 1)) == nullptr);
+    CHECK(std::as_const(table).find(id) == table.find(id));
+  }
+
+  TEST_CASE("BlockTable: a record stays where it is while the table grows") {
+    Table table;
+    BlockId const id = table.emplace(7);
+    int const* const record = table.find(id);
+    for (int i = 0; i < 5000; ++i) {
+      table.emplace(i);
+    }
+    CHECK(table.find(id) == record);
+    CHECK(*record == 7);
+  }
+
+  TEST_CASE("BlockTable: it knows what a map knows, whatever comes and goes") {
+    for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+      CAPTURE(seed);
+      std::mt19937_64 random{seed};
+      Table table;
+      std::map<BlockId, int> known;
+      std::vector<BlockId> gone;
+      for (int i = 0; i < 4000; ++i) {
+        if (known.empty() || random() % 5 < 3) {
+          BlockId const id = table.emplace(i);
+          REQUIRE(known.emplace(id, i).second);
+        } else {
+          auto const at =
+              std::next(known.begin(), static_cast<std::ptrdiff_t>(random() % known.size()));
+          table.erase(at->first);
+          gone.push_back(at->first);
+          known.erase(at);
+        }
+        REQUIRE(table.size() == known.size());
+      }
+      std::map<BlockId, int> visited;
+      std::uint32_t next_index = 0;
+      table.for_each([&](BlockId id, int record) {
+        CHECK(index_of_block(id) >= next_index);
+        next_index = index_of_block(id) + 1;
+        visited.emplace(id, record);
+      });
+      CHECK(visited == known);
+      for (BlockId const id : gone) {
+        REQUIRE(table.find(id) == nullptr);
+      }
+    }
+  }
+}
