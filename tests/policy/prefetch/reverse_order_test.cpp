@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/policy/prefetch/reverse_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <support/eviction_rig.hpp>
+#include <support/prefetch_rig.hpp>
+
+namespace {
+
+using namespace spillway;
+using testing::block;
+using testing::PrefetchRig;
+
+}  // namespace
+
+TEST_SUITE("prefetch") {
+  TEST_CASE("ReverseOrder: in a backward pass the blocks before the last one come back") {
+    PrefetchRig<ReverseOrder> rig{40, ReverseOrder{{.lookahead_ops = 3}}};
+    for (std::uint32_t i = 0; i < 40; ++i) {
+      rig.use(i);
+      CHECK(rig.wanted().empty());
+    }
+    for (std::uint32_t i = 40; i-- != 25;) {
+      rig.use(i);
+    }
+    CHECK(rig.wanted() == std::vector{24U, 23U, 22U});
+  }
+
+  TEST_CASE("ReverseOrder: gradients made on the way do not disturb it") {
+    PrefetchRig<ReverseOrder> rig{80, ReverseOrder{{.lookahead_ops = 2}}};
+    for (std::uint32_t i = 0; i < 40; ++i) {
+      rig.use(i);
+    }
+    for (std::uint32_t i = 40; i-- != 20;) {
+      rig.use(i);
+      rig.use(40 + i);  // made by this operation
+      rig.use(40 + i);  // and used by the next
+    }
+    CHECK(rig.wanted() == std::vector{19U, 18U});
+  }
+
+  TEST_CASE("ReverseOrder: a loop over weights is not a backward pass") {
+    PrefetchRig<ReverseOrder> rig{40};
+    for (int round = 0; round < 3; ++round) {
+      for (std::uint32_t i = 0; i < 40; ++i) {
+        rig.use(i);
+        CHECK(rig.wanted().empty());
+      }
+    }
+  }
+
+  TEST_CASE("ReverseOrder: a freed block leaves the order of the others as it is") {
+    PrefetchRig<ReverseOrder> rig{40, ReverseOrder{{.lookahead_ops = 3}}};
+    for (std::uint32_t i = 0; i < 40; ++i) {
+      rig.use(i);
+    }
+    for (std::uint32_t i = 40; i-- != 20;) {
+      rig.use(i);
+      rig.policy.on_destroy(block(i));
+    }
+    CHECK(rig.wanted() == std::vector{19U, 18U, 17U});
+  }
+
+  TEST_CASE("ReverseOrder: a new step starts a new order") {
+    PrefetchRig<ReverseOrder> rig{40};
+    for (std::uint32_t i = 0; i < 40; ++i) {
+      rig.use(i);
+    }
+    for (std::uint32_t i = 40; i-- != 20;) {
+      rig.use(i);
+    }
+    CHECK(!rig.wanted().empty());
+    rig.begin();
+    CHECK(rig.wanted().empty());
+    rig.use(5);
+    CHECK(rig.wanted().empty());
+  }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/policy/prefetch/schedule_lookahead.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <support/prefetch_rig.hpp>
+
+namespace {
+
+using namespace spillway;
+using testing::PrefetchRig;
+
+}  // namespace
+
+TEST_SUITE("prefetch") {
+  TEST_CASE("ScheduleLookahead: what is used next is wanted first, each block once") {
+    PrefetchRig<ScheduleLookahead> rig{4};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      if (step == 0) {
+        for (std::uint32_t const index : {0U, 1U, 0U, 2U, 1U, 3U}) {
+          rig.use(index);
+        }
+      }
+    }
+    CHECK(rig.wanted() == std::vector{0U, 1U, 2U, 3U});
+    rig.use(0);
+    rig.use(1);
+    CHECK(rig.wanted() == std::vector{0U, 2U, 1U, 3U});
+  }
+
+  TEST_CASE("ScheduleLookahead: the end of the step does not end the view") {
+    PrefetchRig<ScheduleLookahead> rig{3};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      rig.use(0);
+      rig.use(1);
+      rig.use(2);
+    }
+    CHECK(rig.wanted() == std::vector{0U, 1U, 2U});
+  }
+
+  TEST_CASE("ScheduleLookahead: what is overwritten next is not wanted") {
+    PrefetchRig<ScheduleLookahead> rig{3};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      rig.use(0);
+      rig.use(1, Access::write);
+      rig.use(2);
+    }
+    CHECK(rig.wanted() == std::vector{0U, 2U});
+  }
+
+  TEST_CASE("ScheduleLookahead: it looks as far ahead as it is told") {
+    PrefetchRig<ScheduleLookahead> rig{
+        4, ScheduleLookahead{{.lookahead_ops = 2, .max_inflight_bytes = 4096}}};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        rig.use(i);
+      }
+    }
+    CHECK(rig.wanted() == std::vector{0U, 1U});
+    CHECK(rig.policy.max_inflight_bytes() == 4096);
+    CHECK(ScheduleLookahead{}.max_inflight_bytes() == std::numeric_limits<std::size_t>::max());
+  }
+}
