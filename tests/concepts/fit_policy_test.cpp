@@ -15,81 +15,15 @@
 #include <set>
 #include <vector>
 
+#include <support/checked_fit.hpp>
+
 namespace {
 
 using spillway::BestFit;
 using spillway::Fit;
 using spillway::no_node;
-using spillway::RangeTable;
 using spillway::SegregatedFit;
-
-// An index of free ranges beside a map that says what it holds.
-template <class Policy>
-class Index {
- public:
-  // Policies may choose differently where there are few blocks, some, or many.
-  explicit Index(std::size_t taken_ranges) {
-    table_.taken_ranges = taken_ranges;
-    table_.taken_granules = 64 * taken_ranges;
-  }
-
-  std::uint32_t insert(std::uint32_t count) {
-    if (table_.idle_nodes() == 0) {
-      table_.grow();
-    }
-    std::uint32_t const node = table_.acquire();
-    table_[node] = {};
-    place(node, count);
-    policy_.insert(table_, node);
-    ++table_.free_ranges;
-    return node;
-  }
-  void erase(std::uint32_t node) {
-    policy_.erase(table_, node);
-    sizes_.erase(node);
-    table_.release(node);
-    --table_.free_ranges;
-  }
-  void resize(std::uint32_t node, std::uint32_t count) {
-    sizes_[node] = count;
-    policy_.resize(table_, node, next_first_, count);
-    next_first_ += 16;
-  }
-
-  [[nodiscard]] Fit find(std::uint32_t count) const { return policy_.find(table_, count); }
-  [[nodiscard]] std::uint32_t largest() const { return policy_.largest(table_); }
-  [[nodiscard]] std::vector<std::uint32_t> large(std::size_t most) const {
-    std::vector<std::uint32_t> nodes;
-    policy_.visit_large(table_, [&](std::uint32_t node) {
-      nodes.push_back(node);
-      return nodes.size() < most;
-    });
-    return nodes;
-  }
-  [[nodiscard]] std::map<std::uint32_t, std::uint32_t> const& sizes() const { return sizes_; }
-
-  // What the smallest range that fits has, 0 if none does.
-  [[nodiscard]] std::uint32_t best(std::uint32_t count) const {
-    std::uint32_t best = 0;
-    for (auto const& [node, size] : sizes_) {
-      best = size >= count && (best == 0 || size < best) ? size : best;
-    }
-    return best;
-  }
-
- private:
-  void place(std::uint32_t node, std::uint32_t count) {
-    sizes_[node] = count;
-    table_[node].first = next_first_;
-    table_[node].count = count;
-    next_first_ += 16;
-  }
-
-  RangeTable table_;
-  Policy policy_;
-  std::map<std::uint32_t, std::uint32_t> sizes_;
-  std::uint32_t next_first_ = 0;
-};
+using support::CheckedFit;
 
 template <class Policy>
 void play(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t seed) {
@@ -101,7 +35,7 @@ void play(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t seed)
     double const share = static_cast<double>(below(1U << 20U)) / (1U << 20U);
     return static_cast<std::uint32_t>(std::exp2(share * 31.9));
   };
-  Index<Policy> index{taken_ranges};
+  CheckedFit<Policy> index{taken_ranges};
   for (int op = 0; op < 6000; ++op) {
     bool const is_full = index.sizes().size() >= most_ranges;
     std::size_t const what = index.sizes().empty() ? 0 : below(4);
@@ -147,19 +81,19 @@ TEST_SUITE("fit") {
   // What every model of FitPolicy owes; a new policy joins by adding its name below.
   TEST_CASE_TEMPLATE_DEFINE("FitPolicy: ", P, fit_policy_contract) {
     SUBCASE("an empty index has no range and no size") {
-      Index<P> index{0};
+      CheckedFit<P> index{0};
       CHECK(index.find(1).node == no_node);
       CHECK(index.largest() == 0);
     }
     SUBCASE("a range is found by every size up to its own and by none above") {
-      Index<P> index{10'000};
+      CheckedFit<P> index{10'000};
       std::uint32_t const node = index.insert(1000);
       CHECK(index.find(1).node == node);
       CHECK(index.find(1000).node == node);
       CHECK(index.find(1001).node == no_node);
     }
     SUBCASE("a range that is erased is not found again") {
-      Index<P> index{10'000};
+      CheckedFit<P> index{10'000};
       std::uint32_t const first = index.insert(1000);
       std::uint32_t const second = index.insert(1000);
       std::uint32_t const third = index.insert(1000);
@@ -171,13 +105,13 @@ TEST_SUITE("fit") {
       CHECK(index.largest() == 0);
     }
     SUBCASE("the largest size there can be is found") {
-      Index<P> index{10'000};
+      CheckedFit<P> index{10'000};
       std::uint32_t const node = index.insert(0xFFFFFFFEU);
       CHECK(index.find(0xFFFFFFFEU).node == node);
       CHECK(index.largest() == 0xFFFFFFFEU);
     }
     SUBCASE("every range is visited once, large ones first") {
-      Index<P> index{10'000};
+      CheckedFit<P> index{10'000};
       std::mt19937_64 random{5};
       for (int i = 0; i < 3000; ++i) {
         index.insert(static_cast<std::uint32_t>(1 + random() % (1U << (4 + i % 20))));
@@ -193,7 +127,7 @@ TEST_SUITE("fit") {
       }
     }
     SUBCASE("no more ranges are visited than are wanted") {
-      Index<P> index{10'000};
+      CheckedFit<P> index{10'000};
       for (std::uint32_t size = 1; size <= 100; ++size) {
         index.insert(10 * size);
       }
@@ -203,7 +137,7 @@ TEST_SUITE("fit") {
       CHECK(index.sizes().at(nodes[0]) == 1000);
       CHECK(index.sizes().at(nodes[1]) == 990);
       CHECK(index.sizes().at(nodes[2]) == 980);
-      CHECK(Index<P>{0}.large(3).empty());
+      CHECK(CheckedFit<P>{0}.large(3).empty());
     }
     SUBCASE("a range that fits is found whenever there is one") {
       std::uint64_t seed = 1;
@@ -214,55 +148,4 @@ TEST_SUITE("fit") {
     }
   }
   TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, BestFit, SegregatedFit);
-
-  TEST_CASE("BestFit: names the smallest range that fits, at its low end") {
-    Index<BestFit> index{100};
-    for (std::uint32_t const size : {500U, 100U, 300U, 200U, 400U}) {
-      index.insert(size);
-    }
-
-    for (std::uint32_t const size : {1U, 100U, 150U, 200U, 399U, 401U}) {
-      Fit const fit = index.find(size);
-      REQUIRE(fit.node != no_node);
-      CHECK(index.sizes().at(fit.node) == index.best(size));
-      CHECK_FALSE(fit.is_high_end);
-    }
-  }
-
-  TEST_CASE(
-      "SegregatedFit: names no range that is more than a class larger than one of the next class") {
-    std::mt19937_64 random{11};
-    for (std::size_t const taken_ranges : {1000U, 100'000U}) {
-      Index<SegregatedFit> index{taken_ranges};
-      for (int i = 0; i < 2000; ++i) {
-        index.insert(static_cast<std::uint32_t>(1000 + random() % 100'000));
-      }
-      for (int i = 0; i < 2000; ++i) {
-        auto const size = static_cast<std::uint32_t>(1000 + random() % 90'000);
-        Fit const fit = index.find(size);
-        REQUIRE(fit.node != no_node);
-        std::uint32_t const of_next_class = index.best(size + size / 64 + 1);
-        CHECK(index.sizes().at(fit.node) <= of_next_class + of_next_class / 64);
-      }
-    }
-  }
-
-  TEST_CASE("SegregatedFit: takes the newest range of the own class if it fits") {
-    Index<SegregatedFit> index{100'000};
-    index.insert(10'000);
-    std::uint32_t const newest = index.insert(9990);
-    std::uint32_t const next_class = index.insert(10'300);
-
-    CHECK(index.find(9990).node == newest);
-    CHECK(index.find(9985).node == newest);
-    CHECK(index.find(9995).node == next_class);  // though the older one would do
-  }
-
-  TEST_CASE("SegregatedFit: puts large blocks at the high end") {
-    Index<SegregatedFit> index{100'000};  // of 64 granules in the mean
-    index.insert(100'000);
-
-    CHECK_FALSE(index.find(64).is_high_end);
-    CHECK(index.find(1000).is_high_end);
-  }
 }
