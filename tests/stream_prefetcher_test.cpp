@@ -61,7 +61,7 @@ struct Told : ScheduleLookahead {
   Calls* calls = nullptr;
 };
 
-/// Names one block, after the steps it was told of, with the steps of the schedule for the next use.
+/// Names one block, after the steps it was told of, with the schedule's steps for the next use.
 struct Asking : NoPrefetch {
   void on_step() noexcept { ++steps; }
   template <class Visit>

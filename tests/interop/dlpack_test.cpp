@@ -123,13 +123,14 @@ TEST_SUITE("dlpack") {
   }
 
   TEST_CASE("device_of: a CUDA device is named by its ordinal, everything else is host memory") {
-    struct Gpu {
-      [[nodiscard]] int ordinal() const { return 3; }
+    struct Gpu : SimApi {
+      [[nodiscard]] static int ordinal() noexcept { return 3; }
     };
+    Gpu const gpu;
     SimApi const sim;
 
-    CHECK(static_cast<int>(dlpack::device_of(Gpu{}).type) == 2);
-    CHECK(dlpack::device_of(Gpu{}).id == 3);
+    CHECK(static_cast<int>(dlpack::device_of(gpu).type) == 2);
+    CHECK(dlpack::device_of(gpu).id == 3);
     CHECK(static_cast<int>(dlpack::device_of(sim).type) == 1);
     CHECK(dlpack::device_of(sim).id == 0);
   }

@@ -32,8 +32,8 @@ struct Ranked {
   bool can_leave = true;
 };
 
-/// Plays random uses on a policy and on a list. `price(block)` is what losing the block costs now: of
-/// those that can leave, the cheapest must leave, and among equals the one used longest ago.
+/// Plays random uses on a policy and on a list. `price(block)` is what losing the block costs now:
+/// of those that can leave, the cheapest must leave, and among equals the one used longest ago.
 template <class Policy, class Price>
 void play(Policy policy, std::uint64_t seed, Price price) {
   CAPTURE(seed);
