@@ -89,7 +89,6 @@ set(SPILLWAY_HEADERS
     spillway/policy/compaction/gap_index.hpp
     spillway/policy/compaction/layout_line.hpp
     spillway/policy/compaction/move_order.hpp
-    spillway/policy/compaction/no_compaction.hpp
     spillway/policy/compaction/size_pool.hpp
     spillway/policy/compaction/sliding_compaction.hpp
     spillway/policy/compaction/window_search.hpp

@@ -21,7 +21,6 @@
 #include <spillway/observe/timeline.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/compaction/no_compaction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>

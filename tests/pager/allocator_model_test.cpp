@@ -3,7 +3,6 @@
 // block must hold. Faults are injected; nothing may be lost.
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
-#include <spillway/policy/compaction/no_compaction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
@@ -10,6 +11,8 @@
 #include <spillway/schedule/use.hpp>
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 namespace spillway {
 
@@ -29,6 +32,17 @@ class NullObserver {
   void on_record(Record const& /*record*/) noexcept {}
 };
 
+/// A compaction policy that moves nothing.
+struct NoCompaction {
+  static constexpr bool is_thread_safe = true;
+  static constexpr bool moves_blocks = false;
+
+  [[nodiscard]] std::optional<LayoutPlan>
+  plan(Layout const& /*layout*/, std::uint32_t /*count*/, std::uint64_t /*budget*/) const noexcept {
+    return std::nullopt;
+  }
+};
+
 /// A prefetch policy that brings nothing in ahead of need.
 class NoPrefetch {
  public:
@@ -45,6 +59,7 @@ class NoPrefetch {
 
 static_assert(LockPolicy<NullLock>);
 static_assert(Observer<NullObserver>);
+static_assert(CompactionPolicy<NoCompaction>);
 static_assert(PrefetchPolicy<NoPrefetch>);
 
 }  // namespace spillway
