@@ -88,7 +88,7 @@ class FaultyFileIo {
     unsigned since_interrupt = 0;
   };
 
-  Faults next_call(std::size_t Calls::*counter) const noexcept {
+  [[nodiscard]] Faults next_call(std::size_t Calls::*counter) const noexcept {
     std::scoped_lock const lock{shared_->mutex};
     ++(shared_->calls.*counter);
     Faults faults = shared_->faults;
