@@ -176,7 +176,7 @@ void register_on(std::string const& device) {
         ->Unit(benchmark::kMicrosecond);
   };
   add("plain_copy", plain_copy<Policies, capacity_bytes>);
-  for (std::size_t const block_bytes : {256_KiB, 2_MiB, 16_MiB}) {
+  for (std::size_t const block_bytes : {64_KiB, 256_KiB, 2_MiB, 16_MiB}) {
     auto const arg = static_cast<std::int64_t>(block_bytes);
     add("compaction", compaction<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);
     add("round_trip", round_trip<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);

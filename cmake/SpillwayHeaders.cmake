@@ -3,6 +3,7 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
+    spillway/arena/move_batch.hpp
     spillway/arena/move_plan.hpp
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
@@ -45,7 +46,6 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_options.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
-    spillway/host/copy_batch.hpp
     spillway/host/host_ledger.hpp
     spillway/host/host_tier.hpp
     spillway/host/host_transfers.hpp
@@ -109,6 +109,7 @@ set(SPILLWAY_HEADERS
     spillway/sim.hpp
     spillway/spillway.hpp
     spillway/stream.hpp
+    spillway/stream/copy_batch.hpp
     spillway/stream/owned_stream.hpp
     spillway/stream/stream_events.hpp
     spillway/stream/stream_order.hpp

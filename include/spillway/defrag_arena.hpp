@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/arena/move_batch.hpp>
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/arena/room_search.hpp>
@@ -57,11 +58,11 @@ struct ArenaStats {
 /// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
 ///   arena.begin_moves(*plan);              // from here on other threads may use the arena again
 ///   // the stream waits for plan->fence
-///   for (Move const& move : plan->moves) {
-///     // the stream waits for move.fence and for the last uses of block move.owner
-///     enqueue_move(device, move, stream, plan->bounce);
-///   }
-///   arena.commit_moves(*plan, plan->moves.size(), fence_after_the_moves);
+///   std::size_t done = 0;
+///   enqueue_moves(device, plan->moves, stream, plan->bounce, done, [&](std::size_t i) {
+///     // the stream waits for plan->moves[i].fence and for the last uses of the block
+///   });
+///   arena.commit_moves(*plan, done, fence_after_the_moves);
 ///   range = arena.try_take(bytes, id);
 /// }
 /// ```

@@ -21,7 +21,7 @@ LAYERS = {
     "stream.hpp": BASE,
     "swappable_buffer.hpp": BASE | {"lease.hpp"},
     "swappable_tensor.hpp": BASE | {"lease.hpp", "swappable_buffer.hpp"},
-    "arena": BASE,
+    "arena": BASE | {"stream"},
     "defrag_arena.hpp": BASE | {"arena", "policy"},
     "page_arena.hpp": BASE | {"arena", "stream"},
     "host": BASE | {"stream"},

@@ -160,11 +160,15 @@ class RangeList {
   }
   /// The address of a granule in any segment. O(log segments).
   [[nodiscard]] std::byte* address(std::uint32_t granule) const noexcept {
+    return address(segment_at(granule), granule);
+  }
+  /// The segment that a granule lies in. O(log segments).
+  [[nodiscard]] std::uint16_t segment_at(std::uint32_t granule) const noexcept {
     auto const after = std::upper_bound(
         segments_.begin(), segments_.end(), granule, [&](std::uint32_t at, std::uint16_t segment) {
           return at < spans_[segment].first;
         });
-    return address(*(after - 1), granule);
+    return *(after - 1);
   }
 
   /// The lowest range of a segment.

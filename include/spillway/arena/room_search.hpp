@@ -246,6 +246,7 @@ class LayoutSnapshot {
       move.range = RangeId{nodes_[block]};
       move.owner = list.table[nodes_[block]].owner();
       move.to = list.address(to);
+      move.to_segment = list.segment_at(to);
       move.bytes = std::size_t{count} * granule_bytes;
       for (std::uint32_t node = before; list.table[node].first < to + count;
            node = list.table[node].next) {
@@ -261,6 +262,7 @@ class LayoutSnapshot {
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
       LayoutMove const& move = answer.moves[i];
       plan.moves[i].from = list.address(blocks_[move.block].first);
+      plan.moves[i].from_segment = list.segment_at(blocks_[move.block].first);
       blocks_[move.block].first = move.to;
     }
 

@@ -122,8 +122,8 @@ concept GrowingArena =
 /// |                                      | worth its time                                        |
 ///
 /// A plan is begun in the critical section that made it, and committed once. In between, the caller
-/// makes its stream wait for `p.fence`. Then, for each move, the stream waits for the fence of the
-/// move and for the block's last uses, and the caller calls `enqueue_move`.
+/// makes its stream wait for `p.fence` and calls `enqueue_moves`; before each move the stream waits
+/// for the fence of the move and for the block's last uses.
 template <class A>
 concept MovingArena =
     Arena<A> &&

@@ -14,7 +14,7 @@
 ///
 /// | concept              | asks for                      | then the library                      |
 /// |----------------------|-------------------------------|---------------------------------------|
-/// | `BatchCopyApi`       | `copy_batch`                  | copies many small blocks at once      |
+/// | `BatchCopyApi`       | `copy_batch`                  | copies many blocks at once            |
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |

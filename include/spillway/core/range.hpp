@@ -44,13 +44,17 @@ struct RangeView {
   RangeId range{};  ///< set if the range is taken or moving
 };
 
-/// One copy inside the device. Source and destination may overlap; `enqueue_move` sees to that.
+/// One copy inside the device. Source and destination may overlap; `enqueue_moves` sees to that.
 struct Move {
   RangeId range{};
   BlockId owner{};
   std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::size_t bytes = 0;
+  /// The reservations of the device that both places lie in: no copy may cross from one into
+  /// another, though their addresses may touch.
+  std::uint16_t from_segment = 0;
+  std::uint16_t to_segment = 0;
   /// The last uses of the destination. The stream that moves waits for them and for the block's
   /// own.
   Fence fence;

@@ -7,11 +7,11 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
-#include <spillway/host/copy_batch.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/slot_io.hpp>
 #include <spillway/host/staging.hpp>
+#include <spillway/stream/copy_batch.hpp>
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/arena/move_plan.hpp>
+#include <spillway/arena/move_batch.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
@@ -244,12 +244,11 @@ class Transfers {
       Unlocked const unlocked{monitor_};
       auto const& stream = streams_.moves();
       order_.wait(stream.index(), plan.fence);
-      for (Move const& move : plan.moves) {
-        order_.wait(stream.index(), move.fence);
-        order_.wait(stream.index(), after[done]);
-        enqueue_move(device_, move, stream.handle(), plan.bounce);
-        ++done;
-      }
+      auto const wait_for_uses = [&](std::size_t i) {
+        order_.wait(stream.index(), plan.moves[i].fence);
+        order_.wait(stream.index(), after[i]);
+      };
+      enqueue_moves(device_, plan.moves, stream.handle(), plan.bounce, done, wait_for_uses);
     } catch (BlockLost const&) {
       torn = plan.moves[done].owner;
       failure = std::current_exception();

@@ -121,6 +121,43 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.work.wrong() == 0);
   }
 
+  TEST_CASE("DeviceAllocator: compaction moves many blocks with few calls") {
+    FakeRuntime fake;
+    CudaApi device;
+    test::HostWork<CudaApi> work{device};
+    cudaStream_t const stream = device.create_stream();
+    Allocator allocator{device, {.capacity_bytes = 8U << 20U}};
+    std::vector<Buffer> kept;
+    {
+      std::vector<Buffer> gaps;
+      for (std::uint32_t i = 0; i < 128; ++i) {
+        Buffer buffer{allocator, 64U << 10U};
+        auto const lease = buffer.acquire(Access::write, stream);
+        work.write(lease.data(), lease.size_bytes(), i, stream);
+        (i % 2 == 0 ? gaps : kept).push_back(std::move(buffer));
+      }
+    }
+    auto const calls = [&] {
+      return fake.cuda.calls("cudaMemcpyAsync") + fake.cuda.calls("cudaMemcpyBatchAsync");
+    };
+    std::size_t const before = calls();
+
+    while (allocator.compact() != 0) {
+    }
+
+    CHECK(allocator.stats().moves.count >= 32);
+    CHECK(calls() - before <= 4);
+    CHECK(allocator.stats().largest_free_bytes == allocator.stats().free_bytes);
+    for (std::uint32_t i = 0; i < kept.size(); ++i) {
+      auto const lease = kept[i].acquire(Access::read, stream);
+      work.check(lease.data(), lease.size_bytes(), 2 * i + 1, stream);
+    }
+    allocator.retire_stream(stream);
+    device.synchronize(stream);
+    device.destroy_stream(stream);
+    CHECK(work.wrong() == 0);
+  }
+
   TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
     Capture now;
     Buffer away{now.allocator, 1U << 20U};

@@ -195,6 +195,7 @@ class CudaApi {
   [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
                                                  std::span<void const* const> from,
                                                  std::span<std::size_t const> sizes_bytes,
+                                                 CopyKind kind,
                                                  stream_type stream);
 
   detail::CudaContext context_;
@@ -262,7 +263,7 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
   bool const has_empty =
       std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
   if (to.size() > 1 && !has_empty && takes_batches(stream)) {
-    cudaError_t const status = enqueue_batch(to, from, sizes_bytes, stream);
+    cudaError_t const status = enqueue_batch(to, from, sizes_bytes, kind, stream);
     bool const is_unknown =
         status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver;
     if (!is_unknown) {
@@ -407,11 +408,14 @@ inline bool CudaApi::takes_batches(stream_type stream) const {
 inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const> to,
                                           [[maybe_unused]] std::span<void const* const> from,
                                           [[maybe_unused]] std::span<std::size_t const> sizes_bytes,
+                                          [[maybe_unused]] CopyKind kind,
                                           [[maybe_unused]] stream_type stream) {
 #if CUDART_VERSION >= 12080
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+  // Inside the device the copy engines are slower than the cores, and an allocation waits.
+  attributes.flags =
+      kind == CopyKind::on_device ? cudaMemcpyFlagDefault : cudaMemcpyFlagPreferOverlapWithCompute;
   std::size_t first_with_these = 0;
 #  if CUDART_VERSION >= 13000
   return cudaMemcpyBatchAsync(to.data(),

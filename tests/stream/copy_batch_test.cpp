@@ -3,7 +3,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
-#include <spillway/host/copy_batch.hpp>
+#include <spillway/stream/copy_batch.hpp>
 #include <spillway/testing/device_contracts.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
