@@ -64,7 +64,8 @@ pybind11::dict statistics(State& state) {
   set("alloc_distribution.reclaim_all", now.ranges_from(RangeSource::after_swap_out));
   set("alloc_distribution.cudamalloc_retry", now.ranges_from(RangeSource::retry));
   set("num_ooms", counts.out_of_memory);
-  set("num_alloc_retries", counts.pressures + counts.waits);
+  set("num_alloc_retries", counts.pressures + counts.waits + counts.regroups);
+  set("regroups", counts.regroups);
   set("swap_outs", now.swap_outs.count);
   set("swap_out_bytes", now.swap_outs.bytes);
   set("swap_ins", now.swap_ins.count);

@@ -64,3 +64,73 @@ def test_steps_under_a_lowered_limit_are_planned(lms):
     spillway_torch.set_limit_lms(256 << 20)
     assert now["speculative"] > before["speculative"]  # copied out ahead of need
     assert now["prefetch.hits"] > before["prefetch.hits"]
+
+
+SPLIT = """
+import torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20)
+spillway_torch.set_enabled_lms(True)
+MiB = 1 << 20
+def split_room():
+    spillway_torch.reclaim_inactive()  # the operation at which pressure begins runs once, if its arguments are boxed
+    # Eight tensors fill the limit. The second and the fifth, used together, leave 48 MiB in three pieces.
+    tensors = [torch.full((8 * MiB - 4096,), i, dtype=torch.uint8) for i in range(8)]
+    return tensors[1], tensors[4], tensors
+def counts():
+    now = spillway_torch.memory_stats()
+    return now["regroups"], now["num_ooms"]
+"""
+
+
+@pytest.mark.parametrize("operation", [
+    "torch.cat([a, b, a, b, a])",  # a typed kernel
+    "torch.complex(*(t.view(torch.float32).expand(2, -1) for t in (a, b)))"  # a boxed one
+])
+def test_room_in_pieces_between_operands_is_made_one(script, operation):
+    result = script(SPLIT + f"""
+for _ in range(3):
+    a, b, tensors = split_room()
+    result = {operation}
+    assert result.numel() * result.element_size() >= 30 * MiB
+    seen = result.flatten()[:5].clone()
+    del result
+    a, b = (t[:20].clone() for t in (a, b))
+    assert torch.equal(seen, ({operation}).flatten()[:5])
+    assert [int(t[0]) for t in tensors] == list(range(8)) and all((t == t[0]).all() for t in tensors)
+    del tensors
+regroups, ooms = counts()
+print(regroups > 0, ooms)
+""")
+    assert result.split() == ["True", "0"]
+
+
+def test_operands_that_come_in_late_find_room_in_one_piece(script):
+    result = script(SPLIT + """
+big = torch.ones(40 * MiB, dtype=torch.uint8)
+spillway_torch.reclaim_inactive()
+a, b, tensors = split_room()
+a[:1], b[:1]
+small = torch.full((8 * MiB,), 3, dtype=torch.uint8)
+middle = tensors[4]
+big[:middle.numel()].add_(middle)
+assert int(big[0]) == int(big[middle.numel() - 1]) == 5 and int(big[middle.numel()]) == int(big[-1]) == 1
+print(*counts())
+""")
+    assert int(result.split()[1]) == 0
+
+
+def test_an_operation_with_effects_does_not_run_twice(script):
+    result = script(SPLIT + """
+a, b, tensors = split_room()
+refused = 0
+for operation in (lambda: torch.cat([a, b, a, b, a], out=torch.empty(0, dtype=torch.uint8)),
+                  lambda: torch.normal(a.view(torch.float32).expand(5, -1), b.view(torch.float32))):
+    try:
+        operation()
+    except torch.OutOfMemoryError as error:
+        refused += "Leases lie between" in str(error)
+print(refused, *counts())
+assert [int(t[0]) for t in tensors] == list(range(8))
+""")
+    assert result.split() == ["2", "0", "2"]

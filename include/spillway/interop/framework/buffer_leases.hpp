@@ -283,9 +283,9 @@ template <class Allocator>
 void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
   auto entry = std::make_unique<Entry>();
   void* address = nullptr;
-  std::string failure;
+  Refusal refusal;
   bool const has_room =
-      this->try_allocate_block(bytes, stream_, frame, failure, [&](BlockId block, Lease& lease) {
+      this->try_allocate_block(bytes, stream_, frame, refusal, [&](BlockId block, Lease& lease) {
         Guard const guard{mutex_};
         buffers_.emplace(lease.data(), entry.get());
         address = entry->address = lease.data();
@@ -305,7 +305,7 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         sizes_.fixed_bytes += bytes;
       });
   if (!has_room) {
-    (void)describe_failure(failure);
+    (void)describe_failure(refusal.why);
     if (frame != nullptr) {
       frame->refused_bytes_ = bytes;
     }
@@ -379,12 +379,12 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
     return {};
   }
   try {
-    std::string failure;
-    if (this->acquire_missing(frame, missing, stream_, failure)) {
+    Refusal refusal;
+    if (this->acquire_missing(frame, missing, stream_, refusal)) {
       update_peak_reclaimed();
       return {};
     }
-    failure = describe_failure(failure);
+    std::string failure = describe_failure(refusal.why);
     exit(frame);
     return failure;
   } catch (...) {

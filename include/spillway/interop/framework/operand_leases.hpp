@@ -30,7 +30,15 @@ struct OperationCounts {
   std::uint64_t pressures = 0;      ///< how often pressure began
   std::uint64_t strays = 0;         ///< storages whose address had been moved to another owner
   std::size_t entries = 0;          ///< storages that operations have been seen to use
+  std::uint64_t regroups = 0;       ///< operations begun anew with their operands side by side
   int active_frames = 0;            ///< frames that threads are inside of now
+};
+
+/// Why a request for memory could not be met.
+struct Refusal {
+  std::string why;
+  /// Whether what is not leased would do, if leased blocks did not lie between its pieces.
+  bool is_split = false;
 };
 
 /// Leases the memory that a framework's operations use, for as long as they use it, and lets it be
@@ -192,20 +200,20 @@ class OperandLeases {
   /// Allocates a block and leases it for writing, as often as room can be made.
   ///
   /// @param adopt    called with the block and the lease; takes the lease or throws
-  /// @param failure  says why if the result is false
+  /// @param refusal  says why if the result is false
   template <class Adopt>
   [[nodiscard]] bool try_allocate_block(std::size_t bytes,
                                         stream_type stream,
                                         Frame const* frame,
-                                        std::string& failure,
+                                        Refusal& refusal,
                                         Adopt const& adopt);
   /// Acquires the leases that operands of a frame lack. The entries are pinned.
   ///
-  /// @param failure  says why if the result is false
+  /// @param refusal  says why if the result is false
   [[nodiscard]] bool acquire_missing(Frame const& frame,
                                      std::span<Missing const> missing,
                                      stream_type stream,
-                                     std::string& failure);
+                                     Refusal& refusal);
 
   // Waiting.
 
@@ -264,17 +272,19 @@ class OperandLeases {
     waiters_.fetch_sub(1);
   }
   [[nodiscard]] bool
-  acquire_all(std::span<Missing const> mine, stream_type stream, std::string& failure);
+  acquire_all(std::span<Missing const> mine, stream_type stream, Refusal& refusal);
   /// Runs `act`, which calls the allocator. @returns false, and why, if there is no room
   template <class Act>
-  [[nodiscard]] static bool has_room(std::string& failure, Act const& act) {
+  [[nodiscard]] static bool has_room(Refusal& refusal, Act const& act) {
     try {
       act();
       return true;
     } catch (OutOfDeviceMemory const& error) {
-      failure = error.what();
+      MemoryReport const& report = error.report();
+      refusal = {error.what(),
+                 report.leased_bytes + report.requested_bytes <= report.capacity_bytes};
     } catch (OutOfHostMemory const& error) {
-      failure = error.what();
+      refusal = {error.what(), false};
     }
     return false;
   }
@@ -416,11 +426,11 @@ template <class Adopt>
 bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
                                                stream_type stream,
                                                Frame const* frame,
-                                               std::string& failure,
+                                               Refusal& refusal,
                                                Adopt const& adopt) {
   for (;;) {
     std::uint64_t const seen = changes();
-    bool const is_there = has_room(failure, [&] {
+    bool const is_there = has_room(refusal, [&] {
       BlockId const block = memory_->allocate(bytes);
       Lease lease;
       try {
@@ -445,7 +455,7 @@ template <class Traits>
 bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
                                             std::span<Missing const> missing,
                                             stream_type stream,
-                                            std::string& failure) {
+                                            Refusal& refusal) {
   std::vector<Missing> mine;
   for (;;) {
     std::uint64_t const seen = changes();
@@ -475,7 +485,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
       continue;
     }
     // `acquire_all` notifies once, of what this thread has released itself.
-    if (!acquire_all(mine, stream, failure) && !make_room(&frame, seen + 1)) {
+    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1)) {
       return false;
     }
   }
@@ -486,7 +496,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
 template <class Traits>
 bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
                                         stream_type stream,
-                                        std::string& failure) {
+                                        Refusal& refusal) {
   std::vector<Lease> leases;
   std::exception_ptr error;
   try {
@@ -495,7 +505,7 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
     for (Missing const& one : mine) {
       requests.push_back({one.entry->block, Traits::access(one)});
     }
-    (void)has_room(failure, [&] { leases = memory_->acquire_all(requests, stream); });
+    (void)has_room(refusal, [&] { leases = memory_->acquire_all(requests, stream); });
   } catch (...) {
     error = std::current_exception();
   }

@@ -239,10 +239,31 @@ class FrameHook {
     [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
     [[nodiscard]] typename Leases::Frames const& frames() const noexcept { return frames_; }
     void enter(Operands const& operands) {
-      if (!operands.empty()) {
-        rethrow_as_torch(
-            [&] { Site::leases().enter(frames_, frames_.pins, operands, is_outermost_); });
+      if (operands.empty()) {
+        return;
       }
+      rethrow_as_torch([&] {
+        try {
+          Site::leases().enter(frames_, frames_.pins, operands, is_outermost_);
+        } catch (c10::OutOfMemoryError const&) {
+          if (!has_split_room(operands)) {
+            throw;
+          }
+          Site::leases().regroup(frames_, operands);
+        }
+      });
+    }
+    /// Called when the kernel of `op` has run out of memory: leases the operands anew, side by
+    /// side, if there is room but in pieces, and if the kernel can run again.
+    ///
+    /// @returns whether it should
+    [[nodiscard]] C10_NOINLINE bool try_regroup(c10::OperatorHandle const& op,
+                                                Operands const& operands) {
+      if (!has_split_room(operands) || !Site::hook().kinds.is_repeatable(op)) {
+        return false;
+      }
+      rethrow_as_torch([&] { Site::leases().regroup(frames_, operands); });
+      return true;
     }
     /// To be called once, with the results if this is the outermost frame.
     void end(std::span<Operand const> results) noexcept {
@@ -250,10 +271,17 @@ class FrameHook {
       --frames_.depth;
       if (is_outermost_) {
         Site::leases().exit(frames_, frames_.pins, results);
+        if (frames_.split_bytes != 0) {
+          Site::leases().report_split(frames_);
+        }
       }
     }
 
    private:
+    [[nodiscard]] bool has_split_room(Operands const& operands) const noexcept {
+      return is_outermost_ && frames_.split_bytes != 0 && !operands.empty();
+    }
+
     typename Leases::Frames& frames_;
     bool is_outermost_ = false;
     bool has_ended_ = false;
@@ -327,12 +355,41 @@ class FrameHook {
     Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
-    call();
+    call_repeatably(op, stack, frame, operands, call);
     if (frame.is_outermost()) {
       operands.clear();
       collect<Leases>(last(*stack, op.schema().returns().size()), operands, {}, kept_only);
       frame.end(operands);
     }
+  }
+
+  /// Runs `call`, and once more if the frame can make room for it. The arguments are copied for
+  /// that under pressure only, so the very operation at which pressure begins cannot run again.
+  template <class Call>
+  static void call_repeatably(c10::OperatorHandle const& op,
+                              Stack* stack,
+                              Frame& frame,
+                              Operands const& operands,
+                              Call const& call) {
+    if (!Site::leases().is_under_pressure() || !frame.is_outermost() ||
+        !Site::hook().kinds.is_repeatable(op)) {
+      call();
+      return;
+    }
+    auto const arguments = last(*stack, op.schema().arguments().size());
+    Stack const copy(arguments.begin(), arguments.end());
+    std::size_t const base = stack->size() - copy.size();
+    try {
+      call();
+      return;
+    } catch (c10::OutOfMemoryError const&) {
+      if (!frame.try_regroup(op, operands)) {
+        throw;
+      }
+    }
+    stack->resize(base);
+    stack->insert(stack->end(), copy.begin(), copy.end());
+    call();
   }
 
   /// Runs an operation whose communication goes on after it has returned: the operands are leased

@@ -18,6 +18,7 @@
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/_adaptive_avg_pool2d_backward_ops.h>
@@ -310,6 +311,23 @@ inline bool is_composite_for_all(c10::OperatorHandle const& op) {
                                           DispatchKey::MkldnnCPU});
 }
 
+/// Whether an operation that has failed half way can run again: it has written nothing and has
+/// drawn no random numbers. Batch normalization writes its running statistics, which its schema
+/// does not say. Schemas of others than PyTorch are not relied on.
+inline bool is_repeatable(c10::OperatorHandle const& op) {
+  auto const& schema = op.schema();
+  if (schema.name().rfind("aten::", 0) != 0 || op.hasTag(at::Tag::nondeterministic_seeded)) {
+    return false;
+  }
+  bool const is_backward = schema.name().find("_backward") != std::string::npos;
+  return std::none_of(schema.arguments().begin(),
+                      schema.arguments().end(),
+                      [is_backward](c10::Argument const& argument) {
+                        return writes(argument) ||
+                               (argument.name() == "running_mean" && !is_backward);
+                      });
+}
+
 }  // namespace detail
 
 /// Classifies an operation by its schema. Schemas of others than PyTorch are not relied on.
@@ -348,27 +366,33 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
 /// A cache of the kinds of operations, one for each thread: a hash table that is never resized.
 class OperationKinds {
  public:
-  [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) {
-    void const* const name = &op.schema();
-    std::size_t const bits = reinterpret_cast<std::uintptr_t>(name) >> 4U;
-    for (std::size_t probe = 0; probe < 4; ++probe) {
-      Entry& entry = entries_[((bits ^ (bits >> 9U)) + probe) & (entries_.size() - 1)];
-      if (entry.schema == name) {
-        return entry.kind;
-      }
-      if (entry.schema == nullptr || probe == 3) {
-        entry = {name, kind_of(op)};
-        return entry.kind;
-      }
-    }
-    return kind_of(op);
+  [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) { return entry_of(op).kind; }
+  [[nodiscard]] bool is_repeatable(c10::OperatorHandle const& op) {
+    return entry_of(op).is_repeatable;
   }
 
  private:
   struct Entry {
     void const* schema = nullptr;
     OperationKind kind = OperationKind::unknown;
+    bool is_repeatable = false;
   };
+
+  [[nodiscard]] Entry const& entry_of(c10::OperatorHandle const& op) {
+    void const* const name = &op.schema();
+    std::size_t const bits = reinterpret_cast<std::uintptr_t>(name) >> 4U;
+    for (std::size_t probe = 0;; ++probe) {
+      Entry& entry = entries_[((bits ^ (bits >> 9U)) + probe) & (entries_.size() - 1)];
+      if (entry.schema == name) {
+        return entry;
+      }
+      if (entry.schema == nullptr || probe == 3) {
+        entry = {name, kind_of(op), detail::is_repeatable(op)};
+        return entry;
+      }
+    }
+  }
+
   std::array<Entry, 1024> entries_{};
 };
 
@@ -503,7 +527,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
                     TypedCollector<Leases>{operands, frame.frames(), frame.is_outermost()}),
      ...);
     frame.enter(operands);
-    Result result = redispatch(keys, std::forward<Arguments>(arguments)...);
+    Result result = call(frame, operands, keys, std::forward<Arguments>(arguments)...);
     if (frame.is_outermost()) {
       // Arguments that are returned are looked at, too: they may have got their memory meanwhile.
       operands.clear();
@@ -529,12 +553,37 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return run(keys, std::forward<Arguments>(arguments)...);
   }
 
-  /// Calls the kernel that comes after the hook.
+  static constexpr bool writes_arguments = (std::is_same_v<Arguments, at::Tensor&> || ...);
+
+  /// Calls the kernel that comes after the hook, and once more if the frame can make room for it.
+  C10_ALWAYS_INLINE static Result call(typename Hook::Frame& frame,
+                                       Operands const& operands,
+                                       c10::DispatchKeySet keys,
+                                       Arguments... arguments) {
+    if constexpr (writes_arguments) {
+      return redispatch(keys, std::forward<Arguments>(arguments)...);
+    } else {
+      try {
+        return redispatch(keys, arguments...);
+      } catch (c10::OutOfMemoryError const&) {
+        if (!frame.try_regroup(handle(), operands)) {
+          throw;
+        }
+      }
+      return redispatch_again(keys, std::forward<Arguments>(arguments)...);
+    }
+  }
+  C10_NOINLINE static Result redispatch_again(c10::DispatchKeySet keys, Arguments... arguments) {
+    return redispatch(keys, std::forward<Arguments>(arguments)...);
+  }
   C10_ALWAYS_INLINE static Result redispatch(c10::DispatchKeySet keys, Arguments... arguments) {
+    return handle().redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+  }
+  C10_ALWAYS_INLINE static auto const& handle() {
     static auto const op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow(Op::name, Op::overload_name)
                                .template typed<Result(Arguments...)>();
-    return op.redispatch(Hook::after(keys), std::forward<Arguments>(arguments)...);
+    return op;
   }
 };
 

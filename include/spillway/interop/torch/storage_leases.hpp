@@ -36,6 +36,9 @@ struct ThreadFrames {
   int held = 0;             ///< of pieces of a program that count as one operation
   bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
+  /// Requested in vain though there was room, in pieces; not told yet, as the operation may run
+  /// once more.
+  std::size_t split_bytes = 0;
   Pins pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
@@ -229,6 +232,31 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
   /// Ends an operation: enrols its results, and unpins what it had in use. Never makes room.
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  /// Ends an outermost operation that found room only in pieces, swaps out everything that no other
+  /// operation uses, and begins the operation anew: its operands come in side by side, so that what
+  /// remains is in as few pieces as can be.
+  ///
+  /// @throws as `enter`
+  void regroup(Frames& frames, Operands const& operands) {
+    frames.split_bytes = 0;
+    {
+      Guard const guard{mutex_};
+      ++this->counts_.regroups;
+    }
+    exit(frames, frames.pins, {});
+    (void)this->reclaim();
+    enter(frames, frames.pins, operands, /*enrols=*/true);
+  }
+  /// Reports an allocation that failed for want of room in one piece, if an operation has met one
+  /// that did not end in `regroup`.
+  void report_split(Frames& frames) noexcept {
+    if (std::size_t const bytes = std::exchange(frames.split_bytes, 0); bytes != 0) {
+      try {
+        report_out_of_memory(bytes);
+      } catch (...) {  // NOLINT(bugprone-empty-catch): an observer's failure is its own
+      }
+    }
+  }
   /// Pins operands once more, for work that goes on with them after the operation that has them
   /// pinned. To be ended by `exit`, by any thread.
   void pin_again(Pins& pins, Operands const& operands) {
@@ -410,7 +438,9 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void add_stream(Entry& entry, stream_type stream);
   void record_stream(Entry& entry, stream_type stream);
   void record_stream_of_raw(void* p, stream_type stream);
-  [[noreturn]] void throw_out_of_memory(std::size_t bytes, std::string const& why);
+  void report_out_of_memory(std::size_t bytes);
+  [[noreturn]] void
+  throw_out_of_memory(Frames& frames, std::size_t bytes, framework::Refusal const& refusal);
 
   StorageTable<Entry> table_;
   std::atomic<bool> ends_frames_early_{false};
@@ -421,9 +451,9 @@ template <class Site>
 void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed) {
   Frames& frames = Site::frames();
   void* p = nullptr;
-  std::string failure;
+  framework::Refusal refusal;
   bool const has_room =
-      this->try_allocate_block(bytes, stream, &frames, failure, [&](BlockId block, Lease& lease) {
+      this->try_allocate_block(bytes, stream, &frames, refusal, [&](BlockId block, Lease& lease) {
         p = lease.data();
         {
           Guard const guard{mutex_};
@@ -440,7 +470,7 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
         Site::on_allocated(bytes, block);
       });
   if (!has_room) {
-    throw_out_of_memory(bytes, failure);
+    throw_out_of_memory(frames, bytes, refusal);
   }
   return p;
 }
@@ -585,9 +615,9 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
   for (Entry* const entry : elsewhere) {
     add_stream(*entry, stream);
   }
-  std::string failure;
+  framework::Refusal refusal;
   if (!missing.empty() &&
-      !this->acquire_missing(frames, std::span{missing}, arrival_stream(), failure)) {
+      !this->acquire_missing(frames, std::span{missing}, arrival_stream(), refusal)) {
     std::size_t bytes = 0;
     {
       Guard const guard{mutex_};
@@ -599,7 +629,7 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
         bytes += is_first && !missing[i].entry->leases ? missing[i].entry->bytes : 0;
       }
     }
-    throw_out_of_memory(bytes, failure);
+    throw_out_of_memory(frames, bytes, refusal);
   }
 }
 
@@ -769,19 +799,31 @@ std::vector<StorageView> StorageLeases<Site>::views() const {
 
 /// Throws PyTorch's error, with what would have to be released.
 template <class Site>
-void StorageLeases<Site>::throw_out_of_memory(std::size_t bytes, std::string const& why) {
-  {
-    Guard const guard{mutex_};
-    ++this->counts_.out_of_memory;
-  }
+void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
+                                              std::size_t bytes,
+                                              framework::Refusal const& refusal) {
   std::string const held =
       (this->is_enabled_ ? "" : " Support for large models is off: set_enabled_lms(True).") +
       describe_residents(views());
   if (std::string const warning = this->is_enabled_ ? take_warning() : ""; !warning.empty()) {
     TORCH_WARN(warning);
   }
+  report_split(frames);
+  if (refusal.is_split && this->is_enabled_ && frames.depth > 0) {
+    frames.split_bytes = bytes;
+  } else {
+    report_out_of_memory(bytes);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, false, refusal.why, held);
+}
+
+template <class Site>
+void StorageLeases<Site>::report_out_of_memory(std::size_t bytes) {
+  {
+    Guard const guard{mutex_};
+    ++this->counts_.out_of_memory;
+  }
   Site::on_out_of_memory(bytes);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, why, held);
 }
 
 }  // namespace spillway::torch
