@@ -43,7 +43,7 @@ void pages(benchmark::State& state) {
     if (!counts_map) {
       state.PauseTiming();
     }
-    device.map(address, count * granule, *physical);
+    device.map(address, count * granule, {&*physical, 1});
     if (counts_map) {
       state.PauseTiming();
     } else {

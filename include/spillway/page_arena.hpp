@@ -35,7 +35,8 @@ namespace spillway {
 ///
 /// Shape    whole pages of `page_bytes()`, the device's granularity.
 /// Threads  thread-compatible; `map` runs without the caller's lock, one call at a time.
-/// Cost     O(pages of the range) for every call.
+/// Cost     O(pages of the range) for every call; `map` calls the device once for each run of pages
+///          that it maps, and for each run that it unmaps.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 class PageArena {
  public:
@@ -94,43 +95,35 @@ class PageArena {
     auto const first = static_cast<std::uint32_t>(first_page(range));
     auto const& pages = ranges_[node_of(range)].pages;
     result.host_waits += await(ranges_[node_of(range)].vacated);
-    PageSpan unmapped;
-    for (std::uint32_t i = 0; i < pages.size(); ++i) {
-      Page& page = pages_[pages[i]];
-      std::uint32_t const target = first + i;
-      if (page.mapped_at == target) {
-        result.fence.add(page.fence);  // used here before: the order of streams is enough
-        continue;
-      }
-      if (page_at_[target] != no_page) {
-        result.host_waits += detach(pages_[page_at_[target]], unmapped);
-      }
-      result.host_waits += detach(page, unmapped);
-    }
-    unmap_span(unmapped);
-    PageSpan mapped;
-    for (std::uint32_t i = 0; i < pages.size(); ++i) {
-      Page& page = pages_[pages[i]];
-      std::uint32_t const target = first + i;
-      if (page.mapped_at == target) {
-        continue;
-      }
-      if constexpr (RunMappingApi<Device>) {
-        if (!mapped.try_extend(target)) {
-          map_span(mapped);
-          mapped = {target, 1};
-        }
-      } else {
-        device_->map(base_ + target * page_bytes_, page_bytes_, page.physical);
-        page.mapped_at = target;
-        page_at_[target] = pages[i];
-      }
-    }
-    if constexpr (RunMappingApi<Device>) {
-      map_span(mapped);
+    {
+      UnmappedRun unmapped{this};
       for (std::uint32_t i = 0; i < pages.size(); ++i) {
-        pages_[pages[i]].mapped_at = first + i;
-        page_at_[first + i] = pages[i];
+        Page& page = pages_[pages[i]];
+        std::uint32_t const target = first + i;
+        if (page.mapped_at == target) {
+          result.fence.add(page.fence);  // used here before: the order of streams is enough
+          continue;
+        }
+        if (page_at_[target] != no_page) {
+          result.host_waits += detach(pages_[page_at_[target]], unmapped);
+        }
+        result.host_waits += detach(page, unmapped);
+      }
+    }
+    for (std::uint32_t i = 0; i < pages.size();) {
+      run_.clear();
+      std::uint32_t const begin = i;
+      for (; i < pages.size() && pages_[pages[i]].mapped_at != first + i; ++i) {
+        run_.push_back(pages_[pages[i]].physical);  // its room was reserved by the constructor
+      }
+      if (run_.empty()) {
+        ++i;
+        continue;
+      }
+      device_->map(base_ + (first + begin) * page_bytes_, page_bytes_, run_);
+      for (std::uint32_t mapped = begin; mapped < i; ++mapped) {
+        pages_[pages[mapped]].mapped_at = first + mapped;
+        page_at_[first + mapped] = pages[mapped];
       }
     }
     return result;
@@ -214,16 +207,36 @@ class PageArena {
     std::vector<std::uint32_t> pages;
     Fence vacated;  // what has to be over before anything is mapped there
   };
-  /// Neighbouring pages of the address space, to be mapped or unmapped with one call.
-  struct PageSpan {
-    std::uint32_t first = 0;
-    std::uint32_t count = 0;
-    /// Adds `page` if it is the next one. @returns whether it was
-    [[nodiscard]] bool try_extend(std::uint32_t page) noexcept {
-      bool const is_next = count != 0 && page == first + count;
-      count += is_next ? 1U : 0U;
-      return is_next;
+  /// Neighbouring pages of the address space, which one call unmaps. Those that are added last are
+  /// unmapped at the end of this object.
+  class UnmappedRun {
+   public:
+    explicit UnmappedRun(PageArena* arena) noexcept : arena_{arena} {}
+    UnmappedRun(UnmappedRun const&) = delete;
+    UnmappedRun& operator=(UnmappedRun const&) = delete;
+    ~UnmappedRun() { unmap(); }
+
+    /// All work on the page has finished.
+    void add(std::uint32_t page) noexcept {
+      if (page != first_ + count_) {
+        unmap();
+        first_ = page;
+      }
+      ++count_;
     }
+
+   private:
+    void unmap() noexcept {
+      if (count_ != 0) {
+        std::size_t const page_bytes = arena_->page_bytes_;
+        arena_->device_->unmap(arena_->base_ + first_ * page_bytes, count_ * page_bytes);
+        count_ = 0;
+      }
+    }
+
+    PageArena* arena_;
+    std::uint32_t first_ = 0;
+    std::uint32_t count_ = 0;
   };
 
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
@@ -279,19 +292,11 @@ class PageArena {
     --free_count_;
   }
 
-  /// Takes a page from where it is mapped, when its last use there has finished. On a
-  /// `RunMappingApi` it is unmapped together with its neighbours, at the latest when the caller
-  /// unmaps `pending`.
-  std::uint64_t detach(Page& page, PageSpan& pending) {
+  /// Takes a page from where it is mapped, when its last use there has finished.
+  std::uint64_t detach(Page& page, UnmappedRun& unmapped) {
     std::uint64_t const waits = await(page.fence);
     if (page.mapped_at != no_page) {
-      if (!pending.try_extend(page.mapped_at)) {
-        unmap_span(pending);
-        pending = {page.mapped_at, 1};
-      }
-      if constexpr (!RunMappingApi<Device>) {
-        unmap_span(pending);
-      }
+      unmapped.add(page.mapped_at);
       page_at_[page.mapped_at] = no_page;
       page.mapped_at = no_page;
     }
@@ -310,22 +315,16 @@ class PageArena {
     return must_wait ? 1 : 0;
   }
 
-  void map_span(PageSpan const& span) {
-    if (span.count != 0) {
-      device_->map(base_ + span.first * page_bytes_, span.count * page_bytes_, {});
-    }
-  }
-  void unmap_span(PageSpan& span) noexcept {
-    if (span.count != 0) {
-      device_->unmap(base_ + span.first * page_bytes_, span.count * page_bytes_);
-      span.count = 0;
-    }
-  }
   void release_all() noexcept {
-    for (Page& page : pages_) {
-      if (page.mapped_at != no_page) {
-        device_->unmap(base_ + page.mapped_at * page_bytes_, page_bytes_);
+    {
+      UnmappedRun unmapped{this};
+      for (std::uint32_t at = 0; at < address_pages_; ++at) {
+        if (page_at_[at] != no_page) {
+          unmapped.add(at);
+        }
       }
+    }
+    for (Page& page : pages_) {
       device_->release_physical(page.physical);
     }
     device_->free_address(base_, address_pages_ * page_bytes_);
@@ -344,6 +343,7 @@ class PageArena {
   std::uint32_t free_head_ = no_page;   // pages in the order they became free
   std::uint32_t free_tail_ = no_page;
   std::size_t free_count_ = 0;
+  std::vector<typename Device::physical_type> run_;  // what one call maps
 };
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
@@ -357,6 +357,7 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   address_pages_ = static_cast<std::uint32_t>(count * address_factor);
   page_at_.assign(address_pages_, no_page);
   pages_.reserve(count);
+  run_.reserve(count);
   base_ = static_cast<std::byte*>(device.reserve_address(address_pages_ * page_bytes_));
   try {
     for (std::size_t i = 0; i < count; ++i) {

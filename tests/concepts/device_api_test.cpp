@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 // What is no device: each of these takes one thing away from, or gives one thing wrong to, a device
 // that would do.
@@ -44,7 +45,7 @@ struct Device {
   void free_address(void*, std::size_t) noexcept;
   std::optional<physical_type> try_create_physical(std::size_t);
   void release_physical(physical_type) noexcept;
-  void map(void*, std::size_t, physical_type);
+  void map(void*, std::size_t, std::span<physical_type const>);
   void unmap(void*, std::size_t) noexcept;
 };
 static_assert(DeviceApi<Device> && VirtualMemoryApi<Device>);
@@ -182,9 +183,9 @@ struct UnmapThrows : Device {
 };
 static_assert(!VirtualMemoryApi<UnmapThrows>);
 
-struct MapWithoutSize : Device {
-  void map(void*, physical_type);
+struct MapsOnePiece : Device {
+  void map(void*, std::size_t, physical_type);
 };
-static_assert(!VirtualMemoryApi<MapWithoutSize>);
+static_assert(!VirtualMemoryApi<MapsOnePiece>);
 
 }  // namespace

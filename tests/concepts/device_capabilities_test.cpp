@@ -22,7 +22,6 @@ static_assert(!BatchCopyApi<HostApi>);
 static_assert(VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>);
 static_assert(!VirtualMemoryApi<HostApi>);
 static_assert(VacatingApi<HostPagedApi> && !VacatingApi<SimApi>);
-static_assert(RunMappingApi<HostPagedApi> && !RunMappingApi<SimApi>);
 static_assert(ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>);
 static_assert(!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>);
 static_assert(KernelTimeApi<SimApi> && KernelTimeApi<ModelApi> && !KernelTimeApi<HostApi>);
@@ -44,18 +43,16 @@ struct AllOfThem : HostPagedApi {
   std::size_t run_all();
 };
 static_assert(BatchCopyApi<AllOfThem> && VirtualMemoryApi<AllOfThem> && VacatingApi<AllOfThem>);
-static_assert(RunMappingApi<AllOfThem> && ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem>);
+static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem>);
 static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelTimeApi<AllOfThem>);
 static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem>);
 
 struct NoDevice {
   [[maybe_unused]] static constexpr bool holds_bytes = true;
-  [[maybe_unused]] static constexpr bool maps_runs = true;
   [[nodiscard]] int ordinal() const noexcept;
   std::size_t run_all();
 };
-static_assert(!ByteHoldingApi<NoDevice> && !RunMappingApi<NoDevice> && !NumberedApi<NoDevice> &&
-              !SteppedApi<NoDevice>);
+static_assert(!ByteHoldingApi<NoDevice> && !NumberedApi<NoDevice> && !SteppedApi<NoDevice>);
 
 struct BatchOfMutableSources : AllOfThem {
   void copy_batch(std::span<void* const>,
@@ -69,18 +66,12 @@ static_assert(!BatchCopyApi<BatchOfMutableSources>);
 struct UnmapMayThrow : AllOfThem {
   void unmap(void*, std::size_t);
 };
-static_assert(!VirtualMemoryApi<UnmapMayThrow> && !VacatingApi<UnmapMayThrow> &&
-              !RunMappingApi<UnmapMayThrow>);
+static_assert(!VirtualMemoryApi<UnmapMayThrow> && !VacatingApi<UnmapMayThrow>);
 
 struct VacatesWithoutStream : AllOfThem {
   void vacate(void*, std::size_t);
 };
 static_assert(VirtualMemoryApi<VacatesWithoutStream> && !VacatingApi<VacatesWithoutStream>);
-
-struct MapsNoRuns : AllOfThem {
-  static constexpr bool maps_runs = false;
-};
-static_assert(!RunMappingApi<MapsNoRuns>);
 
 struct HoldsNoBytes : AllOfThem {
   static constexpr bool holds_bytes = false;

@@ -109,7 +109,7 @@ CUresult mem_map(CUdeviceptr address,
     auto const found = fake->physical.find(handle);
     require(found != fake->physical.end() && found->second.bytes == bytes && offset == 0 &&
             flags == 0);
-    found->second.device->sim->map(pointer_of(address), bytes, found->second.sim);
+    found->second.device->sim->map(pointer_of(address), bytes, {&found->second.sim, 1});
     fake->mapped_without_access[address] = {bytes, Fake::RangeKind::mapped, found->second.device};
   });
 }
@@ -118,12 +118,20 @@ CUresult mem_set_access(CUdeviceptr address,
                         CUmemAccessDesc const* access,
                         std::size_t count) {
   return driver_call("cuMemSetAccess", [&] {
-    auto const found = fake->mapped_without_access.find(address);
-    require(found != fake->mapped_without_access.end() && found->second.bytes == bytes);
+    // Whole mappings that lie side by side.
+    auto const first = fake->mapped_without_access.find(address);
+    auto past = first;
+    std::uintptr_t end = address;
+    while (past != fake->mapped_without_access.end() && past->first == end &&
+           end < address + bytes) {
+      end += past->second.bytes;
+      ++past;
+    }
+    require(bytes != 0 && end == address + bytes);
     require(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
             access->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
-    fake->ranges.insert(*found);
-    fake->mapped_without_access.erase(found);
+    fake->ranges.insert(first, past);
+    fake->mapped_without_access.erase(first, past);
   });
 }
 CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {

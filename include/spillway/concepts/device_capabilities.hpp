@@ -18,7 +18,6 @@
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |
-/// | `RunMappingApi`      | `maps_runs` is true           | maps neighbouring pages with one call |
 /// | `ByteHoldingApi`     | `holds_bytes` is not false    | may read and write through addresses  |
 /// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
 /// |                      |                               | written                               |
@@ -57,8 +56,8 @@ concept BatchCopyApi =
 
 /// A device that reserves addresses apart from memory, and maps memory to them.
 ///
-/// Given `d` of type `D`, address `p`, physical memory `m` of `n` bytes; every size and address is
-/// a multiple of `granularity_bytes()`:
+/// Given `d` of type `D`, address `p`, physical memory `m` of `n` bytes, a span `ms` of such; every
+/// size and address is a multiple of `granularity_bytes()`:
 ///
 /// | expression                 | must                                                            |
 /// |----------------------------|-----------------------------------------------------------------|
@@ -67,8 +66,10 @@ concept BatchCopyApi =
 /// | `d.free_address(p, n)`     | give it back; nothing is mapped there                           |
 /// | `d.try_create_physical(n)` | device memory without an address, nothing if the device is full |
 /// | `d.release_physical(m)`    | give it back; it is mapped nowhere                              |
-/// | `d.map(p, n, m)`           | map all of `m` at `p`, readable and writable by the device      |
-/// | `d.unmap(p, n)`            | unmap it; all work that touches it has finished                 |
+/// | `d.map(p, n, ms)`          | map all of `ms`, each of `n` bytes, side by side from `p` on,   |
+/// |                            | readable and writable by the device                             |
+/// | `d.unmap(p, n)`            | unmap whole mappings, one or several that lie side by side; all |
+/// |                            | work that touches them has finished                             |
 ///
 /// Mapping changes take effect at the call, not in stream order: before `unmap` the caller has
 /// waited for the last use. Thread-safe. Calls without `noexcept` throw `DeviceError` and then have
@@ -76,14 +77,15 @@ concept BatchCopyApi =
 template <class D>
 concept VirtualMemoryApi =
     DeviceApi<D> && std::regular<typename D::physical_type> &&
-    requires(D d, D const cd, std::size_t n, void* p, typename D::physical_type m) {
+    requires(D d, D const cd, std::size_t n, void* p, typename D::physical_type m,
+             std::span<typename D::physical_type const> ms) {
       { cd.granularity_bytes()   } noexcept -> std::same_as<std::size_t>;
       { d.reserve_address(n)     }          -> std::same_as<void*>;
       { d.free_address(p, n)     } noexcept -> std::same_as<void>;
       { d.try_create_physical(n) }
                                         -> std::same_as<std::optional<typename D::physical_type>>;
       { d.release_physical(m)    } noexcept -> std::same_as<void>;
-      { d.map(p, n, m)           }          -> std::same_as<void>;
+      { d.map(p, n, ms)          }          -> std::same_as<void>;
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
 
@@ -98,11 +100,6 @@ concept VacatingApi =
     VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
       { d.vacate(p, n, s) } -> std::same_as<void>;
     };
-
-/// A virtual memory device where `d.map(p, n, m)` maps `n` bytes whatever the size of `m`, so that
-/// one call maps a run of neighbouring pages. Says so with `D::maps_runs`.
-template <class D>
-concept RunMappingApi = VirtualMemoryApi<D> && requires { requires D::maps_runs; };
 
 /// A device whose memory holds bytes. One with a `D::holds_bytes` that is false only models them:
 /// its addresses are names that nothing may be read or written through.

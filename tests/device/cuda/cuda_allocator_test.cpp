@@ -158,6 +158,20 @@ TEST_SUITE("cuda_allocator") {
     CHECK(work.wrong() == 0);
   }
 
+  TEST_CASE("DeviceAllocator: pages side by side are made accessible, and unmapped, at once") {
+    using Mapping = DeviceAllocator<Remapping>;
+    FakeRuntime fake;
+    CudaApi device;
+    std::size_t const page_bytes = device.granularity_bytes();
+    {
+      Mapping allocator{device, {.capacity_bytes = 64 * page_bytes}};
+      SwappableBuffer<Mapping> const large{allocator, 64 * page_bytes};
+      CHECK(fake.cuda.calls("cuMemMap") == 64);
+      CHECK(fake.cuda.calls("cuMemSetAccess") == 1);
+    }
+    CHECK(fake.cuda.calls("cuMemUnmap") == 1);
+  }
+
   TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
     Capture now;
     Buffer away{now.allocator, 1U << 20U};

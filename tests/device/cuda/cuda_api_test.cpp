@@ -432,7 +432,7 @@ TEST_SUITE("cuda_api") {
     cudaStream_t const stream = api.create_stream();
 
     for (auto const physical : {*first, *second}) {
-      api.map(address, n, physical);
+      api.map(address, n, {&physical, 1});
       api.fill(address, 3, n, stream);
       api.synchronize(stream);
       api.unmap(address, n);
@@ -462,12 +462,49 @@ TEST_SUITE("cuda_api") {
     auto const physical = api.try_create_physical(n);
     cuda.fail_next("cuMemSetAccess", cudaErrorNotSupported);
 
-    CHECK_THROWS_AS(api.map(address, n, *physical), CudaError);
-    api.map(address, n, *physical);
+    CHECK_THROWS_AS(api.map(address, n, {&*physical, 1}), CudaError);
+    api.map(address, n, {&*physical, 1});
 
     api.unmap(address, n);
     api.release_physical(*physical);
     api.free_address(address, n);
+  }
+
+  TEST_CASE("CudaApi: a run of pieces is made accessible by one call and unmapped by one") {
+    FakeCudart cuda;
+    CudaApi api;
+    std::size_t const n = api.granularity_bytes();
+    auto* const address = static_cast<std::byte*>(api.reserve_address(8 * n));
+    std::vector<CudaApi::physical_type> pieces;
+    for (int i = 0; i < 8; ++i) {
+      pieces.push_back(*api.try_create_physical(n));
+    }
+
+    api.map(address, n, pieces);
+    CHECK(cuda.calls("cuMemMap") == 8);
+    CHECK(cuda.calls("cuMemSetAccess") == 1);
+    cudaStream_t const stream = api.create_stream();
+    api.fill(address, 3, 8 * n, stream);
+    api.synchronize(stream);
+    api.unmap(address, 8 * n);
+    CHECK(cuda.calls("cuMemUnmap") == 1);
+    CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
+
+    SUBCASE("a piece that cannot be mapped takes those before it back") {
+      api.map(address + 2 * n, n, std::span{pieces}.last(1));
+      CHECK_THROWS_AS(api.map(address, n, std::span{pieces}.first(4)), CudaError);
+      CHECK_THROWS_AS(api.fill(address, 3, n, stream), CudaError);
+      api.map(address, n, std::span{pieces}.first(2));
+      api.fill(address, 3, 3 * n, stream);
+      api.synchronize(stream);
+      api.unmap(address, 3 * n);
+    }
+
+    api.destroy_stream(stream);
+    for (auto const piece : pieces) {
+      api.release_physical(piece);
+    }
+    api.free_address(address, 8 * n);
   }
 
   TEST_CASE("CudaApi: a device without virtual memory works otherwise") {

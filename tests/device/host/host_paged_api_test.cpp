@@ -66,14 +66,15 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
     CHECK_FALSE(is_readable(p + n));
-    device.map(p + n, 2 * n, *device.try_create_physical(2 * n));
+    std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
+    device.map(p + n, n, two);
     CHECK(is_readable(p + n));
     CHECK_FALSE(is_readable(p));
     CHECK_FALSE(is_readable(p + 3 * n));
     p[n] = 5;
     device.unmap(p + n, 2 * n);
     CHECK_FALSE(is_readable(p + n));
-    device.map(p + n, n, *device.try_create_physical(n));
+    device.map(p + n, n, {two.data(), 1});
     CHECK(p[n] == 0);
     device.free_address(p, 4 * n);
   }
@@ -82,7 +83,8 @@ TEST_SUITE("host_paged_api") {
     HostPagedApi device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
-    device.map(p, n, *device.try_create_physical(n));
+    HostPhysical const physical = *device.try_create_physical(n);
+    device.map(p, n, {&physical, 1});
     auto const stream = device.create_stream();
     Gate gate;
     gate.close(device, stream);

@@ -173,8 +173,8 @@ class CudaApi {
   void release_physical(physical_type memory) noexcept {
     virtual_memory_.release_physical(memory);
   }
-  void map(void* address, std::size_t size_bytes, physical_type memory) {
-    virtual_memory_.map(address, size_bytes, memory);
+  void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
+    virtual_memory_.map(address, size_bytes, pieces);
   }
   void unmap(void* address, std::size_t size_bytes) noexcept {
     virtual_memory_.unmap(address, size_bytes);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 
 namespace spillway::detail {
@@ -93,16 +94,31 @@ class CudaVirtualMemory {
     }
   }
 
-  void map(void* address, std::size_t size_bytes, physical_type memory) {
+  /// One call for each piece, and one that makes all of them accessible: that is the dear one, since
+  /// it writes the device's page tables.
+  void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
     require_support();
     CudaScope const scope{*context_};
-    cuda_check(cuda_status(map_(value_of(address), size_bytes, 0, memory, 0)));
-    CUmemAccessDesc access{};
-    access.location = memory_here().location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    CUresult const result = set_access_(value_of(address), size_bytes, &access, 1);
+    CUdeviceptr const first = value_of(address);
+    std::size_t mapped_bytes = 0;
+    CUresult result = CUDA_SUCCESS;
+    for (physical_type const piece : pieces) {
+      result = map_(first + mapped_bytes, size_bytes, 0, piece, 0);
+      if (result != CUDA_SUCCESS) {
+        break;
+      }
+      mapped_bytes += size_bytes;
+    }
+    if (result == CUDA_SUCCESS && mapped_bytes != 0) {
+      CUmemAccessDesc access{};
+      access.location = memory_here().location;
+      access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+      result = set_access_(first, mapped_bytes, &access, 1);
+    }
     if (result != CUDA_SUCCESS) {
-      (void)unmap_(value_of(address), size_bytes);
+      if (mapped_bytes != 0) {
+        (void)unmap_(first, mapped_bytes);
+      }
       cuda_check(cuda_status(result));
     }
   }

@@ -16,6 +16,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include <sys/mman.h>
@@ -37,9 +38,6 @@ enum class HostPhysical : std::uint64_t {};
 class HostPagedApi : public HostApi {
  public:
   using physical_type = HostPhysical;
-
-  /// Any piece of memory is as good as any other, and neighbours are mapped with one call.
-  static constexpr bool maps_runs = true;
 
   static constexpr std::size_t least_granularity_bytes = 16_KiB;
   static constexpr std::size_t most_granularity_bytes = 2_MiB;
@@ -72,8 +70,8 @@ class HostPagedApi : public HostApi {
     return HostPhysical{created_.fetch_add(1, std::memory_order_relaxed)};
   }
   void release_physical(physical_type /*physical*/) noexcept {}
-  void map(void* p, std::size_t bytes, physical_type /*physical*/) {
-    if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
+    if (::mprotect(p, pieces.size() * bytes, PROT_READ | PROT_WRITE) != 0) {
       throw DeviceError{std::string{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
     }
   }

@@ -99,7 +99,7 @@ class BasicSimApi {
   void free_address(void* p, std::size_t bytes) noexcept;
   [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t bytes);
   void release_physical(physical_type physical) noexcept;
-  void map(void* p, std::size_t bytes, physical_type physical);
+  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
 
   /// Keeps `stream` busy for `duration_ns`, like a kernel that touches no memory. A stepped device
@@ -460,10 +460,21 @@ void BasicSimApi<Executor>::release_physical(physical_type physical) noexcept {
 }
 
 template <class Executor>
-void BasicSimApi<Executor>::map(void* p, std::size_t bytes, physical_type physical) {
+void BasicSimApi<Executor>::map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
   lock_type const lock = enter("map");
   faults_.strike(SimCall::map, "map");
-  memory_.map(p, bytes, physical);
+  auto* const first = static_cast<std::byte*>(p);
+  std::size_t mapped = 0;
+  try {
+    for (; mapped < pieces.size(); ++mapped) {
+      memory_.map(first + mapped * bytes, bytes, pieces[mapped]);
+    }
+  } catch (...) {
+    if (mapped != 0) {
+      memory_.unmap(p, mapped * bytes);
+    }
+    throw;
+  }
   ++calls_.maps;
 }
 
