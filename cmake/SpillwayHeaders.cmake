@@ -3,6 +3,7 @@
 # fails when a header is missing here.
 
 set(SPILLWAY_HEADERS
+    spillway/arena/arena_memory.hpp
     spillway/arena/move_batch.hpp
     spillway/arena/move_plan.hpp
     spillway/arena/range_map.hpp

@@ -113,4 +113,74 @@ TEST_SUITE("device_allocator") {
     CHECK(leased.block() == y.id());
     CHECK(bench.allocator.stats().leased.blocks.current == 1);
   }
+
+  TEST_CASE("DeviceAllocator: an allocation that fails raises no peak") {
+    SmallBench bench;
+    BlockId const id = bench.allocator.allocate(100'000);
+    auto lease = bench.allocator.acquire(id, Access::write, bench.stream);
+    Stats const before = bench.allocator.stats();
+    std::size_t const most = before.capacity_bytes;
+    CHECK_THROWS_AS((void)bench.allocator.allocate(most), OutOfDeviceMemory);
+    CHECK_THROWS_AS((void)bench.allocator.allocate(2 * most), OutOfDeviceMemory);
+    Stats const after = bench.allocator.stats();
+    CHECK(after.allocated == before.allocated);
+    CHECK(after.requested_bytes == before.requested_bytes);
+    CHECK(after.resident == before.resident);
+    CHECK(after.out_of_memory == 2);
+    lease.release();
+    bench.allocator.deallocate(id);
+  }
+
+  TEST_CASE("DeviceAllocator: every figure speaks of the capacity in force") {
+    SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
+    for (bool const in_place : {false, true}) {
+      auto options = support::small_options(2_MiB);
+      options.initial_bytes = 0;
+      options.growth_bytes = 64_KiB;
+      options.grows_in_place = in_place;
+      options.bounce_bytes = 0;
+      support::SmallAllocator memory{device, options};
+      auto const stream = memory.create_stream();
+      std::vector<support::SmallBuffer> buffers;
+      for (int i = 0; i < 16; ++i) {
+        buffers.emplace_back(memory, 128_KiB);
+        auto const lease = buffers.back().acquire_write(stream);
+        device.fill(lease.data(), static_cast<unsigned char>(i), 128_KiB, stream);
+      }
+      CHECK(memory.stats().reserved_bytes == 2_MiB);
+      CHECK(memory.stats().ranges_from(RangeSource::growth) == 16);
+      memory.set_capacity(512_KiB);
+      Stats now = memory.stats();
+      CHECK(now.capacity_bytes == 512_KiB);
+      CHECK(now.resident.bytes.current <= 512_KiB);
+      CHECK(now.reserved_bytes <= 512_KiB);
+      CHECK(device.memory_info().total_bytes - device.memory_info().free_bytes ==
+            now.reserved_bytes);
+      try {
+        support::SmallBuffer const large{memory, 600'000};
+        FAIL("a block larger than the capacity was made");
+      } catch (OutOfDeviceMemory const& error) {
+        CHECK(error.report().capacity_bytes == 512_KiB);
+      }
+      {
+        auto const held = buffers[3].acquire_read(stream);
+        auto const other = buffers[4].acquire_read(stream);
+        CHECK_THROWS_AS(memory.set_capacity(128_KiB), OutOfDeviceMemory);
+        CHECK(memory.stats().capacity_bytes == 512_KiB);  // as it was
+      }
+      CHECK_THROWS_AS(memory.set_capacity(4_MiB), ContractViolation);
+      for (int i = 0; i < 16; ++i) {
+        std::vector<unsigned char> bytes(128_KiB);
+        auto const lease = buffers[static_cast<std::size_t>(i)].acquire_read(stream);
+        memory.copy_to_host_sync(bytes.data(), lease.data(), bytes.size(), stream.get());
+        CHECK(bytes[100'000] == i);
+        CHECK(memory.stats().reserved_bytes <= 512_KiB);
+      }
+      memory.set_capacity(2_MiB);
+      for (auto& buffer : buffers) {
+        (void)buffer.acquire_read(stream);
+      }
+      CHECK(memory.stats().resident.bytes.current == 2_MiB);
+    }
+  }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/arena/arena_memory.hpp>
 #include <spillway/arena/move_batch.hpp>
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
@@ -20,6 +21,8 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -67,9 +70,11 @@ struct ArenaStats {
 /// }
 /// ```
 ///
-/// Shape    one or more segments; sizes and addresses are multiples of `granule_bytes`.
-/// Threads  thread-compatible. Only the constructor and the destructor call the device, so a caller
-///          can hold a lock around everything else and call the device outside it.
+/// Shape    one or more segments, which are reservations of the device, or one range of addresses
+///          with holes (`ArenaOptions::grows_in_place`); sizes and addresses are multiples of
+///          `granule_bytes`.
+/// Threads  thread-compatible. Only the constructor, the destructor, `try_reserve` and `release`
+///          call the device, so a caller can hold a lock around everything else.
 /// Streams  none: each free range carries the last uses of its bytes, and whoever takes the range
 ///          makes its stream wait for them (`Placement::fence`, `Move::fence`).
 /// Address  of a range: fixed except by a committed plan that moves it.
@@ -97,7 +102,7 @@ class DefragArena {
   ~DefragArena() {
     for (std::uint16_t const segment : map_.list().segments()) {
       detail::RangeList::Span const& span = map_.list().span(segment);
-      device_->release(span.base, std::size_t{span.count} * granule_bytes);
+      memory_.release({span.base, std::size_t{span.count} * granule_bytes, {}});
     }
     if (bounce_.address != nullptr) {
       device_->release(bounce_.address, bounce_.bytes);
@@ -111,13 +116,17 @@ class DefragArena {
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
     // The one variable that is returned, so that it is not copied.
     std::optional<Placement> placement;
-    if (bytes - 1 >= options_.capacity_bytes) {  // 0 wraps to the most there is
+    if (bytes - 1 >= most_bytes_) {  // 0 wraps to the most there is
       expects(bytes != 0, "a range of 0 bytes cannot be taken");
+      return placement;
+    }
+    std::uint64_t const count = granules(bytes);
+    if (map_.table().taken_granules + count > capacity_granules_) {
       return placement;
     }
     placement.emplace();
     std::uint32_t const node =
-        map_.take(static_cast<std::uint32_t>(granules(bytes)), owner, placement->fence);
+        map_.take(static_cast<std::uint32_t>(count), owner, placement->fence);
     if (node == no_node) {
       placement.reset();
       return placement;
@@ -134,33 +143,79 @@ class DefragArena {
     map_.give_back(node_of(range), last_uses);
   }
 
-  /// What to reserve so that `bytes` fit, 0 if the capacity does not allow it.
-  [[nodiscard]] std::size_t growth_for(std::size_t bytes) const noexcept {
-    std::size_t const left = options_.capacity_bytes - reserved_bytes_;
-    if (bytes > left) {
-      return 0;
-    }
-    std::size_t const wanted = std::max(bytes, options_.growth_bytes);
-    return wanted >= left ? left : granules(wanted) * granule_bytes;
+  /// Changes the capacity. @throws ContractViolation for 0, and for more than the options said
+  void set_capacity(std::size_t bytes) {
+    expects(bytes >= granule_bytes && bytes <= most_bytes_,
+            "an arena's capacity is at least 256 B, and at most what it was made with");
+    capacity_granules_ = bytes / granule_bytes;
   }
 
-  /// Adds a reservation of this arena's device; the arena owns it from now on.
+  /// What to reserve next so that `bytes` fit; nothing if the capacity does not allow it.
+  ///
+  /// In place it is the next part of the lowest hole, and always worth having: what does not lie
+  /// beside a free range can be moved together.
+  /// @cost O(1) at the capacity, else O(ranges) in place
+  [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
+    std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
+    if (left == 0 || (bytes > left && !memory_.is_one_line())) {
+      return {};
+    }
+    if (!memory_.is_one_line()) {
+      std::size_t const wanted = std::max(bytes, options_.growth_bytes);
+      return {nullptr, wanted >= left ? left : granules(wanted) * granule_bytes, {}};
+    }
+    std::uint32_t const hole = lowest_hole();
+    if (hole == no_node) {
+      return {};
+    }
+    detail::RangeList const& list = map_.list();
+    std::uint32_t const before = list.table[hole].prev;
+    std::size_t const beside =
+        list.is_free(before) ? std::size_t{list.table[before].count} * granule_bytes : 0;
+    std::size_t const wanted =
+        std::max({bytes - std::min(bytes, beside), options_.growth_bytes, granule_bytes});
+    std::size_t const granularity = memory_.granularity_bytes();
+    return {list.address(list.table[hole].segment, list.table[hole].first),
+            std::min({round_up(std::min(wanted, left), granularity),
+                      left / granularity * granularity,
+                      std::size_t{list.table[hole].count} * granule_bytes}),
+            {}};
+  }
+
+  /// Takes the memory of `growth_for` from the device. @returns false if the device is full
+  ///
+  /// @throws DeviceError, std::bad_alloc; nothing has been taken then
+  [[nodiscard]] bool try_reserve(Segment& segment) { return memory_.try_reserve(segment); }
+
+  /// Makes memory free that was taken from the device; the arena owns it from now on.
   ///
   /// @throws ContractViolation if it exceeds the capacity or is no multiple of the granule;
   ///         std::bad_alloc; the caller keeps it then
-  void add_segment(void* segment, std::size_t bytes) {
-    expects(bytes % granule_bytes == 0 && bytes <= options_.capacity_bytes - reserved_bytes_,
+  void add_segment(Segment const& segment) {
+    expects(segment.bytes % granule_bytes == 0 &&
+                reserved_bytes_ + segment.bytes <= capacity_bytes(),
             "a segment is a multiple of 256 B and fits into the capacity");
-    map_.add_segment(static_cast<std::byte*>(segment), static_cast<std::uint32_t>(granules(bytes)));
-    reserved_bytes_ += bytes;
+    auto const count = static_cast<std::uint32_t>(granules(segment.bytes));
+    if (memory_.is_one_line()) {
+      map_.fill(lowest_hole(), count);
+    } else {
+      map_.add_segment(static_cast<std::byte*>(segment.address), count);
+    }
+    reserved_bytes_ += segment.bytes;
   }
 
-  /// Hands over a wholly free segment, if there is one, for the caller to release after its fence.
-  [[nodiscard]] std::optional<Segment> trim() noexcept {
-    auto segment = map_.detach_segment();
+  /// Hands over free memory for the caller to release after its fence, if there is any: a wholly
+  /// free segment; in place, pieces of about `bytes` that lie side by side, the highest first.
+  /// @cost O(segments), in place O(ranges)
+  [[nodiscard]] std::optional<Segment>
+  trim(std::size_t bytes = std::numeric_limits<std::size_t>::max()) noexcept {
+    auto segment = memory_.is_one_line() ? detach_pieces(bytes) : map_.detach_segment();
     reserved_bytes_ -= segment ? segment->bytes : 0;
     return segment;
   }
+  /// Gives what `trim` handed over back to the device.
+  void release(Segment const& segment) noexcept { memory_.release(segment); }
+  [[nodiscard]] bool trims_anywhere() const noexcept { return memory_.is_one_line(); }
 
   /// The cheapest plan found that makes a free range of `bytes` by moving at most `budget_bytes`.
   ///
@@ -236,7 +291,7 @@ class DefragArena {
   [[nodiscard]] std::optional<EvictionWindow>
   cheapest_window(std::size_t bytes, Cost cost, std::size_t most_ranges = all_ranges) {
     expects(bytes != 0, "a window of 0 bytes is no window");
-    if (bytes > options_.capacity_bytes) {
+    if (bytes > capacity_bytes()) {
       return std::nullopt;
     }
     return search_.cheapest_window(
@@ -282,10 +337,11 @@ class DefragArena {
   /// How much may be free beyond what is asked for before room in one piece is worth a search:
   /// nothing up to `few` ranges, towards 1/32 of the capacity where there are many.
   [[nodiscard]] std::size_t spare_bytes(std::size_t few) const noexcept {
-    return ranges() <= few ? 0 : options_.capacity_bytes / 32 / ranges() * (ranges() - few);
+    return ranges() <= few ? 0 : capacity_bytes() / 32 / ranges() * (ranges() - few);
   }
 
-  /// Calls `visit` with the `RangeView` of each range, in order of segment and address.
+  /// Calls `visit` with the `RangeView` of each range, in order of segment and address. What lies
+  /// between two holes is a segment there.
   template <std::invocable<RangeView const&> Visit>
   void for_each_range(Visit visit) const {
     detail::RangeList const& list = map_.list();
@@ -294,6 +350,10 @@ class DefragArena {
       for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
            node = list.table[node].next) {
         RangeNode const& range = list.table[node];
+        if (range.state == RangeState::hole) {
+          ++rank;
+          continue;
+        }
         bool const is_block = range.state != RangeState::free && range.state != RangeState::claimed;
         visit(RangeView{.address = list.address(segment, range.first),
                         .size_bytes = std::size_t{range.count} * granule_bytes,
@@ -327,13 +387,17 @@ class DefragArena {
   [[nodiscard]] static constexpr std::size_t rounded_bytes(std::size_t bytes) noexcept {
     return round_up(bytes, granule_bytes);
   }
-  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return options_.capacity_bytes; }
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept {
+    return static_cast<std::size_t>(capacity_granules_) * granule_bytes;
+  }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
   [[nodiscard]] std::size_t free_bytes() const noexcept {
-    return static_cast<std::size_t>(map_.table().free_granules()) * granule_bytes;
+    return static_cast<std::size_t>(std::min(map_.table().free_granules(), left_granules())) *
+           granule_bytes;
   }
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
-    return std::size_t{map_.largest()} * granule_bytes;
+    return static_cast<std::size_t>(std::min<std::uint64_t>(map_.largest(), left_granules())) *
+           granule_bytes;
   }
   [[nodiscard]] ArenaStats stats() const noexcept {
     RangeTable const& table = map_.table();
@@ -352,12 +416,70 @@ class DefragArena {
  private:
   // Reserves nothing. What the public constructor reserves after it, the destructor releases.
   struct Nothing {};
-  DefragArena(Device& device, ArenaOptions options, Nothing) : device_{&device}, options_{options} {
-    options_.capacity_bytes &= ~(granule_bytes - 1);
-    options_.bounce_bytes &= ~(granule_bytes - 1);
-    expects(options_.capacity_bytes != 0 &&
-                options_.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
+  DefragArena(Device& device, ArenaOptions options, Nothing)
+      : device_{&device},
+        options_{checked(options)},
+        most_bytes_{options_.capacity_bytes},
+        capacity_granules_{most_bytes_ / granule_bytes},
+        memory_{device,
+                options.grows_in_place ? most_bytes_ : 0,
+                std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)} {
+    if (memory_.is_one_line()) {
+      auto const count = static_cast<std::uint32_t>(granules(memory_.line_bytes()));
+      map_.add_segment(memory_.base(), count);
+      map_.punch(map_.list().front(0), 0, count);
+    }
+  }
+  static ArenaOptions checked(ArenaOptions options) {
+    options.capacity_bytes &= ~(granule_bytes - 1);
+    options.bounce_bytes &= ~(granule_bytes - 1);
+    expects(options.capacity_bytes != 0 &&
+                options.capacity_bytes / granule_bytes < detail::RangeList::line_granules,
             "an arena's capacity is at least 256 B and below 1 TiB");
+    return options;
+  }
+
+  /// In the only segment of an arena that grows in place; `no_node` if there is none.
+  [[nodiscard]] std::uint32_t lowest_hole() const noexcept {
+    detail::RangeList const& list = map_.list();
+    std::uint32_t const wall = list.span(0).wall;
+    std::uint32_t node = list.front(0);
+    while (node != wall && list.table[node].state != RangeState::hole) {
+      node = list.table[node].next;
+    }
+    return node == wall ? no_node : node;
+  }
+  /// Makes the highest free pieces, of about `bytes`, a hole.
+  [[nodiscard]] std::optional<Segment> detach_pieces(std::size_t bytes) noexcept {
+    detail::RangeList const& list = map_.list();
+    std::uint32_t const wall = list.span(0).wall;
+    for (std::uint32_t node = list.table[wall].prev; node != wall; node = list.table[node].prev) {
+      RangeNode const& range = list.table[node];
+      if (range.state != RangeState::free) {
+        continue;
+      }
+      std::byte* const begin = list.address(0, range.first);
+      Segment segment = memory_.top_pieces(begin, list.address(0, range.end()), bytes);
+      if (segment.bytes == 0) {
+        continue;
+      }
+      segment.fence = list.fence(node);
+      auto const offset =
+          static_cast<std::size_t>(static_cast<std::byte*>(segment.address) - begin);
+      auto const first = range.first + static_cast<std::uint32_t>(granules(offset));
+      try {
+        map_.punch(node, first, first + static_cast<std::uint32_t>(granules(segment.bytes)));
+      } catch (std::bad_alloc const&) {
+        return std::nullopt;
+      }
+      return segment;
+    }
+    return std::nullopt;
+  }
+  /// What may still be taken, as far as the capacity is concerned.
+  [[nodiscard]] std::uint64_t left_granules() const noexcept {
+    std::uint64_t const taken = map_.table().taken_granules;
+    return capacity_granules_ - std::min(capacity_granules_, taken);
   }
 
   [[nodiscard]] std::size_t ranges() const noexcept { return map_.table().ranges(); }
@@ -369,7 +491,10 @@ class DefragArena {
 
   Device* device_;
   ArenaOptions options_;
+  std::size_t most_bytes_;  // that the capacity can be
+  std::uint64_t capacity_granules_;
   std::size_t reserved_bytes_ = 0;
+  detail::ArenaMemory<Device> memory_;
   Bounce bounce_;
   Fence bounce_fence_;
   bool is_bounce_lent_ = false;
@@ -380,22 +505,25 @@ class DefragArena {
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
 DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options)
     : DefragArena{device, options, Nothing{}} {
-  std::size_t const bytes =
-      granules(std::min(options_.initial_bytes, options_.capacity_bytes)) * granule_bytes;
-  if (bytes != 0) {
-    void* const segment = device.try_reserve(bytes);
-    if (segment == nullptr) {
+  std::size_t const bytes = granules(std::min(options_.initial_bytes, most_bytes_)) * granule_bytes;
+  while (reserved_bytes_ < bytes) {
+    Segment segment = growth_for(bytes - reserved_bytes_);
+    if (segment.bytes == 0) {
+      break;  // less than the device's granularity is left
+    }
+    segment.bytes = memory_.is_one_line() ? segment.bytes : bytes;
+    if (!memory_.try_reserve(segment)) {
       MemoryReport report;
       report.requested_bytes = bytes;
-      report.capacity_bytes = options_.capacity_bytes;
+      report.capacity_bytes = most_bytes_;
       throw OutOfDeviceMemory{report,
                               "The device has " + std::to_string(device.memory_info().free_bytes) +
                                   " bytes free: reserve less at first, or lower the capacity"};
     }
     try {
-      add_segment(segment, bytes);
+      add_segment(segment);
     } catch (...) {
-      device.release(segment, bytes);
+      memory_.release(segment);
       throw;
     }
   }

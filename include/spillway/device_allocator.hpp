@@ -75,12 +75,16 @@ class DeviceAllocator {
   static constexpr bool keeps_addresses = StableAddressArena<ArenaOf<Policies>>;
 
   struct Options {
-    /// The most device memory to use. 0: nine tenths of what the device has free now.
+    /// The most device memory to use, which `set_capacity` lowers. 0: nine tenths of what the
+    /// device has free now.
     std::size_t capacity_bytes = 0;
     /// Taken from the device at once; the rest is taken when it is needed. Default: all.
     std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
     /// Least step of growth. 0: what is needed, rounded up to 2 MiB.
     std::size_t growth_bytes = 0;
+    /// Whether memory that is taken later joins the first in one range of addresses, on a device
+    /// with virtual memory: see `ArenaOptions`.
+    bool grows_in_place = false;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;
     /// Where swapped-out bytes go. With no tier given: pinned memory, grown as needed up to half of
@@ -150,7 +154,9 @@ class DeviceAllocator {
   /// @cost   O(1), no device call
   [[nodiscard]] BlockId declare(std::size_t size_bytes) {
     Call const call{*this};
-    return blocks_.add(size_bytes);
+    BlockId const id = blocks_.add(size_bytes);
+    blocks_.count(id);
+    return id;
   }
 
   /// Frees a block. Its range and its copy on the host are reused only after its last uses.
@@ -281,11 +287,26 @@ class DeviceAllocator {
     return reclaimer_.compact(budget_bytes);
   }
 
-  /// Gives reservations that are wholly free back to the device, after waiting on the host for
-  /// their last uses.
+  /// Gives free memory back to the device, after waiting on the host for its last uses:
+  /// reservations that are wholly free, and where the arena grows in place every free piece.
   ///
   /// @returns bytes released
-  std::size_t trim_sync();
+  /// @throws DeviceError
+  std::size_t trim_sync() {
+    Call const call{*this};
+    Exclusive const exclusive{monitor_};
+    return trim(std::numeric_limits<std::size_t>::max());
+  }
+
+  /// Changes the capacity, within what the options said. Under a lower one blocks leave until the
+  /// rest fits, and what is reserved beyond it is given back to the device as far as it can be:
+  /// all of it where memory is taken in pages or grows in place, unless leases stand in the way.
+  ///
+  /// @throws ContractViolation for less than the arena's granule and for more than the options
+  ///         said; OutOfDeviceMemory if what cannot leave takes up more; OutOfHostMemory,
+  ///         DeviceError, FileTierError. The capacity is then as it was
+  /// @stream enqueues copies as `swap_out`; waits on the host for what is given back
+  void set_capacity(std::size_t bytes);
 
   /// Must be called before work on `stream` is captured into a graph: streams that wait for what
   /// has been done there then need no event of a stream that is being captured.
@@ -421,6 +442,9 @@ class DeviceAllocator {
   }
 
   void release(LeaseRecord const& lease) noexcept;
+  /// Gives up to about `bytes` of free memory back to the device. With the lock and the exclusive
+  /// right.
+  std::size_t trim(std::size_t bytes);
   void look_ahead() {
     if (look_ahead_.is_due()) {
       look_ahead_.run();
@@ -434,6 +458,7 @@ class DeviceAllocator {
     return {.capacity_bytes = capacity / granule_bytes * granule_bytes,
             .initial_bytes = options.initial_bytes,
             .growth_bytes = options.growth_bytes,
+            .grows_in_place = options.grows_in_place,
             .bounce_bytes = options.bounce_bytes};
   }
 
@@ -462,6 +487,8 @@ class DeviceAllocator {
     expects(options.high_watermark > 0 && options.high_watermark <= 1 &&
                 options.low_watermark > 0 && options.low_watermark <= options.high_watermark,
             "watermarks are parts of the capacity: 0 < low_watermark <= high_watermark <= 1");
+    expects(options.prefetched_part > 0 && options.prefetched_part <= 1,
+            "prefetched_part is a part of the capacity: more than 0, at most 1");
     expects(options.link_bytes_per_second > 0 && options.device_bytes_per_second > 0,
             "bandwidths that plans are priced with must be positive");
     return options;
@@ -492,7 +519,7 @@ class DeviceAllocator {
       *device_, arena_, blocks_, transfers_, journal_, monitor_, paging_};
   detail::Leases<Policies> leases_{
       *device_, order_, pool_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_};
-  detail::LookAhead<Policies> look_ahead_{arena_.capacity_bytes(),
+  detail::LookAhead<Policies> look_ahead_{arena_,
                                           prefetcher_,
                                           blocks_,
                                           transfers_,
@@ -521,9 +548,10 @@ BlockId DeviceAllocator<Policies>::allocate(std::size_t size_bytes) {
     }
     blocks_.place(id, *placement, prefetcher_.schedule().use_of(id));
   } catch (...) {
-    blocks_.free(id, block);
+    blocks_.refuse(id);
     throw;
   }
+  blocks_.count(id);
   return id;
 }
 
@@ -615,12 +643,39 @@ void DeviceAllocator<Policies>::begin_step() {
 }
 
 template <PolicySet Policies>
-std::size_t DeviceAllocator<Policies>::trim_sync() {
+void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
+  Call const call{*this};
+  Exclusive const exclusive{monitor_};
+  std::size_t const before = arena_.capacity_bytes();
+  arena_.set_capacity(bytes);
+  try {
+    reclaimer_.fit_capacity();
+    if constexpr (GrowingArena<Arena>) {
+      while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
+        std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
+        bool const has_shrunk =
+            trim(excess) != 0 || (arena_.trims_anywhere() && reclaimer_.vacate_top(excess));
+        if (!has_shrunk) {
+          break;  // leases hold the rest
+        }
+      }
+    }
+  } catch (...) {
+    arena_.set_capacity(before);
+    throw;
+  }
+  blocks_.plan();
+}
+
+template <PolicySet Policies>
+std::size_t DeviceAllocator<Policies>::trim(std::size_t bytes) {
   std::size_t released = 0;
   if constexpr (GrowingArena<Arena>) {
-    Call const call{*this};
-    Exclusive const exclusive{monitor_};
-    while (auto const segment = arena_.trim()) {
+    while (released < bytes) {
+      std::optional<Segment> const segment = arena_.trim(bytes - released);
+      if (!segment) {
+        break;
+      }
       journal_.trimmed(segment->bytes, segment->address);
       std::uint64_t const start_ns = device_->clock_ns();
       {
@@ -628,10 +683,10 @@ std::size_t DeviceAllocator<Policies>::trim_sync() {
         try {
           order_.synchronize(segment->fence);
         } catch (...) {
-          device_->release(segment->address, segment->bytes);
+          arena_.release(*segment);
           throw;
         }
-        device_->release(segment->address, segment->bytes);
+        arena_.release(*segment);
       }
       journal_.host_waited(1, start_ns, device_->clock_ns());
       released += segment->bytes;

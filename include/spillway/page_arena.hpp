@@ -12,8 +12,10 @@
 #include <spillway/core/types.hpp>
 #include <spillway/stream/stream_order.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,8 +35,10 @@ namespace spillway {
 /// range gets the pages that are still mapped at its address if they are free, and otherwise those
 /// that have been free for longest, which makes that rare.
 ///
-/// Shape    whole pages of `page_bytes()`, the device's granularity.
-/// Threads  thread-compatible; `map` runs without the caller's lock, one call at a time.
+/// Shape    whole pages of `page_bytes()`, the device's granularity. Any of them can be taken from
+///          the device later, and given back when it is free.
+/// Threads  thread-compatible; `map`, `try_reserve` and `release` run without the caller's lock,
+///          one call at a time.
 /// Cost     O(pages of the range) for every call; `map` calls the device once for each run of pages
 ///          that it maps, and for each run that it unmaps.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
@@ -46,8 +50,8 @@ class PageArena {
   /// Address space for each byte of memory: parked ranges need it.
   static constexpr std::size_t address_factor = Stable ? 64 : 4;
 
-  /// Takes `options.capacity_bytes` from the device, in pages; the other options mean nothing here.
-  /// `device` and `order` are not owned and must outlive the arena.
+  /// Takes `options.initial_bytes` from the device, in pages. `device` and `order` are not owned
+  /// and must outlive the arena.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page
   PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options);
@@ -65,7 +69,7 @@ class PageArena {
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
     std::size_t const count = rounded_bytes(bytes) / page_bytes_;
     expects(count != 0, "a range has at least one byte");
-    if (count > free_count_) {
+    if (count > usable_pages()) {
       return std::nullopt;
     }
     Fence vacated;  // all other fences are the pages'
@@ -129,6 +133,93 @@ class PageArena {
     return result;
   }
 
+  /// Changes the capacity, which is whole pages. @throws ContractViolation for less than a page,
+  /// and for more than the options said
+  void set_capacity(std::size_t bytes) {
+    std::size_t const count = bytes / page_bytes_;
+    expects(count != 0 && count <= pages_.size(),
+            "an arena's capacity is at least a page, and at most what it was made with");
+    capacity_pages_ = count;
+  }
+  /// The pages to take from the device next so that `bytes` fit.
+  [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
+    std::size_t const wanted = rounded_bytes(bytes) / page_bytes_;
+    std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
+    std::size_t const missing = wanted - std::min(wanted, free_count_);
+    return {nullptr,
+            missing == 0 ? 0 : std::min(left, std::max(missing, growth_pages_)) * page_bytes_,
+            {}};
+  }
+  /// @returns false if the device is full @throws DeviceError, std::bad_alloc; nothing has been
+  /// taken then
+  [[nodiscard]] bool try_reserve(Segment& segment) {
+    std::size_t const count = segment.bytes / page_bytes_;
+    try {
+      arrived_.reserve(count);
+      while (arrived_.size() < count) {
+        auto const physical = device_->try_create_physical(page_bytes_);
+        if (!physical) {
+          release_arrived();
+          return false;
+        }
+        arrived_.push_back(*physical);
+      }
+    } catch (...) {
+      release_arrived();
+      throw;
+    }
+    return true;
+  }
+  /// Makes the pages of the last `try_reserve` free.
+  void add_segment(Segment const& /*segment*/) noexcept {
+    for (auto const physical : arrived_) {
+      std::uint32_t const index = absent_head_;
+      Page& page = pages_[index];
+      absent_head_ = page.next_free;
+      page.physical = physical;
+      link_free(index);
+    }
+    reserved_pages_ += arrived_.size();
+    free_count_ += arrived_.size();
+    arrived_.clear();
+  }
+  /// Hands over free pages, those first that have been free for longest.
+  [[nodiscard]] std::optional<Segment>
+  trim(std::size_t bytes = std::numeric_limits<std::size_t>::max()) noexcept {
+    std::size_t const count =
+        std::min(free_count_, bytes / page_bytes_ + (bytes % page_bytes_ != 0));
+    Segment segment{nullptr, count * page_bytes_, {}};
+    for (std::size_t i = 0; i < count; ++i) {
+      std::uint32_t const index = free_head_;
+      unlink_free(index);
+      segment.fence.add(pages_[index].fence);
+      pages_[index].next_free = leaving_head_;
+      leaving_head_ = index;
+    }
+    reserved_pages_ -= count;
+    return count == 0 ? std::nullopt : std::optional{segment};
+  }
+  /// Gives the pages that `trim` handed over back to the device.
+  void release(Segment const& /*segment*/) noexcept {
+    {
+      UnmappedRun unmapped{this};
+      for (std::uint32_t index = leaving_head_; index != no_page; index = pages_[index].next_free) {
+        pages_[index].fence.clear();  // the caller has waited for it
+        (void)detach(pages_[index], unmapped);
+      }
+    }
+    std::uint32_t last = no_page;
+    for (std::uint32_t index = leaving_head_; index != no_page; index = pages_[index].next_free) {
+      device_->release_physical(pages_[index].physical);
+      last = index;
+    }
+    if (last != no_page) {
+      pages_[last].next_free = absent_head_;
+      absent_head_ = std::exchange(leaving_head_, no_page);
+    }
+  }
+  [[nodiscard]] static constexpr bool trims_anywhere() noexcept { return false; }
+
   /// Frees the pages and the address after `fence`.
   void give_back(RangeId range, Fence const& fence) noexcept {
     free_pages(range, fence);
@@ -154,7 +245,7 @@ class PageArena {
   /// Pages for a parked range, to be mapped before use, if enough are free.
   [[nodiscard]] std::optional<Placement> try_retake(RangeId range) noexcept requires Stable {
     std::uint32_t const count = addresses_[node_of(range)].count;
-    if (count > free_count_) {
+    if (count > usable_pages()) {
       return std::nullopt;
     }
     assign_pages(node_of(range), count);
@@ -169,9 +260,13 @@ class PageArena {
   }
   /// All ranges lie in one.
   [[nodiscard]] static std::size_t reservation(RangeId /*range*/) noexcept { return 1; }
-  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return pages_.size() * page_bytes_; }
-  [[nodiscard]] std::size_t reserved_bytes() const noexcept { return capacity_bytes(); }
-  [[nodiscard]] std::size_t free_bytes() const noexcept { return free_count_ * page_bytes_; }
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept {
+    return capacity_pages_ * page_bytes_;
+  }
+  [[nodiscard]] std::size_t reserved_bytes() const noexcept {
+    return reserved_pages_ * page_bytes_;
+  }
+  [[nodiscard]] std::size_t free_bytes() const noexcept { return usable_pages() * page_bytes_; }
   /// Any free pages make one range.
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept { return free_bytes(); }
 
@@ -200,7 +295,8 @@ class PageArena {
     std::uint32_t mapped_at = no_page;  // page of the address space it is mapped at
     std::uint32_t next_free = no_page;
     std::uint32_t previous_free = no_page;
-    bool is_free = true;
+    bool is_free = false;
+    bool is_absent = false;  // set at the end, of a page that was not taken from the device
     Fence fence;  // last uses at the place where it is mapped, or was until it was vacated
   };
   struct Range {
@@ -266,13 +362,8 @@ class PageArena {
   void free_pages(RangeId range, Fence const& fence) noexcept {
     auto& pages = ranges_[node_of(range)].pages;
     for (std::uint32_t const index : pages) {
-      Page& page = pages_[index];
-      page.fence.add(fence);
-      page.is_free = true;
-      page.next_free = no_page;
-      page.previous_free = free_tail_;
-      (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
-      free_tail_ = index;
+      pages_[index].fence.add(fence);
+      link_free(index);
     }
     free_count_ += pages.size();
     pages.clear();
@@ -281,6 +372,15 @@ class PageArena {
   void free_address(RangeId range) noexcept {
     std::uint32_t const node = node_of(range);
     addresses_.give_back(node, std::exchange(ranges_[node].vacated, Fence{}));
+  }
+  /// Puts a page at the end of the free ones, without counting it.
+  void link_free(std::uint32_t index) noexcept {
+    Page& page = pages_[index];
+    page.is_free = true;
+    page.next_free = no_page;
+    page.previous_free = free_tail_;
+    (free_tail_ == no_page ? free_head_ : pages_[free_tail_].next_free) = index;
+    free_tail_ = index;
   }
   void unlink_free(std::uint32_t index) noexcept {
     Page& page = pages_[index];
@@ -315,6 +415,17 @@ class PageArena {
     return must_wait ? 1 : 0;
   }
 
+  /// The free pages that the capacity allows to be taken.
+  [[nodiscard]] std::size_t usable_pages() const noexcept {
+    std::size_t const taken = reserved_pages_ - free_count_;
+    return std::min(free_count_, capacity_pages_ - std::min(capacity_pages_, taken));
+  }
+  void release_arrived() noexcept {
+    for (auto const physical : arrived_) {
+      device_->release_physical(physical);
+    }
+    arrived_.clear();
+  }
   void release_all() noexcept {
     {
       UnmappedRun unmapped{this};
@@ -324,8 +435,13 @@ class PageArena {
         }
       }
     }
-    for (Page& page : pages_) {
-      device_->release_physical(page.physical);
+    for (; absent_head_ != no_page; absent_head_ = pages_[absent_head_].next_free) {
+      pages_[absent_head_].is_absent = true;
+    }
+    for (Page const& page : pages_) {
+      if (!page.is_absent) {
+        device_->release_physical(page.physical);
+      }
     }
     device_->free_address(base_, address_pages_ * page_bytes_);
   }
@@ -344,6 +460,12 @@ class PageArena {
   std::uint32_t free_tail_ = no_page;
   std::size_t free_count_ = 0;
   std::vector<typename Device::physical_type> run_;  // what one call maps
+  std::uint32_t absent_head_ = no_page;              // pages that are not taken from the device
+  std::uint32_t leaving_head_ = no_page;             // pages that were handed over
+  std::size_t reserved_pages_ = 0;
+  std::size_t capacity_pages_ = 0;
+  std::size_t growth_pages_ = 1;
+  std::vector<typename Device::physical_type> arrived_;  // between `try_reserve` and `add_segment`
 };
 
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
@@ -356,25 +478,27 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
           "a capacity of at least one page of the device's granularity is needed");
   address_pages_ = static_cast<std::uint32_t>(count * address_factor);
   page_at_.assign(address_pages_, no_page);
-  pages_.reserve(count);
+  pages_.resize(count);
   run_.reserve(count);
+  for (std::size_t page = count; page-- > 0;) {
+    pages_[page].next_free = std::exchange(absent_head_, static_cast<std::uint32_t>(page));
+  }
+  capacity_pages_ = count;
+  growth_pages_ = std::max<std::size_t>(1, options.growth_bytes / page_bytes_);
   base_ = static_cast<std::byte*>(device.reserve_address(address_pages_ * page_bytes_));
   try {
-    for (std::size_t i = 0; i < count; ++i) {
-      auto const physical = device.try_create_physical(page_bytes_);
-      if (!physical) {
-        MemoryInfo const info = device.memory_info();
-        throw OutOfDeviceMemory{
-            {.requested_bytes = options.capacity_bytes,
-             .capacity_bytes = options.capacity_bytes,
-             .reserved_bytes = i * page_bytes_,
-             .free_bytes = info.free_bytes,
-             .largest_free_bytes = info.free_bytes},
-            "The device has less memory free than the capacity asked for: lower "
-            "capacity_bytes."};
-      }
-      pages_.push_back({.physical = *physical, .fence = {}});
+    std::size_t const initial_bytes = std::min(options.initial_bytes, capacity_bytes());
+    Segment initial{nullptr, rounded_bytes(initial_bytes), {}};
+    if (!try_reserve(initial)) {
+      MemoryInfo const info = device.memory_info();
+      throw OutOfDeviceMemory{
+          {.requested_bytes = initial.bytes,
+           .capacity_bytes = options.capacity_bytes,
+           .free_bytes = info.free_bytes,
+           .largest_free_bytes = info.free_bytes},
+          "The device has less memory free than that: lower capacity_bytes or initial_bytes."};
     }
+    add_segment(initial);
     addresses_.add_segment(base_, address_pages_);
     Fence none;
     std::uint32_t const all = addresses_.take(address_pages_, BlockId{}, none);
@@ -384,13 +508,6 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
     release_all();
     throw;
   }
-  for (std::uint32_t page = 0; page < count; ++page) {
-    pages_[page].next_free = page + 1 < count ? page + 1 : no_page;
-    pages_[page].previous_free = page != 0 ? page - 1 : no_page;
-  }
-  free_head_ = 0;
-  free_tail_ = static_cast<std::uint32_t>(count - 1);
-  free_count_ = count;
 }
 
 /// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/model_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
 #include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
@@ -34,7 +35,9 @@ using spillway::RangeNode;
 using spillway::RangeState;
 using spillway::RangeTable;
 using spillway::RangeView;
+using spillway::Segment;
 using spillway::SegregatedFit;
+using spillway::SimApi;
 using spillway::StreamIndex;
 using spillway::Ticket;
 
@@ -56,10 +59,39 @@ struct Granule {
 // An arena as slow as it can be: every granule for itself.
 class Oracle {
  public:
-  void add_segment(std::byte* base, std::size_t bytes) {
-    segments_[base] = std::vector<Granule>(bytes / granule_bytes);
+  /// @param joins  whether memory beside other memory is one piece with it
+  void add_segment(std::byte* base, std::size_t bytes, bool joins) {
+    std::vector<Granule> granules(bytes / granule_bytes);
+    if (auto const next = segments_.find(base + bytes); joins && next != segments_.end()) {
+      granules.insert(granules.end(), next->second.begin(), next->second.end());
+      segments_.erase(next);
+    }
+    auto const after = segments_.upper_bound(base);
+    if (joins && after != segments_.begin()) {
+      auto& [address, before] = *std::prev(after);
+      if (address + before.size() * granule_bytes == base) {
+        before.insert(before.end(), granules.begin(), granules.end());
+        return;
+      }
+    }
+    segments_[base] = std::move(granules);
   }
-  void remove_segment(std::byte* base) { segments_.erase(base); }
+  /// @returns what was there
+  std::vector<Granule> remove(std::byte* base, std::size_t bytes) {
+    auto const segment = std::prev(segments_.upper_bound(base));
+    auto const first = segment->second.begin() +
+                       (base - segment->first) / static_cast<std::ptrdiff_t>(granule_bytes);
+    auto const end = first + static_cast<std::ptrdiff_t>(bytes / granule_bytes);
+    std::vector<Granule> const gone(first, end);
+    if (end != segment->second.end()) {
+      segments_[base + bytes] = {end, segment->second.end()};
+    }
+    segment->second.erase(first, segment->second.end());
+    if (segment->second.empty()) {
+      segments_.erase(segment);
+    }
+    return gone;
+  }
 
   Granule& at(std::byte* address) {
     auto const segment = std::prev(segments_.upper_bound(address));
@@ -95,8 +127,12 @@ class Oracle {
     return bytes;
   }
 
-  [[nodiscard]] std::map<std::byte*, std::vector<Granule>> const& segments() const {
-    return segments_;
+  [[nodiscard]] std::size_t bytes() const {
+    std::size_t bytes = 0;
+    for (auto const& [base, granules] : segments_) {
+      bytes += granules.size() * granule_bytes;
+    }
+    return bytes;
   }
 
  private:
@@ -157,10 +193,10 @@ class Watched {
   std::set<std::uint32_t> free_;
 };
 
-template <class Fit>
+template <class Fit, class Device>
 class Player {
  public:
-  using Arena = DefragArena<ModelApi, Fit>;
+  using Arena = DefragArena<Device, Fit>;
 
   Player(std::uint64_t seed, std::size_t granules, std::size_t few_ranges)
       : random_{seed},
@@ -168,9 +204,11 @@ class Player {
                {.capacity_bytes = granules * granule_bytes,
                 .initial_bytes = granules / 2 * granule_bytes,
                 .growth_bytes = granules / 8 * granule_bytes,
+                .grows_in_place = grows_in_place,
                 .few_ranges = few_ranges}} {
-    arena_.for_each_range(
-        [&](RangeView const& range) { oracle_.add_segment(range.address, range.size_bytes); });
+    arena_.for_each_range([&](RangeView const& range) {
+      oracle_.add_segment(range.address, range.size_bytes, grows_in_place);
+    });
   }
 
   void play(std::size_t ops) {
@@ -196,6 +234,8 @@ class Player {
   }
 
  private:
+  static constexpr bool grows_in_place = spillway::VirtualMemoryApi<Device>;
+
   struct Live {
     RangeId range{};
     std::size_t bytes = 0;
@@ -207,7 +247,7 @@ class Player {
   std::size_t below(std::size_t n) { return static_cast<std::size_t>(random_() % n); }
 
   std::size_t random_bytes() {
-    double const most = static_cast<double>(arena_.capacity_bytes()) / 4;
+    double const most = static_cast<double>(most_bytes_) / 4;
     double const x = static_cast<double>(below(1U << 20U)) / (1U << 20U);
     return static_cast<std::size_t>(std::exp(x * std::log(most))) + 1;
   }
@@ -220,7 +260,7 @@ class Player {
 
   void take_or_give_back() {
     double const used = 1.0 - static_cast<double>(arena_.free_bytes()) /
-                                  static_cast<double>(arena_.reserved_bytes());
+                                  static_cast<double>(arena_.capacity_bytes());
     if (live_.empty() || static_cast<double>(below(1000)) / 1000.0 > used * 0.6) {
       take();
     } else {
@@ -286,7 +326,7 @@ class Player {
       REQUIRE(block != live_.end());
       return !block->second.is_fixed;
     };
-    std::size_t const wanted = 1 + below(arena_.reserved_bytes());
+    std::size_t const wanted = 1 + below(std::max<std::size_t>(1, arena_.reserved_bytes()));
     std::size_t const budget =
         below(4) == 0 ? arena_.capacity_bytes() / 16 : arena_.capacity_bytes();
     bool const is_pass = below(4) == 0;
@@ -338,7 +378,7 @@ class Player {
     moving_.clear();
     check();
     if (is_quiet && done == plan->moves.size()) {
-      REQUIRE(arena_.largest_free_bytes() >= makes_bytes);
+      REQUIRE(arena_.largest_free_bytes() >= std::min(makes_bytes, arena_.free_bytes()));
     }
   }
 
@@ -368,23 +408,26 @@ class Player {
 
   void grow_or_trim(std::size_t op) {
     if (op % 8 == 0) {
-      if (auto const segment = arena_.trim()) {
+      if (auto const segment = arena_.trim(below(4) * 64 * granule_bytes)) {
         auto* const base = static_cast<std::byte*>(segment->address);
-        for (Granule const& granule : oracle_.segments().at(base)) {
+        for (Granule const& granule : oracle_.remove(base, segment->bytes)) {
           REQUIRE(granule.block == 0);
           for (Ticket const use : granule.uses) {
             REQUIRE(covers(segment->fence, use));
           }
         }
-        oracle_.remove_segment(base);
-        device_.release(segment->address, segment->bytes);
+        arena_.release(*segment);
       }
     }
-    if (std::size_t const bytes = arena_.growth_for(random_bytes()); bytes != 0) {
-      auto* const base = static_cast<std::byte*>(device_.try_reserve(bytes));
-      REQUIRE(base != nullptr);
-      arena_.add_segment(base, bytes);
-      oracle_.add_segment(base, bytes);
+    if (op % 16 == 0) {
+      std::size_t const sixteenth = most_bytes_ / 16;
+      arena_.set_capacity(below(2) == 0 ? most_bytes_ : sixteenth * (4 + below(12)));
+    }
+    if (Segment segment = arena_.growth_for(random_bytes()); segment.bytes != 0) {
+      REQUIRE(arena_.reserved_bytes() + segment.bytes <= arena_.capacity_bytes());
+      REQUIRE(arena_.try_reserve(segment));
+      arena_.add_segment(segment);
+      oracle_.add_segment(static_cast<std::byte*>(segment.address), segment.bytes, grows_in_place);
     }
   }
 
@@ -442,8 +485,10 @@ class Player {
 
   void check() {
     check_blocks();
-    REQUIRE(arena_.free_bytes() == oracle_.free_bytes());
-    REQUIRE(arena_.largest_free_bytes() == oracle_.longest_free_run());
+    std::size_t const taken = oracle_.bytes() - oracle_.free_bytes();
+    std::size_t const left = arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), taken);
+    REQUIRE(arena_.free_bytes() == std::min(left, oracle_.free_bytes()));
+    REQUIRE(arena_.largest_free_bytes() == std::min(left, oracle_.longest_free_run()));
     std::size_t blocks = 0;
     std::size_t gaps = 0;
     std::size_t reserved = 0;
@@ -470,12 +515,21 @@ class Player {
     REQUIRE(stats.taken_ranges == blocks);
     REQUIRE(stats.free_ranges == gaps);
     REQUIRE(stats.reserved_bytes == reserved);
-    REQUIRE(stats.taken_bytes + stats.free_bytes == reserved);
+    REQUIRE(stats.taken_bytes == taken);
+  }
+
+  static Device make_device() {
+    if constexpr (grows_in_place) {
+      return Device{{.capacity_bytes = 64 << 20, .granularity_bytes = 16 * granule_bytes}};
+    } else {
+      return Device{};
+    }
   }
 
   std::mt19937_64 random_;
-  ModelApi device_;
+  Device device_ = make_device();
   Arena arena_;
+  std::size_t most_bytes_ = arena_.capacity_bytes();
   Oracle oracle_;
   LiveMap live_;
   std::map<std::uint64_t, std::vector<Ticket>> moving_;  // and what a block that left waits for
@@ -489,13 +543,13 @@ class Player {
 constexpr std::size_t any_number = 1U << 20U;
 
 /// With more than `few_ranges` ranges, room is looked for among some of them first.
-template <class Fit>
+template <class Fit, class Device = ModelApi>
 void play_all(std::size_t ops, std::size_t few_ranges) {
   std::uint64_t seed = 1;
   for (std::size_t const granules : {64U, 256U, 1024U, 2048U}) {
     MESSAGE("seed ", seed, ", granules ", granules);
     CAPTURE(seed);
-    Player<Fit> player{seed++, granules, few_ranges};
+    Player<Fit, Device> player{seed++, granules, few_ranges};
     player.play(ops);
     CHECK(player.plans_ > ops / 500);
   }
@@ -514,6 +568,10 @@ TEST_SUITE("arena") {
       "DefragArena: agrees with it where room is looked for here and there before everywhere") {
     play_all<SegregatedFit>(20'000, 8);
     play_all<BestFit>(20'000, 8);
+  }
+  TEST_CASE("DefragArena: agrees with it where memory comes and goes in place") {
+    play_all<SegregatedFit, SimApi>(20'000, any_number);
+    play_all<Watched<BestFit>, SimApi>(3000, 8);
   }
   TEST_CASE("DefragArena: each range knows at all times which of its neighbours are free") {
     play_all<Watched<SegregatedFit>>(5000, any_number);

@@ -34,9 +34,9 @@ using Stable = PageArena<SimApi, SegregatedFit, true>;
 static_assert(Arena<Moving> && GrowingArena<Moving> && MovingArena<Moving>);
 static_assert(!MappingArena<Moving> && !StableAddressArena<Moving>);
 static_assert(Arena<Mapping> && MappingArena<Mapping> && !StableAddressArena<Mapping>);
-static_assert(!GrowingArena<Mapping> && !MovingArena<Mapping>);
+static_assert(GrowingArena<Mapping> && !MovingArena<Mapping>);
 static_assert(MappingArena<Stable> && StableAddressArena<Stable>);
-static_assert(!GrowingArena<Stable> && !MovingArena<Stable>);
+static_assert(GrowingArena<Stable> && !MovingArena<Stable>);
 
 /// An arena and no more: the first free place that fits in one reservation.
 template <class Device>
@@ -47,6 +47,7 @@ class FirstFitArena {
   FirstFitArena(Device& device, ArenaOptions const& options)
       : device_{device},
         bytes_{options.capacity_bytes},
+        capacity_bytes_{bytes_},
         base_{static_cast<std::byte*>(device.try_reserve(bytes_))} {}
   FirstFitArena(FirstFitArena const&) = delete;
   FirstFitArena& operator=(FirstFitArena const&) = delete;
@@ -61,7 +62,7 @@ class FirstFitArena {
       }
       at = begin + range.bytes;
     }
-    if (bytes_ - at < rounded) {
+    if (bytes_ - at < rounded || rounded > free_bytes()) {
       return std::nullopt;
     }
     RangeId const id{++last_};
@@ -79,14 +80,15 @@ class FirstFitArena {
     return base_ + begin_of(range)->first;
   }
   [[nodiscard]] std::size_t reservation(RangeId /*range*/) const noexcept { return 1; }
-  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return bytes_; }
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return capacity_bytes_; }
+  void set_capacity(std::size_t bytes) { capacity_bytes_ = bytes / granule_bytes * granule_bytes; }
   [[nodiscard]] std::size_t reserved_bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::size_t free_bytes() const noexcept {
-    std::size_t bytes = bytes_;
+    std::size_t taken = 0;
     for (auto const& [begin, range] : taken_) {
-      bytes -= range.bytes;
+      taken += range.bytes;
     }
-    return bytes;
+    return capacity_bytes_ - std::min(capacity_bytes_, taken);
   }
   [[nodiscard]] std::size_t largest_free_bytes() const noexcept {
     std::size_t largest = 0;
@@ -95,7 +97,7 @@ class FirstFitArena {
       largest = std::max(largest, begin - at);
       at = begin + range.bytes;
     }
-    return std::max(largest, bytes_ - at);
+    return std::min(free_bytes(), std::max(largest, bytes_ - at));
   }
   template <class Visit>
   void for_each_range(Visit visit) const {
@@ -119,6 +121,7 @@ class FirstFitArena {
 
   Device& device_;
   std::size_t bytes_;
+  std::size_t capacity_bytes_;
   std::byte* base_;
   Ranges taken_;  // by offset
   Fence last_uses_;
@@ -147,9 +150,13 @@ struct MapsToNothing : Plain {
 };
 static_assert(Arena<MapsToNothing> && !MappingArena<MapsToNothing>);
 struct TrimMayThrow : Moving {
-  std::optional<Segment> trim();
+  std::optional<Segment> trim(std::size_t);
 };
 static_assert(MovingArena<TrimMayThrow> && !GrowingArena<TrimMayThrow>);
+struct CapacityIsFixed : Plain {
+  void set_capacity(std::size_t) = delete;
+};
+static_assert(!Arena<CapacityIsFixed>);
 struct CommitMayThrow : Moving {
   void commit_moves(CompactionPlan&, std::size_t, Fence const&);
 };
@@ -193,9 +200,60 @@ struct Rig {
       return A(device, options);
     }
   }
-  SimApi device{{.capacity_bytes = 8_MiB}};
+  SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
   StreamOrder<SimApi> order{device};
-  A arena{make(device, order, {.capacity_bytes = 2_MiB, .bounce_bytes = 0})};
+  ArenaOptions options{.capacity_bytes = 2_MiB, .bounce_bytes = 0};
+  A arena{make(device, order, options)};
+};
+
+/// An arena that takes memory when it is needed.
+template <class A>
+struct GrowingRig {
+  explicit GrowingRig(bool in_place)
+      : arena{Rig<A>::make(device,
+                           order,
+                           {.capacity_bytes = 2_MiB,
+                            .initial_bytes = 0,
+                            .growth_bytes = 64_KiB,
+                            .grows_in_place = in_place,
+                            .bounce_bytes = 0})} {}
+
+  /// @returns whether anything was taken
+  bool grow(std::size_t bytes) {
+    Segment segment = arena.growth_for(bytes);
+    if (segment.bytes == 0 || !arena.try_reserve(segment)) {
+      return false;
+    }
+    arena.add_segment(segment);
+    return true;
+  }
+  std::size_t trim(std::size_t bytes) {
+    auto const segment = arena.trim(bytes);
+    if (segment) {
+      arena.release(*segment);
+    }
+    return segment ? segment->bytes : 0;
+  }
+  std::optional<Placement> take(std::size_t bytes, BlockId id) {
+    auto placement = arena.try_take(bytes, id);
+    while (!placement && grow(bytes)) {
+      placement = arena.try_take(bytes, id);
+    }
+    if constexpr (MappingArena<A>) {
+      if (placement) {
+        (void)arena.map(placement->range);
+      }
+    }
+    return placement;
+  }
+  [[nodiscard]] std::size_t used_bytes() const {
+    MemoryInfo const info = device.memory_info();
+    return info.total_bytes - info.free_bytes;
+  }
+
+  SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
+  StreamOrder<SimApi> order{device};
+  A arena;
 };
 
 }  // namespace
@@ -258,6 +316,124 @@ TEST_SUITE("arena_concept") {
       arena.give_back(placement.range, {});
     }
     CHECK(arena.largest_free_bytes() == arena.capacity_bytes());
+  }
+
+  TEST_CASE_TEMPLATE("Arena: the capacity in force bounds what can be taken",
+                     A,
+                     Plain,
+                     Moving,
+                     Mapping,
+                     Stable) {
+    Rig<A> rig;
+    A& arena = rig.arena;
+    auto const first = arena.try_take(1_MiB, BlockId{1});
+    auto const second = arena.try_take(512_KiB, BlockId{2});
+    REQUIRE(first);
+    REQUIRE(second);
+    arena.set_capacity(1_MiB + 768_KiB);
+    CHECK(arena.capacity_bytes() == 1_MiB + 768_KiB);
+    CHECK(arena.free_bytes() == 256_KiB);
+    CHECK(arena.largest_free_bytes() == 256_KiB);
+    CHECK(!arena.try_take(272_KiB, BlockId{3}));
+    arena.set_capacity(1_MiB);  // below what is taken, which stays
+    CHECK(arena.free_bytes() == 0);
+    CHECK(!arena.try_take(1, BlockId{3}));
+    arena.give_back(second->range, {});
+    CHECK(arena.free_bytes() == 0);
+    arena.give_back(first->range, {});
+    CHECK(arena.free_bytes() == 1_MiB);
+    auto const third = arena.try_take(1_MiB, BlockId{3});
+    REQUIRE(third);
+    CHECK(arena.largest_free_bytes() == 0);
+    arena.set_capacity(2_MiB);
+    auto const fourth = arena.try_take(512_KiB, BlockId{4});
+    REQUIRE(fourth);
+    arena.give_back(third->range, {});
+    arena.give_back(fourth->range, {});
+    CHECK(arena.free_bytes() == 2_MiB);
+  }
+
+  TEST_CASE_TEMPLATE("GrowingArena: takes what is needed and gives back what is free",
+                     A,
+                     Moving,
+                     Mapping,
+                     Stable) {
+    for (bool const in_place : {false, true}) {
+      GrowingRig<A> rig{in_place};
+      A& arena = rig.arena;
+      CHECK(rig.used_bytes() == 0);
+      auto const first = rig.take(100'000, BlockId{1});
+      REQUIRE(first);
+      CHECK(arena.reserved_bytes() < 200'000);
+      CHECK(rig.used_bytes() == arena.reserved_bytes());
+      auto const second = rig.take(1_MiB, BlockId{2});
+      REQUIRE(second);
+      CHECK(rig.used_bytes() == arena.reserved_bytes());
+      arena.set_capacity(arena.reserved_bytes());
+      CHECK(arena.growth_for(2_MiB).bytes == 0);
+      arena.set_capacity(2_MiB);
+      CHECK(rig.trim(2_MiB) + 1_MiB + 128_KiB >= arena.reserved_bytes());
+      arena.give_back(second->range, {});
+      while (rig.trim(2_MiB) != 0) {
+      }
+      CHECK(arena.reserved_bytes() >= 100'000);
+      CHECK(arena.reserved_bytes() < 200'000);
+      CHECK(rig.used_bytes() == arena.reserved_bytes());
+      arena.give_back(first->range, {});
+      while (rig.trim(2_MiB) != 0) {
+      }
+      CHECK(arena.reserved_bytes() == 0);
+      CHECK(rig.used_bytes() == 0);
+      CHECK(arena.free_bytes() == 0);
+      auto const third = rig.take(2_MiB, BlockId{3});
+      CHECK(third);
+    }
+  }
+
+  TEST_CASE("GrowingArena: what grows in place is one range, whatever it was made of") {
+    GrowingRig<Moving> rig{true};
+    std::vector<Placement> taken;
+    for (std::uint64_t i = 0; i < 16; ++i) {
+      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
+    }
+    CHECK(rig.arena.reserved_bytes() == 2_MiB);
+    CHECK(rig.arena.stats().segments == 1);
+    for (std::size_t i = 4; i < 12; ++i) {
+      rig.arena.give_back(taken[i].range, {});
+    }
+    CHECK(rig.arena.largest_free_bytes() == 1_MiB);
+    // Memory leaves from the midst of others, and comes back there.
+    CHECK(rig.trim(512_KiB) == 512_KiB);
+    CHECK(rig.arena.reserved_bytes() == 1_MiB + 512_KiB);
+    CHECK(rig.used_bytes() == 1_MiB + 512_KiB);
+    CHECK(rig.arena.largest_free_bytes() == 512_KiB);
+    std::size_t shown = 0;
+    rig.arena.for_each_range([&](RangeView const& range) {
+      CHECK(range.state != RangeState::hole);
+      shown += range.size_bytes;
+    });
+    CHECK(shown == 1_MiB + 512_KiB);
+    auto const across = rig.take(1_MiB, BlockId{99});
+    REQUIRE(across);
+    CHECK(rig.arena.reserved_bytes() == 2_MiB);
+  }
+
+  TEST_CASE("GrowingArena: a device that is full refuses and has lost nothing") {
+    SimApi device{{.capacity_bytes = 256_KiB, .granularity_bytes = 16_KiB}};
+    Moving arena{device,
+                 {.capacity_bytes = 2_MiB,
+                  .initial_bytes = 0,
+                  .growth_bytes = 64_KiB,
+                  .grows_in_place = true,
+                  .bounce_bytes = 0}};
+    Segment segment = arena.growth_for(1_MiB);
+    REQUIRE(segment.bytes == 1_MiB);
+    CHECK(!arena.try_reserve(segment));
+    CHECK(device.memory_info().free_bytes == 256_KiB);
+    segment = arena.growth_for(128_KiB);
+    REQUIRE(arena.try_reserve(segment));
+    arena.add_segment(segment);
+    CHECK(arena.free_bytes() == 128_KiB);
   }
 
   TEST_CASE("Arena: whoever takes a range is told to wait for those who used it before") {

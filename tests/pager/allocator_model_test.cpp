@@ -73,7 +73,8 @@ class Program {
   using Device = typename Policies::device;
   using Allocator = spillway::DeviceAllocator<Policies>;
 
-  explicit Program(std::uint64_t seed) : random_{seed}, allocator_{device_, options(seed)} {
+  explicit Program(std::uint64_t seed)
+      : random_{seed}, allocator_{device_, options(seed)}, seed_{seed} {
     for (auto& stream : streams_) {
       stream = device_.create_stream();
     }
@@ -116,6 +117,8 @@ class Program {
       }
     }
     leases_.clear();
+    allocator_.set_capacity(capacity_bytes);
+    capacity_in_force_ = capacity_bytes;
     check_all_and_free();
     settle();
   }
@@ -155,6 +158,11 @@ class Program {
     if (seed % 2 == 0) {
       options.paging.few_ranges = 8;  // so that room is looked for here and there before everywhere
     }
+    if (seed % 3 != 0) {
+      options.initial_bytes = 0;
+      options.growth_bytes = 32_KiB;
+      options.grows_in_place = seed % 3 == 1;
+    }
     return options;
   }
 
@@ -188,8 +196,26 @@ class Program {
     REQUIRE(stats.allocated.bytes.current == bytes);
     REQUIRE(stats.requested_bytes.current == requested);
     REQUIRE(stats.resident.bytes.current == resident);
-    REQUIRE(stats.free_bytes == capacity_bytes - resident);
-    REQUIRE(stats.resident.bytes.peak <= capacity_bytes);
+    REQUIRE(stats.capacity_bytes == capacity_in_force_);
+    REQUIRE(resident <= std::min<std::size_t>(capacity_in_force_, stats.reserved_bytes));
+    REQUIRE(stats.free_bytes ==
+            std::min<std::size_t>(capacity_in_force_, stats.reserved_bytes) - resident);
+    REQUIRE(stats.resident.bytes.peak <= stats.peak_reserved_bytes);
+    REQUIRE(stats.peak_reserved_bytes <= capacity_bytes);
+  }
+
+  /// Lowers the capacity or raises it again. Where leases do not allow it, it stays as it was.
+  void change_capacity() {
+    std::size_t const wanted = draw(2) == 0 ? capacity_bytes : 128_KiB + draw(7) * 128_KiB;
+    allocator_.set_capacity(wanted);
+    capacity_in_force_ = wanted;
+    spillway::Stats const now = allocator_.stats();
+    REQUIRE(now.resident.bytes.current <= wanted);
+    bool const gives_back_all = options(seed_).grows_in_place ||
+                                spillway::MappingArena<spillway::ArenaOf<Policies>>;
+    if (gives_back_all && leases_.empty()) {
+      REQUIRE(now.reserved_bytes <= wanted);
+    }
   }
 
   void operate() {
@@ -216,10 +242,19 @@ class Program {
       }
       return;
     case 7:
-      if (draw(16) == 0) {
-        allocator_.compact(draw(256_KiB));
+      switch (draw(64)) {
+      case 0:
+      case 1:
+        (void)allocator_.compact(draw(256_KiB));
+        return;
+      case 2:
+        (void)allocator_.trim_sync();
+        return;
+      case 3:
+        return change_capacity();
+      default:
+        return;
       }
-      return;
     case 8:
       leases_.clear();
       return;
@@ -353,6 +388,8 @@ class Program {
   std::vector<Expected> blocks_;
   std::vector<typename Allocator::lease_type> leases_;
   std::uint64_t contents_ = 0;
+  std::uint64_t seed_;
+  std::size_t capacity_in_force_ = capacity_bytes;
 };
 
 std::uint64_t first_seed() {

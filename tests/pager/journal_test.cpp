@@ -102,6 +102,7 @@ TEST_SUITE("pager") {
     Bench bench;
     auto& journal = bench.journal;
     journal.block_added(BlockId{1}, bench.block);
+    journal.block_counted(bench.block);
     journal.range_taken(bench.block);
     bench.block.leases = 1;
     journal.leases_begun(bench.block);
@@ -206,7 +207,7 @@ TEST_SUITE("pager") {
       journal.swapped_in(id, bench.block, false);
       journal.swapped_in(id, bench.block, true);
       journal.moved(id, bench.block);
-      journal.grown(4096, bench.memory.data() + 1);
+      journal.grown(4096, bench.memory.data() + 1, 4096);
       CHECK(journal.observer().records.empty());
     }
     journal.tell_observer();

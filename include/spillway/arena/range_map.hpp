@@ -240,6 +240,56 @@ class RangeMap {
     return std::nullopt;
   }
 
+  /// Makes granules [first, end) of the free range `node` a hole: there is no memory behind them
+  /// any more. Neighbouring holes become one.
+  ///
+  /// @throws std::bad_alloc; nothing has changed then
+  void punch(std::uint32_t node, std::uint32_t first, std::uint32_t end) {
+    std::vector<std::uint32_t> spare;
+    spare.reserve(2);
+    spare.push_back(list_.acquire());
+    try {
+      spare.push_back(list_.acquire());
+    } catch (...) {
+      list_.table.release(spare.back());
+      throw;
+    }
+    RangeTable& table = list_.table;
+    std::uint32_t hole = claim(node, first, end, spare);
+    for (std::uint32_t const left : spare) {
+      table.release(left);
+    }
+    table.taken_granules -= end - first;
+    table.granules -= end - first;
+    table[hole].state = RangeState::hole;
+    table[hole].clear(RangeNode::has_fence);
+    hole = join_holes(table[hole].prev, hole);
+    (void)join_holes(hole, table[hole].next);
+    ++version_;
+  }
+
+  /// Makes the first `count` granules of a hole free. @throws std::bad_alloc; nothing has changed
+  /// then
+  void fill(std::uint32_t hole, std::uint32_t count) {
+    RangeTable& table = list_.table;
+    std::uint32_t node = hole;
+    if (count < table[hole].count) {
+      node = list_.acquire();
+      table[node] = {};
+      table[node].first = table[hole].first;
+      table[node].count = count;
+      table[hole].first += count;
+      table[hole].count -= count;
+      list_.place(node, table[hole].prev, hole, table[hole].segment);
+      table[node].state = RangeState::claimed;
+      list_.introduce(table[node].prev, node);
+      list_.introduce(node, hole);
+    }
+    table.granules += count;
+    add_free(node);
+    ++version_;
+  }
+
   /// Takes `count` granules for `owner`. @returns the new range, `no_node` when no free range fits
   ///
   /// @param fence  gets what the range's first user waits for; the range forgets it
@@ -442,6 +492,21 @@ class RangeMap {
       ++table.free_ranges;
       fit_.insert(table, node);
     }
+  }
+
+  // Makes two neighbours one hole if both are holes. @returns the range that ends where `high` did
+  std::uint32_t join_holes(std::uint32_t low, std::uint32_t high) noexcept {
+    RangeTable& table = list_.table;
+    bool const are_holes =
+        table[low].state == RangeState::hole && table[high].state == RangeState::hole;
+    if (!are_holes) {
+      return high;
+    }
+    table[low].count += table[high].count;
+    table[low].set(RangeNode::is_next_free, table[high].is(RangeNode::is_next_free));
+    list_.connect(low, table[high].next);
+    table.release(high);
+    return low;
   }
 
   // Calls `use(node, first, end)` for the part that lies in `piece` of each free range there.

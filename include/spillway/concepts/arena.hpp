@@ -16,11 +16,16 @@ namespace spillway {
 
 /// How much memory an arena takes from its device, and when.
 struct ArenaOptions {
-  std::size_t capacity_bytes = 0;  ///< the most it ever reserves, scratch aside; below 1 TiB
+  /// The most it ever reserves, scratch aside; below 1 TiB. `set_capacity` lowers it.
+  std::size_t capacity_bytes = 0;
   /// Reserved at construction; all of the capacity unless told otherwise. Arenas that do not grow
   /// reserve all of it.
   std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
   std::size_t growth_bytes = 2_MiB;  ///< the least by which it grows
+  /// Whether an arena that grows by reservations has one range of addresses instead, where memory
+  /// is mapped as it is needed: then nothing that it reserves is apart from the rest, and what is
+  /// free can be given back wherever it is. The device must model `VirtualMemoryApi`.
+  bool grows_in_place = false;
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
   std::size_t bounce_bytes = 4_MiB;
@@ -44,9 +49,11 @@ struct ArenaOptions {
 /// | `ca.rounded_bytes(n)`     | the bytes that a block of `n` bytes takes up                   |
 /// | `ca.address(r)`           | where the range is now                                         |
 /// | `ca.reservation(r)`       | the number of the device reservation that the range lies in    |
-/// | `ca.capacity_bytes()`     | the most that is ever reserved                                 |
+/// | `ca.capacity_bytes()`     | the most that may be taken, and reserved from now on           |
+/// | `a.set_capacity(n)`       | change that, to at most what the options said; what is taken   |
+/// |                           | or reserved already stays                                      |
 /// | `ca.reserved_bytes()`     | the bytes that are reserved now                                |
-/// | `ca.free_bytes()`         | the reserved bytes that are not taken                          |
+/// | `ca.free_bytes()`         | the reserved bytes that may still be taken                     |
 /// | `ca.largest_free_bytes()` | the largest `n` for which `try_take` finds a range             |
 /// | `ca.for_each_range(v)`    | call `v` with the `RangeView` of each range                    |
 ///
@@ -64,6 +71,7 @@ concept Arena =
       { ca.address(r)           } noexcept -> std::same_as<std::byte*>;
       { ca.reservation(r)       } noexcept -> std::same_as<std::size_t>;
       { ca.capacity_bytes()     } noexcept -> std::same_as<std::size_t>;
+      { a.set_capacity(n)       }          -> std::same_as<void>;
       { ca.reserved_bytes()     } noexcept -> std::same_as<std::size_t>;
       { ca.free_bytes()         } noexcept -> std::same_as<std::size_t>;
       { ca.largest_free_bytes() } noexcept -> std::same_as<std::size_t>;
@@ -72,20 +80,29 @@ concept Arena =
 
 /// An arena that takes memory from the device when it is needed, and gives it back when it is not.
 ///
-/// | expression            | must                                                              |
-/// |-----------------------|-------------------------------------------------------------------|
-/// | `ca.growth_for(n)`    | what to reserve so that `n` bytes fit, 0 if the capacity does not |
-/// |                       | allow it                                                          |
-/// | `a.add_segment(p, n)` | own the `n` bytes at `p`, which the caller has reserved; a throw  |
-/// |                       | leaves them with the caller                                       |
-/// | `a.trim()`            | give up a reservation that is wholly free, for the caller to      |
-/// |                       | release, if there is one                                          |
+/// | expression           | must                                                               |
+/// |----------------------|--------------------------------------------------------------------|
+/// | `ca.growth_for(n)`   | a `Segment` to reserve next so that `n` bytes fit, one of 0 bytes  |
+/// |                      | if the capacity does not allow it                                  |
+/// | `a.try_reserve(s)`   | take that from the device; false if the device is full; a throw    |
+/// |                      | takes nothing                                                      |
+/// | `a.add_segment(s)`   | make its bytes free; a throw leaves them with the caller           |
+/// | `a.trim(n)`          | give up free memory that can be released to the device, if there   |
+/// |                      | is some: about `n` bytes, or the least that goes at once           |
+/// | `a.release(s)`       | release to the device what left, after its fence                   |
+/// | `ca.trims_anywhere()`| whether free bytes in the midst of others can be given up, too     |
+///
+/// `try_reserve` and `release` call the device, without the lock; one call at a time is made of
+/// these five.
 template <class A>
 concept GrowingArena =
-    Arena<A> && requires(A a, A const ca, std::size_t n, void* p) {
-      { ca.growth_for(n)    } noexcept -> std::same_as<std::size_t>;
-      { a.add_segment(p, n) }          -> std::same_as<void>;
-      { a.trim()            } noexcept -> std::same_as<std::optional<Segment>>;
+    Arena<A> && requires(A a, A const ca, std::size_t n, Segment& s) {
+      { ca.growth_for(n)    } noexcept -> std::same_as<Segment>;
+      { a.try_reserve(s)    }          -> std::same_as<bool>;
+      { a.add_segment(s)    }          -> std::same_as<void>;
+      { a.trim(n)           } noexcept -> std::same_as<std::optional<Segment>>;
+      { a.release(s)        } noexcept -> std::same_as<void>;
+      { ca.trims_anywhere() } noexcept -> std::same_as<bool>;
     };
 
 /// An arena whose free bytes may lie apart, and that plans how to have them in one piece: by moving

@@ -18,8 +18,8 @@ enum class RangeId : std::uint32_t {};
 ///
 /// Three states last from `begin_moves` to `commit_moves` only: a `claimed` range is free bytes
 /// that the moves need, a `moving` one has a block that is being moved, and it becomes `leaving` if
-/// the block is given back meanwhile.
-enum class RangeState : std::uint8_t { free, claimed, taken, moving, leaving };
+/// the block is given back meanwhile. A `hole` is addresses that have no memory behind them.
+enum class RangeState : std::uint8_t { free, claimed, taken, moving, leaving, hole };
 
 /// A range that was taken. Its first user makes its stream wait for `fence`.
 struct Placement {
@@ -77,7 +77,8 @@ struct Bounce {
   std::size_t bytes = 0;
 };
 
-/// A reservation that left an arena. Its memory may be released once `fence` has passed.
+/// Device memory that joins an arena or leaves it. What leaves may be released once `fence` has
+/// passed.
 struct Segment {
   void* address = nullptr;
   std::size_t bytes = 0;

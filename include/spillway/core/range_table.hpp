@@ -85,7 +85,7 @@ class RangeTable {
   [[nodiscard]] std::size_t ranges() const noexcept { return taken_ranges + free_ranges; }
   [[nodiscard]] std::uint64_t free_granules() const noexcept { return granules - taken_granules; }
 
-  std::uint64_t granules = 0;  ///< in all segments
+  std::uint64_t granules = 0;  ///< in all segments, without holes
   std::size_t taken_ranges = 0;
   std::size_t free_ranges = 0;
   std::uint64_t taken_granules = 0;  ///< including claimed ones

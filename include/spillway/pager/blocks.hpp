@@ -69,7 +69,8 @@ class Blocks {
 
   // The table.
 
-  /// Adds a block that has neither a range nor contents.
+  /// Adds a block that has neither a range nor contents. It is counted once `count` is called, or
+  /// goes again with `refuse`.
   ///
   /// @throws ContractViolation for 0 bytes; OutOfDeviceMemory if it exceeds the capacity;
   ///         std::bad_alloc
@@ -93,6 +94,13 @@ class Blocks {
     }
     journal_.block_added(id, at(id));
     return id;
+  }
+  void count(BlockId id) noexcept { journal_.block_counted(at(id)); }
+  /// Forgets a block that found no room.
+  void refuse(BlockId id) noexcept {
+    journal_.block_refused(id, at(id));
+    prefetcher_.on_destroy(id);
+    table_.erase(id);
   }
 
   /// Frees a block that is not in transit, with its range and its host slot.
@@ -216,8 +224,10 @@ class Blocks {
   void begin_step() {
     prefetcher_.begin_step();
     count_stuck_bytes();
-    eviction_.on_step(prefetcher_.schedule(), plannable_bytes());
+    plan();
   }
+  /// Lets the eviction policy plan the step for the capacity as it is now.
+  void plan() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
 
   // Which blocks may leave.
 
@@ -499,7 +509,7 @@ Use Blocks<Policies>::record_access(LeaseRequest request) noexcept {
     eviction_.on_misprediction();
     break;
   case AccessSchedule::Change::resumed:
-    eviction_.on_step(schedule, plannable_bytes());
+    plan();
     break;
   }
   return use;

@@ -8,6 +8,7 @@
 #include <spillway/pager/block_state.hpp>
 #include <spillway/pager/monitor.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -30,11 +31,16 @@ class Journal {
   /// The arguments are not owned and must outlive this object.
   Journal(Device const& device, Monitor<Lock>& monitor) : device_{device}, monitor_{monitor} {}
 
-  // Blocks come and go.
+  // Blocks come and go. One that finds no room is added and refused, and never counted.
   void block_added(BlockId id, BlockRecord const& block) noexcept {
+    log(RecordKind::allocate, id, block.bytes, nullptr);
+  }
+  void block_counted(BlockRecord const& block) noexcept {
     stats_.allocated.add(block.bytes);
     stats_.requested_bytes.add(block.requested_bytes);
-    log(RecordKind::allocate, id, block.bytes, nullptr);
+  }
+  void block_refused(BlockId id, BlockRecord const& block) noexcept {
+    log(RecordKind::deallocate, id, block.bytes, nullptr);
   }
   void block_freed(BlockId id, BlockRecord const& block) noexcept {
     stats_.allocated.subtract(block.bytes);
@@ -96,7 +102,8 @@ class Journal {
   void prefetch_wasted() noexcept { ++stats_.prefetch_wasted; }
 
   // The reservation and the rest.
-  void grown(std::size_t bytes, void const* segment) noexcept {
+  void grown(std::size_t bytes, void const* segment, std::size_t reserved_bytes) noexcept {
+    stats_.peak_reserved_bytes = std::max<std::uint64_t>(stats_.peak_reserved_bytes, reserved_bytes);
     log(RecordKind::grow, {}, bytes, segment);
   }
   void trimmed(std::size_t bytes, void const* segment) noexcept {

@@ -14,6 +14,7 @@
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -30,11 +31,12 @@ namespace spillway::detail {
 template <PolicySet Policies>
 class LookAhead {
  public:
+  using Arena = typename Blocks<Policies>::Arena;
   using Prefetcher = typename Blocks<Policies>::Prefetcher;
   using MonitorType = Monitor<typename Policies::lock>;
 
   /// The arguments are not owned and must outlive this object.
-  LookAhead(std::size_t capacity_bytes,
+  LookAhead(Arena const& arena,
             Prefetcher const& prefetcher,
             Blocks<Policies>& blocks,
             Transfers<Policies>& transfers,
@@ -42,7 +44,7 @@ class LookAhead {
             Journal<Policies> const& journal,
             MonitorType& monitor,
             PagerOptions const& options)
-      : capacity_bytes_{static_cast<double>(capacity_bytes)},
+      : arena_{arena},
         prefetcher_{prefetcher},
         blocks_{blocks},
         transfers_{transfers},
@@ -93,12 +95,15 @@ class LookAhead {
     return options_.high_watermark < 1.0 && resident_part() > options_.high_watermark;
   }
   [[nodiscard]] double resident_part() const noexcept {
-    return static_cast<double>(journal_.stats().resident.bytes.current) / capacity_bytes_;
+    return static_cast<double>(journal_.stats().resident.bytes.current) / capacity_bytes();
+  }
+  [[nodiscard]] double capacity_bytes() const noexcept {
+    return static_cast<double>(arena_.capacity_bytes());
   }
 
   void keep_headroom() {
     if (is_above_watermark()) {
-      double const excess = (resident_part() - options_.low_watermark) * capacity_bytes_;
+      double const excess = (resident_part() - options_.low_watermark) * capacity_bytes();
       auto const any = [](BlockId) noexcept { return true; };
       reclaimer_.evict(static_cast<std::size_t>(excess), EvictionReason::watermark, any);
     }
@@ -126,7 +131,11 @@ class LookAhead {
   void list_wanted() {
     wanted_.clear();
     std::size_t inflight_bytes = blocks_.prefetched_bytes();
-    std::size_t const most_bytes = prefetcher_.max_inflight_bytes();
+    std::size_t most_bytes = prefetcher_.max_inflight_bytes();
+    if (options_.prefetched_part < 1.0) {
+      double const part = options_.prefetched_part * capacity_bytes();
+      most_bytes = std::min(most_bytes, static_cast<std::size_t>(part));
+    }
     prefetcher_.candidates([&](BlockId id, std::uint64_t next_use) {
       BlockRecord const* const block = blocks_.find(id);
       if (block == nullptr || block->state() != BlockState::on_host || !blocks_.may_return(id)) {
@@ -191,7 +200,7 @@ class LookAhead {
     }
   }
 
-  double capacity_bytes_;
+  Arena const& arena_;
   Prefetcher const& prefetcher_;
   Blocks<Policies>& blocks_;
   Transfers<Policies>& transfers_;

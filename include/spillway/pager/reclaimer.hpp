@@ -20,6 +20,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -37,6 +38,9 @@ struct PagerOptions {
   /// never.
   double high_watermark = 1.0;
   double low_watermark = 1.0;
+  /// The most that blocks which came in ahead of need, and are not used yet, may take up: a part of
+  /// the capacity. The prefetch policy may bring in less.
+  double prefetched_part = 1.0;
   /// What plans are priced with: the host link one way, and reads plus writes of device memory.
   double link_bytes_per_second = 25e9;
   double device_bytes_per_second = 1.5e12;
@@ -112,26 +116,64 @@ class Reclaimer {
   template <class Admits>
   std::optional<Placement>
   try_take_range_for_prefetch(std::size_t bytes, BlockId owner, Admits admits) {
-    if (auto placement = blocks_.try_place(bytes, owner)) {
-      return placement;
-    }
-    if (arena_.free_bytes() < bytes) {
+    auto placement = blocks_.try_place(bytes, owner);
+    RangeSource source = RangeSource::free_range;
+    if (!placement && arena_.free_bytes() < bytes) {
+      std::uint64_t const copies = journal_.stats().swap_outs.count;
       if (evict(bytes - arena_.free_bytes(), EvictionReason::prefetch, admits) == 0) {
         return std::nullopt;
       }
-      if (auto placement = blocks_.try_place(bytes, owner)) {
-        return placement;
-      }
+      source = source_since(copies);
+      placement = blocks_.try_place(bytes, owner);
     }
     if constexpr (MovingArena<Arena>) {
-      if (arena_.free_bytes() >= bytes) {
+      if (!placement && arena_.free_bytes() >= bytes) {
         if (auto plan = compaction_plan(bytes, first_search(bytes))) {
           transfers_.move(*plan);
-          return blocks_.try_place(bytes, owner);
+          source = RangeSource::after_compaction;
+          placement = blocks_.try_place(bytes, owner);
         }
       }
     }
-    return std::nullopt;
+    if (placement) {
+      journal_.range_found(source);
+    }
+    return placement;
+  }
+
+  /// Evicts blocks until the rest fits into the capacity, which has been lowered.
+  ///
+  /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
+  void fit_capacity() {
+    while (resident_bytes() > arena_.capacity_bytes()) {
+      if (!evict_for_room(resident_bytes() - arena_.capacity_bytes()) && !wait_for_release()) {
+        throw OutOfDeviceMemory{
+            blocks_.report(resident_bytes()),
+            "The capacity cannot be lowered below what leases hold: release some."};
+      }
+    }
+  }
+
+  /// Makes at least `bytes` at the highest addresses free, as far as blocks there may leave.
+  /// @returns whether any has left
+  bool vacate_top(std::size_t bytes) {
+    std::vector<std::pair<std::byte*, BlockId>> blocks;
+    blocks_.for_each([&](BlockId id, BlockRecord const& block) {
+      if (block.can_leave()) {
+        blocks.emplace_back(static_cast<std::byte*>(block.address), id);
+      }
+    });
+    std::sort(blocks.rbegin(), blocks.rend());
+    std::vector<BlockId> victims;
+    for (std::size_t chosen = 0; chosen < bytes && victims.size() < blocks.size();) {
+      BlockId const id = blocks[victims.size()].second;
+      victims.push_back(id);
+      chosen += blocks_.at(id).bytes;
+    }
+    for (BlockId const id : victims) {
+      blocks_.begin_swap_out(id);
+    }
+    return !victims.empty() && transfers_.swap_out(victims, EvictionReason::pressure) != 0;
   }
 
   /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes`
@@ -233,13 +275,8 @@ class Reclaimer {
     }
     if (std::size_t const wanted_bytes = short_bytes(bytes); wanted_bytes != 0) {
       std::uint64_t const copies = journal_.stats().swap_outs.count;
-      auto const any = [](BlockId) noexcept { return true; };
-      // With the host pool full, blocks that need no room there may still leave.
-      auto const clean = [this](BlockId id) noexcept { return blocks_.at(id).is_clean(); };
-      if (evict(wanted_bytes, EvictionReason::pressure, any) != 0 ||
-          evict(wanted_bytes, EvictionReason::pressure, clean) != 0) {
-        return journal_.stats().swap_outs.count == copies ? RangeSource::after_drop
-                                                          : RangeSource::after_swap_out;
+      if (evict_for_room(wanted_bytes)) {
+        return source_since(copies);
       }
     }
     if constexpr (MovingArena<Arena>) {
@@ -253,6 +290,23 @@ class Reclaimer {
       return RangeSource::retry;
     }
     return std::nullopt;
+  }
+
+  /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
+  bool evict_for_room(std::size_t wanted_bytes) {
+    auto const any = [](BlockId) noexcept { return true; };
+    // With the host pool full, blocks that need no room there may still leave.
+    auto const clean = [this](BlockId id) noexcept { return blocks_.at(id).is_clean(); };
+    return evict(wanted_bytes, EvictionReason::pressure, any) != 0 ||
+           evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
+  }
+  /// How room was made since there were so many copies.
+  [[nodiscard]] RangeSource source_since(std::uint64_t copies) const noexcept {
+    return journal_.stats().swap_outs.count == copies ? RangeSource::after_drop
+                                                      : RangeSource::after_swap_out;
+  }
+  [[nodiscard]] std::size_t resident_bytes() const noexcept {
+    return static_cast<std::size_t>(journal_.stats().resident.bytes.current);
   }
 
   /// Joins free bytes that lie apart, by a search that looks no further than it must.
@@ -320,26 +374,24 @@ class Reclaimer {
 
   /// Takes more memory from the device if the capacity allows it.
   bool grow(std::size_t bytes) {
-    std::size_t const wanted = arena_.growth_for(bytes);
-    if (wanted == 0) {
+    Segment segment = arena_.growth_for(bytes);
+    if (segment.bytes == 0) {
       return false;
     }
-    void* segment = nullptr;
     {
       Unlocked const unlocked{monitor_};
-      segment = device_.try_reserve(wanted);
-    }
-    if (segment == nullptr) {
-      return false;  // the device itself is full: others use it too
+      if (!arena_.try_reserve(segment)) {
+        return false;  // the device itself is full: others use it too
+      }
     }
     try {
-      arena_.add_segment(segment, wanted);
+      arena_.add_segment(segment);
     } catch (...) {
       Unlocked const unlocked{monitor_};
-      device_.release(segment, wanted);
+      arena_.release(segment);
       throw;
     }
-    journal_.grown(wanted, segment);
+    journal_.grown(segment.bytes, segment.address, arena_.reserved_bytes());
     return true;
   }
 

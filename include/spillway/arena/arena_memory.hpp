@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+#include <map>
+#include <type_traits>
+
+namespace spillway::detail {
+
+/// How an arena gets memory from its device: in reservations, each with addresses of its own, or in
+/// pieces that are mapped into one range of addresses.
+///
+/// Pieces can come and go one by one, so an arena that is made of them grows without being split.
+/// The device must then model `VirtualMemoryApi`. PyTorch's expandable segments do the same.
+///
+/// Threads  thread-compatible.
+template <DeviceApi Device>
+class ArenaMemory {
+ public:
+  static constexpr bool is_thread_safe = false;
+
+  /// In pieces of at most `piece_bytes`, in `line_bytes` of addresses, if `line_bytes` is not 0.
+  /// `device` is not owned and must outlive this object.
+  ///
+  /// @throws DeviceError; ContractViolation if the device has no virtual memory
+  ArenaMemory(Device& device, std::size_t line_bytes, std::size_t piece_bytes) : device_{&device} {
+    if constexpr (VirtualMemoryApi<Device>) {
+      if (line_bytes != 0) {
+        granularity_bytes_ = device.granularity_bytes();
+        line_bytes_ = round_up(line_bytes, granularity_bytes_);
+        piece_bytes_ = round_up(std::max<std::size_t>(piece_bytes, 1), granularity_bytes_);
+        base_ = static_cast<std::byte*>(device.reserve_address(line_bytes_));
+      }
+    } else {
+      expects(line_bytes == 0, "an arena grows in place on devices with virtual memory only");
+    }
+  }
+  ArenaMemory(ArenaMemory const&) = delete;
+  ArenaMemory& operator=(ArenaMemory const&) = delete;
+  /// Precondition: reservations have been released.
+  ~ArenaMemory() {
+    if constexpr (VirtualMemoryApi<Device>) {
+      if (base_ != nullptr) {
+        release_pieces(base_, base_ + line_bytes_);
+        device_->free_address(base_, line_bytes_);
+      }
+    }
+  }
+
+  [[nodiscard]] bool is_one_line() const noexcept { return base_ != nullptr; }
+  [[nodiscard]] std::byte* base() const noexcept { return base_; }
+  [[nodiscard]] std::size_t line_bytes() const noexcept { return line_bytes_; }
+  /// Pieces are multiples of it.
+  [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
+
+  /// Takes memory from the device: at `segment.address` on a line, else anywhere, which sets the
+  /// address. @returns false if the device is full; nothing has been taken then
+  ///
+  /// @throws DeviceError, std::bad_alloc; nothing has been taken then
+  [[nodiscard]] bool try_reserve(Segment& segment) {
+    if constexpr (VirtualMemoryApi<Device>) {
+      if (is_one_line()) {
+        auto* const begin = static_cast<std::byte*>(segment.address);
+        try {
+          if (try_add_pieces(begin, begin + segment.bytes)) {
+            return true;
+          }
+        } catch (...) {
+          release_pieces(begin, begin + segment.bytes);
+          throw;
+        }
+        release_pieces(begin, begin + segment.bytes);
+        return false;
+      }
+    }
+    segment.address = device_->try_reserve(segment.bytes);
+    return segment.address != nullptr;
+  }
+
+  /// Gives memory back to the device that no work uses any more: on a line whole pieces, else a
+  /// whole reservation.
+  void release(Segment const& segment) noexcept {
+    if constexpr (VirtualMemoryApi<Device>) {
+      if (is_one_line()) {
+        auto* const begin = static_cast<std::byte*>(segment.address);
+        release_pieces(begin, begin + segment.bytes);
+        return;
+      }
+    }
+    device_->release(segment.address, segment.bytes);
+  }
+
+  /// The whole pieces at the upper end of [begin, end), which is mapped: as many as make up
+  /// `bytes`, or all.
+  [[nodiscard]] Segment
+  top_pieces(std::byte* begin, std::byte* end, std::size_t bytes) const noexcept {
+    Segment top;
+    for (auto piece = pieces_.lower_bound(end); piece != pieces_.begin() && top.bytes < bytes;) {
+      --piece;
+      if (piece->first < begin) {
+        break;
+      }
+      if (piece->first + piece->second.bytes <= end) {
+        top.address = piece->first;
+        top.bytes += piece->second.bytes;
+      }
+    }
+    return top;
+  }
+
+ private:
+  struct Nothing {};
+  template <class D>
+  struct PhysicalOf {
+    using type = Nothing;
+  };
+  template <VirtualMemoryApi D>
+  struct PhysicalOf<D> {
+    using type = typename D::physical_type;
+  };
+  struct Piece {
+    std::size_t bytes = 0;
+    [[no_unique_address]] typename PhysicalOf<Device>::type physical{};
+  };
+
+  bool try_add_pieces(std::byte* begin, std::byte* end) requires VirtualMemoryApi<Device> {
+    while (begin != end) {
+      std::size_t const bytes = std::min(piece_bytes_, static_cast<std::size_t>(end - begin));
+      auto const physical = device_->try_create_physical(bytes);
+      if (!physical) {
+        return false;
+      }
+      try {
+        pieces_.emplace(begin, Piece{bytes, *physical});
+      } catch (...) {
+        device_->release_physical(*physical);
+        throw;
+      }
+      try {
+        device_->map(begin, bytes, {&*physical, 1});
+      } catch (...) {
+        pieces_.erase(begin);
+        device_->release_physical(*physical);
+        throw;
+      }
+      begin += bytes;
+    }
+    return true;
+  }
+  void release_pieces(std::byte* begin, std::byte* end) noexcept requires VirtualMemoryApi<Device> {
+    for (auto piece = pieces_.lower_bound(begin); piece != pieces_.end() && piece->first < end;
+         piece = pieces_.erase(piece)) {
+      device_->unmap(piece->first, piece->second.bytes);
+      device_->release_physical(piece->second.physical);
+    }
+  }
+
+  Device* device_;
+  std::size_t granularity_bytes_ = granule_bytes;
+  std::size_t line_bytes_ = 0;
+  std::size_t piece_bytes_ = 0;
+  std::byte* base_ = nullptr;
+  std::map<std::byte*, Piece> pieces_;  // by address
+};
+
+}  // namespace spillway::detail
