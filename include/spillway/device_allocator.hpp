@@ -435,7 +435,7 @@ class DeviceAllocator {
         paging_{checked(options.paging)},
         order_{*device_},
         arena_(make_arena(*device_, order_, options)),
-        pool_{*device_, order_, host_options(options)},
+        pool_{*device_, order_, host_options(*device_, options)},
         prefetcher_{std::move(options.prefetch)},
         blocks_{
             *device_, arena_, pool_, prefetcher_, journal_, monitor_, std::move(options.eviction)} {
@@ -471,11 +471,17 @@ class DeviceAllocator {
     }
   }
 
-  static HostPoolOptions host_options(Options const& options) {
+  /// Where device and host have one memory nothing is swapped unless a file is named.
+  static HostPoolOptions host_options([[maybe_unused]] device_type const& device,
+                                      Options const& options) {
     HostPoolOptions host = options.host;
     bool const is_unset =
         host.pinned_bytes == 0 && host.pageable_bytes == 0 && host.file_bytes == 0;
-    if (is_unset && options.paging.swapping) {
+    bool is_memory_shared = false;
+    if constexpr (SharedMemoryApi<device_type>) {
+      is_memory_shared = device.shares_host_memory();
+    }
+    if (is_unset && options.paging.swapping && !is_memory_shared) {
       auto const pages = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
       auto const page_bytes = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
       host.pinned_bytes = pages * page_bytes / 2;

@@ -23,6 +23,8 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace spillway {
@@ -41,6 +43,10 @@ namespace spillway {
 ///          chunk is written to the file the next one leaves the device.
 /// Order    every slot carries the fences of its own transfers, and of those that used its memory
 ///          before; each transfer waits, on a stream, for what it must come after.
+/// Growth   a tier grows by slabs, when there is no room. On a `SlowPinningApi` a thread of the pool
+///          pins the next slab ahead of need, once the pool is in use: as soon as less than a slab, or
+///          than the 32nd part of what is in use, is free. What is pinned is therefore at most 33/32
+///          of what is in use and two slabs.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
@@ -58,8 +64,9 @@ class HostSwapPool {
   ///
   /// @throws FileTierError where the file cannot be made, naming it and the system's reason
   /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
-  /// @throws ContractViolation for a file tier without a path, or a slower tier on a device that
-  ///         only plans and holds no bytes; DeviceError
+  /// @throws ContractViolation for a file tier without a path, for a slower tier on a device that
+  ///         only plans and holds no bytes, and for a tier of memory on a device that has the host's
+  ///         memory (`SharedMemoryApi`); DeviceError
   HostSwapPool(Device& device,
                StreamOrder<Device>& order,
                HostPoolOptions options,
@@ -75,7 +82,11 @@ class HostSwapPool {
   /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
   [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
-    return ledger_.try_take(bytes);
+    auto const slot = ledger_.try_take(bytes);
+    if (grows_ahead && is_growth_ahead_due()) {
+      grown_.notify_all();
+    }
+    return slot;
   }
 
   /// Makes some tier able to hold `bytes`: pins a slab, maps memory, or extends the file, whose
@@ -201,8 +212,29 @@ class HostSwapPool {
   using Memory = detail::TierMemory<Device, FileIo>;
 
   static constexpr bool holds_bytes = ByteHoldingApi<Device>;
+  static constexpr bool grows_ahead = SlowPinningApi<Device>;
 
-  [[nodiscard]] static HostPoolOptions const& checked(HostPoolOptions const& options);
+  /// The right to grow the tiers, which one thread has at a time. Made and ended under the lock.
+  class Growing {
+   public:
+    explicit Growing(HostSwapPool& pool) noexcept : pool_{&pool} { pool_->is_growing_ = true; }
+    Growing(Growing const&) = delete;
+    Growing& operator=(Growing const&) = delete;
+    ~Growing() {
+      pool_->is_growing_ = false;
+      pool_->grown_.notify_all();
+    }
+
+   private:
+    HostSwapPool* pool_;
+  };
+
+  [[nodiscard]] static HostPoolOptions const& checked(Device const& device,
+                                                      HostPoolOptions const& options);
+  [[nodiscard]] bool is_growth_ahead_due() const noexcept {
+    return ledger_.growth_ahead(HostTier::pinned, slab_bytes_) != 0;
+  }
+  void grow_ahead() noexcept;
   [[nodiscard]] bool has_room(std::size_t bytes) const noexcept;
   void reserve_pinned(std::size_t bytes);
   [[nodiscard]] bool
@@ -212,12 +244,14 @@ class HostSwapPool {
   std::size_t slab_bytes_;
   int numa_node_;
   mutable std::mutex mutex_;  // guards what follows, but for what `memory_` and `transfers_` say
-  std::condition_variable grown_;
+  std::condition_variable grown_;  // also signals that growth ahead of need is due
   bool is_growing_ = false;
+  bool is_ending_ = false;
   detail::HostLedger ledger_;
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
+  std::thread grower_;                               // runs `grow_ahead`
 };
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -226,7 +260,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
                                            HostPoolOptions options,
                                            FileIo file_io)
     : order_{&order},
-      slab_bytes_{round_up(checked(options).slab_bytes, granule_bytes)},
+      slab_bytes_{round_up(checked(device, options).slab_bytes, granule_bytes)},
       numa_node_{options.numa_node.value_or(device.numa_node())},
       memory_{device, options, numa_node_, std::move(file_io)},
       slot_io_{mutex_, ledger_, memory_.file()},
@@ -237,10 +271,25 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
   ledger_.open(
       HostTier::file, options.file_bytes, is_direct ? File::direct_alignment_bytes : granule_bytes);
   reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
+  if (grows_ahead && options.pinned_bytes > options.initial_pinned_bytes) {
+    try {
+      grower_ = std::thread{[this] { grow_ahead(); }};
+    } catch (
+        std::system_error const&) {  // NOLINT(bugprone-empty-catch): it grows when there is need
+    }
+  }
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
 HostSwapPool<Device, FileIo>::~HostSwapPool() {
+  if (grower_.joinable()) {
+    {
+      std::scoped_lock const lock{mutex_};
+      is_ending_ = true;
+    }
+    grown_.notify_all();
+    grower_.join();
+  }
   auto const wait = [](auto const& until_done) noexcept {
     try {
       until_done();
@@ -254,7 +303,14 @@ HostSwapPool<Device, FileIo>::~HostSwapPool() {
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(HostPoolOptions const& options) {
+HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(Device const& device,
+                                                             HostPoolOptions const& options) {
+  if constexpr (SharedMemoryApi<Device>) {
+    expects(!device.shares_host_memory() ||
+                (options.pinned_bytes == 0 && options.pageable_bytes == 0),
+            "the device has the host's memory, so a copy there makes no room: swap to a file only, "
+            "with pinned_bytes and pageable_bytes of 0, or raise capacity_bytes");
+  }
   bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
   expects(options.file_bytes == 0 || !options.file.empty(), "a file tier needs a path");
   expects(!is_staged || holds_bytes, "a device without bytes can have no tier but the pinned one");
@@ -288,14 +344,7 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
   if (has_room(bytes)) {
     return true;
   }
-  is_growing_ = true;
-  struct Growing {  // ends under the lock, which is declared before it
-    HostSwapPool* pool;
-    ~Growing() {
-      pool->is_growing_ = false;
-      pool->grown_.notify_all();
-    }
-  } const growing{this};
+  Growing const growing{*this};  // ends under the lock, which is declared before it
   for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
     std::size_t refused = 0;
     for (std::size_t const least : {slab_bytes_, std::size_t{0}}) {
@@ -310,6 +359,27 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
     }
   }
   return has_room(bytes);  // another thread may have given some back meanwhile
+}
+
+/// Ends with the pool, or when memory cannot be pinned: `try_grow` finds out again when there is need,
+/// and goes on to the next tier.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
+  std::unique_lock lock{mutex_};
+  bool has_grown = true;
+  while (has_grown) {
+    grown_.wait(lock, [this] { return is_ending_ || (!is_growing_ && is_growth_ahead_due()); });
+    if (is_ending_) {
+      return;
+    }
+    Growing const growing{*this};
+    try {
+      has_grown =
+          try_add_slab(HostTier::pinned, ledger_.growth_ahead(HostTier::pinned, slab_bytes_), lock);
+    } catch (...) {
+      has_grown = false;
+    }
+  }
 }
 
 template <DeviceApi Device, FileIoApi FileIo>

@@ -9,10 +9,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <csignal>
 #include <cstddef>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <support/pool_bench.hpp>
@@ -26,6 +28,21 @@ namespace {
 
 using Bench = PoolBench<SimApi>;
 using SteppedBench = PoolBench<SteppedSimApi>;
+
+struct SlowSim : SimApi {
+  using SimApi::SimApi;
+  static constexpr bool pins_slowly = true;
+};
+using SlowBench = PoolBench<SlowSim>;
+static_assert(SlowPinningApi<SlowSim> && !SlowPinningApi<SimApi>);
+
+struct SharedSim : SimApi {
+  using SimApi::SimApi;
+  [[nodiscard]] bool shares_host_memory() const noexcept { return is_shared; }
+
+  bool is_shared = true;
+};
+static_assert(SharedMemoryApi<SharedSim> && !SharedMemoryApi<SimApi>);
 
 constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
 
@@ -399,6 +416,69 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pinned().used_bytes == 75 * granule_bytes);
     CHECK(pinned().peak_used_bytes == 75 * granule_bytes);
     CHECK(pinned().slots == 1);
+  }
+
+  TEST_CASE("HostSwapPool: where pinning is slow the next slab is pinned ahead of need") {
+    SlowBench bench;
+    constexpr std::size_t slab = 16 << 10;
+    SlowBench::pool_type pool{bench.device, bench.order, bench.options(8_MiB, 0, 0), bench.io};
+    auto const pinned = [&] { return pool.stats().tier(HostTier::pinned); };
+    CHECK(pinned().reserved_bytes == 0);  // nothing has left yet
+    auto const free = [&] { return pinned().reserved_bytes - pinned().used_bytes; };
+
+    (void)SlowBench::take(pool, 4096);
+    while (free() < slab) {
+      std::this_thread::yield();
+    }
+    CHECK(pool.try_take(slab).has_value());
+
+    SUBCASE("and at most a 20th of what is in use is pinned beyond it") {
+      while (pinned().used_bytes < 4_MiB) {
+        (void)SlowBench::take(pool, 4096);
+        HostTierStats const now = pinned();
+        CHECK(now.reserved_bytes <= now.used_bytes + now.used_bytes / 32 + 2 * slab);
+      }
+      while (free() < pinned().used_bytes / 32) {
+        std::this_thread::yield();
+      }
+      CHECK(static_cast<double>(bench.device.usage().pinned_bytes) <=
+            1.05 * static_cast<double>(pinned().used_bytes));
+    }
+    SUBCASE("up to the capacity") {
+      while (pool.free_bytes() != 0) {
+        (void)SlowBench::take(pool, std::min<std::size_t>(pool.free_bytes(), 64 << 10));
+      }
+      CHECK(pinned().reserved_bytes == 8_MiB);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: memory that cannot be pinned ahead is asked for again in need") {
+    SlowBench bench;
+    SlowBench::pool_type pool{bench.device, bench.order, bench.options(1_MiB, 0, 0), bench.io};
+    (void)SlowBench::take(pool, 64 << 10);
+    bench.device.fail(SimCall::allocate_pinned, 1);
+
+    (void)pool.try_grow(64 << 10);  // this call is the one that fails, or the thread's is
+    for (int i = 1; i < 16; ++i) {
+      (void)SlowBench::take(pool, 64 << 10);
+    }
+
+    CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 1_MiB);
+  }
+
+  TEST_CASE("HostSwapPool: a device that has the host's memory swaps to files only") {
+    using SharedBench = PoolBench<SharedSim>;
+    SharedBench bench;
+    auto const make = [&](HostPoolOptions const& options) {
+      SharedBench::pool_type{bench.device, bench.order, options, bench.io};
+    };
+    CHECK_THROWS_AS(make(bench.options(HostTier::pinned, 1_MiB)), ContractViolation);
+    CHECK_THROWS_AS(make(bench.options(HostTier::pageable, 1_MiB)), ContractViolation);
+    round_trip<SharedBench>(
+        HostTier::file, bench.options(HostTier::file, 1_MiB), {1, 4096, 100'000});
+
+    bench.device.is_shared = false;
+    make(bench.options(HostTier::pinned, 1_MiB));
   }
 
   TEST_CASE("HostSwapPool: where memory cannot be pinned the next tier grows") {

@@ -208,8 +208,11 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   return call("cudaDeviceGetAttribute", [&] {
     bool const is_numa = attribute == cudaDevAttrHostNumaId;
-    require(is_numa || fake->options.serves_programs);
-    *value = is_numa ? fake->options.numa_node : 0;
+    bool const is_integrated = attribute == cudaDevAttrIntegrated;
+    require(is_numa || is_integrated || fake->options.serves_programs);
+    *value = is_numa                                        ? fake->options.numa_node
+             : is_integrated && fake->options.is_integrated ? 1
+                                                            : 0;
   });
 }
 

@@ -33,6 +33,7 @@ class FakeCudart {
     bool has_virtual_memory = true;
     bool has_driver = true;
     int numa_node = -1;
+    bool is_integrated = false;
     bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways
     bool serves_programs = false;  ///< memory need not be pinned, and more attributes are known
   };

@@ -18,6 +18,9 @@
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |
+/// | `SlowPinningApi`     | `pins_slowly` is true         | pins host memory ahead of need, on a  |
+/// |                      |                               | thread of its own                     |
+/// | `SharedMemoryApi`    | `shares_host_memory`          | swaps to files only, where that is so |
 /// | `ByteHoldingApi`     | `holds_bytes` is not false    | may read and write through addresses  |
 /// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
 /// |                      |                               | written                               |
@@ -100,6 +103,21 @@ concept VacatingApi =
     VirtualMemoryApi<D> && requires(D d, std::size_t n, void* p, typename D::stream_type s) {
       { d.vacate(p, n, s) } -> std::same_as<void>;
     };
+
+/// A device for which pinning host memory takes about as long as copying into it, or longer. Says so
+/// with `D::pins_slowly`.
+template <class D>
+concept SlowPinningApi = DeviceApi<D> && requires { requires D::pins_slowly; };
+
+/// A device that may have the host's memory as its own: if `cd.shares_host_memory()` is true, a copy
+/// in host memory takes what it was to save, and only a file makes room.
+///
+/// That is so where device and host have one memory (integrated GPUs). It is not so where each has
+/// memory of its own and only the addresses are shared: what leaves such a device makes room there.
+template <class D>
+concept SharedMemoryApi = DeviceApi<D> && requires(D const cd) {
+  { cd.shares_host_memory() } noexcept -> std::same_as<bool>;
+};
 
 /// A device whose memory holds bytes. One with a `D::holds_bytes` that is false only models them:
 /// its addresses are names that nothing may be read or written through.

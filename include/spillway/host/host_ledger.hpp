@@ -154,6 +154,17 @@ class HostLedger {
     return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
   }
 
+  /// The slab by which `tier` should grow ahead of need; 0 if it should not.
+  ///
+  /// A tier that is in use keeps as much free as a slab of `slab_bytes` or the 32nd part of what is in
+  /// use, whichever is more. So it never has more than that and one more slab beyond what is needed.
+  [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t slab_bytes) const noexcept {
+    std::size_t const used = at(tier).used_bytes();
+    std::size_t const free = at(tier).map.free_bytes();
+    bool const is_due = used != 0 && free < std::max(slab_bytes, used / 32);
+    return is_due && !at(tier).is_failed ? std::min(slab_bytes, at(tier).growth_bytes()) : 0;
+  }
+
   /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.
   [[nodiscard]] bool
   can_take(HostTier tier, std::size_t bytes, std::size_t extra_bytes = 0) const noexcept {

@@ -172,6 +172,16 @@ TEST_SUITE("cuda_allocator") {
     CHECK(fake.cuda.calls("cuMemUnmap") == 1);
   }
 
+  TEST_CASE("DeviceAllocator: on an integrated GPU nothing is swapped to the memory it shares") {
+    FakeCudart const cuda{{.is_integrated = true}};
+    CudaApi device;
+    Allocator const allocator{device, {.capacity_bytes = 1U << 20U}};
+    CHECK(allocator.host_stats().tier(HostTier::pinned).capacity_bytes == 0);
+    Allocator::Options options{.capacity_bytes = 1U << 20U};
+    options.host.pinned_bytes = 1U << 20U;
+    CHECK_THROWS_AS((Allocator{device, options}), ContractViolation);
+  }
+
   TEST_CASE("DeviceAllocator: on a captured stream only what is at hand may be acquired") {
     Capture now;
     Buffer away{now.allocator, 1U << 20U};

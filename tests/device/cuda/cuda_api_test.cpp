@@ -378,6 +378,15 @@ TEST_SUITE("cuda_api") {
     api.destroy_stream(stream);
   }
 
+  TEST_CASE("CudaApi: an integrated GPU has the host's memory") {
+    {
+      FakeCudart const cuda;
+      CHECK_FALSE(CudaApi{}.shares_host_memory());
+    }
+    FakeCudart const cuda{{.is_integrated = true}};
+    CHECK(CudaApi{}.shares_host_memory());
+  }
+
   TEST_CASE("CudaApi: calls that take effect at once break no capture") {
     FakeCudart cuda;
     CudaApi api;

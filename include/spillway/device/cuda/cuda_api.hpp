@@ -53,6 +53,7 @@ class CudaApi {
   using physical_type = detail::CudaVirtualMemory::physical_type;
 
   static constexpr bool is_thread_safe = true;
+  static constexpr bool pins_slowly = true;  // some GB/s: page by page
 
   /// Initialises the device if that has not happened yet.
   ///
@@ -63,6 +64,7 @@ class CudaApi {
         virtual_memory_{context_},
         options_{options},
         numa_node_{numa_node_of(ordinal)},
+        is_integrated_{is_integrated(ordinal)},
         total_bytes_{memory_info().total_bytes} {}
   CudaApi(CudaApi const&) = delete;
   CudaApi& operator=(CudaApi const&) = delete;
@@ -138,6 +140,11 @@ class CudaApi {
                                           .count());
   }
 
+  /// True for a GPU that has no memory of its own, such as GB10: it is the host's. False for GH200,
+  /// though host and device reach each other's memory there: they are two memories, and what leaves
+  /// the device's makes room in it.
+  [[nodiscard]] bool shares_host_memory() const noexcept { return is_integrated_; }
+
   /// True while `stream` is being captured into a graph. What is enqueued there does not run now,
   /// and events recorded there mean nothing outside the capture.
   [[nodiscard]] bool is_capturing(stream_type stream) const;
@@ -190,6 +197,7 @@ class CudaApi {
   using CaptureBystander = detail::CudaCaptureBystander;
 
   [[nodiscard]] static int numa_node_of(int ordinal) noexcept;
+  [[nodiscard]] static bool is_integrated(int ordinal) noexcept;
   [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
   [[nodiscard]] bool takes_batches(stream_type stream) const;
   [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
@@ -203,6 +211,7 @@ class CudaApi {
   detail::CudaPinnedMemory pinned_;
   CudaOptions options_;
   int numa_node_;
+  bool is_integrated_;
   std::atomic<bool> has_batches_{true};  // false once the driver has refused one as unknown
   // A larger request means that the device is full; CUDA may call it a bad argument.
   std::size_t total_bytes_;
@@ -382,6 +391,13 @@ inline int CudaApi::numa_node_of(int ordinal) noexcept {
   cudaError_t const status = cudaDeviceGetAttribute(&node, cudaDevAttrHostNumaId, ordinal);
   detail::cuda_forgive(status);
   return status == cudaSuccess ? node : -1;
+}
+
+inline bool CudaApi::is_integrated(int ordinal) noexcept {
+  int integrated = 0;
+  cudaError_t const status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, ordinal);
+  detail::cuda_forgive(status);
+  return status == cudaSuccess && integrated != 0;
 }
 
 inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
