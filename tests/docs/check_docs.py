@@ -66,14 +66,16 @@ def stale_regions(root: pathlib.Path, page: pathlib.Path) -> list[str]:
 
 def public_names(header: pathlib.Path) -> set[str]:
     """The types and concepts that a header declares in `spillway` or one of its public namespaces."""
-    names, namespaces = set(), []
+    names, namespaces, is_lazy = set(), [], False
     for line in header.read_text().splitlines():
         if opened := re.match(r"(?:inline )?namespace ([\w:]+) \{", line):
             namespaces += [opened.group(1)]
         elif re.match(r"\}  // namespace", line):
             namespaces.pop()
         elif (found := DECLARATION.match(line)) and "::".join(namespaces) in PUBLIC:
-            names.add(found.group(1))
+            # A class that is compiled where it is used has its name as an alias.
+            names.add(found.group(1).removeprefix("Basic") if is_lazy else found.group(1))
+        is_lazy = line == "template <class = detail::Lazily>"
     return names
 
 

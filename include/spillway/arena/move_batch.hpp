@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
@@ -70,11 +71,12 @@ struct MoveCopies {
 ///
 /// Threads  thread-compatible.
 /// Cost     O(m log m) for m moves.
-class MoveRuns {
+template <class = detail::Lazily>
+class BasicMoveRuns {
  public:
   /// @param moves  in order of execution: each finds its destination free after those before it
   /// @throws std::bad_alloc
-  explicit MoveRuns(std::span<Move const> moves) {
+  explicit BasicMoveRuns(std::span<Move const> moves) {
     for (std::size_t i = 0; i < moves.size(); ++i) {
       if (i == 0 || !try_join(moves[i - 1], moves[i])) {
         runs_.push_back({moves[i].to, moves[i].from, moves[i].bytes, 1, 0});
@@ -154,6 +156,8 @@ class MoveRuns {
 
   std::vector<MoveRun> runs_;
 };
+
+using MoveRuns = BasicMoveRuns<>;
 
 /// Enqueues the copies of a run that overlaps itself.
 ///

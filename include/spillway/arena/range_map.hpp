@@ -25,7 +25,8 @@ namespace spillway::detail {
 ///
 /// Units    granules from the start of the line; a node is the number of a range.
 /// Threads  thread-compatible.
-class RangeList {
+template <class = Lazily>
+class BasicRangeList {
  public:
   static constexpr bool is_thread_safe = false;
   static constexpr std::uint64_t line_granules = 0xFFFFFFFFU;  ///< 1 TiB, short of one
@@ -195,6 +196,8 @@ class RangeList {
   std::vector<Span> spans_;
   std::vector<std::uint16_t> segments_;
 };
+
+using RangeList = BasicRangeList<>;
 
 /// Which granules of an arena's segments are free, taken or on the move. Bookkeeping only.
 ///

@@ -4,6 +4,7 @@
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/range_table.hpp>
 #include <spillway/core/types.hpp>
@@ -35,7 +36,8 @@ struct Stretch {
 /// largest free ones are, and widens eightfold until it finds something or has seen everything.
 ///
 /// Threads  thread-compatible. Keeps its memory.
-class SearchScope {
+template <class = Lazily>
+class BasicSearchScope {
  public:
   /// The number of ranges to look at first, where up to `few` of `ranges` may be looked at without
   /// need.
@@ -119,6 +121,8 @@ class SearchScope {
   bool is_part_ = false;
 };
 
+using SearchScope = BasicSearchScope<>;
+
 /// The window in `scope` of at least `count` granules with the lowest cost; the lowest address
 /// among equals.
 ///
@@ -186,7 +190,8 @@ template <class Price>
 ///
 /// Turns what a planner answers back into moves of ranges. Keeps its memory for the next pass.
 /// Threads  thread-compatible.
-class LayoutSnapshot {
+template <class = Lazily>
+class BasicLayoutSnapshot {
  public:
   static constexpr bool is_thread_safe = false;
 
@@ -303,6 +308,8 @@ class LayoutSnapshot {
   std::uint32_t end_ = 0;
   bool is_part_ = false;
 };
+
+using LayoutSnapshot = BasicLayoutSnapshot<>;
 
 /// Searches the ranges of an arena for a way to make room: blocks to move together, or neighbours
 /// to evict. Changes nothing; keeps its memory for the next search.

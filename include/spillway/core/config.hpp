@@ -43,6 +43,11 @@
 
 namespace spillway::detail {
 
+/// The default argument of a class template that has no other parameter. Such a class is a template
+/// so that its functions are compiled only where they are used: those of a plain class are compiled
+/// in each source that includes the header.
+using Lazily = void;
+
 [[noreturn]] inline void assertion_failed(char const* condition, char const* file, int line) {
   std::fprintf(stderr, "%s:%d: spillway invariant broken: %s\n", file, line, condition);
   std::abort();

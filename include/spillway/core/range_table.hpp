@@ -51,12 +51,13 @@ inline constexpr std::uint32_t no_node = 0;
 ///
 /// This is all that a fit policy sees of an arena. Sizes and places are in granules.
 /// Threads  thread-compatible.
-class RangeTable {
+template <class = detail::Lazily>
+class BasicRangeTable {
  public:
   static constexpr bool is_thread_safe = false;
 
   /// @throws std::bad_alloc
-  RangeTable() : nodes_(1), idle_(1) {}
+  BasicRangeTable() : nodes_(1), idle_(1) {}
 
   [[nodiscard]] RangeNode& operator[](std::uint32_t node) noexcept { return nodes_[node]; }
   [[nodiscard]] RangeNode const& operator[](std::uint32_t node) const noexcept {
@@ -95,5 +96,7 @@ class RangeTable {
   detail::GrowingArray<std::uint32_t> idle_;  // a stack with room for every node
   std::size_t idle_nodes_ = 0;
 };
+
+using RangeTable = BasicRangeTable<>;
 
 }  // namespace spillway

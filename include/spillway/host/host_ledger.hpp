@@ -131,12 +131,13 @@ struct HostSlot {
 /// `SlotIo` notes what the file did. The ledger makes no system or device call.
 ///
 /// Threads  thread-compatible: all of them use it under the pool's lock.
-class HostLedger {
+template <class = Lazily>
+class BasicHostLedger {
  public:
-  HostLedger() = default;
-  HostLedger(HostLedger const&) = delete;
-  HostLedger& operator=(HostLedger const&) = delete;
-  ~HostLedger() = default;
+  BasicHostLedger() = default;
+  BasicHostLedger(BasicHostLedger const&) = delete;
+  BasicHostLedger& operator=(BasicHostLedger const&) = delete;
+  ~BasicHostLedger() = default;
 
   /// Gives a tier its capacity. `granule` is a power of two; the capacity is rounded down to it.
   void open(HostTier tier, std::size_t capacity_bytes, std::size_t granule) {
@@ -324,7 +325,10 @@ class HostLedger {
   BlockTable<HostSlot> slots_;
 };
 
-inline std::optional<HostSlotId> HostLedger::try_take(std::size_t bytes) {
+using HostLedger = BasicHostLedger<>;
+
+template <class Lazy>
+inline std::optional<HostSlotId> BasicHostLedger<Lazy>::try_take(std::size_t bytes) {
   for (std::size_t i = 0; i < host_tier_count; ++i) {
     Tier& tier = tiers_[i];
     if (tier.is_failed) {
@@ -354,7 +358,8 @@ inline std::optional<HostSlotId> HostLedger::try_take(std::size_t bytes) {
   return std::nullopt;
 }
 
-inline bool HostLedger::give_back(HostSlotId id, Fence const& last_use) noexcept {
+template <class Lazy>
+inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_use) noexcept {
   HostSlot* const slot = find(id);
   if (slot == nullptr || slot->enqueueing_reads > 0 || slot->is_enqueueing_write) {
     return false;

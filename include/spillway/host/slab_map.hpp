@@ -22,7 +22,8 @@ namespace spillway::detail {
 ///
 /// Threads  thread-compatible.
 /// Cost     each search reads one to eight words.
-class SizeClasses {
+template <class = Lazily>
+class BasicSizeClasses {
   static constexpr unsigned split_bits = 3;
 
  public:
@@ -71,6 +72,8 @@ class SizeClasses {
   std::array<std::uint64_t, (count + 63) / 64> words_{};
 };
 
+using SizeClasses = BasicSizeClasses<>;
+
 /// One piece of a chain: where in which slab.
 struct Extent {
   std::uint32_t slab = 0;
@@ -96,7 +99,8 @@ struct Extent {
 /// Threads  thread-compatible.
 /// Cost     `try_take`: O(1) as long as some class surely fits, O(free ranges) close to exhaustion.
 ///          `give_back`: O(extents), never allocates.
-class SlabMap {
+template <class = Lazily>
+class BasicSlabMap {
  public:
   static constexpr std::size_t max_extents = 64;
 
@@ -110,7 +114,7 @@ class SlabMap {
   };
 
   /// `granule` is a power of two.
-  explicit SlabMap(std::size_t granule = granule_bytes) : granule_{granule} {}
+  explicit BasicSlabMap(std::size_t granule = granule_bytes) : granule_{granule} {}
 
   /// Adds a free slab of `bytes`, a multiple of the granule. Returns its number, counted from 0.
   ///
@@ -363,7 +367,10 @@ class SlabMap {
   }();
 };
 
-inline std::uint32_t SlabMap::add_slab(std::size_t bytes) {
+using SlabMap = BasicSlabMap<>;
+
+template <class Lazy>
+std::uint32_t BasicSlabMap<Lazy>::add_slab(std::size_t bytes) {
   SPILLWAY_ASSERT(bytes > 0 && bytes % granule_ == 0);
   provide_vacant_node();
   std::uint32_t const node = pop_vacant();
@@ -375,7 +382,8 @@ inline std::uint32_t SlabMap::add_slab(std::size_t bytes) {
   return slab_count_++;
 }
 
-inline auto SlabMap::try_take(std::size_t bytes) -> std::optional<Chain> {
+template <class Lazy>
+inline auto BasicSlabMap<Lazy>::try_take(std::size_t bytes) -> std::optional<Chain> {
   if (bytes > free_bytes_) {
     return std::nullopt;  // before rounding, which a huge request would overflow
   }
@@ -405,7 +413,8 @@ inline auto SlabMap::try_take(std::size_t bytes) -> std::optional<Chain> {
   return chain;
 }
 
-inline void SlabMap::give_back(ChainId chain, Fence const& fence) noexcept {
+template <class Lazy>
+inline void BasicSlabMap<Lazy>::give_back(ChainId chain, Fence const& fence) noexcept {
   for (auto at = static_cast<std::uint32_t>(chain); at != none;) {
     SPILLWAY_ASSERT(!nodes_[at].is_free);
     std::uint32_t const next = nodes_[at].next_linked;
@@ -414,7 +423,8 @@ inline void SlabMap::give_back(ChainId chain, Fence const& fence) noexcept {
   }
 }
 
-inline bool SlabMap::can_take(std::size_t bytes, std::size_t extra_bytes) const noexcept {
+template <class Lazy>
+bool BasicSlabMap<Lazy>::can_take(std::size_t bytes, std::size_t extra_bytes) const noexcept {
   if (bytes <= extra_bytes) {
     return true;
   }

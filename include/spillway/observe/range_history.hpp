@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 
@@ -26,9 +27,10 @@ struct RangeChange {
 };
 
 /// What `range_changes` keeps while it goes through the records.
-class RangeHistory {
+template <class = Lazily>
+class BasicRangeHistory {
  public:
-  explicit RangeHistory(std::span<Record const> records) {
+  explicit BasicRangeHistory(std::span<Record const> records) {
     for (now_ = 0; now_ < records.size(); ++now_) {
       Record const& record = records[now_];
       bool const is_new = record.block != BlockId{} && seen_.insert(record.block).second;
@@ -112,7 +114,7 @@ class RangeHistory {
     }
   }
 
-  Places::iterator vacate(Places::iterator place) {
+  typename Places::iterator vacate(typename Places::iterator place) {
     changes_.push_back({now_, place->second.block, place->first, place->second.bytes, false});
     homes_.erase(place->second.block);
     return places_.erase(place);
@@ -124,6 +126,8 @@ class RangeHistory {
   std::unordered_set<BlockId> seen_;
   std::vector<RangeChange> changes_;
 };
+
+using RangeHistory = BasicRangeHistory<>;
 
 /// Tells from records which block lay where, and when.
 ///

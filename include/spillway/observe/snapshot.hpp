@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
@@ -104,9 +105,10 @@ namespace detail {
 
 /// Turns records into the `changes` of a snapshot: for each of its segments what came and went
 /// there.
-class SnapshotChanges {
+template <class = Lazily>
+class BasicSnapshotChanges {
  public:
-  SnapshotChanges(MemorySnapshot& snapshot, std::span<Record const> records)
+  BasicSnapshotChanges(MemorySnapshot& snapshot, std::span<Record const> records)
       : snapshot_{snapshot}, records_{records} {}
 
   void fill() {
@@ -193,6 +195,8 @@ class SnapshotChanges {
   std::map<std::uintptr_t, Reservation> segments_;
 };
 
+using SnapshotChanges = BasicSnapshotChanges<>;
+
 }  // namespace detail
 
 /// Takes a snapshot of all of an allocator's memory.
@@ -255,9 +259,10 @@ template <class Allocator>
 namespace detail {
 
 /// Writes a snapshot as `write_json` says.
-class SnapshotWriter {
+template <class = Lazily>
+class BasicSnapshotWriter {
  public:
-  explicit SnapshotWriter(std::ostream& out) : json_{out} {}
+  explicit BasicSnapshotWriter(std::ostream& out) : json_{out} {}
 
   void write(MemorySnapshot const& snapshot) {
     json_.begin_object().key("segments").begin_array();
@@ -383,6 +388,8 @@ class SnapshotWriter {
   detail::JsonStream json_;
 };
 
+using SnapshotWriter = BasicSnapshotWriter<>;
+
 }  // namespace detail
 
 /// Writes a snapshot as JSON, member by member what PyTorch's memory snapshots are in Python.
@@ -392,7 +399,8 @@ class SnapshotWriter {
 /// many `leases` it has and whether it `is_clean`; free ranges are `inactive`. In the trace a block
 /// is freed when it leaves the device and allocated when it comes back, and a move is both. Blocks
 /// that are not resident, and all statistics, are under `spillway`, which the viewers pass over.
-inline void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
+template <class = detail::Lazily>
+void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
   detail::SnapshotWriter{out}.write(snapshot);
 }
 

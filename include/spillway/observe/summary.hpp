@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/observe/names.hpp>
@@ -91,7 +92,8 @@ class SummaryTable {
   bool has_section_ = false;
 };
 
-inline void summarize_memory(SummaryTable& table, Stats const& stats) {
+template <class = Lazily>
+void summarize_memory(SummaryTable& table, Stats const& stats) {
   auto const blocks = [&](char const* name, BlockGauge const& gauge) {
     table.row({name,
                human_bytes(gauge.bytes.current),
@@ -122,7 +124,8 @@ inline void summarize_memory(SummaryTable& table, Stats const& stats) {
              std::to_string(permille / 10) + '.' + std::to_string(permille % 10) + " %"});
 }
 
-inline void summarize_traffic(SummaryTable& table, Stats const& stats) {
+template <class = Lazily>
+void summarize_traffic(SummaryTable& table, Stats const& stats) {
   auto const tally = [&](std::string const& name, Tally const& it) {
     table.row({name, std::to_string(it.count), human_bytes(it.bytes)});
   };
@@ -136,7 +139,8 @@ inline void summarize_traffic(SummaryTable& table, Stats const& stats) {
   tally("Moves", stats.moves);
 }
 
-inline void summarize_counts(SummaryTable& table, Stats const& stats) {
+template <class = Lazily>
+void summarize_counts(SummaryTable& table, Stats const& stats) {
   auto const count = [&](std::string const& name, std::uint64_t n) {
     table.row({name, std::to_string(n)});
   };
@@ -156,7 +160,8 @@ inline void summarize_counts(SummaryTable& table, Stats const& stats) {
   count("Out of memory", stats.out_of_memory);
 }
 
-inline void summarize_host(SummaryTable& table, HostPoolStats const& host) {
+template <class = Lazily>
+void summarize_host(SummaryTable& table, HostPoolStats const& host) {
   table.section({"Host pool", "Used", "Peak", "Capacity", "Slots"});
   for (std::size_t i = 0; i < host_tier_count; ++i) {
     HostTierStats const& tier = host.tiers[i];

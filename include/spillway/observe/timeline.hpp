@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/observer.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
@@ -25,9 +26,10 @@ namespace spillway {
 namespace detail {
 
 /// Writes a trace as `write_chrome_trace` says.
-class ChromeTraceWriter {
+template <class = Lazily>
+class BasicChromeTraceWriter {
  public:
-  ChromeTraceWriter(std::ostream& out, std::span<Record const> records)
+  BasicChromeTraceWriter(std::ostream& out, std::span<Record const> records)
       : json_{out}, records_{records} {}
 
   void write(Stats const& now) {
@@ -175,6 +177,8 @@ class ChromeTraceWriter {
   std::array<Counter, 3> counters_{{{"resident bytes"}, {"swapped-out bytes"}, {"free bytes"}}};
 };
 
+using ChromeTraceWriter = BasicChromeTraceWriter<>;
+
 }  // namespace detail
 
 /// Writes records as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
@@ -189,8 +193,8 @@ class ChromeTraceWriter {
 ///                 them backwards, so they are right even if older records are forgotten.
 /// @throws std::bad_alloc. Whether everything was written is asked of `out`.
 /// @cost   O(n log n)
-inline void
-write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats const& now) {
+template <class = detail::Lazily>
+void write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats const& now) {
   detail::ChromeTraceWriter{out, records}.write(now);
 }
 
@@ -200,15 +204,16 @@ write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats con
 ///
 /// Threads  thread-safe.
 /// Memory   48 bytes a record, taken as they come, for the newest `default_limit` records.
-class Timeline {
+template <class = detail::Lazily>
+class BasicTimeline {
  public:
   static constexpr bool is_enabled = true;
   static constexpr bool is_thread_safe = true;
   static constexpr std::size_t default_limit = std::size_t{1} << 20U;
 
-  Timeline() = default;
-  Timeline(Timeline const&) = delete;
-  Timeline& operator=(Timeline const&) = delete;
+  BasicTimeline() = default;
+  BasicTimeline(BasicTimeline const&) = delete;
+  BasicTimeline& operator=(BasicTimeline const&) = delete;
 
   /// Remembers the record. If there is no memory for it, it counts as forgotten.
   void on_record(Record const& record) noexcept {
@@ -275,6 +280,8 @@ class Timeline {
   std::size_t limit_ = default_limit;
   std::uint64_t forgotten_ = 0;
 };
+
+using Timeline = BasicTimeline<>;
 
 static_assert(Observer<Timeline>);
 

@@ -27,7 +27,8 @@ namespace spillway {
 /// Units   positions count acquisitions since construction.
 /// Memory  24 bytes for each acquisition of the longest step, reused from step to step.
 /// Threads thread-unsafe; the pager calls it under its lock.
-class AccessSchedule {
+template <class = detail::Lazily>
+class BasicAccessSchedule {
  public:
   static constexpr bool is_thread_safe = false;
 
@@ -43,10 +44,10 @@ class AccessSchedule {
     bool is_birth = false;  ///< first use of a block that does not exist yet
   };
 
-  AccessSchedule() = default;
+  BasicAccessSchedule() = default;
   /// `max_step_accesses` bounds the memory of a program that never ends a step it began; a longer
   /// step is not recorded.
-  explicit AccessSchedule(std::size_t max_step_accesses)
+  explicit BasicAccessSchedule(std::size_t max_step_accesses)
       : max_entries_{std::min(max_step_accesses, detail::StepRecord::max_entries)} {}
 
   /// Marks the boundary between two steps: what was recorded since the last one predicts this one.
@@ -136,7 +137,10 @@ class AccessSchedule {
   bool is_recording_ = false;
 };
 
-inline void AccessSchedule::on_create(BlockId id, std::size_t bytes) {
+using AccessSchedule = BasicAccessSchedule<>;
+
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::on_create(BlockId id, std::size_t bytes) {
   std::uint32_t const index = index_of_block(id);
   if (index >= blocks_.size()) {
     blocks_.resize(std::size_t{index} + 1);
@@ -149,7 +153,8 @@ inline void AccessSchedule::on_create(BlockId id, std::size_t bytes) {
   blocks_[index] = block;
 }
 
-inline void AccessSchedule::on_destroy(BlockId id) noexcept {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::on_destroy(BlockId id) noexcept {
   if (!is_known(id)) {
     return;
   }
@@ -166,14 +171,17 @@ inline void AccessSchedule::on_destroy(BlockId id) noexcept {
   block = {};
 }
 
-inline Use AccessSchedule::note_access(BlockId id, Access access) noexcept {
+template <class Lazy>
+inline Use BasicAccessSchedule<Lazy>::note_access(BlockId id, Access access) noexcept {
   if (is_recording_) {
     record(blocks_[index_of_block(id)], access);
   }
   return follower_.on_access(blocks_, recording_, id, position_++);
 }
 
-inline void AccessSchedule::record(detail::ScheduledBlock& block, Access access) noexcept {
+template <class Lazy>
+inline void BasicAccessSchedule<Lazy>::record(detail::ScheduledBlock& block,
+                                              Access access) noexcept {
   std::uint32_t const entry = recording_.length();
   if (recording_.entries.size() == recording_.entries.capacity() && !grow_record()) {
     abandon_record();
@@ -191,7 +199,8 @@ inline void AccessSchedule::record(detail::ScheduledBlock& block, Access access)
   block.last = entry;
 }
 
-inline bool AccessSchedule::grow_record() noexcept {
+template <class Lazy>
+bool BasicAccessSchedule<Lazy>::grow_record() noexcept {
   std::size_t const length = recording_.entries.size();
   if (length >= max_entries_) {
     return false;
@@ -204,7 +213,8 @@ inline bool AccessSchedule::grow_record() noexcept {
   return true;
 }
 
-inline void AccessSchedule::begin_step() noexcept {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::begin_step() noexcept {
   ++steps_;
   follower_.finish(recording_.entries.size());
   close_record();
@@ -220,7 +230,8 @@ inline void AccessSchedule::begin_step() noexcept {
 
 /// Completes the record of the step that ends: finds each block's successor, and links each block's
 /// last entry to its first entry in the step after.
-inline void AccessSchedule::close_record() noexcept {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::close_record() noexcept {
   std::vector<detail::StepRecord::Block>& blocks = recording_.blocks;
   // A block that was left over from the step before, and freed in this one, is succeeded by the
   // block with the same rank among the births of this step.
@@ -255,7 +266,8 @@ inline void AccessSchedule::close_record() noexcept {
 }
 
 /// Gives the blocks that are alive their roles in the record that is followed from now on.
-inline void AccessSchedule::assign_roles() noexcept {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::assign_roles() noexcept {
   for (detail::ScheduledBlock& block : blocks_) {
     block = detail::ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
   }
@@ -274,7 +286,8 @@ inline void AccessSchedule::assign_roles() noexcept {
   }
 }
 
-inline void AccessSchedule::open_record() {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::open_record() {
   recording_.clear();
   is_recording_ = true;
   for (std::uint32_t index = 0; index < blocks_.size(); ++index) {
@@ -294,7 +307,8 @@ inline void AccessSchedule::open_record() {
 }
 
 /// Records nothing until the next step begins, which then is not predicted.
-inline void AccessSchedule::abandon_record() noexcept {
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::abandon_record() noexcept {
   is_recording_ = false;
   recording_ = {};
   for (detail::ScheduledBlock& block : blocks_) {
@@ -307,8 +321,9 @@ inline void AccessSchedule::abandon_record() noexcept {
   }
 }
 
+template <class Lazy>
 template <class Visit>
-void AccessSchedule::upcoming(Visit visit) const {
+void BasicAccessSchedule<Lazy>::upcoming(Visit visit) const {
   if (!is_predicting()) {
     return;
   }

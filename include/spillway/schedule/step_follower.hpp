@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/step_record.hpp>
 #include <spillway/schedule/use.hpp>
@@ -47,7 +48,8 @@ struct ScheduledBlock {
 ///
 /// Cost    O(1) amortised for uses that match the record.
 /// Threads thread-unsafe.
-class StepFollower {
+template <class = Lazily>
+class BasicStepFollower {
  public:
   enum class Mode : std::uint8_t { off, following, searching };
   /// What a use did to the predictions made before it.
@@ -390,5 +392,7 @@ class StepFollower {
   Mode mode_ = Mode::off;
   Change change_ = Change::none;
 };
+
+using StepFollower = BasicStepFollower<>;
 
 }  // namespace spillway::detail

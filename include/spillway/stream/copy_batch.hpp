@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>
@@ -15,7 +16,8 @@ namespace spillway::detail {
 /// `HostTransfers` fills one for each batch of transfers, `enqueue_moves` one for each batch of moves.
 ///
 /// Threads  thread-compatible.
-class CopyBatch {
+template <class = Lazily>
+class BasicCopyBatch {
  public:
   /// Adds a copy; nothing orders it against the others. `may_join` says that its ranges lie in the
   /// same two reservations as those of the copy added before: if they touch, both become one copy.
@@ -66,5 +68,7 @@ class CopyBatch {
   std::vector<void const*> from_;
   std::vector<std::size_t> sizes_;
 };
+
+using CopyBatch = BasicCopyBatch<>;
 
 }  // namespace spillway::detail

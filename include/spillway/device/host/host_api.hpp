@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 
@@ -45,18 +46,19 @@ enum class HostEvent : std::uint64_t {};
 /// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all
 ///          threads.
 /// Address  fixed from `try_reserve` to `release`.
-class HostApi {
+template <class = detail::Lazily>
+class BasicHostApi {
  public:
   using stream_type = HostStream;
   using event_type = HostEvent;
 
   static constexpr bool is_thread_safe = true;
 
-  HostApi() = default;
-  HostApi(HostApi const&) = delete;
-  HostApi& operator=(HostApi const&) = delete;
+  BasicHostApi() = default;
+  BasicHostApi(BasicHostApi const&) = delete;
+  BasicHostApi& operator=(BasicHostApi const&) = delete;
   /// Runs what is enqueued, then takes all memory back.
-  ~HostApi();
+  ~BasicHostApi();
 
   [[nodiscard]] void* try_reserve(std::size_t bytes) noexcept { return try_map(bytes); }
   void release(void* p, std::size_t bytes) noexcept { unmap(p, bytes); }
@@ -165,9 +167,12 @@ class HostApi {
   bool has_threads_ = true;  // false in a forked child
 };
 
+using HostApi = BasicHostApi<>;
+
 static_assert(DeviceApi<HostApi>);
 
-inline HostApi::~HostApi() {
+template <class Lazy>
+BasicHostApi<Lazy>::~BasicHostApi() {
   {
     Guard const guard{mutex_};
     for (auto& [name, stream] : streams_) {
@@ -188,7 +193,8 @@ inline HostApi::~HostApi() {
   }
 }
 
-inline void* HostApi::try_map(std::size_t bytes) noexcept {
+template <class Lazy>
+void* BasicHostApi<Lazy>::try_map(std::size_t bytes) noexcept {
   std::size_t const most = memory_info().total_bytes;
   if (bytes == 0 || bytes > most) {
     return nullptr;
@@ -210,7 +216,8 @@ inline void* HostApi::try_map(std::size_t bytes) noexcept {
   return p;
 }
 
-inline void HostApi::unmap(void* p, std::size_t bytes) noexcept {
+template <class Lazy>
+void BasicHostApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
   {
     Guard const guard{mutex_};
     maps_.erase(p);
@@ -219,7 +226,8 @@ inline void HostApi::unmap(void* p, std::size_t bytes) noexcept {
   ::munmap(p, bytes);
 }
 
-inline MemoryInfo HostApi::memory_info() const {
+template <class Lazy>
+MemoryInfo BasicHostApi<Lazy>::memory_info() const {
   auto const pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
   auto const page_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::size_t const total = pages * page_bytes;
@@ -227,7 +235,8 @@ inline MemoryInfo HostApi::memory_info() const {
   return {mapped_bytes_ < total ? total - mapped_bytes_ : 0, total};
 }
 
-inline auto HostApi::find(stream_type stream) const -> std::shared_ptr<Stream> {
+template <class Lazy>
+auto BasicHostApi<Lazy>::find(stream_type stream) const -> std::shared_ptr<Stream> {
   if (stream == HostStream::caller) {
     return nullptr;
   }
@@ -238,7 +247,8 @@ inline auto HostApi::find(stream_type stream) const -> std::shared_ptr<Stream> {
   return found->second;
 }
 
-inline auto HostApi::find(event_type event) -> Point& {
+template <class Lazy>
+auto BasicHostApi<Lazy>::find(event_type event) -> Point& {
   auto const found = events_.find(event);
   if (found == events_.end()) {
     throw DeviceError{"HostApi: no such event: it was destroyed, or is another device's"};
@@ -246,7 +256,8 @@ inline auto HostApi::find(event_type event) -> Point& {
   return found->second;
 }
 
-inline void HostApi::run_here(Op const& op) noexcept {
+template <class Lazy>
+void BasicHostApi<Lazy>::run_here(Op const& op) noexcept {
   switch (op.kind) {
   case Kind::copy:
     std::memmove(op.to, op.from, op.bytes);
@@ -262,7 +273,8 @@ inline void HostApi::run_here(Op const& op) noexcept {
   }
 }
 
-inline void HostApi::enqueue(stream_type stream, Op op) {
+template <class Lazy>
+void BasicHostApi<Lazy>::enqueue(stream_type stream, Op op) {
   {
     Guard const guard{mutex_};
     auto const on = find(stream);
@@ -276,7 +288,8 @@ inline void HostApi::enqueue(stream_type stream, Op op) {
   run_here(op);
 }
 
-inline void HostApi::serve(std::shared_ptr<Stream> const& stream) {
+template <class Lazy>
+void BasicHostApi<Lazy>::serve(std::shared_ptr<Stream> const& stream) {
   Guard guard{mutex_};
   for (;;) {
     stream->work.wait(guard, [&] { return stream->is_closing || !stream->queue.empty(); });
@@ -297,7 +310,8 @@ inline void HostApi::serve(std::shared_ptr<Stream> const& stream) {
   }
 }
 
-inline auto HostApi::create_stream() -> stream_type {
+template <class Lazy>
+auto BasicHostApi<Lazy>::create_stream() -> stream_type {
   auto stream = std::make_shared<Stream>();
   Guard const guard{mutex_};
   HostStream const name{++last_stream_};
@@ -313,7 +327,8 @@ inline auto HostApi::create_stream() -> stream_type {
   return name;
 }
 
-inline void HostApi::destroy_stream(stream_type stream) noexcept {
+template <class Lazy>
+void BasicHostApi<Lazy>::destroy_stream(stream_type stream) noexcept {
   Guard const guard{mutex_};
   auto const found = streams_.find(stream);
   if (found == streams_.end()) {
@@ -326,25 +341,29 @@ inline void HostApi::destroy_stream(stream_type stream) noexcept {
   leaving_.push_back(gone);
 }
 
-inline auto HostApi::create_event() -> event_type {
+template <class Lazy>
+auto BasicHostApi<Lazy>::create_event() -> event_type {
   Guard const guard{mutex_};
   HostEvent const name{++last_event_};
   events_.emplace(name, Point{});
   return name;
 }
 
-inline void HostApi::destroy_event(event_type event) noexcept {
+template <class Lazy>
+void BasicHostApi<Lazy>::destroy_event(event_type event) noexcept {
   Guard const guard{mutex_};
   events_.erase(event);
 }
 
-inline void HostApi::record(event_type event, stream_type stream) {
+template <class Lazy>
+void BasicHostApi<Lazy>::record(event_type event, stream_type stream) {
   Guard const guard{mutex_};
   auto const on = find(stream);
   find(event) = on == nullptr ? Point{} : Point{on, on->enqueued};
 }
 
-inline void HostApi::wait(stream_type stream, event_type event) {
+template <class Lazy>
+void BasicHostApi<Lazy>::wait(stream_type stream, event_type event) {
   Guard guard{mutex_};
   Point const point = find(event);
   auto const on = find(stream);
@@ -357,25 +376,29 @@ inline void HostApi::wait(stream_type stream, event_type event) {
   }
 }
 
-inline bool HostApi::is_complete(event_type event) {
+template <class Lazy>
+bool BasicHostApi<Lazy>::is_complete(event_type event) {
   Guard const guard{mutex_};
   return is_past(find(event));
 }
 
-inline void HostApi::synchronize(event_type event) {
+template <class Lazy>
+void BasicHostApi<Lazy>::synchronize(event_type event) {
   Guard guard{mutex_};
   Point const point = find(event);
   await(guard, point);
 }
 
-inline void HostApi::synchronize(stream_type stream) {
+template <class Lazy>
+void BasicHostApi<Lazy>::synchronize(stream_type stream) {
   Guard guard{mutex_};
   if (auto const on = find(stream); on != nullptr) {
     await(guard, Point{on, on->enqueued});
   }
 }
 
-inline void HostApi::before_fork() {
+template <class Lazy>
+void BasicHostApi<Lazy>::before_fork() {
   mutex_.lock();
   Guard guard{mutex_, std::adopt_lock};
   for (auto const& [name, stream] : streams_) {
@@ -384,7 +407,8 @@ inline void HostApi::before_fork() {
   (void)guard.release();
 }
 
-inline void HostApi::after_fork_in_child() noexcept {
+template <class Lazy>
+void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   has_threads_ = false;
   for (auto& [name, stream] : streams_) {
     // The thread is the parent's. Its handle must not be joined here nor destroyed joinable.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/host/host_api.hpp>
@@ -35,7 +36,8 @@ enum class HostPhysical : std::uint64_t {};
 ///
 /// Threads  thread-safe, except that addresses are reserved by one thread at a time.
 /// Streams  as `HostApi`. Mapping takes effect at the call, `vacate` in stream order.
-class HostPagedApi : public HostApi {
+template <class = detail::Lazily>
+class BasicHostPagedApi : public HostApi {
  public:
   using physical_type = HostPhysical;
 
@@ -50,7 +52,7 @@ class HostPagedApi : public HostApi {
   }
 
   /// @throws ContractViolation unless the granularity is a power of two of at least 16 KiB
-  explicit HostPagedApi(std::size_t granularity_bytes = least_granularity_bytes)
+  explicit BasicHostPagedApi(std::size_t granularity_bytes = least_granularity_bytes)
       : granularity_bytes_{granularity_bytes} {
     expects(std::has_single_bit(granularity_bytes) && granularity_bytes >= least_granularity_bytes,
             "HostPagedApi: the granularity must be a power of two of at least 16 KiB");
@@ -91,7 +93,7 @@ class HostPagedApi : public HostApi {
 
  private:
   struct Range {
-    HostPagedApi* device = nullptr;
+    BasicHostPagedApi* device = nullptr;
     void* p = nullptr;
     std::size_t bytes = 0;
   };
@@ -106,8 +108,11 @@ class HostPagedApi : public HostApi {
   std::atomic<std::uintptr_t> highest_{0};
 };
 
+using HostPagedApi = BasicHostPagedApi<>;
+
 /// Aligned to the granularity, or to 2 MiB if that is more, so that the system may use large pages.
-inline void* HostPagedApi::reserve_address(std::size_t bytes) {
+template <class Lazy>
+void* BasicHostPagedApi<Lazy>::reserve_address(std::size_t bytes) {
   std::size_t const alignment = most_granularity_bytes;
   std::size_t const all = bytes + alignment;
   void* const base =

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/basic_sim_api.hpp>
@@ -28,7 +29,8 @@ namespace spillway::detail {
 /// Runs each stream of a simulated device on a thread of its own. It is the executor of `SimApi`.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
-class ThreadedExecutor {
+template <class = Lazily>
+class BasicThreadedExecutor {
  public:
   static constexpr bool is_thread_safe = true;
   static constexpr bool is_stepped = false;
@@ -51,10 +53,10 @@ class ThreadedExecutor {
   };
   using barrier_type = Barrier;
 
-  explicit ThreadedExecutor(SimOptions const& options) : engines_{options} {}
-  ThreadedExecutor(ThreadedExecutor const&) = delete;
-  ThreadedExecutor& operator=(ThreadedExecutor const&) = delete;
-  ~ThreadedExecutor();
+  explicit BasicThreadedExecutor(SimOptions const& options) : engines_{options} {}
+  BasicThreadedExecutor(BasicThreadedExecutor const&) = delete;
+  BasicThreadedExecutor& operator=(BasicThreadedExecutor const&) = delete;
+  ~BasicThreadedExecutor();
 
   [[nodiscard]] SimStream create_stream();
   void destroy_stream(SimStream stream) noexcept;
@@ -107,14 +109,18 @@ class ThreadedExecutor {
   std::vector<std::thread::id> threads_;          // of all streams, leaving ones included
 };
 
-inline ThreadedExecutor::~ThreadedExecutor() {
+using ThreadedExecutor = BasicThreadedExecutor<>;
+
+template <class Lazy>
+BasicThreadedExecutor<Lazy>::~BasicThreadedExecutor() {
   // All must be told to stop before the first is joined, and signals outlive the threads.
   streams_.for_each([](SimStream, std::unique_ptr<Worker> const& worker) { worker->stop(); });
   streams_.for_each([](SimStream, std::unique_ptr<Worker>& worker) { worker.reset(); });
   leaving_.clear();
 }
 
-inline SimStream ThreadedExecutor::create_stream() {
+template <class Lazy>
+SimStream BasicThreadedExecutor<Lazy>::create_stream() {
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);
   try {
@@ -126,31 +132,36 @@ inline SimStream ThreadedExecutor::create_stream() {
   }
 }
 
-inline void ThreadedExecutor::destroy_stream(SimStream stream) noexcept {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::destroy_stream(SimStream stream) noexcept {
   std::unique_ptr<Worker>& worker = streams_.expect(stream, "destroy_stream");
   worker->stop();
   leaving_.push_back(std::move(worker));
   streams_.erase(stream);
 }
 
-inline void ThreadedExecutor::destroy_event(SimEvent event) noexcept {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::destroy_event(SimEvent event) noexcept {
   signals_.abandon(events_.expect(event, "destroy_event"));
   events_.erase(event);
 }
 
-inline void ThreadedExecutor::enqueue(SimStream stream,
-                                      SimOp const& op,
-                                      std::unique_lock<std::mutex>& /*lock*/) {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::enqueue(SimStream stream,
+                                          SimOp const& op,
+                                          std::unique_lock<std::mutex>& /*lock*/) {
   streams_.at(stream, "an enqueued operation")->push({op});
 }
 
-inline void ThreadedExecutor::record(SimEvent event, SimStream stream) {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::record(SimEvent event, SimStream stream) {
   Signal*& signal = events_.at(event, "record");
   Signal* const recorded = push_record(*streams_.at(stream, "record"));
   signals_.abandon(std::exchange(signal, recorded));
 }
 
-inline void ThreadedExecutor::wait(SimStream stream, SimEvent event) {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::wait(SimStream stream, SimEvent event) {
   Worker& worker = *streams_.at(stream, "wait");
   Signal* const signal = events_.at(event, "wait");
   if (signal == nullptr) {
@@ -160,12 +171,14 @@ inline void ThreadedExecutor::wait(SimStream stream, SimEvent event) {
   worker.push({{.what = SimOp::Kind::wait}, signal});
 }
 
-inline bool ThreadedExecutor::is_complete(SimEvent event) {
+template <class Lazy>
+bool BasicThreadedExecutor<Lazy>::is_complete(SimEvent event) {
   Signal const* const signal = events_.at(event, "is_complete");
   return signal == nullptr || signal->is_set();
 }
 
-inline void ThreadedExecutor::synchronize(SimEvent event, std::unique_lock<std::mutex>& lock) {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::synchronize(SimEvent event, std::unique_lock<std::mutex>& lock) {
   Signal* const signal = events_.at(event, "synchronize");
   if (signal == nullptr) {
     return;
@@ -174,27 +187,33 @@ inline void ThreadedExecutor::synchronize(SimEvent event, std::unique_lock<std::
   await(*signal, lock);
 }
 
-inline void ThreadedExecutor::synchronize(SimStream stream, std::unique_lock<std::mutex>& lock) {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::synchronize(SimStream stream,
+                                              std::unique_lock<std::mutex>& lock) {
   Signal* const signal = push_record(*streams_.at(stream, "synchronize"));
   signal->add_user();
   signals_.abandon(signal);
   await(*signal, lock);
 }
 
-inline void ThreadedExecutor::await(Signal& signal, std::unique_lock<std::mutex>& lock) noexcept {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::await(Signal& signal,
+                                        std::unique_lock<std::mutex>& lock) noexcept {
   lock.unlock();
   signal.wait();
   signal.drop_user();
 }
 
-inline SimSignal* ThreadedExecutor::push_record(Worker& worker) {
+template <class Lazy>
+SimSignal* BasicThreadedExecutor<Lazy>::push_record(Worker& worker) {
   Signal* const signal = signals_.acquire();
   signal->add_user();
   worker.push({{.what = SimOp::Kind::record}, signal});
   return signal;
 }
 
-inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
+template <class Lazy>
+auto BasicThreadedExecutor<Lazy>::barrier() -> Barrier {
   Barrier barrier;
   auto const add = [&barrier](std::unique_ptr<Worker> const& worker) {
     if (!worker->is_idle()) {
@@ -206,7 +225,8 @@ inline ThreadedExecutor::Barrier ThreadedExecutor::barrier() {
   return barrier;
 }
 
-inline bool ThreadedExecutor::is_in_use(void const* p, std::size_t bytes) noexcept {
+template <class Lazy>
+bool BasicThreadedExecutor<Lazy>::is_in_use(void const* p, std::size_t bytes) noexcept {
   bool is_in_use = std::any_of(leaving_.begin(), leaving_.end(), [p, bytes](auto const& worker) {
     return worker->is_in_use(p, bytes);
   });
@@ -216,7 +236,8 @@ inline bool ThreadedExecutor::is_in_use(void const* p, std::size_t bytes) noexce
   return is_in_use;
 }
 
-inline void ThreadedExecutor::reap() noexcept {
+template <class Lazy>
+void BasicThreadedExecutor<Lazy>::reap() noexcept {
   std::erase_if(leaving_, [this](std::unique_ptr<Worker> const& worker) {
     bool const has_stopped = worker->is_idle();
     if (has_stopped) {

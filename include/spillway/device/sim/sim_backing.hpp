@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_options.hpp>
@@ -27,14 +28,15 @@ namespace spillway::detail {
 /// on both sides. Work that runs too late or out of bounds therefore faults.
 ///
 /// Threads  thread-compatible.
-class SimHostBacking {
+template <class = Lazily>
+class BasicSimHostBacking {
  public:
   static constexpr bool holds_bytes = true;
 
-  explicit SimHostBacking(SimOptions const& options);
-  SimHostBacking(SimHostBacking const&) = delete;
-  SimHostBacking& operator=(SimHostBacking const&) = delete;
-  ~SimHostBacking();
+  explicit BasicSimHostBacking(SimOptions const& options);
+  BasicSimHostBacking(BasicSimHostBacking const&) = delete;
+  BasicSimHostBacking& operator=(BasicSimHostBacking const&) = delete;
+  ~BasicSimHostBacking();
 
   /// Maps `bytes` > 0 of memory, poisoned if that is asked for. Returns null if the system has
   /// none.
@@ -70,19 +72,24 @@ class SimHostBacking {
   std::map<std::uint64_t, std::size_t> free_file_ranges_;
 };
 
-inline SimHostBacking::SimHostBacking(SimOptions const& options)
+using SimHostBacking = BasicSimHostBacking<>;
+
+template <class Lazy>
+BasicSimHostBacking<Lazy>::BasicSimHostBacking(SimOptions const& options)
     : options_{&options}, page_bytes_{static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))} {
   expects(options.granularity_bytes % page_bytes_ == 0,
           "SimOptions::granularity_bytes must be a multiple of the host's page size");
 }
 
-inline SimHostBacking::~SimHostBacking() {
+template <class Lazy>
+BasicSimHostBacking<Lazy>::~BasicSimHostBacking() {
   if (file_ >= 0) {
     ::close(file_);
   }
 }
 
-inline void* SimHostBacking::try_map_memory(std::size_t bytes, bool is_poisoned) {
+template <class Lazy>
+void* BasicSimHostBacking<Lazy>::try_map_memory(std::size_t bytes, bool is_poisoned) {
   std::size_t const all = mapped_bytes(bytes);
   if (all < bytes) {
     return nullptr;
@@ -107,11 +114,13 @@ inline void* SimHostBacking::try_map_memory(std::size_t bytes, bool is_poisoned)
   return p;
 }
 
-inline void SimHostBacking::unmap_memory(void* p, std::size_t bytes) noexcept {
+template <class Lazy>
+void BasicSimHostBacking<Lazy>::unmap_memory(void* p, std::size_t bytes) noexcept {
   ::munmap(static_cast<std::byte*>(p) - page_bytes_, mapped_bytes(bytes));
 }
 
-inline void* SimHostBacking::reserve_address(std::size_t bytes) {
+template <class Lazy>
+void* BasicSimHostBacking<Lazy>::reserve_address(std::size_t bytes) {
   // Reserves more, so that it contains an aligned address with a page on each side. The rest is
   // given back.
   std::size_t const granularity = options_->granularity_bytes;
@@ -135,7 +144,8 @@ inline void* SimHostBacking::reserve_address(std::size_t bytes) {
   return kept + page_bytes_;
 }
 
-inline std::uint64_t SimHostBacking::create_physical(std::size_t bytes) {
+template <class Lazy>
+std::uint64_t BasicSimHostBacking<Lazy>::create_physical(std::size_t bytes) {
   if (file_ < 0) {
     file_ = ::memfd_create("spillway-sim", MFD_CLOEXEC);
     if (file_ < 0) {
@@ -173,7 +183,8 @@ inline std::uint64_t SimHostBacking::create_physical(std::size_t bytes) {
   return offset;
 }
 
-inline void SimHostBacking::release_physical(std::uint64_t offset, std::size_t bytes) noexcept {
+template <class Lazy>
+void BasicSimHostBacking<Lazy>::release_physical(std::uint64_t offset, std::size_t bytes) noexcept {
   // If the hole cannot be punched the pages stay in use by this process, but nothing else changes.
   [[maybe_unused]] int const result = ::fallocate(file_,
                                                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -182,7 +193,8 @@ inline void SimHostBacking::release_physical(std::uint64_t offset, std::size_t b
   free_file_range(offset, bytes);
 }
 
-inline void SimHostBacking::free_file_range(std::uint64_t offset, std::size_t bytes) {
+template <class Lazy>
+void BasicSimHostBacking<Lazy>::free_file_range(std::uint64_t offset, std::size_t bytes) {
   auto next = free_file_ranges_.lower_bound(offset);
   if (next != free_file_ranges_.end() && next->first == offset + bytes) {
     bytes += next->second;
@@ -198,7 +210,8 @@ inline void SimHostBacking::free_file_range(std::uint64_t offset, std::size_t by
   free_file_ranges_.emplace_hint(next, offset, bytes);
 }
 
-inline void SimHostBacking::map(void* p, std::uint64_t offset, std::size_t bytes) {
+template <class Lazy>
+void BasicSimHostBacking<Lazy>::map(void* p, std::uint64_t offset, std::size_t bytes) {
   int const flags = MAP_SHARED | MAP_FIXED;
   auto const at = static_cast<off_t>(offset);
   if (::mmap(p, bytes, PROT_READ | PROT_WRITE, flags, file_, at) == MAP_FAILED) {
@@ -206,7 +219,8 @@ inline void SimHostBacking::map(void* p, std::uint64_t offset, std::size_t bytes
   }
 }
 
-inline void SimHostBacking::unmap(void* p, std::size_t bytes) noexcept {
+template <class Lazy>
+void BasicSimHostBacking<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
   int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (::mmap(p, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
     ::mprotect(p, bytes, PROT_NONE);  // the pages stay, but are inaccessible

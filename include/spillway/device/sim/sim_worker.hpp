@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_op.hpp>
 #include <spillway/device/sim/sim_options.hpp>
@@ -100,7 +101,8 @@ class SimSignal {
 /// streams, which would hide races.
 ///
 /// Threads  thread-compatible; `drop_user` of a signal may run at any time.
-class SimSignals {
+template <class = Lazily>
+class BasicSimSignals {
  public:
   [[nodiscard]] SimSignal* acquire() {
     if (idle_.empty()) {
@@ -148,19 +150,22 @@ class SimSignals {
   std::size_t threshold_ = batch;
 };
 
+using SimSignals = BasicSimSignals<>;
+
 /// A copy engine that takes as long as a real one. It serves one copy at a time, in order of
 /// arrival.
 ///
 /// Threads  thread-safe.
-class SimEngine {
+template <class = Lazily>
+class BasicSimEngine {
  public:
   struct Slot {
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
   };
 
-  SimEngine() = default;
-  explicit SimEngine(SimRate rate) noexcept : rate_{rate} {}
+  BasicSimEngine() = default;
+  explicit BasicSimEngine(SimRate rate) noexcept : rate_{rate} {}
   void set_rate(SimRate rate) noexcept { rate_ = rate; }
 
   [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
@@ -181,6 +186,8 @@ class SimEngine {
   std::atomic<std::uint64_t> free_ns_{0};  // relaxed: an engine orders time, not memory
 };
 
+using SimEngine = BasicSimEngine<>;
+
 /// The copy engines of one device, one for each direction.
 struct SimEngines {
   explicit SimEngines(SimOptions const& options) {
@@ -198,7 +205,8 @@ struct SimEngines {
 /// Counts the operations of a stream that have run. It may outlive the stream.
 ///
 /// Threads  thread-safe.
-class SimProgress {
+template <class = Lazily>
+class BasicSimProgress {
  public:
   void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
   /// True if `ops` operations have run as far as this thread knows. It orders nothing.
@@ -214,27 +222,30 @@ class SimProgress {
   std::atomic<std::uint64_t> ops_{0};
 };
 
+using SimProgress = BasicSimProgress<>;
+
 /// A stream with a thread of its own, which runs operations in the order in which they were pushed.
 ///
 /// The queue orders each push before its run and nothing else. The pushing threads and the running
 /// thread share no lock, so two streams are ordered only by their signals.
 ///
 /// Threads  `push` and `pushed` need a lock of the caller; the rest is thread-safe.
-class SimWorker {
+template <class = Lazily>
+class BasicSimWorker {
  public:
   struct Op : SimOp {
     SimSignal* signal = nullptr;  // of a record or a wait
     std::uint64_t pushed_ns = 0;
   };
 
-  explicit SimWorker(SimEngines& engines)
+  explicit BasicSimWorker(SimEngines& engines)
       : engines_{&engines}, head_{std::make_unique<Node>()}, tail_{head_.get()}, thread_{[this] {
           run();
         }} {}
-  SimWorker(SimWorker const&) = delete;
-  SimWorker& operator=(SimWorker const&) = delete;
+  BasicSimWorker(BasicSimWorker const&) = delete;
+  BasicSimWorker& operator=(BasicSimWorker const&) = delete;
   /// Waits until the thread has run what was pushed.
-  ~SimWorker() {
+  ~BasicSimWorker() {
     stop();
     thread_.join();
   }
@@ -311,9 +322,12 @@ class SimWorker {
   std::thread thread_;  // last: it starts when all other members exist
 };
 
+using SimWorker = BasicSimWorker<>;
+
 /// Keeps a copy of an operation that touches memory until it has run. `is_in_use` looks at the
 /// copies and not at the queue, so its caller is not ordered after what has run.
-inline void SimWorker::remember(Op const& op) {
+template <class Lazy>
+void BasicSimWorker<Lazy>::remember(Op const& op) {
   while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
     recent_.pop_front();
   }
@@ -326,7 +340,8 @@ inline void SimWorker::remember(Op const& op) {
   }
 }
 
-inline void SimWorker::run() {
+template <class Lazy>
+void BasicSimWorker<Lazy>::run() {
   for (;;) {
     std::uint32_t const seen = pushes_.load(std::memory_order_acquire);
     Node* const next = head_->next.load(std::memory_order_acquire);
@@ -346,14 +361,16 @@ inline void SimWorker::run() {
 /// Blocks the stream's thread until something is pushed. A bit of the counter of pushes says that
 /// the thread sleeps: a pusher learns it from the word that it writes anyway, and is not ordered
 /// after what the thread has run.
-inline void SimWorker::sleep(std::uint32_t seen) noexcept {
+template <class Lazy>
+void BasicSimWorker<Lazy>::sleep(std::uint32_t seen) noexcept {
   if ((seen & asleep) != 0 ||
       pushes_.compare_exchange_strong(seen, seen | asleep, std::memory_order_relaxed)) {
     sleep_while(pushes_, seen | asleep);
   }
 }
 
-inline void SimWorker::execute(Op const& op) {
+template <class Lazy>
+void BasicSimWorker<Lazy>::execute(Op const& op) {
   switch (op.what) {
   case SimOp::Kind::copy:
   case SimOp::Kind::batch:
@@ -385,7 +402,8 @@ inline void SimWorker::execute(Op const& op) {
 /// Runs an operation that takes an engine's time. It keeps to the engine's timetable and not to the
 /// clock: after waking up late, a thread starts its next copy as if it had been on time. The rate
 /// is therefore right in the long run.
-inline void SimWorker::run_timed(Op const& op) {
+template <class Lazy>
+void BasicSimWorker<Lazy>::run_timed(Op const& op) {
   SimEngine& engine = engines_->of(op.direction);
   if (op.is_free || engine.is_instant()) {
     op.perform();
@@ -399,7 +417,8 @@ inline void SimWorker::run_timed(Op const& op) {
   ready_ns_ = slot.end_ns;
 }
 
-inline void SimWorker::wait_until(std::uint64_t time_ns) {
+template <class Lazy>
+void BasicSimWorker<Lazy>::wait_until(std::uint64_t time_ns) {
   constexpr std::uint64_t timer_slack_ns = 60'000;
   for (std::uint64_t now = steady_ns(); now < time_ns; now = steady_ns()) {
     if (time_ns - now > timer_slack_ns) {

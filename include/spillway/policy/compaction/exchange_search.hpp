@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 #include <spillway/policy/compaction/move_order.hpp>
 #include <spillway/policy/compaction/size_pool.hpp>
@@ -40,7 +41,8 @@ namespace spillway::detail {
 /// Threads  thread-compatible.
 /// Cost     at most `Limits::looks`, and O(n) for n blocks for each of some twenty lengths of a
 ///          span
-class ExchangeSearch {
+template <class = Lazily>
+class BasicExchangeSearch {
  public:
   /// Bounds on the time of a search.
   struct Limits {
@@ -50,7 +52,8 @@ class ExchangeSearch {
     std::uint64_t looks = 400'000;    ///< for one search
   };
 
-  ExchangeSearch(LayoutLine const& line, Limits const& limits) : line_{line}, limits_{limits} {}
+  BasicExchangeSearch(LayoutLine const& line, Limits const& limits)
+      : line_{line}, limits_{limits} {}
 
   /// Calls `use(plan)` for each plan found that moves fewer than `bound` granules; `use` returns
   /// the bound from then on.
@@ -349,5 +352,7 @@ class ExchangeSearch {
   double price_ = 0;  // of a wasted granule
   MoveOrder order_;
 };
+
+using ExchangeSearch = BasicExchangeSearch<>;
 
 }  // namespace spillway::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/bits.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
 #include <array>
@@ -17,7 +18,8 @@ namespace spillway::detail {
 /// `WindowSearch` finds in it where the blocks of a window can go.
 ///
 /// Threads  thread-compatible.
-class GapIndex {
+template <class = Lazily>
+class BasicGapIndex {
  public:
   struct Fill {
     std::size_t gap = 0;
@@ -135,5 +137,7 @@ class GapIndex {
   std::array<std::vector<std::uint32_t>, classes> remnants_;
   std::uint64_t looks_ = 0;
 };
+
+using GapIndex = BasicGapIndex<>;
 
 }  // namespace spillway::detail

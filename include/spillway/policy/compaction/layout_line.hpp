@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/config.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,9 +15,10 @@ namespace spillway::detail {
 /// 0, gap 1, ..., block n - 1, gap n.
 ///
 /// Gaps may be empty. Units: granules.
-class LayoutLine {
+template <class = Lazily>
+class BasicLayoutLine {
  public:
-  explicit LayoutLine(Layout const& layout) noexcept : layout_{layout} {}
+  explicit BasicLayoutLine(Layout const& layout) noexcept : layout_{layout} {}
 
   /// The number of blocks; there is one gap more.
   [[nodiscard]] std::size_t size() const noexcept { return layout_.blocks.size(); }
@@ -35,6 +37,8 @@ class LayoutLine {
  private:
   Layout layout_;
 };
+
+using LayoutLine = BasicLayoutLine<>;
 
 /// Neighbouring blocks, `from` to `to` - 1, with the gaps `from` to `to` around and between them.
 struct BlockSpan {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ namespace spillway::detail {
 /// it, at most eight times.
 ///
 /// Threads  thread-compatible.
-class MoveOrder {
+template <class = Lazily>
+class BasicMoveOrder {
  public:
   /// Reads where the blocks are. @throws std::bad_alloc. @cost O(n)
   void read(LayoutLine const& line) {
@@ -73,7 +75,7 @@ class MoveOrder {
   static constexpr int most_detours = 8;
 
   // The first place that ends after `granule`.
-  [[nodiscard]] std::vector<Place>::iterator after(std::uint32_t granule) {
+  [[nodiscard]] typename std::vector<Place>::iterator after(std::uint32_t granule) {
     return std::lower_bound(places_.begin(),
                             places_.end(),
                             granule,
@@ -128,5 +130,7 @@ class MoveOrder {
   std::vector<std::uint32_t> now_;  // where each block is
   std::uint32_t end_ = 0;
 };
+
+using MoveOrder = BasicMoveOrder<>;
 
 }  // namespace spillway::detail

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +18,8 @@ namespace spillway::detail {
 /// if the remaining sizes are known to be too little to beat the best sum so far.
 ///
 /// Threads  thread-compatible.
-class SizePool {
+template <class = Lazily>
+class BasicSizePool {
  public:
   struct Choice {
     std::uint64_t sum = 0;
@@ -128,5 +131,7 @@ class SizePool {
 
   std::vector<Size> sizes_;  // large ones first
 };
+
+using SizePool = BasicSizePool<>;
 
 }  // namespace spillway::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/compaction/exchange_search.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 #include <spillway/policy/compaction/window_search.hpp>
@@ -28,7 +29,8 @@ namespace spillway {
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants
-class SlidingCompaction {
+template <class = detail::Lazily>
+class BasicSlidingCompaction {
  public:
   static constexpr bool is_thread_safe = false;
   static constexpr bool moves_blocks = true;
@@ -158,6 +160,8 @@ class SlidingCompaction {
   std::vector<std::uint32_t> place_;  // of each block after a plan
   std::vector<LayoutBlock> arrived_;  // the blocks that a plan moves, by their new places
 };
+
+using SlidingCompaction = BasicSlidingCompaction<>;
 
 static_assert(CompactionPolicy<SlidingCompaction>);
 

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/bits.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/compaction/gap_index.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
@@ -36,7 +37,8 @@ namespace spillway::detail {
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n log n) for n blocks to list the windows, then at most `Limits::looks`
-class WindowSearch {
+template <class = Lazily>
+class BasicWindowSearch {
  public:
   /// Bounds on the time of a search. With larger ones it may find cheaper plans.
   struct Limits {
@@ -45,7 +47,7 @@ class WindowSearch {
     std::uint64_t looks = 200'000;  ///< blocks and gaps looked at, beside one pass
   };
 
-  WindowSearch(LayoutLine const& line, Limits const& limits) : line_{line}, limits_{limits} {
+  BasicWindowSearch(LayoutLine const& line, Limits const& limits) : line_{line}, limits_{limits} {
     gaps_.read(line_);
   }
 
@@ -356,5 +358,7 @@ class WindowSearch {
   GapIndex gaps_;
   std::uint64_t looks_ = 0;
 };
+
+using WindowSearch = BasicWindowSearch<>;
 
 }  // namespace spillway::detail

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
+
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -46,7 +48,8 @@ namespace spillway::detail {
 ///
 /// Cost    O(log n) an operation; 32 bytes a moment.
 /// Threads thread-compatible.
-class SlackTree {
+template <class = Lazily>
+class BasicSlackTree {
  public:
   static constexpr std::int64_t infinite = std::numeric_limits<std::int64_t>::max() / 2;
   static constexpr std::uint32_t nowhere = ~std::uint32_t{0};
@@ -160,6 +163,8 @@ class SlackTree {
   std::vector<std::int64_t> added_;    // to all of a node's moments
 };
 
+using SlackTree = BasicSlackTree<>;
+
 /// The time between two uses of a block, in which it may be away.
 struct Absence {
   SlackTree::Interval moments{};
@@ -183,7 +188,8 @@ struct Absence {
 /// `toggle`.
 ///
 /// Threads thread-unsafe.
-class AbsenceSet {
+template <class = Lazily>
+class BasicAbsenceSet {
  public:
   /// Starts over: absences may be added.
   void clear() noexcept { absences_.clear(); }
@@ -280,11 +286,14 @@ class AbsenceSet {
   SlackTree slack_;
 };
 
+using AbsenceSet = BasicAbsenceSet<>;
+
 /// Chooses absences that take all of the excess away, of few bytes. The head of this file says how.
 ///
 /// Cost    O(n log n) for n moments and absences; keeps its buffers. The same input gives the same
 /// answer. Threads thread-unsafe.
-class AbsenceCover {
+template <class = Lazily>
+class BasicAbsenceCover {
  public:
   /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
   /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
@@ -554,5 +563,7 @@ class AbsenceCover {
   std::vector<std::int64_t> returning_;  // bytes whose absence ended before a moment
   std::vector<std::uint32_t> added_;     // absences chosen in place of the one left out
 };
+
+using AbsenceCover = BasicAbsenceCover<>;
 
 }  // namespace spillway::detail

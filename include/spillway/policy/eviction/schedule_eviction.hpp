@@ -4,6 +4,7 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/block_heap.hpp>
 #include <spillway/core/block_list.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/step_plan.hpp>
 #include <spillway/schedule/access_schedule.hpp>
@@ -29,12 +30,13 @@ namespace spillway {
 /// Cost  `on_access` O(1); `victim` O(1) amortised while it follows the plan, else O(log n);
 ///       `on_step` O(n log n) for a step of n uses, O(resident blocks) when predictions resume
 ///       within a step.
-class ScheduleEviction {
+template <class = detail::Lazily>
+class BasicScheduleEviction {
  public:
   // Not defaulted: g++ 12 emits no code for a default constructor that only the default member
   // initializer of `DeviceAllocator::Options` calls.
-  ScheduleEviction() noexcept : ScheduleEviction{detail::PlanOptions{}} {}
-  explicit ScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
+  BasicScheduleEviction() noexcept : BasicScheduleEviction{detail::PlanOptions{}} {}
+  explicit BasicScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 
   void on_insert(BlockId id, std::size_t bytes, Use use) {
     std::uint32_t const index = index_of_block(id);
@@ -280,6 +282,8 @@ class ScheduleEviction {
   std::uint64_t length_ = 0;  // entries in the record
   bool is_predicting_ = false;
 };
+
+using ScheduleEviction = BasicScheduleEviction<>;
 
 static_assert(SpeculativeEvictionPolicy<ScheduleEviction>);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/absence_cover.hpp>
 #include <spillway/schedule/access_schedule.hpp>
@@ -44,10 +45,11 @@ struct PlanOptions {
 ///
 /// Cost    O(n log n) time for a step of n uses, about 210 bytes a use, kept for the next plan.
 /// Threads thread-unsafe.
-class StepPlan {
+template <class = Lazily>
+class BasicStepPlan {
  public:
-  StepPlan() = default;
-  explicit StepPlan(PlanOptions options) noexcept : options_{options} {}
+  BasicStepPlan() = default;
+  explicit BasicStepPlan(PlanOptions options) noexcept : options_{options} {}
 
   /// Plans for `capacity_bytes`, of which `other_bytes` are taken by blocks that the record does
   /// not know. `is_resident(id)` says whether a block is resident now. Precondition: `schedule` is
@@ -357,5 +359,7 @@ class StepPlan {
   AbsenceSet absences_;
   AbsenceCover cover_;
 };
+
+using StepPlan = BasicStepPlan<>;
 
 }  // namespace spillway::detail

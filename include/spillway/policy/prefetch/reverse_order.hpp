@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/block_list.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -19,11 +20,12 @@ namespace spillway {
 /// It starts when blocks are used again whose first use is not recent, each of them first used
 /// before the one used last. It pauses when a use goes in the other direction. A program whose
 /// weights live on from step to step must mark its steps.
-class ReverseOrder {
+template <class = detail::Lazily>
+class BasicReverseOrder {
  public:
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
-  ReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
-  explicit ReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
+  BasicReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
+  explicit BasicReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId id) {
     by_first_use_.reserve(id);
@@ -103,6 +105,8 @@ class ReverseOrder {
   BlockId next_{};                   // the block before that one
   std::uint64_t descents_ = 0;       // uses in a row, each of a block before that of the last
 };
+
+using ReverseOrder = BasicReverseOrder<>;
 
 static_assert(PrefetchPolicy<ReverseOrder>);
 

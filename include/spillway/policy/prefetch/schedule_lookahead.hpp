@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -15,11 +16,12 @@ namespace spillway {
 ///
 /// A block whose next use overwrites it is left out, because its bytes need not come back. While
 /// nothing is predicted, nothing is brought in.
-class ScheduleLookahead {
+template <class = detail::Lazily>
+class BasicScheduleLookahead {
  public:
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
-  ScheduleLookahead() noexcept {}  // NOLINT(modernize-use-equals-default)
-  explicit ScheduleLookahead(PrefetchOptions options) noexcept : options_{options} {}
+  BasicScheduleLookahead() noexcept {}  // NOLINT(modernize-use-equals-default)
+  explicit BasicScheduleLookahead(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId /*id*/) {}
   void on_access(BlockId /*id*/, Use /*use*/) noexcept {}
@@ -48,6 +50,8 @@ class ScheduleLookahead {
  private:
   PrefetchOptions options_;
 };
+
+using ScheduleLookahead = BasicScheduleLookahead<>;
 
 static_assert(PrefetchPolicy<ScheduleLookahead>);
 
