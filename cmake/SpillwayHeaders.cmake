@@ -123,7 +123,8 @@ set(SPILLWAY_HEADERS
 
 # doctest, which a test that includes them has anyway.
 set(SPILLWAY_DOCTEST_HEADERS
-    spillway/testing/device_contracts.hpp)
+    spillway/testing/device_contracts.hpp
+    spillway/testing/policy_contracts.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS

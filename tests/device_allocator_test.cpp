@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/concepts/fit_policy.hpp>
+#include <spillway/core/range_table.hpp>
+#include <spillway/defrag_arena.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
+#include <spillway/policy/compaction/sliding_compaction.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/fit/segregated_fit.hpp>
 #include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -42,6 +50,47 @@ struct LargeOnlyPolicies : support::SmallPolicies {
 };
 using LargeOnlyAllocator = DeviceAllocator<LargeOnlyPolicies>;
 
+/// Counts in a counter of the caller's, which it shares with its copies, how often it is asked.
+class CountedFit : public SegregatedFit {
+ public:
+  CountedFit() = default;
+  explicit CountedFit(int& asked) : asked_{&asked} {}
+
+  [[nodiscard]] Fit find(RangeTable const& table, std::uint32_t count) const noexcept {
+    *asked_ += asked_ != nullptr ? 1 : 0;
+    return SegregatedFit::find(table, count);
+  }
+
+ private:
+  int* asked_ = nullptr;
+};
+
+/// The same for the number of plans that were asked for.
+class CountedCompaction {
+ public:
+  static constexpr bool moves_blocks = true;
+
+  CountedCompaction() = default;
+  explicit CountedCompaction(int& asked) : asked_{&asked} {}
+
+  [[nodiscard]] std::optional<LayoutPlan>
+  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+    *asked_ += asked_ != nullptr ? 1 : 0;
+    return sliding_.plan(layout, count, budget);
+  }
+
+ private:
+  int* asked_ = nullptr;
+  SlidingCompaction sliding_;
+};
+
+template <class ArenaChoice>
+struct CountedPolicies : support::SmallPolicies {
+  using arena = ArenaChoice;
+  using fit = CountedFit;
+  using compaction = CountedCompaction;
+};
+
 /// Fills 1 MiB with a small block and large ones, then asks for more.
 /// @returns where the small one is
 Residency residency_of_small(LargeOnly eviction) {
@@ -69,6 +118,43 @@ TEST_SUITE("device_allocator") {
   TEST_CASE("DeviceAllocator: an eviction policy starts with the parameters that it is given") {
     CHECK(residency_of_small(LargeOnly{}) == Residency::host);
     CHECK(residency_of_small(LargeOnly{100_KiB}) == Residency::device);
+  }
+
+  TEST_CASE("DeviceAllocator: fit and compaction start with the parameters that they are given") {
+    using Allocator = DeviceAllocator<CountedPolicies<MovableBlocks>>;
+    int fits = 0;
+    int plans = 0;
+    Allocator::Options options{.capacity_bytes = 1_MiB, .bounce_bytes = 0};
+    options.paging.swapping = false;
+    options.fit = CountedFit{fits};
+    options.compaction = CountedCompaction{plans};
+    Allocator memory{options};
+    std::vector<BlockId> blocks;
+    for (int i = 0; i < 4; ++i) {
+      blocks.push_back(memory.allocate(256_KiB));
+    }
+    CHECK(fits >= 4);
+    CHECK(plans == 0);
+    memory.deallocate(blocks[0]);
+    memory.deallocate(blocks[2]);
+    BlockId const large = memory.allocate(512_KiB);
+    CHECK(plans == 1);
+    CHECK(memory.stats().moves.count == 1);
+    for (BlockId const id : {blocks[1], blocks[3], large}) {
+      memory.deallocate(id);
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: an arena that maps pages starts with the fit that it is given") {
+    using Allocator = DeviceAllocator<CountedPolicies<StableAddresses>>;
+    int fits = 0;
+    Allocator::Options options{.capacity_bytes = 8_MiB};
+    options.paging.swapping = false;
+    options.fit = CountedFit{fits};
+    Allocator memory{options};
+    int const before = fits;
+    memory.deallocate(memory.allocate(1000));
+    CHECK(fits == before + 1);
   }
 
   TEST_CASE("DeviceAllocator: a checked device refuses to read what was never written") {

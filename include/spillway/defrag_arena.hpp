@@ -95,7 +95,7 @@ class DefragArena {
   ///
   /// @throws OutOfDeviceMemory when the device has not the initial bytes; DeviceError;
   ///         ContractViolation for a capacity of less than a granule, or of 1 TiB and more
-  DefragArena(Device& device, ArenaOptions options);
+  DefragArena(Device& device, ArenaOptions options, Fit fit = {}, Compaction compaction = {});
   DefragArena(DefragArena const&) = delete;
   DefragArena& operator=(DefragArena const&) = delete;
   /// Releases all memory; whatever used it has finished.
@@ -416,14 +416,16 @@ class DefragArena {
  private:
   // Reserves nothing. What the public constructor reserves after it, the destructor releases.
   struct Nothing {};
-  DefragArena(Device& device, ArenaOptions options, Nothing)
+  DefragArena(Device& device, ArenaOptions options, Fit fit, Compaction compaction, Nothing)
       : device_{&device},
         options_{checked(options)},
         most_bytes_{options_.capacity_bytes},
         capacity_granules_{most_bytes_ / granule_bytes},
         memory_{device,
                 options.grows_in_place ? most_bytes_ : 0,
-                std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)} {
+                std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)},
+        map_{std::move(fit)},
+        search_{std::move(compaction)} {
     if (memory_.is_one_line()) {
       auto const count = static_cast<std::uint32_t>(granules(memory_.line_bytes()));
       map_.add_segment(memory_.base(), count);
@@ -503,8 +505,11 @@ class DefragArena {
 };
 
 template <DeviceApi Device, FitPolicy Fit, CompactionPolicy Compaction>
-DefragArena<Device, Fit, Compaction>::DefragArena(Device& device, ArenaOptions options)
-    : DefragArena{device, options, Nothing{}} {
+DefragArena<Device, Fit, Compaction>::DefragArena(Device& device,
+                                                  ArenaOptions options,
+                                                  Fit fit,
+                                                  Compaction compaction)
+    : DefragArena{device, options, std::move(fit), std::move(compaction), Nothing{}} {
   std::size_t const bytes = granules(std::min(options_.initial_bytes, most_bytes_)) * granule_bytes;
   while (reserved_bytes_ < bytes) {
     Segment segment = growth_for(bytes - reserved_bytes_);

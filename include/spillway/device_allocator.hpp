@@ -67,6 +67,8 @@ class DeviceAllocator {
   using stream_type = typename device_type::stream_type;
   using lease_type = Lease<DeviceAllocator>;
   using observer_type = typename Policies::observer;
+  using fit_type = typename Policies::fit;
+  using compaction_type = typename Policies::compaction;
   using eviction_type = typename Policies::eviction;
   using prefetch_type = typename Policies::prefetch;
 
@@ -95,6 +97,8 @@ class DeviceAllocator {
     /// a program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`.
     prefetch_type prefetch{};
     eviction_type eviction{};
+    fit_type fit{};  ///< fit and compaction are for arenas that work by them
+    compaction_type compaction{};
   };
 
   /// On a device of its own, made by default.
@@ -344,10 +348,7 @@ class DeviceAllocator {
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   ///
   /// @throws DeviceError
-  void synchronize() {
-    order_.synchronize(
-        Ticket{StreamIndex::every, std::numeric_limits<std::uint64_t>::max() >> 16U});
-  }
+  void synchronize() { order_.synchronize(Ticket::everything()); }
 
   /// Copies between ordinary host memory and a leased block, through pinned memory of this
   /// allocator.
@@ -434,7 +435,7 @@ class DeviceAllocator {
         device_{device == nullptr ? owned_device_.get() : device},
         paging_{checked(options.paging)},
         order_{*device_},
-        arena_(make_arena(*device_, order_, options)),
+        arena_(make_arena(options)),
         pool_{*device_, order_, host_options(*device_, options)},
         prefetcher_{std::move(options.prefetch)},
         blocks_{
@@ -462,12 +463,29 @@ class DeviceAllocator {
             .bounce_bytes = options.bounce_bytes};
   }
 
-  static Arena
-  make_arena(device_type& device, StreamOrder<device_type>& order, Options const& options) {
+  /// Gives the arena what it takes: the order of streams if it maps, policies if it has any.
+  Arena make_arena(Options& options) {
     if constexpr (MappingArena<Arena>) {
-      return Arena(device, order, arena_options(device, options));
+      return make_arena(options, *device_, order_);
     } else {
-      return Arena(device, arena_options(device, options));
+      return make_arena(options, *device_);
+    }
+  }
+  template <class... Parts>
+  static Arena make_arena(Options& options, device_type& device, Parts&... parts) {
+    ArenaOptions const sizes = arena_options(device, options);
+    if constexpr (std::is_constructible_v<Arena,
+                                          device_type&,
+                                          Parts&...,
+                                          ArenaOptions,
+                                          fit_type,
+                                          compaction_type>) {
+      return Arena(device, parts..., sizes, std::move(options.fit), std::move(options.compaction));
+    } else if constexpr (
+        std::is_constructible_v<Arena, device_type&, Parts&..., ArenaOptions, fit_type>) {
+      return Arena(device, parts..., sizes, std::move(options.fit));
+    } else {
+      return Arena(device, parts..., sizes);
     }
   }
 

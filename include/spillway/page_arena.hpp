@@ -54,7 +54,7 @@ class PageArena {
   /// and must outlive the arena.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page
-  PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options);
+  PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options, Fit fit = {});
   PageArena(PageArena const&) = delete;
   PageArena& operator=(PageArena const&) = delete;
   /// All work on the memory must be over.
@@ -471,8 +471,12 @@ class PageArena {
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 PageArena<Device, Fit, Stable>::PageArena(Device& device,
                                           StreamOrder<Device>& order,
-                                          ArenaOptions const& options)
-    : device_{&device}, order_{&order}, page_bytes_{device.granularity_bytes()} {
+                                          ArenaOptions const& options,
+                                          Fit fit)
+    : device_{&device},
+      order_{&order},
+      page_bytes_{device.granularity_bytes()},
+      addresses_{std::move(fit)} {
   std::size_t const count = options.capacity_bytes / page_bytes_;
   expects(count != 0 && count * address_factor < no_page,
           "a capacity of at least one page of the device's granularity is needed");

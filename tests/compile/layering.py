@@ -35,7 +35,7 @@ DOOR = BASE | {"device_allocator.hpp", "policies.hpp", "swappable_buffer.hpp", "
 LAYERS |= {
     "sim.hpp": DOOR | {"device"},
     "cuda.hpp": DOOR | {"device"},
-    "testing": BASE | {"device", "host"},
+    "testing": BASE | {"device", "host", "stream"},
     "observe": BASE | {"host", "pager"},
     "interop": BASE | {"device", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},
 }

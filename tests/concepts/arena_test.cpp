@@ -8,6 +8,7 @@
 #include <spillway/policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -16,7 +17,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -190,33 +190,17 @@ static_assert(PolicySet<With<FirstFit>> && PolicySet<With<MappedPages>> && Polic
 static_assert(!PolicySet<With<NotAnArena>> && !PolicySet<With<int>>);
 static_assert(!PolicySet<StableOnHost>, "HostApi has no virtual memory");
 
-/// Makes an arena as the concept says.
-template <class A>
-struct Rig {
-  static A make(SimApi& device, StreamOrder<SimApi>& order, ArenaOptions const& options) {
-    if constexpr (MappingArena<A>) {
-      return A(device, order, options);
-    } else {
-      return A(device, options);
-    }
-  }
-  SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
-  StreamOrder<SimApi> order{device};
-  ArenaOptions options{.capacity_bytes = 2_MiB, .bounce_bytes = 0};
-  A arena{make(device, order, options)};
-};
-
 /// An arena that takes memory when it is needed.
 template <class A>
 struct GrowingRig {
   explicit GrowingRig(bool in_place)
-      : arena{Rig<A>::make(device,
-                           order,
-                           {.capacity_bytes = 2_MiB,
-                            .initial_bytes = 0,
-                            .growth_bytes = 64_KiB,
-                            .grows_in_place = in_place,
-                            .bounce_bytes = 0})} {}
+      : arena{testing::make_arena<A>(device,
+                                     order,
+                                     {.capacity_bytes = 2_MiB,
+                                      .initial_bytes = 0,
+                                      .growth_bytes = 64_KiB,
+                                      .grows_in_place = in_place,
+                                      .bounce_bytes = 0})} {}
 
   /// @returns whether anything was taken
   bool grow(std::size_t bytes) {
@@ -259,99 +243,7 @@ struct GrowingRig {
 }  // namespace
 
 TEST_SUITE("arena_concept") {
-  TEST_CASE_TEMPLATE("Arena: ranges do not overlap, and all that was taken can be taken again",
-                     A,
-                     Plain,
-                     Moving,
-                     Mapping,
-                     Stable) {
-    constexpr std::uint64_t seed = 61;
-    MESSAGE("seed ", seed);
-    std::mt19937_64 random{seed};
-    Rig<A> rig;
-    A& arena = rig.arena;
-    std::map<std::byte*, Placement> taken;
-    std::size_t taken_bytes = 0;
-    std::size_t refused = 0;
-    for (int i = 0; i < 2000; ++i) {
-      if (taken.empty() || random() % 5 < 3) {
-        std::size_t const bytes = 1 + random() % 200'000;
-        bool const fits = bytes <= arena.largest_free_bytes();
-        auto const placement = arena.try_take(bytes, BlockId{static_cast<std::uint64_t>(i + 1)});
-        REQUIRE(placement.has_value() == fits);
-        refused += fits ? 0U : 1U;
-        if (placement) {
-          REQUIRE(arena.address(placement->range) == placement->address);
-          taken[placement->address] = *placement;
-          taken_bytes += arena.rounded_bytes(bytes);
-        }
-      } else {
-        auto const one =
-            std::next(taken.begin(), static_cast<std::ptrdiff_t>(random() % taken.size()));
-        std::size_t const before = arena.free_bytes();
-        arena.give_back(one->second.range, {});
-        taken_bytes -= arena.free_bytes() - before;
-        taken.erase(one);
-      }
-      REQUIRE(arena.free_bytes() + taken_bytes == arena.reserved_bytes());
-      REQUIRE(arena.reserved_bytes() <= arena.capacity_bytes());
-    }
-    CHECK(refused > 50);
-    std::byte* end = nullptr;
-    std::size_t blocks = 0;
-    std::map<std::byte*, std::size_t> views;
-    arena.for_each_range([&](RangeView const& range) {
-      if (range.state == RangeState::taken) {
-        views[range.address] = range.size_bytes;
-      }
-    });
-    for (auto const& [address, bytes] : views) {
-      REQUIRE(address >= end);
-      REQUIRE(taken.count(address) == 1);
-      end = address + bytes;
-      ++blocks;
-    }
-    CHECK(blocks == taken.size());
-    for (auto const& [address, placement] : taken) {
-      arena.give_back(placement.range, {});
-    }
-    CHECK(arena.largest_free_bytes() == arena.capacity_bytes());
-  }
-
-  TEST_CASE_TEMPLATE("Arena: the capacity in force bounds what can be taken",
-                     A,
-                     Plain,
-                     Moving,
-                     Mapping,
-                     Stable) {
-    Rig<A> rig;
-    A& arena = rig.arena;
-    auto const first = arena.try_take(1_MiB, BlockId{1});
-    auto const second = arena.try_take(512_KiB, BlockId{2});
-    REQUIRE(first);
-    REQUIRE(second);
-    arena.set_capacity(1_MiB + 768_KiB);
-    CHECK(arena.capacity_bytes() == 1_MiB + 768_KiB);
-    CHECK(arena.free_bytes() == 256_KiB);
-    CHECK(arena.largest_free_bytes() == 256_KiB);
-    CHECK(!arena.try_take(272_KiB, BlockId{3}));
-    arena.set_capacity(1_MiB);  // below what is taken, which stays
-    CHECK(arena.free_bytes() == 0);
-    CHECK(!arena.try_take(1, BlockId{3}));
-    arena.give_back(second->range, {});
-    CHECK(arena.free_bytes() == 0);
-    arena.give_back(first->range, {});
-    CHECK(arena.free_bytes() == 1_MiB);
-    auto const third = arena.try_take(1_MiB, BlockId{3});
-    REQUIRE(third);
-    CHECK(arena.largest_free_bytes() == 0);
-    arena.set_capacity(2_MiB);
-    auto const fourth = arena.try_take(512_KiB, BlockId{4});
-    REQUIRE(fourth);
-    arena.give_back(third->range, {});
-    arena.give_back(fourth->range, {});
-    CHECK(arena.free_bytes() == 2_MiB);
-  }
+  TEST_CASE_TEMPLATE_INVOKE(arena_contract, Plain, Moving, Mapping, Stable);
 
   TEST_CASE_TEMPLATE("GrowingArena: takes what is needed and gives back what is free",
                      A,
@@ -434,18 +326,6 @@ TEST_SUITE("arena_concept") {
     REQUIRE(arena.try_reserve(segment));
     arena.add_segment(segment);
     CHECK(arena.free_bytes() == 128_KiB);
-  }
-
-  TEST_CASE("Arena: whoever takes a range is told to wait for those who used it before") {
-    Rig<Moving> rig;
-    auto const first = rig.arena.try_take(rig.arena.capacity_bytes(), BlockId{1});
-    REQUIRE(first);
-    Fence uses;
-    uses.add(Ticket{StreamIndex{3}, 7});
-    rig.arena.give_back(first->range, uses);
-    auto const second = rig.arena.try_take(1000, BlockId{2});
-    REQUIRE(second);
-    CHECK(second->fence == uses);
   }
 
   TEST_CASE("Arena: an allocator runs on an arena that neither grows, moves nor maps") {

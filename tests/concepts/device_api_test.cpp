@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
-#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
+
+#include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <span>
+
+#include <support/archetypes/policy_archetypes.hpp>
+#include <support/concept_checks.hpp>
 
 // What is no device: each of these takes one thing away from, or gives one thing wrong to, a device
 // that would do.
@@ -14,41 +17,13 @@
 namespace {
 
 using namespace spillway;
+using spillway::test::DeviceArchetype;
+using Stream = DeviceArchetype::stream_type;
+using Event = DeviceArchetype::event_type;
 
-struct Device {
-  using stream_type = int;
-  using event_type = void*;
-  using physical_type = int;
-
-  void* try_reserve(std::size_t);
-  void release(void*, std::size_t) noexcept;
-  void* try_allocate_pinned(std::size_t, int);
-  void free_pinned(void*, std::size_t) noexcept;
-  void copy(void*, void const*, std::size_t, CopyKind, stream_type);
-  void fill(void*, unsigned char, std::size_t, stream_type);
-  void launch_host(stream_type, HostFunction, void*);
-  stream_type create_stream();
-  void destroy_stream(stream_type) noexcept;
-  event_type create_event();
-  void destroy_event(event_type) noexcept;
-  void record(event_type, stream_type);
-  void wait(stream_type, event_type);
-  bool is_complete(event_type);
-  void synchronize(event_type);
-  void synchronize(stream_type);
-  MemoryInfo memory_info() const;
-  int numa_node() const noexcept;
-  std::uint64_t clock_ns() const noexcept;
-
-  std::size_t granularity_bytes() const noexcept;
-  void* reserve_address(std::size_t);
-  void free_address(void*, std::size_t) noexcept;
-  std::optional<physical_type> try_create_physical(std::size_t);
-  void release_physical(physical_type) noexcept;
-  void map(void*, std::size_t, std::span<physical_type const>);
-  void unmap(void*, std::size_t) noexcept;
-};
-static_assert(DeviceApi<Device> && VirtualMemoryApi<Device>);
+static_assert(DeviceApi<DeviceArchetype>);
+static_assert(!BatchCopyApi<DeviceArchetype> && !VirtualMemoryApi<DeviceArchetype>);
+static_assert(VirtualMemoryApi<HostPagedApi>);
 
 struct Unhashable {
   bool operator==(Unhashable const&) const = default;
@@ -57,7 +32,7 @@ struct Irregular {
   int value = 0;
 };
 
-struct StreamWithoutHash : Device {
+struct StreamWithoutHash : DeviceArchetype {
   using stream_type = Unhashable;
   stream_type create_stream();
   void copy(void*, void const*, std::size_t, CopyKind, stream_type);
@@ -71,7 +46,7 @@ struct StreamWithoutHash : Device {
 };
 static_assert(!DeviceApi<StreamWithoutHash>);
 
-struct EventWithoutEquality : Device {
+struct EventWithoutEquality : DeviceArchetype {
   using event_type = Irregular;
   event_type create_event();
   void destroy_event(event_type) noexcept;
@@ -83,109 +58,67 @@ struct EventWithoutEquality : Device {
 };
 static_assert(!DeviceApi<EventWithoutEquality>);
 
-struct ReserveSaysYesOrNo : Device {
-  bool try_reserve(std::size_t);
-};
-static_assert(!DeviceApi<ReserveSaysYesOrNo>);
-
-struct ReleaseThrows : Device {
-  void release(void*, std::size_t);
-};
-static_assert(!DeviceApi<ReleaseThrows>);
-
-struct PinnedWithoutNode : Device {
-  void* try_allocate_pinned(std::size_t);
-};
-static_assert(!DeviceApi<PinnedWithoutNode>);
-
-struct FreePinnedThrows : Device {
-  void free_pinned(void*, std::size_t);
-};
-static_assert(!DeviceApi<FreePinnedThrows>);
-
-struct CopyFromMutable : Device {
-  void copy(void*, void*, std::size_t, CopyKind, stream_type);
-};
-static_assert(!DeviceApi<CopyFromMutable>);
-
-struct FillReturnsSomething : Device {
-  int fill(void*, unsigned char, std::size_t, stream_type);
-};
-static_assert(!DeviceApi<FillReturnsSomething>);
-
-struct LaunchWithoutArgument : Device {
-  void launch_host(stream_type, HostFunction);
-};
-static_assert(!DeviceApi<LaunchWithoutArgument>);
-
-struct DestroyStreamThrows : Device {
-  void destroy_stream(stream_type);
-};
-static_assert(!DeviceApi<DestroyStreamThrows>);
-
-struct DestroyEventThrows : Device {
-  void destroy_event(event_type);
-};
-static_assert(!DeviceApi<DestroyEventThrows>);
-
-struct RecordTheOtherWayRound : Device {
-  void record(stream_type, event_type);
-};
-static_assert(!DeviceApi<RecordTheOtherWayRound>);
-
-struct WaitTheOtherWayRound : Device {
-  void wait(event_type, stream_type);
-};
-static_assert(!DeviceApi<WaitTheOtherWayRound>);
-
-struct CompletionIsACode : Device {
-  int is_complete(event_type);
-};
-static_assert(!DeviceApi<CompletionIsACode>);
-
-struct NoStreamSynchronization : Device {
-  void synchronize(event_type);
-};
-static_assert(!DeviceApi<NoStreamSynchronization>);
-
-struct MemoryInfoChangesTheDevice : Device {
-  MemoryInfo memory_info();
-};
-static_assert(!DeviceApi<MemoryInfoChangesTheDevice>);
-
-struct NodeMayThrow : Device {
-  int numa_node() const;
-};
-static_assert(!DeviceApi<NodeMayThrow>);
-
-struct ClockIsSigned : Device {
-  std::int64_t clock_ns() const noexcept;
-};
-static_assert(!DeviceApi<ClockIsSigned>);
-
-struct GranularityMayThrow : Device {
-  std::size_t granularity_bytes() const;
-};
-static_assert(DeviceApi<GranularityMayThrow> && !VirtualMemoryApi<GranularityMayThrow>);
-
-struct FreeAddressThrows : Device {
-  void free_address(void*, std::size_t);
-};
-static_assert(!VirtualMemoryApi<FreeAddressThrows>);
-
-struct PhysicalIsNotOptional : Device {
-  physical_type try_create_physical(std::size_t);
-};
-static_assert(!VirtualMemoryApi<PhysicalIsNotOptional>);
-
-struct UnmapThrows : Device {
-  void unmap(void*, std::size_t);
-};
-static_assert(!VirtualMemoryApi<UnmapThrows>);
-
-struct MapsOnePiece : Device {
-  void map(void*, std::size_t, physical_type);
-};
-static_assert(!VirtualMemoryApi<MapsOnePiece>);
-
 }  // namespace
+
+TEST_SUITE("device_api") {
+  TEST_CASE("DeviceApi: each member is asked for") {
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, try_reserve);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, release);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, try_allocate_pinned);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, free_pinned);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, copy);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, fill);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, launch_host);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, create_stream);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, destroy_stream);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, create_event);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, destroy_event);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, record);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, wait);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, is_complete);
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void synchronize(DeviceArchetype::event_type));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void synchronize(DeviceArchetype::stream_type));
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, memory_info);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, numa_node);
+    CHECK_NEEDS(DeviceApi, DeviceArchetype, clock_ns);
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void release(void*, std::size_t));  // may throw
+  }
+
+  TEST_CASE("VirtualMemoryApi: each member is asked for") {
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, granularity_bytes);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, reserve_address);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, free_address);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, try_create_physical);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, release_physical);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, map);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, unmap);
+    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, copy);
+  }
+
+  TEST_CASE("DeviceApi: a member of another signature is refused") {
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, bool try_reserve(std::size_t));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void* try_allocate_pinned(std::size_t));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void free_pinned(void*, std::size_t));  // may throw
+    CHECK_REFUSES(
+        DeviceApi, DeviceArchetype, void copy(void*, void*, std::size_t, CopyKind, Stream));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, int fill(void*, unsigned char, std::size_t, Stream));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void launch_host(Stream, HostFunction));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_stream(Stream));  // may throw
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_event(Event));    // may throw
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void record(Stream, Event));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void wait(Event, Stream));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, int is_complete(Event));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, MemoryInfo memory_info());  // not const
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, int numa_node() const);     // may throw
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, std::int64_t clock_ns() const noexcept);
+  }
+
+  TEST_CASE("VirtualMemoryApi: a member of another signature is refused") {
+    using Physical = HostPagedApi::physical_type;
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, std::size_t granularity_bytes() const);
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void free_address(void*, std::size_t));
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, Physical try_create_physical(std::size_t));
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void unmap(void*, std::size_t));
+    CHECK_REFUSES(VirtualMemoryApi, HostPagedApi, void map(void*, std::size_t, Physical));
+  }
+}

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each concept of a bundle of policies asks for, and that an allocator asks for no more.
-#include <spillway/concepts/compaction_policy.hpp>
-#include <spillway/concepts/device_api.hpp>
-#include <spillway/concepts/device_capabilities.hpp>
-#include <spillway/concepts/eviction_policy.hpp>
-#include <spillway/concepts/fit_policy.hpp>
+// What a bundle of policies has to name, and that an allocator asks no more of them than their
+// concepts do.
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/policy_set.hpp>
-#include <spillway/concepts/prefetch_policy.hpp>
-#include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/swappable_buffer.hpp>
@@ -21,44 +15,15 @@
 #include <vector>
 
 #include <support/archetypes/policy_archetypes.hpp>
+#include <support/concept_checks.hpp>
 
 namespace {
 
 using namespace spillway;
 using namespace spillway::test;
 
-// A type derived from a model, in which a deleted member hides the model's member of that name.
-#define CHECK_NEEDS(Concept, Model, member)                                                        \
-  do {                                                                                             \
-    struct Lacking : Model {                                                                       \
-      void member() = delete;                                                                      \
-    };                                                                                             \
-    static_assert(!Concept<Lacking>, #Concept " does not ask for " #member);                       \
-  } while (false)
-
-// The same for a member whose declaration does not do.
-#define CHECK_REFUSES(Concept, Model, declaration)                                                 \
-  do {                                                                                             \
-    struct Lacking : Model {                                                                       \
-      declaration;                                                                                 \
-    };                                                                                             \
-    static_assert(!Concept<Lacking>, #Concept " is content with " #declaration);                   \
-  } while (false)
-
-static_assert(EvictionPolicy<EvictionArchetype>);
-static_assert(SpeculativeEvictionPolicy<SpeculativeEvictionArchetype>);
-static_assert(!SpeculativeEvictionPolicy<EvictionArchetype>);
-static_assert(PrefetchPolicy<PrefetchArchetype>);
-static_assert(Observer<ObserverArchetype>);
-static_assert(LockPolicy<LockArchetype>);
-static_assert(FitPolicy<FitArchetype>);
-static_assert(CompactionPolicy<CompactionArchetype>);
-static_assert(DeviceApi<DeviceArchetype>);
+static_assert(Observer<ObserverArchetype> && LockPolicy<LockArchetype>);
 static_assert(PolicySet<PoliciesArchetype>);
-
-static_assert(!BatchCopyApi<DeviceArchetype>);
-static_assert(!VirtualMemoryApi<DeviceArchetype>);
-static_assert(VirtualMemoryApi<HostPagedApi>);
 
 // One bundle for each alias, with a type that is no model.
 struct BadDevice : PoliciesArchetype {
@@ -134,32 +99,7 @@ struct SpeculativePolicies : PoliciesArchetype {
 
 }  // namespace
 
-TEST_SUITE("concepts") {
-  TEST_CASE("EvictionPolicy: each member is asked for") {
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_insert);
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_access);
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_erase);
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, victim);
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_misprediction);
-    CHECK_NEEDS(EvictionPolicy, EvictionArchetype, on_step);
-    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, victim);
-    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, early_victim);
-    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, is_leaving);
-    CHECK_NEEDS(SpeculativeEvictionPolicy, SpeculativeEvictionArchetype, may_return);
-    CHECK_REFUSES(SpeculativeEvictionPolicy,
-                  SpeculativeEvictionArchetype,
-                  bool is_leaving(BlockId) noexcept);  // not const
-  }
-
-  TEST_CASE("PrefetchPolicy: each member is asked for") {
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_create);
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_access);
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_destroy);
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, on_step);
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, candidates);
-    CHECK_NEEDS(PrefetchPolicy, PrefetchArchetype, max_inflight_bytes);
-  }
-
+TEST_SUITE("policy_set") {
   TEST_CASE("Observer and LockPolicy: each member is asked for") {
     CHECK_NEEDS(Observer, ObserverArchetype, is_enabled);
     CHECK_NEEDS(Observer, ObserverArchetype, on_record);
@@ -168,52 +108,6 @@ TEST_SUITE("concepts") {
     CHECK_NEEDS(LockPolicy, LockArchetype, unlock);
     CHECK_NEEDS(LockPolicy, LockArchetype, try_lock);
     CHECK_REFUSES(LockPolicy, LockArchetype, void try_lock());
-  }
-
-  TEST_CASE("FitPolicy and CompactionPolicy: each member is asked for") {
-    CHECK_NEEDS(FitPolicy, FitArchetype, insert);
-    CHECK_NEEDS(FitPolicy, FitArchetype, erase);
-    CHECK_NEEDS(FitPolicy, FitArchetype, resize);
-    CHECK_NEEDS(FitPolicy, FitArchetype, find);
-    CHECK_NEEDS(FitPolicy, FitArchetype, largest);
-    CHECK_NEEDS(FitPolicy, FitArchetype, visit_large);
-    CHECK_REFUSES(FitPolicy, FitArchetype, void insert(RangeTable&, std::uint32_t));  // may throw
-    CHECK_NEEDS(CompactionPolicy, CompactionArchetype, plan);
-    CHECK_NEEDS(CompactionPolicy, CompactionArchetype, moves_blocks);
-  }
-
-  TEST_CASE("DeviceApi: each member is asked for") {
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, try_reserve);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, release);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, try_allocate_pinned);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, free_pinned);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, copy);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, fill);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, launch_host);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, create_stream);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, destroy_stream);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, create_event);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, destroy_event);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, record);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, wait);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, is_complete);
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void synchronize(DeviceArchetype::event_type));
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void synchronize(DeviceArchetype::stream_type));
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, memory_info);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, numa_node);
-    CHECK_NEEDS(DeviceApi, DeviceArchetype, clock_ns);
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void release(void*, std::size_t));  // may throw
-  }
-
-  TEST_CASE("VirtualMemoryApi: each member is asked for") {
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, granularity_bytes);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, reserve_address);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, free_address);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, try_create_physical);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, release_physical);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, map);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, unmap);
-    CHECK_NEEDS(VirtualMemoryApi, HostPagedApi, copy);
   }
 
   TEST_CASE("DeviceAllocator: it needs no more than the concepts of its policies promise") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/block_heap.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,8 +12,6 @@
 #include <random>
 #include <utility>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/block_list.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -9,8 +10,6 @@
 #include <list>
 #include <random>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

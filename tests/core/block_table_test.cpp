@@ -46,6 +46,17 @@ TEST_SUITE("block_table") {
     CHECK(std::as_const(table).find(id) == table.find(id));
   }
 
+  TEST_CASE("BlockTable: ids of tables that begin with different generations are not mixed up") {
+    Table first{1000};
+    Table second{2000};
+    for (int i = 0; i < 300; ++i) {  // more than are allocated at a time
+      BlockId const id = first.emplace(i);
+      CHECK(generation_of(id) == 1000);
+      CHECK(second.emplace(i) != id);
+      CHECK(second.find(id) == nullptr);
+    }
+  }
+
   TEST_CASE("BlockTable: a record stays where it is while the table grows") {
     Table table;
     BlockId const id = table.emplace(7);

@@ -2,6 +2,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -9,8 +10,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

@@ -13,27 +13,27 @@ using spillway::detail::EventPool;
 using spillway::detail::RecordedEvents;
 using spillway::detail::StreamEpoch;
 
-/// The list of one stream, and slots that were recorded one after another.
+/// The list of one stream, and events that were recorded one after another.
 struct Bench {
-  using Slot = EventPool<ModelApi>::slot_type;
+  using Event = EventPool<ModelApi>::stream_event;
 
   ModelApi device{{.capacity_bytes = 1 << 20}};
   EventPool<ModelApi> pool{device};
   RecordedEvents<ModelApi> events{pool};
 
   /// Records an event that covers the points up to `covers`; the caller has it in use.
-  Slot* record(std::uint64_t covers) {
-    Slot* slot = pool.try_take();
-    if (slot == nullptr) {
-      slot = pool.add(pool.make());
+  Event* record(std::uint64_t covers) {
+    Event* event = pool.try_take();
+    if (event == nullptr) {
+      event = pool.add(pool.make());
     }
-    events.add(slot, covers);
-    return slot;
+    events.add(event, covers);
+    return event;
   }
-  /// True if the pool has exactly this slot to give out.
-  bool has_idle(Slot const* slot) {
-    Slot* const idle = pool.try_take();
-    bool const is_it = idle == slot && pool.try_take() == nullptr;
+  /// True if the pool has exactly this event to give out.
+  bool has_idle(Event const* event) {
+    Event* const idle = pool.try_take();
+    bool const is_it = idle == event && pool.try_take() == nullptr;
     if (idle != nullptr) {
       pool.give_back(idle);
     }

@@ -2,13 +2,15 @@
 #pragma once
 
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/policy/compaction/layout_line.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <queue>
@@ -18,70 +20,24 @@
 
 namespace spillway::test {
 
-/// A layout that owns its blocks.
-struct OwnedLayout {
-  std::vector<LayoutBlock> blocks;
-  std::uint32_t end = 0;
+constexpr std::uint64_t no_bound = std::numeric_limits<std::uint64_t>::max() / 4;
 
-  [[nodiscard]] Layout view() const noexcept { return {blocks, end}; }
-  [[nodiscard]] std::uint32_t room() const noexcept {
-    std::uint32_t room = end;
-    for (LayoutBlock const& block : blocks) {
-      room -= block.count;
-    }
-    return room;
-  }
-};
-
-/// `blocks` blocks of 1 to `most_count` granules with gaps of 0 to `most_gap` around them; one in
-/// `nth_fixed` may not move, none if that is 0.
-inline OwnedLayout random_layout(std::mt19937_64& random,
-                                 std::size_t blocks,
-                                 std::uint32_t most_count,
-                                 std::uint32_t most_gap,
-                                 std::uint32_t nth_fixed) {
-  auto const below = [&](std::uint32_t n) { return static_cast<std::uint32_t>(random() % n); };
-  OwnedLayout layout;
-  for (std::size_t i = 0; i < blocks; ++i) {
-    layout.end += below(2) == 0 ? 0 : below(most_gap + 1);
-    layout.blocks.push_back(
-        {layout.end, 1 + below(most_count), nth_fixed != 0 && below(nth_fixed) == 0});
-    layout.end += layout.blocks.back().count;
-  }
-  layout.end += below(most_gap + 1);
-  return layout;
-}
-
-/// Makes the moves of a plan granule by granule, and fails where one of them may not be made: a
-/// fixed block moves, a destination is not free, the cost is not the sum of the moves, or the range
-/// is not free at the end.
-inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32_t count) {
-  constexpr std::uint32_t nobody = UINT32_MAX;
-  std::vector<std::uint32_t> owner(layout.end, nobody);
-  std::vector<std::uint32_t> at;
-  for (std::uint32_t i = 0; i < layout.blocks.size(); ++i) {
-    at.push_back(layout.blocks[i].first);
-    std::fill_n(owner.begin() + at[i], layout.blocks[i].count, i);
-  }
-  std::uint64_t cost = 0;
-  for (auto const [block, to] : plan.moves) {
-    std::uint32_t const size = layout.blocks[block].count;
-    REQUIRE_FALSE(layout.blocks[block].is_fixed);
-    REQUIRE(to + size <= layout.end);
-    std::fill_n(owner.begin() + at[block], size, nobody);
-    for (std::uint32_t granule = to; granule < to + size; ++granule) {
-      REQUIRE(owner[granule] == nobody);
-      owner[granule] = block;
-    }
-    at[block] = to;
-    cost += size;
-  }
-  REQUIRE(cost == plan.cost);
-  REQUIRE(plan.count >= count);
-  REQUIRE(plan.first + plan.count <= layout.end);
-  for (std::uint32_t granule = plan.first; granule < plan.first + plan.count; ++granule) {
-    REQUIRE(owner[granule] == nobody);
-  }
+/// The best plan of a search; all plans that it finds are checked, and that each moves less than
+/// the one before.
+template <class Search>
+std::optional<LayoutPlan> best_plan(testing::OwnedLayout const& layout,
+                                    std::uint32_t count,
+                                    typename Search::Limits const& limits = {},
+                                    std::uint64_t bound = no_bound) {
+  std::optional<LayoutPlan> best;
+  Search{detail::LayoutLine{layout.view()}, limits}.search(count, bound, [&](LayoutPlan plan) {
+    testing::check_plan(layout.view(), plan, count);
+    REQUIRE(plan.cost < bound);
+    bound = plan.cost;
+    best = std::move(plan);
+    return bound;
+  });
+  return best;
 }
 
 /// The fewest granules that any sequence of moves has to move so that `count` are free in one
@@ -133,6 +89,50 @@ inline std::optional<std::uint64_t> fewest_moved(Layout const& layout, std::uint
     }
   }
   return std::nullopt;
+}
+
+/// What `find(layout, count)` moves on small random layouts of `least_blocks` to `most_blocks`
+/// blocks in which something must be moved, beside the least that must be. Fails where it moves
+/// less.
+struct MovedAndLeast {
+  std::uint64_t moved = 0;
+  std::uint64_t least = 0;
+  std::size_t found = 0;
+  std::size_t missed = 0;  ///< layouts where there is a plan and it found none
+};
+template <class Find>
+MovedAndLeast compare_with_least(std::uint64_t seed,
+                                 std::size_t least_blocks,
+                                 std::size_t most_blocks,
+                                 Find find) {
+  MESSAGE("seed ", seed);
+  std::mt19937_64 random{seed};
+  MovedAndLeast result;
+  for (int i = 0; i < 800; ++i) {
+    CAPTURE(i);
+    std::size_t const blocks = least_blocks + random() % (most_blocks - least_blocks + 1);
+    testing::OwnedLayout const layout = testing::random_layout(random, blocks, 3, 3, 6);
+    if (layout.room() == 0 || layout.end > 15) {
+      continue;
+    }
+    auto const count = static_cast<std::uint32_t>(1 + random() % layout.room());
+    auto const least = fewest_moved(layout.view(), count);
+    if (least == 0U) {
+      continue;
+    }
+    std::optional<LayoutPlan> const plan = find(layout, count);
+    REQUIRE((least.has_value() || !plan));
+    if (plan) {
+      testing::check_plan(layout.view(), *plan, count);
+      REQUIRE(plan->cost >= *least);
+      result.moved += plan->cost;
+      result.least += *least;
+      ++result.found;
+    } else {
+      result.missed += least ? 1U : 0U;
+    }
+  }
+  return result;
 }
 
 }  // namespace spillway::test

@@ -186,7 +186,7 @@ class BasicRangeList {
   // Out of line, so that what is done each time stays small enough to be inlined.
   [[gnu::noinline]] static void join(Fence& into, Fence const& fence) noexcept { into.add(fence); }
   [[gnu::noinline]] void grow() {
-    if (fences_.size() == table.slots()) {
+    if (fences_.size() == table.nodes()) {
       fences_.grow();
     }
     table.grow();
@@ -211,7 +211,8 @@ class RangeMap {
  public:
   static constexpr bool is_thread_safe = false;
 
-  RangeMap() = default;
+  /// Takes over `fit`, which indexes nothing yet.
+  explicit RangeMap(Fit fit = {}) : fit_{std::move(fit)} {}
   RangeMap(RangeMap const&) = delete;
   RangeMap& operator=(RangeMap const&) = delete;
 

@@ -321,6 +321,8 @@ class RoomSearch {
  public:
   static constexpr bool is_thread_safe = false;
 
+  explicit RoomSearch(Compaction compaction = {}) : compaction_{std::move(compaction)} {}
+
   /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a
   /// look at about `most_ranges` ranges; nothing either if a wider search would take less time than
   /// the moves.

@@ -42,7 +42,9 @@ struct ArenaOptions {
 /// | expression                | must                                                           |
 /// |---------------------------|----------------------------------------------------------------|
 /// | `A::device_type`          | the device that the memory is on                               |
-/// | `A(device, options)`      | reserve what `ArenaOptions` say; neither argument is owned     |
+/// | `A(device, options)`      | reserve what `ArenaOptions` say; neither argument is owned. An |
+/// |                           | arena that fits or moves by policies may take them after these |
+/// |                           | arguments: a fit policy, or that and a compaction policy       |
 /// | `a.try_take(n, b)`        | a `Placement` of at least `n` bytes for block `b`, nothing if  |
 /// |                           | none fits; throw `std::bad_alloc` with nothing changed         |
 /// | `a.give_back(r, f)`       | free the range; the next user of its bytes waits for `f` first |

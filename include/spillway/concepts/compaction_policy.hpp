@@ -63,7 +63,7 @@ struct LayoutPlan {
 // clang-format off
 template <class P>
 concept CompactionPolicy =
-    std::default_initializable<P> &&
+    std::default_initializable<P> && std::movable<P> &&
     requires(P p, Layout const& l, std::uint32_t c, std::uint64_t b) {
       { p.plan(l, c, b)  } -> std::same_as<std::optional<LayoutPlan>>;
       { P::moves_blocks  } -> std::convertible_to<bool>;

@@ -40,7 +40,7 @@ struct Fit {
 // clang-format off
 template <class F>
 concept FitPolicy =
-    std::default_initializable<F> &&
+    std::default_initializable<F> && std::movable<F> &&
     requires(F f, F const cf, RangeTable& t, RangeTable const& ct, std::uint32_t n, std::uint32_t c,
              bool (*v)(std::uint32_t)) {
       { f.insert(t, n)       } noexcept -> std::same_as<void>;

@@ -13,13 +13,20 @@
 namespace spillway::detail {
 
 /// A table of records named by `BlockId`, with dense indices, stale ids that are recognised, and
-/// stable references. The pager keeps its blocks in one, the host pool its slots.
+/// stable references. The pager keeps its blocks in one, the host pool its slots, and a simulated
+/// device its streams and events.
 ///
 /// Threads  thread-compatible.
 /// Cost     every call O(1), amortised where `emplace` has to allocate: for 256 records at a time.
 template <class Record>
 class BlockTable {
  public:
+  BlockTable() = default;
+  /// A table whose ids begin with another generation than 1, so that they are not valid in other
+  /// tables.
+  explicit BlockTable(std::uint32_t first_generation) noexcept
+      : first_generation_{first_generation} {}
+
   /// @throws std::bad_alloc, with nothing changed
   BlockId emplace(Record record) {
     if (vacant_.empty()) {
@@ -95,6 +102,7 @@ class BlockTable {
     vacant_.reserve(std::size_t{first} + chunk_entries);  // so that `erase` cannot fail
     chunks_.push_back(std::make_unique<Entry[]>(chunk_entries));
     for (std::uint32_t i = chunk_entries; i-- > 0;) {  // the lowest is given out first
+      chunks_.back()[i].generation = first_generation_;
       vacant_.push_back(first + i);
     }
   }
@@ -102,6 +110,7 @@ class BlockTable {
   std::vector<std::unique_ptr<Entry[]>> chunks_;  // references survive growth
   std::vector<std::uint32_t> vacant_;
   std::size_t size_ = 0;
+  std::uint32_t first_generation_ = 1;
 };
 
 }  // namespace spillway::detail

@@ -21,19 +21,24 @@ class Ticket {
  public:
   constexpr Ticket() noexcept = default;
   constexpr Ticket(StreamIndex stream, std::uint64_t sequence) noexcept
-      : bits_{(std::uint64_t{static_cast<std::uint16_t>(stream)} << 48U) | sequence} {}
+      : bits_{(std::uint64_t{static_cast<std::uint16_t>(stream)} << sequence_bits) | sequence} {}
+  /// All work on all streams, whenever it was marked.
+  [[nodiscard]] static constexpr Ticket everything() noexcept {
+    return {StreamIndex::every, last_sequence};
+  }
 
   [[nodiscard]] constexpr StreamIndex stream() const noexcept {
-    return StreamIndex{static_cast<std::uint16_t>(bits_ >> 48U)};
+    return StreamIndex{static_cast<std::uint16_t>(bits_ >> sequence_bits)};
   }
-  [[nodiscard]] constexpr std::uint64_t sequence() const noexcept {
-    return bits_ & ((std::uint64_t{1} << 48U) - 1);
-  }
+  [[nodiscard]] constexpr std::uint64_t sequence() const noexcept { return bits_ & last_sequence; }
   [[nodiscard]] constexpr bool is_none() const noexcept { return bits_ == 0; }
 
   friend constexpr bool operator==(Ticket, Ticket) noexcept = default;
 
  private:
+  static constexpr unsigned sequence_bits = 48;
+  static constexpr std::uint64_t last_sequence = (std::uint64_t{1} << sequence_bits) - 1;
+
   std::uint64_t bits_ = 0;
 };
 

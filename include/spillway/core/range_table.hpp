@@ -80,7 +80,7 @@ class BasicRangeTable {
   void release(std::uint32_t node) noexcept { idle_[idle_nodes_++] = node; }
 
   /// All nodes, in use or idle, `no_node` among them.
-  [[nodiscard]] std::size_t slots() const noexcept { return nodes_.size(); }
+  [[nodiscard]] std::size_t nodes() const noexcept { return nodes_.size(); }
   [[nodiscard]] std::size_t idle_nodes() const noexcept { return idle_nodes_; }
 
   [[nodiscard]] std::size_t ranges() const noexcept { return taken_ranges + free_ranges; }

@@ -63,8 +63,8 @@ class StreamEpoch {
 
 /// An event of a device, and the points of a stream that it stands for now.
 template <class Event>
-struct EventSlot {
-  Event event{};
+struct StreamEvent {
+  Event handle{};
   std::uint64_t covers = 0;  // every ticket of the stream up to this sequence number
   std::uint32_t users = 0;   // threads that have claimed it and not released it yet
   bool is_listed = false;    // still in its stream's list
@@ -77,55 +77,55 @@ struct EventSlot {
 template <DeviceApi Device>
 class EventPool {
  public:
-  using slot_type = EventSlot<typename Device::event_type>;
+  using stream_event = StreamEvent<typename Device::event_type>;
 
   /// `device` is not owned and must outlive the pool.
   explicit EventPool(Device& device) : device_{&device} {}
   EventPool(EventPool const&) = delete;
   EventPool& operator=(EventPool const&) = delete;
   ~EventPool() {
-    for (auto const& slot : slots_) {
-      device_->destroy_event(slot->event);
+    for (auto const& event : all_) {
+      device_->destroy_event(event->handle);
     }
   }
 
   /// Takes an idle event, or returns null if there is none.
-  [[nodiscard]] slot_type* try_take() noexcept {
+  [[nodiscard]] stream_event* try_take() noexcept {
     if (idle_.empty()) {
       return nullptr;
     }
-    slot_type* const slot = idle_.back();
+    stream_event* const event = idle_.back();
     idle_.pop_back();
-    return slot;
+    return event;
   }
 
   /// Creates an event, to be handed to `add`. @throws DeviceError, std::bad_alloc
-  [[nodiscard]] std::unique_ptr<slot_type> make() const {
-    auto fresh = std::make_unique<slot_type>();
-    fresh->event = device_->create_event();
+  [[nodiscard]] std::unique_ptr<stream_event> make() const {
+    auto fresh = std::make_unique<stream_event>();
+    fresh->handle = device_->create_event();
     return fresh;
   }
 
   /// Takes over an event from `make` and counts it as taken.
   ///
   /// @throws std::bad_alloc; the event is destroyed then
-  [[nodiscard]] slot_type* add(std::unique_ptr<slot_type> fresh) {
+  [[nodiscard]] stream_event* add(std::unique_ptr<stream_event> fresh) {
     try {
-      idle_.reserve(slots_.size() + 1);  // so that `give_back` cannot fail
-      slots_.push_back(std::move(fresh));
+      idle_.reserve(all_.size() + 1);  // so that `give_back` cannot fail
+      all_.push_back(std::move(fresh));
     } catch (...) {
-      device_->destroy_event(fresh->event);
+      device_->destroy_event(fresh->handle);
       throw;
     }
-    return slots_.back().get();
+    return all_.back().get();
   }
 
-  void give_back(slot_type* slot) noexcept { idle_.push_back(slot); }
+  void give_back(stream_event* event) noexcept { idle_.push_back(event); }
 
  private:
   Device* device_;
-  std::vector<std::unique_ptr<slot_type>> slots_;
-  std::vector<slot_type*> idle_;
+  std::vector<std::unique_ptr<stream_event>> all_;
+  std::vector<stream_event*> idle_;
 };
 
 /// The newest events recorded on one stream, oldest first; each covers more points than the
@@ -138,7 +138,7 @@ class EventPool {
 template <DeviceApi Device>
 class RecordedEvents {
  public:
-  using slot_type = typename EventPool<Device>::slot_type;
+  using stream_event = typename EventPool<Device>::stream_event;
 
   static constexpr std::size_t most = 32;
 
@@ -150,65 +150,66 @@ class RecordedEvents {
   }
 
   /// The earliest event that covers the point, or null.
-  [[nodiscard]] slot_type* try_claim(std::uint64_t sequence) noexcept {
+  [[nodiscard]] stream_event* try_claim(std::uint64_t sequence) noexcept {
     auto const found = std::lower_bound(
-        listed_.begin(), listed_.end(), sequence, [](slot_type const* slot, std::uint64_t wanted) {
-          return slot->covers < wanted;
-        });
+        listed_.begin(),
+        listed_.end(),
+        sequence,
+        [](stream_event const* event, std::uint64_t wanted) { return event->covers < wanted; });
     return found == listed_.end() ? nullptr : claim(*found);
   }
-  [[nodiscard]] slot_type* try_claim_newest() noexcept {
+  [[nodiscard]] stream_event* try_claim_newest() noexcept {
     return listed_.empty() ? nullptr : claim(listed_.back());
   }
 
   /// Adds an event that has been recorded. The caller uses it and must release it.
   ///
   /// If two threads recorded events at the same time, the one that covers less may not be listed.
-  void add(slot_type* slot, std::uint64_t covers) noexcept {
-    slot->covers = covers;
-    slot->users = 1;
-    slot->is_listed = !this->covers(covers);
-    if (slot->is_listed) {
+  void add(stream_event* event, std::uint64_t covers) noexcept {
+    event->covers = covers;
+    event->users = 1;
+    event->is_listed = !this->covers(covers);
+    if (event->is_listed) {
       if (listed_.size() == most) {
         drop_oldest(1);  // its points are covered by the next one
       }
-      listed_.push_back(slot);
+      listed_.push_back(event);
     }
   }
 
-  void release(slot_type* slot) noexcept {
-    if (--slot->users == 0 && !slot->is_listed) {
-      pool_->give_back(slot);
+  void release(stream_event* event) noexcept {
+    if (--event->users == 0 && !event->is_listed) {
+      pool_->give_back(event);
     }
   }
 
   /// Removes the events that cover no more than `sequence` from the list.
   void drop(std::uint64_t sequence) noexcept {
-    auto const kept = std::find_if(listed_.begin(), listed_.end(), [=](slot_type const* slot) {
-      return slot->covers > sequence;
+    auto const kept = std::find_if(listed_.begin(), listed_.end(), [=](stream_event const* event) {
+      return event->covers > sequence;
     });
     drop_oldest(static_cast<std::size_t>(kept - listed_.begin()));
   }
 
  private:
-  static slot_type* claim(slot_type* slot) noexcept {
-    ++slot->users;
-    return slot;
+  static stream_event* claim(stream_event* event) noexcept {
+    ++event->users;
+    return event;
   }
 
   void drop_oldest(std::size_t count) noexcept {
     auto const end = listed_.begin() + static_cast<std::ptrdiff_t>(count);
-    std::for_each(listed_.begin(), end, [this](slot_type* slot) {
-      slot->is_listed = false;
-      if (slot->users == 0) {
-        pool_->give_back(slot);
+    std::for_each(listed_.begin(), end, [this](stream_event* event) {
+      event->is_listed = false;
+      if (event->users == 0) {
+        pool_->give_back(event);
       }
     });
     listed_.erase(listed_.begin(), end);
   }
 
   EventPool<Device>* pool_;
-  std::vector<slot_type*> listed_;
+  std::vector<stream_event*> listed_;
 };
 
 }  // namespace spillway::detail

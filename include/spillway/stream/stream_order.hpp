@@ -88,7 +88,7 @@ class StreamOrder {
   void retire(stream_type stream);
 
  private:
-  using Slot = typename detail::EventPool<Device>::slot_type;
+  using Event = typename detail::EventPool<Device>::stream_event;
 
   struct Stream {
     explicit Stream(detail::EventPool<Device>& pool) : events{pool} {}
@@ -109,23 +109,23 @@ class StreamOrder {
   class Claim {
    public:
     Claim() = default;
-    Claim(StreamOrder& order, Stream& stream, Slot* slot) noexcept
-        : order_{&order}, stream_{&stream}, slot_{slot} {}
+    Claim(StreamOrder& order, Stream& stream, Event* event) noexcept
+        : order_{&order}, stream_{&stream}, event_{event} {}
     Claim(Claim const&) = delete;
     Claim& operator=(Claim const&) = delete;
     ~Claim() {
-      if (slot_ != nullptr) {
+      if (event_ != nullptr) {
         std::scoped_lock const lock{order_->mutex_};
-        stream_->events.release(slot_);
+        stream_->events.release(event_);
       }
     }
-    [[nodiscard]] explicit operator bool() const noexcept { return slot_ != nullptr; }
-    [[nodiscard]] Slot const* operator->() const noexcept { return slot_; }
+    [[nodiscard]] explicit operator bool() const noexcept { return event_ != nullptr; }
+    [[nodiscard]] Event const* operator->() const noexcept { return event_; }
 
    private:
     StreamOrder* order_ = nullptr;
     Stream* stream_ = nullptr;
-    Slot* slot_ = nullptr;
+    Event* event_ = nullptr;
   };
 
   /// Counts a thread as no longer recording on a stream when it is destroyed.
@@ -152,7 +152,7 @@ class StreamOrder {
   static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
-  [[nodiscard]] std::size_t vacant_slot();
+  [[nodiscard]] std::size_t vacant_index();
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
@@ -178,22 +178,22 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
     expects(Device::is_one_stream(stream),
             "the stream handle means another stream in every thread: name a stream of its own");
   }
-  std::size_t const vacant = vacant_slot();
+  std::size_t const vacant = vacant_index();
   std::scoped_lock const lock{mutex_};
   if (auto const found = index_.find(stream); found != index_.end()) {
     return found->second;  // another thread was faster
   }
   bool const is_reused = vacant != 0 && streams_[vacant]->is_retired;
-  std::size_t const slot = is_reused ? vacant : stream_count_;
-  expects(slot < max_streams,
+  std::size_t const number = is_reused ? vacant : stream_count_;
+  expects(number < max_streams,
           "too many streams in use at once; retire_stream() those that are not used any more");
-  auto const index = static_cast<StreamIndex>(slot);
+  auto const index = static_cast<StreamIndex>(number);
   if (!is_reused) {
-    streams_[slot] = std::make_unique<Stream>(events_);
+    streams_[number] = std::make_unique<Stream>(events_);
   }
   index_.emplace(stream, index);
-  stream_count_ = std::max(stream_count_, slot + 1);
-  Stream& fresh = *streams_[slot];
+  stream_count_ = std::max(stream_count_, number + 1);
+  Stream& fresh = *streams_[number];
   fresh.handle = stream;
   fresh.index = index;
   fresh.is_retired = false;
@@ -210,7 +210,7 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
 
 /// The index of a retired stream whose work has all finished, or 0.
 template <DeviceApi Device>
-std::size_t StreamOrder<Device>::vacant_slot() {
+std::size_t StreamOrder<Device>::vacant_index() {
   std::vector<Stream*> retired;
   {
     std::scoped_lock const lock{mutex_};
@@ -293,7 +293,7 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
       }
       Claim const claim = claim_event(other, sequence);
       if (claim) {  // else it completed meanwhile
-        device_->wait(waiter.handle, claim->event);
+        device_->wait(waiter.handle, claim->handle);
         raise(waiter.waited_for[static_cast<std::size_t>(other.index)], claim->covers);
       }
     });
@@ -333,7 +333,7 @@ void StreamOrder<Device>::synchronize(Fence const& fence) {
       }
       Claim const claim = claim_event(other, sequence);
       if (claim) {
-        device_->synchronize(claim->event);
+        device_->synchronize(claim->handle);
         raise(other.completed, claim->covers);
       }
     });
@@ -371,8 +371,8 @@ auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) ->
     if (stream.completed.load(std::memory_order_acquire) >= sequence) {
       return {};
     }
-    if (Slot* const slot = stream.events.try_claim(sequence)) {
-      return {*this, stream, slot};
+    if (Event* const event = stream.events.try_claim(sequence)) {
+      return {*this, stream, event};
     }
   }
   return record_event(stream);
@@ -380,21 +380,21 @@ auto StreamOrder<Device>::claim_event(Stream& stream, std::uint64_t sequence) ->
 
 template <DeviceApi Device>
 auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
-  Slot* slot = nullptr;
+  Event* event = nullptr;
   {
     std::scoped_lock const lock{mutex_};
     if (stream.is_retired) {
       // Its last event was recorded when it was retired. It is gone only if it has completed.
       return {*this, stream, stream.events.try_claim_newest()};
     }
-    slot = events_.try_take();
+    event = events_.try_take();
     ++stream.recorders;
   }
   Recording const recording{stream};
-  if (slot == nullptr) {
+  if (event == nullptr) {
     auto fresh = events_.make();
     std::scoped_lock const lock{mutex_};
-    slot = events_.add(std::move(fresh));
+    event = events_.add(std::move(fresh));
   }
   std::uint64_t covers = 0;
   try {
@@ -405,15 +405,15 @@ auto StreamOrder<Device>::record_event(Stream& stream) -> Claim {
     }
     // Close before recording, so that the event covers at least the points that `covers` says.
     covers = stream.epoch.close([this] { return next_sequence(); });
-    device_->record(slot->event, stream.handle);
+    device_->record(event->handle, stream.handle);
   } catch (...) {
     std::scoped_lock const lock{mutex_};
-    events_.give_back(slot);
+    events_.give_back(event);
     throw;
   }
   std::scoped_lock const lock{mutex_};
-  stream.events.add(slot, covers);
-  return {*this, stream, slot};
+  stream.events.add(event, covers);
+  return {*this, stream, event};
 }
 
 template <DeviceApi Device>
@@ -422,7 +422,7 @@ bool StreamOrder<Device>::ask_whether_complete(Stream& stream, std::uint64_t seq
   if (!claim) {
     return true;
   }
-  if (!device_->is_complete(claim->event)) {
+  if (!device_->is_complete(claim->handle)) {
     return false;
   }
   raise(stream.completed, claim->covers);

@@ -160,8 +160,8 @@ class SteppedExecutor {
 
   Streams streams_;
   std::uint64_t last_stream_ = 0;
-  SimSlots<SimStreamTag, std::uint64_t> ids_;
-  SimSlots<SimEventTag, Event> events_;
+  SimTable<SimStreamTag, std::uint64_t> ids_;
+  SimTable<SimEventTag, Event> events_;
   testing::OrderCheck order_;
   bool checks_order_;
   bool is_in_host_function_ = false;

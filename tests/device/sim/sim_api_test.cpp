@@ -219,7 +219,7 @@ TEST_SUITE("sim_api") {
     }
   }
 
-  TEST_CASE("SimApi: a handle is not reused when its slot is") {
+  TEST_CASE("SimApi: a handle is not reused when its index is") {
     SimApi device;
     std::unordered_set<SimStream> seen;
     for (int i = 0; i < 50; ++i) {

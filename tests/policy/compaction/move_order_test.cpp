@@ -20,8 +20,8 @@ using spillway::LayoutMove;
 using spillway::LayoutPlan;
 using spillway::detail::LayoutLine;
 using spillway::detail::MoveOrder;
-using spillway::test::check_plan;
-using spillway::test::OwnedLayout;
+using spillway::testing::check_plan;
+using spillway::testing::OwnedLayout;
 
 constexpr std::uint64_t no_bound = std::numeric_limits<std::uint64_t>::max();
 
@@ -56,7 +56,8 @@ TEST_SUITE("move_order") {
     std::size_t ordered = 0;
     for (int i = 0; i < 1000; ++i) {
       CAPTURE(i);
-      OwnedLayout const layout = spillway::test::random_layout(random, 1 + random() % 12, 8, 6, 0);
+      OwnedLayout const layout =
+          spillway::testing::random_layout(random, 1 + random() % 12, 8, 6, 0);
       // Any blocks in any order from the low end on: that is where they shall be.
       std::vector<std::uint32_t> blocks(layout.blocks.size());
       for (std::uint32_t block = 0; block < blocks.size(); ++block) {

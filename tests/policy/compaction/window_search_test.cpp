@@ -19,26 +19,16 @@ namespace {
 using spillway::LayoutPlan;
 using spillway::detail::LayoutLine;
 using spillway::detail::WindowSearch;
-using spillway::test::check_plan;
-using spillway::test::OwnedLayout;
-using spillway::test::random_layout;
-
-constexpr std::uint64_t no_bound = std::numeric_limits<std::uint64_t>::max() / 4;
+using spillway::testing::check_plan;
+using spillway::testing::OwnedLayout;
+using spillway::testing::random_layout;
 
 /// The best plan; all plans that are found are checked.
 std::optional<LayoutPlan> search(OwnedLayout const& layout,
                                  std::uint32_t count,
                                  WindowSearch::Limits const& limits = {},
-                                 std::uint64_t bound = no_bound) {
-  std::optional<LayoutPlan> best;
-  WindowSearch{LayoutLine{layout.view()}, limits}.search(count, bound, [&](LayoutPlan plan) {
-    check_plan(layout.view(), plan, count);
-    REQUIRE(plan.cost < bound);
-    bound = plan.cost;
-    best = std::move(plan);
-    return bound;
-  });
-  return best;
+                                 std::uint64_t bound = spillway::test::no_bound) {
+  return spillway::test::best_plan<WindowSearch>(layout, count, limits, bound);
 }
 
 }  // namespace
@@ -60,28 +50,12 @@ TEST_SUITE("window_search") {
   }
 
   TEST_CASE("WindowSearch: never moves less than must be moved, and seldom more") {
-    constexpr std::uint64_t seed = 12;
-    MESSAGE("seed ", seed);
-    std::mt19937_64 random{seed};
-    std::uint64_t moved = 0;
-    std::uint64_t least = 0;
-    for (int i = 0; i < 400; ++i) {
-      CAPTURE(i);
-      OwnedLayout const layout = random_layout(random, 2 + random() % 2, 4, 3, 6);
-      if (layout.room() == 0) {
-        continue;
-      }
-      auto const count = static_cast<std::uint32_t>(1 + random() % layout.room());
-      auto const needed = spillway::test::fewest_moved(layout.view(), count);
-      if (auto const plan = search(layout, count); plan && needed != 0U) {
-        REQUIRE(needed.has_value());
-        REQUIRE(plan->cost >= *needed);
-        moved += plan->cost;
-        least += *needed;
-      }
-    }
-    CHECK(least > 100);
-    CHECK(moved <= least + least / 10);
+    auto const result = spillway::test::compare_with_least(
+        12, 2, 3, [](OwnedLayout const& layout, std::uint32_t count) {
+          return search(layout, count);
+        });
+    CHECK(result.least > 100);
+    CHECK(result.moved <= result.least + result.least / 10);
   }
 
   TEST_CASE("WindowSearch: a block leaves its window for a gap, and the rest of it is not moved") {

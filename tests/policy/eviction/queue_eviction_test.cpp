@@ -2,6 +2,7 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -11,8 +12,6 @@
 #include <optional>
 #include <random>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

@@ -3,6 +3,7 @@
 #include <spillway/policy/eviction/schedule_eviction.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -12,8 +13,6 @@
 #include <optional>
 #include <set>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

@@ -4,6 +4,7 @@
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/step_record.hpp>
 #include <spillway/schedule/use.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -13,8 +14,6 @@
 #include <random>
 #include <utility>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
 
 namespace {
 

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/range_table.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
 
-#include <support/checked_fit.hpp>
-
 namespace {
 
 using spillway::BestFit;
 using spillway::Fit;
 using spillway::no_node;
-using support::CheckedFit;
+using spillway::testing::CheckedFit;
 
 }  // namespace
 
@@ -31,5 +30,17 @@ TEST_SUITE("fit") {
       CHECK(index.sizes().at(fit.node) == index.best(size));
       CHECK_FALSE(fit.is_high_end);
     }
+  }
+
+  TEST_CASE("BestFit: shows the largest ranges first") {
+    CheckedFit<BestFit> index{10'000};
+    for (std::uint32_t size = 1; size <= 100; ++size) {
+      index.insert(10 * size);
+    }
+    auto const nodes = index.large(3);
+    REQUIRE(nodes.size() == 3);
+    CHECK(index.sizes().at(nodes[0]) == 1000);
+    CHECK(index.sizes().at(nodes[1]) == 990);
+    CHECK(index.sizes().at(nodes[2]) == 980);
   }
 }

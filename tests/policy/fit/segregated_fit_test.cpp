@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/range_table.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -8,14 +9,12 @@
 #include <cstdint>
 #include <random>
 
-#include <support/checked_fit.hpp>
-
 namespace {
 
 using spillway::Fit;
 using spillway::no_node;
 using spillway::SegregatedFit;
-using support::CheckedFit;
+using spillway::testing::CheckedFit;
 
 }  // namespace
 
@@ -55,5 +54,17 @@ TEST_SUITE("fit") {
 
     CHECK_FALSE(index.find(64).is_high_end);
     CHECK(index.find(1000).is_high_end);
+  }
+
+  TEST_CASE("SegregatedFit: shows the largest ranges first") {
+    CheckedFit<SegregatedFit> index{10'000};
+    for (std::uint32_t size = 1; size <= 100; ++size) {
+      index.insert(10 * size);
+    }
+    auto const nodes = index.large(3);
+    REQUIRE(nodes.size() == 3);
+    CHECK(index.sizes().at(nodes[0]) == 1000);
+    CHECK(index.sizes().at(nodes[1]) == 990);
+    CHECK(index.sizes().at(nodes[2]) == 980);
   }
 }

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/types.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <support/eviction_rig.hpp>
-#include <support/prefetch_rig.hpp>
 
 namespace {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/types.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
+#include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
 
@@ -8,8 +9,6 @@
 #include <cstdint>
 #include <limits>
 #include <vector>
-
-#include <support/prefetch_rig.hpp>
 
 namespace {
 

@@ -111,7 +111,7 @@ class LockArchetype : NotCopyable {
   std::mutex mutex_;
 };
 
-class FitArchetype : NotCopyable {
+class FitArchetype : MovableOnly {
  public:
   void insert(RangeTable& table, std::uint32_t node) noexcept { fit_.insert(table, node); }
   void erase(RangeTable& table, std::uint32_t node) noexcept { fit_.erase(table, node); }
@@ -132,7 +132,7 @@ class FitArchetype : NotCopyable {
   SegregatedFit fit_;
 };
 
-class CompactionArchetype : NotCopyable {
+class CompactionArchetype : MovableOnly {
  public:
   static constexpr bool moves_blocks = true;
   std::optional<LayoutPlan> plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {

@@ -220,8 +220,8 @@ class ModelExecutor {
   void call(SimOp const& op, std::uint64_t time_ns, lock_type& lock);
 
   std::array<SimTimetable, 3> engines_;
-  SimSlots<SimStreamTag, std::uint64_t> streams_;  // when each will have run all its work
-  SimSlots<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
+  SimTable<SimStreamTag, std::uint64_t> streams_;  // when each will have run all its work
+  SimTable<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
   std::atomic<std::uint64_t> now_ns_{0};
   std::uint64_t finish_ns_ = 0;
   mutable std::mutex calls_mutex_;

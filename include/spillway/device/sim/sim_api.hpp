@@ -103,8 +103,8 @@ class BasicThreadedExecutor {
 
   SimEngines engines_;
   SimSignals signals_;
-  SimSlots<SimStreamTag, std::unique_ptr<Worker>> streams_;
-  SimSlots<SimEventTag, Signal*> events_;
+  SimTable<SimStreamTag, std::unique_ptr<Worker>> streams_;
+  SimTable<SimEventTag, Signal*> events_;
   std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
   std::vector<std::thread::id> threads_;          // of all streams, leaving ones included
 };
@@ -114,8 +114,8 @@ using ThreadedExecutor = BasicThreadedExecutor<>;
 template <class Lazy>
 BasicThreadedExecutor<Lazy>::~BasicThreadedExecutor() {
   // All must be told to stop before the first is joined, and signals outlive the threads.
-  streams_.for_each([](SimStream, std::unique_ptr<Worker> const& worker) { worker->stop(); });
-  streams_.for_each([](SimStream, std::unique_ptr<Worker>& worker) { worker.reset(); });
+  streams_.for_each([](std::unique_ptr<Worker> const& worker) { worker->stop(); });
+  streams_.for_each([](std::unique_ptr<Worker>& worker) { worker.reset(); });
   leaving_.clear();
 }
 
@@ -220,7 +220,7 @@ auto BasicThreadedExecutor<Lazy>::barrier() -> Barrier {
       barrier.add(*worker);
     }
   };
-  streams_.for_each([&add](SimStream, std::unique_ptr<Worker> const& worker) { add(worker); });
+  streams_.for_each([&add](std::unique_ptr<Worker> const& worker) { add(worker); });
   std::for_each(leaving_.begin(), leaving_.end(), add);
   return barrier;
 }
@@ -230,7 +230,7 @@ bool BasicThreadedExecutor<Lazy>::is_in_use(void const* p, std::size_t bytes) no
   bool is_in_use = std::any_of(leaving_.begin(), leaving_.end(), [p, bytes](auto const& worker) {
     return worker->is_in_use(p, bytes);
   });
-  streams_.for_each([&](SimStream, std::unique_ptr<Worker> const& worker) {
+  streams_.for_each([&](std::unique_ptr<Worker> const& worker) {
     is_in_use = is_in_use || worker->is_in_use(p, bytes);
   });
   return is_in_use;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <spillway/core/bits.hpp>
+#include <spillway/core/block_table.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
 
 #include <array>
 #include <cstddef>
@@ -10,20 +12,18 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <limits>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace spillway {
 
-/// Names a stream, an event or a piece of memory of a simulated device. `slot` is an index into a
-/// table and is reused; the generation is not, so stale handles are recognised.
+/// Names a stream, an event or a piece of memory of a simulated device. The index into the device's
+/// table is reused; the generation is not, so stale handles are recognised.
 ///
 /// A default-constructed handle names nothing. Comparing and hashing need no device.
 template <class Tag>
 struct SimHandle {
-  std::uint32_t slot = 0;
+  std::uint32_t index = 0;
   std::uint32_t generation = 0;
 
   friend constexpr bool operator==(SimHandle, SimHandle) noexcept = default;
@@ -73,95 +73,64 @@ namespace detail {
 /// Threads  thread-compatible.
 /// Cost     O(1), amortised for `insert`.
 template <class Tag, class T>
-class SimSlots {
+class SimTable {
  public:
   using handle_type = SimHandle<Tag>;
 
-  SimSlots() = default;
-  SimSlots(SimSlots const&) = delete;
-  SimSlots& operator=(SimSlots const&) = delete;
-  ~SimSlots() = default;
+  SimTable() = default;
+  SimTable(SimTable const&) = delete;
+  SimTable& operator=(SimTable const&) = delete;
 
   [[nodiscard]] handle_type insert(T value) {
-    if (idle_.empty()) {
-      // Every entry may become idle: with room for all of them, `erase` need not allocate.
-      idle_.reserve(slots_.size() + 1);
-      slots_.push_back(Slot{T{}, first_generation()});
-      idle_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
-    }
-    std::uint32_t const at = idle_.back();
-    idle_.pop_back();
-    Slot& slot = slots_[at];
-    slot.value = std::move(value);
-    ++slot.generation;  // odd while in use
-    ++live_;
-    return {at, slot.generation};
+    BlockId const id = table_.emplace(std::move(value));
+    return {index_of_block(id), generation_of(id)};
   }
-
-  void erase(handle_type handle) noexcept {
-    slots_[handle.slot].value = T{};
-    ++slots_[handle.slot].generation;
-    --live_;
-    if (slots_[handle.slot].generation < std::numeric_limits<std::uint32_t>::max() - 1) {
-      idle_.push_back(handle.slot);
-    }
-  }
-
-  [[nodiscard]] bool contains(handle_type handle) const noexcept {
-    return handle.generation % 2 == 1 && handle.slot < slots_.size() &&
-           slots_[handle.slot].generation == handle.generation;
-  }
+  void erase(handle_type handle) noexcept { table_.erase(id_of(handle)); }
 
   /// The object that a handle names. @throws DeviceError if it names none
   [[nodiscard]] T& at(handle_type handle, char const* caller) {
-    if (!contains(handle)) {
+    T* const found = table_.find(id_of(handle));
+    if (found == nullptr) {
       throw DeviceError{describe(handle, caller)};
     }
-    return slots_[handle.slot].value;
+    return *found;
   }
 
   /// The same for calls that must not throw: a handle that names nothing ends the program.
   [[nodiscard]] T& expect(handle_type handle, char const* caller) noexcept {
-    if (!contains(handle)) {
+    T* const found = table_.find(id_of(handle));
+    if (found == nullptr) {
       sim_misuse(describe(handle, caller));
     }
-    return slots_[handle.slot].value;
+    return *found;
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return live_; }
+  [[nodiscard]] std::size_t size() const noexcept { return table_.size(); }
 
+  /// Calls `use(object)` for each object.
   template <class Use>
   void for_each(Use use) {
-    for (std::uint32_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].generation % 2 == 1) {
-        use(handle_type{i, slots_[i].generation}, slots_[i].value);
-      }
-    }
+    table_.for_each([&](BlockId, T& object) { use(object); });
   }
 
  private:
-  struct Slot {
-    T value{};
-    std::uint32_t generation = 0;
-  };
-
   // It differs between devices, so that a handle of another device is unlikely to be valid here.
   [[nodiscard]] std::uint32_t first_generation() const noexcept {
-    auto const mixed = mix_bits(reinterpret_cast<std::uintptr_t>(this));
-    return static_cast<std::uint32_t>(mixed >> 44U) << 1U;
+    return 1 + static_cast<std::uint32_t>(mix_bits(address_of(this)) >> 44U);
+  }
+  [[nodiscard]] static BlockId id_of(handle_type handle) noexcept {
+    return make_block_id(handle.index, handle.generation);
   }
 
   [[nodiscard]] static std::string describe(handle_type handle, char const* caller) {
     return std::string{"SimApi: "} + caller + " was given a " + Tag::name +
            (handle.generation == 0 ? " handle that names nothing"
                                    : " that was destroyed or belongs to another device") +
-           " (slot " + std::to_string(handle.slot) + ", generation " +
+           " (index " + std::to_string(handle.index) + ", generation " +
            std::to_string(handle.generation) + ")";
   }
 
-  std::vector<Slot> slots_;
-  std::vector<std::uint32_t> idle_;
-  std::size_t live_ = 0;
+  BlockTable<T> table_{first_generation()};
 };
 
 }  // namespace detail
@@ -171,6 +140,6 @@ class SimSlots {
 template <class Tag>
 struct std::hash<spillway::SimHandle<Tag>> {
   std::size_t operator()(spillway::SimHandle<Tag> handle) const noexcept {
-    return std::hash<std::uint64_t>{}((std::uint64_t{handle.generation} << 32U) | handle.slot);
+    return std::hash<std::uint64_t>{}((std::uint64_t{handle.generation} << 32U) | handle.index);
   }
 };

@@ -171,7 +171,7 @@ class SimMemory {
   device_ranges device_;
   SimRanges<char> pinned_;
   SimRanges<char> addresses_;
-  SimSlots<SimPhysicalTag, Physical> physical_;
+  SimTable<SimPhysicalTag, Physical> physical_;
   std::vector<Departed> departed_;
 };
 

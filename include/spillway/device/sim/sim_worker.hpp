@@ -159,7 +159,7 @@ using SimSignals = BasicSimSignals<>;
 template <class = Lazily>
 class BasicSimEngine {
  public:
-  struct Slot {
+  struct Period {
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
   };
@@ -170,8 +170,8 @@ class BasicSimEngine {
 
   [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
 
-  /// Books the engine's next free time for a copy that could start at `ready_ns`.
-  [[nodiscard]] Slot take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
+  /// Reserves the engine's next free time for a copy that could start at `ready_ns`.
+  [[nodiscard]] Period take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
     std::uint64_t const duration = rate_.duration_ns(bytes);
     std::uint64_t free = free_ns_.load(std::memory_order_relaxed);
     std::uint64_t start = 0;
@@ -410,11 +410,11 @@ void BasicSimWorker<Lazy>::run_timed(Op const& op) {
     ready_ns_ = steady_ns();
     return;
   }
-  SimEngine::Slot const slot = engine.take(std::max(ready_ns_, op.pushed_ns), op.bytes);
-  wait_until(slot.start_ns);
+  SimEngine::Period const period = engine.take(std::max(ready_ns_, op.pushed_ns), op.bytes);
+  wait_until(period.start_ns);
   op.perform();
-  wait_until(slot.end_ns);
-  ready_ns_ = slot.end_ns;
+  wait_until(period.end_ns);
+  ready_ns_ = period.end_ns;
 }
 
 template <class Lazy>

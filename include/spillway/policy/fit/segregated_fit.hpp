@@ -140,7 +140,7 @@ class SegregatedFit {
     std::uint32_t lowest = no_node;
     std::uint32_t highest = no_node;
     std::uint32_t best = no_node;
-    for_each_range(table, [&](std::uint32_t node) {
+    visit_large(table, [&](std::uint32_t node) {
       RangeNode const& range = table[node];
       if (lowest == no_node || range.first < table[lowest].first) {
         lowest = node;
@@ -151,6 +151,7 @@ class SegregatedFit {
       if (range.count >= count && (best == no_node || range.count < table[best].count)) {
         best = node;
       }
+      return true;
     });
     if (best == no_node || table[best].count == count || lowest == highest) {
       return {best, is_large(table, count)};
@@ -161,20 +162,6 @@ class SegregatedFit {
       return {lowest, false};
     }
     return fits_highest ? Fit{highest, true} : Fit{best, is_large(table, count)};
-  }
-
-  template <class Use>
-  void for_each_range(RangeTable const& table, Use use) const {
-    for (std::uint64_t left = levels_; left != 0; left &= left - 1) {
-      auto const level = static_cast<std::uint32_t>(std::countr_zero(left));
-      for (std::uint64_t bits = subs_[level]; bits != 0; bits &= bits - 1) {
-        auto const sub = static_cast<std::uint32_t>(std::countr_zero(bits));
-        for (std::uint32_t node = heads_[level * subs + sub]; node != no_node;
-             node = table[node].link_b) {
-          use(node);
-        }
-      }
-    }
   }
 
   // `link` and `unlink` do not check for a missing neighbour, since `no_node` may be written to.

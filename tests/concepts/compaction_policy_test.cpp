@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/policy/compaction/sliding_compaction.hpp>
+#include <spillway/policy/null_policies.hpp>
+#include <spillway/testing/policy_contracts.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+
+#include <support/archetypes/policy_archetypes.hpp>
+#include <support/concept_checks.hpp>
+
+namespace {
+
+using namespace spillway;
+using spillway::test::CompactionArchetype;
+
+static_assert(CompactionPolicy<CompactionArchetype>);
+
+struct NotMovable : NoCompaction {
+  NotMovable() = default;
+  NotMovable(NotMovable const&) = delete;
+};
+static_assert(!CompactionPolicy<NotMovable>);
+
+}  // namespace
+
+TEST_SUITE("compaction") {
+  TEST_CASE("CompactionPolicy: each member is asked for") {
+    CHECK_NEEDS(CompactionPolicy, CompactionArchetype, plan);
+    CHECK_NEEDS(CompactionPolicy, CompactionArchetype, moves_blocks);
+    CHECK_REFUSES(CompactionPolicy,
+                  NoCompaction,
+                  LayoutPlan plan(Layout const&, std::uint32_t, std::uint64_t));
+  }
+
+  TEST_CASE_TEMPLATE_INVOKE(compaction_policy_contract, SlidingCompaction, NoCompaction);
+}

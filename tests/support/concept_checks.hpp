@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a concept refuses, one line for each thing that a type may lack.
+
+/// A type derived from a model, in which a deleted member hides the model's member of that name.
+#define CHECK_NEEDS(Concept, Model, member)                                                        \
+  do {                                                                                             \
+    struct Lacking : Model {                                                                       \
+      void member() = delete;                                                                      \
+    };                                                                                             \
+    static_assert(!Concept<Lacking>, #Concept " does not ask for " #member);                       \
+  } while (false)
+
+/// The same for a member whose declaration does not do.
+#define CHECK_REFUSES(Concept, Model, ...)                                                         \
+  do {                                                                                             \
+    struct Lacking : Model {                                                                       \
+      __VA_ARGS__;                                                                                 \
+    };                                                                                             \
+    static_assert(!Concept<Lacking>, #Concept " is content with " #__VA_ARGS__);                   \
+  } while (false)
