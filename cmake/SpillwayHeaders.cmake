@@ -131,6 +131,7 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/cuda.hpp
     spillway/device/cuda/cuda_api.hpp
     spillway/device/cuda/cuda_context.hpp
+    spillway/device/cuda/cuda_host_worker.hpp
     spillway/device/cuda/cuda_pinned_memory.hpp
     spillway/device/cuda/cuda_virtual_memory.hpp
     spillway/observe/nvtx.hpp)

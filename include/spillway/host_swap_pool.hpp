@@ -39,14 +39,16 @@ namespace spillway {
 ///          lock is never held across a device call, a system call or a copy.
 /// Streams  `write` and `read` enqueue and return; nothing waits on the host for the device. The
 ///          two slower tiers go through pinned staging, chunk by chunk. Memory copies and file
-///          calls run as host functions on a stream of the pool, one for each direction: while one
-///          chunk is written to the file the next one leaves the device.
+///          calls run on the host in the order of a stream of the pool, one for each direction:
+///          while one chunk is written to the file the next one leaves the device. They are host
+///          functions of the stream or, on a `HostWorkApi`, run on threads that hold up no other
+///          stream.
 /// Order    every slot carries the fences of its own transfers, and of those that used its memory
 ///          before; each transfer waits, on a stream, for what it must come after.
-/// Growth   a tier grows by slabs, when there is no room. On a `SlowPinningApi` a thread of the pool
-///          pins the next slab ahead of need, once the pool is in use: as soon as less than a slab, or
-///          than the 32nd part of what is in use, is free. What is pinned is therefore at most 33/32
-///          of what is in use and two slabs.
+/// Growth   a tier grows by slabs, when there is no room. On a `SlowPinningApi` a thread of the
+///          pool pins the next slab ahead of need, once the pool is in use: as soon as less than a
+///          slab, or than the 32nd part of what is in use, is free. What is pinned is therefore at
+///          most 33/32 of what is in use and two slabs.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
@@ -65,8 +67,8 @@ class HostSwapPool {
   /// @throws FileTierError where the file cannot be made, naming it and the system's reason
   /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
   /// @throws ContractViolation for a file tier without a path, for a slower tier on a device that
-  ///         only plans and holds no bytes, and for a tier of memory on a device that has the host's
-  ///         memory (`SharedMemoryApi`); DeviceError
+  ///         only plans and holds no bytes, and for a tier of memory on a device that has the
+  ///         host's memory (`SharedMemoryApi`); DeviceError
   HostSwapPool(Device& device,
                StreamOrder<Device>& order,
                HostPoolOptions options,
@@ -361,8 +363,8 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
   return has_room(bytes);  // another thread may have given some back meanwhile
 }
 
-/// Ends with the pool, or when memory cannot be pinned: `try_grow` finds out again when there is need,
-/// and goes on to the next tier.
+/// Ends with the pool, or when memory cannot be pinned: `try_grow` finds out again when there is
+/// need, and goes on to the next tier.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
   std::unique_lock lock{mutex_};

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #include <thread>
@@ -62,6 +63,34 @@ TEST_SUITE("gpu") {
     api.record(event, stream);
     CHECK_FALSE(api.is_complete(event));
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE("CudaApi: a function that a worker runs holds up no host function of another stream") {
+    CudaApi api;
+    testing::DeviceRig<CudaApi> rig{api};
+    auto const slow = rig.stream();
+    auto const other = rig.stream();
+    auto const event = rig.event();
+    auto const worker = api.make_host_worker(slow);
+    std::atomic<bool> may_end{false};
+    worker->launch(
+        [](void* argument) noexcept { static_cast<std::atomic<bool>*>(argument)->wait(false); },
+        &may_end);
+    api.record(event, slow);
+
+    std::atomic<bool> is_called{false};
+    api.launch_host(
+        other,
+        [](void* argument) noexcept { *static_cast<std::atomic<bool>*>(argument) = true; },
+        &is_called);
+    api.synchronize(other);
+    CHECK(is_called);
+    CHECK_FALSE(api.is_complete(event));
+
+    may_end = true;
+    may_end.notify_all();
+    api.synchronize(slow);
+    CHECK(api.is_complete(event));
   }
 
   TEST_CASE("CudaApi: works on its own device and leaves the thread's one alone") {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <map>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -156,6 +159,24 @@ CUresult mem_unmap(CUdeviceptr address, std::size_t bytes) {
   });
 }
 
+/// The stream's thread looks at the word again and again, as a GPU does.
+CUresult stream_wait_value(CUstream handle, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  return driver_call("cuStreamWaitValue32", [&] {
+    require(fake->options.has_stream_waits, cudaErrorNotSupported);
+    void* const word = pointer_of(address);
+    require(flags == CU_STREAM_WAIT_VALUE_GEQ && address % sizeof value == 0 &&
+            fake->contains(word, sizeof value, false));
+    Fake::Stream& stream = fake->stream_of(handle);
+    require(!stream.is_capturing, cudaErrorStreamCaptureUnsupported);
+    spillway::detail::launch_callable(*stream.device->sim, stream.sim, [word, value]() noexcept {
+      std::atomic_ref<std::uint32_t> const now{*static_cast<std::uint32_t*>(word)};
+      while (static_cast<std::int32_t>(now.load() - value) < 0) {
+        std::this_thread::yield();
+      }
+    });
+  });
+}
+
 struct EntryPoint {
   char const* name;
   unsigned since;
@@ -185,6 +206,7 @@ void* fake_cuda::driver_function(char const* name, unsigned version) {
       entry("cuMemMap", 10020, mem_map),
       entry("cuMemSetAccess", 10020, mem_set_access),
       entry("cuMemUnmap", 10020, mem_unmap),
+      entry("cuStreamWaitValue32", 11070, stream_wait_value),
   };
   for (EntryPoint const& point : known) {
     if (std::strcmp(point.name, name) == 0 && version >= point.since) {

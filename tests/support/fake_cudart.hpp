@@ -32,6 +32,7 @@ class FakeCudart {
     std::size_t capacity_bytes = 64U << 20U;
     bool has_virtual_memory = true;
     bool has_driver = true;
+    bool has_stream_waits = true;  ///< streams can wait for a word of memory
     int numa_node = -1;
     bool is_integrated = false;
     bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways

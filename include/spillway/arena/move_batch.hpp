@@ -66,8 +66,8 @@ struct MoveCopies {
   static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };
 
-/// The moves of a plan as runs, which are enqueued in batches. Runs of a batch may run in any order:
-/// none of them writes what another one reads or writes.
+/// The moves of a plan as runs, which are enqueued in batches. Runs of a batch may run in any
+/// order: none of them writes what another one reads or writes.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(m log m) for m moves.
@@ -165,8 +165,8 @@ using MoveRuns = BasicMoveRuns<>;
 ///
 /// @throws  DeviceError with the run where it was; BlockLost if the way back was refused too, again
 ///          and again
-/// @param   moved_bytes  at a `BlockLost`, how many bytes of the run, from the side it moves to, are
-///          where they were to go; the others are where they were
+/// @param   moved_bytes  at a `BlockLost`, how many bytes of the run, from the side it moves to,
+///          are where they were to go; the others are where they were
 template <DeviceApi Device>
 void enqueue_slide(Device& device,
                    MoveRun const& run,
@@ -218,12 +218,12 @@ void enqueue_slide(Device& device,
 
 /// Enqueues the moves of a plan with few calls of the device, none of which overlaps itself.
 ///
-/// Blocks that lie side by side and move by the same distance are copied as one. Copies that may run
-/// in any order are enqueued as one batch, where the device takes batches; a copy that writes where
-/// an earlier one reads begins the next batch. What moves by less than its length goes in pieces, no
-/// longer than the distance and from the side that it moves to, or through `bounce` where they would
-/// be many. If the device refuses a copy, the blocks of that batch, or of those pieces, stay whole
-/// where they were.
+/// Blocks that lie side by side and move by the same distance are copied as one. Copies that may
+/// run in any order are enqueued as one batch, where the device takes batches; a copy that writes
+/// where an earlier one reads begins the next batch. What moves by less than its length goes in
+/// pieces, no longer than the distance and from the side that it moves to, or through `bounce`
+/// where they would be many. If the device refuses a copy, the blocks of that batch, or of those
+/// pieces, stay whole where they were.
 ///
 /// Example: of 1024 blocks of 1 KiB every second one is gone, and the others slide down. The second
 /// one goes to where the first was, so it must wait for the first; the third goes into a gap, and
@@ -231,8 +231,8 @@ void enqueue_slide(Device& device,
 ///
 /// @param bounce  scratch that nothing else uses meanwhile; may be empty
 /// @param done    set to the number of moves that are enqueued, from the front; also if this throws
-/// @param before  called with the number of each move before it is enqueued: makes `stream` wait for
-///                the last uses of its destination and of its block
+/// @param before  called with the number of each move before it is enqueued: makes `stream` wait
+///                for the last uses of its destination and of its block
 /// @throws  DeviceError, std::bad_alloc, what `before` throws, with the other blocks where they
 ///          were; BlockLost if move number `done` was torn: the way back was refused too, again and
 ///          again

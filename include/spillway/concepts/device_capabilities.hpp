@@ -18,6 +18,8 @@
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |
+/// | `HostWorkApi`        | `make_host_worker`            | runs copies in memory and file calls  |
+/// |                      |                               | where they hold nothing else up       |
 /// | `SlowPinningApi`     | `pins_slowly` is true         | pins host memory ahead of need, on a  |
 /// |                      |                               | thread of its own                     |
 /// | `SharedMemoryApi`    | `shares_host_memory`          | swaps to files only, where that is so |
@@ -104,13 +106,23 @@ concept VacatingApi =
       { d.vacate(p, n, s) } -> std::same_as<void>;
     };
 
-/// A device for which pinning host memory takes about as long as copying into it, or longer. Says so
-/// with `D::pins_slowly`.
+/// A device whose host functions hold each other up, so that one which takes long needs a thread of
+/// its own: `d.make_host_worker(s)` gives a pointer to an object that owns it. Its `launch(f, arg)`
+/// is thread-safe and does what `d.launch_host(s, f, arg)` does. It is destroyed before `s`, when
+/// all that it has launched is done.
+template <class D>
+concept HostWorkApi =
+    DeviceApi<D> && requires(D d, typename D::stream_type s, HostFunction f, void* p) {
+      { d.make_host_worker(s)->launch(f, p) } -> std::same_as<void>;
+    };
+
+/// A device for which pinning host memory takes about as long as copying into it, or longer. Says
+/// so with `D::pins_slowly`.
 template <class D>
 concept SlowPinningApi = DeviceApi<D> && requires { requires D::pins_slowly; };
 
-/// A device that may have the host's memory as its own: if `cd.shares_host_memory()` is true, a copy
-/// in host memory takes what it was to save, and only a file makes room.
+/// A device that may have the host's memory as its own: if `cd.shares_host_memory()` is true, a
+/// copy in host memory takes what it was to save, and only a file makes room.
 ///
 /// That is so where device and host have one memory (integrated GPUs). It is not so where each has
 /// memory of its own and only the addresses are shared: what leaves such a device makes room there.

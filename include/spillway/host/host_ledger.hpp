@@ -157,8 +157,9 @@ class BasicHostLedger {
 
   /// The slab by which `tier` should grow ahead of need; 0 if it should not.
   ///
-  /// A tier that is in use keeps as much free as a slab of `slab_bytes` or the 32nd part of what is in
-  /// use, whichever is more. So it never has more than that and one more slab beyond what is needed.
+  /// A tier that is in use keeps as much free as a slab of `slab_bytes` or the 32nd part of what is
+  /// in use, whichever is more. So it never has more than that and one more slab beyond what is
+  /// needed.
   [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t slab_bytes) const noexcept {
     std::size_t const used = at(tier).used_bytes();
     std::size_t const free = at(tier).map.free_bytes();

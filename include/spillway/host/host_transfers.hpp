@@ -48,7 +48,8 @@ namespace spillway::detail {
 ///
 /// Threads  thread-safe.
 /// Streams  the device's copies run on the caller's stream, memory copies and file calls of the
-///          slower tiers as host functions on a stream of this object, one for each direction.
+///          slower tiers on the host in the order of a stream of this object, one for each
+///          direction (`StagingLane::launch`).
 /// Cost     two locks of the pool for each batch; allocates only while its lists grow.
 template <DeviceApi Device, FileIoApi FileIo>
 class HostTransfers {
@@ -387,7 +388,7 @@ void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
     auto const launch = [&] {
       order_->wait(lane.index(), chunk.fence());
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
-      device_->launch_host(lane.stream(), batch.is_write() ? &Io::write : &Io::read, first);
+      lane.launch(batch.is_write() ? &Io::write : &Io::read, first);
       batch.set_first_chunk(next);
       done.host_done = chunk.fence() = order_->mark(lane.index());
     };

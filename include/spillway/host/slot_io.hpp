@@ -22,8 +22,8 @@ namespace spillway::detail {
 
 /// The host half of transfers to the slower tiers: copies between staging chunks and slots.
 ///
-/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` as a host
-/// function on a stream. The stream's thread then copies each piece between the chunk and pageable
+/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` on a stream,
+/// as a function that runs on the host. It then copies each piece between the chunk and pageable
 /// memory or the file. Pieces that are adjacent in the file and in the chunk share one file call.
 ///
 /// A write that the file refuses loses nothing as long as there is memory. The call is first
@@ -36,7 +36,7 @@ namespace spillway::detail {
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
 /// arguments.
 ///
-/// Threads  `write` and `read` run on the threads of streams and make no device call. They lock the
+/// Threads  `write` and `read` run on threads of the device and make no device call. They lock the
 ///          pool's mutex for the ledger only. All other functions are called under that mutex.
 template <FileIoApi FileIo>
 class SlotIo {

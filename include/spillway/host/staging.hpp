@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
@@ -23,7 +24,19 @@
 
 namespace spillway::detail {
 
-/// A stream for host functions and a ring of pinned chunks: one direction of a host pool's staging.
+/// What runs long host functions of a stream, or nothing where the device's own will do.
+template <DeviceApi Device>
+[[nodiscard]] auto make_host_worker([[maybe_unused]] Device& device,
+                                    [[maybe_unused]] typename Device::stream_type stream) {
+  if constexpr (HostWorkApi<Device>) {
+    return device.make_host_worker(stream);
+  } else {
+    return nullptr;
+  }
+}
+
+/// A stream for functions on the host and a ring of pinned chunks: one direction of a host pool's
+/// staging.
 ///
 /// `HostTransfers` has a lane for writes and one for reads, so that neither waits for the other.
 /// Each chunk carries the fence after which it may be overwritten. A chunk is therefore handed on
@@ -76,10 +89,17 @@ class StagingLane {
     Piece piece_;
   };
 
-  [[nodiscard]] stream_type stream() const noexcept { return stream_.handle(); }
+  /// Enqueues a call of `function(argument)` on the lane's stream. @throws DeviceError
+  void launch(HostFunction function, void* argument) {
+    if constexpr (HostWorkApi<Device>) {
+      worker_->launch(function, argument);
+    } else {
+      device_->launch_host(stream_.handle(), function, argument);
+    }
+  }
   [[nodiscard]] StreamIndex index() const noexcept { return stream_.index(); }
 
-  /// Waits on the host until every enqueued host function has returned and no chunk is in use.
+  /// Waits on the host until every function that was launched has returned and no chunk is in use.
   void drain_sync() {
     device_->synchronize(stream_.handle());
     std::vector<Piece> idle;
@@ -138,6 +158,7 @@ class StagingLane {
   std::size_t chunk_bytes_;
   PinnedMemory<Device> memory_;
   OwnedStream<Device> stream_;
+  decltype(make_host_worker(std::declval<Device&>(), stream_type{})) worker_;
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::condition_variable returned_;
   // The idle chunks lie at [first_, first_ + idle_count_), round and round.
@@ -157,7 +178,8 @@ StagingLane<Device>::StagingLane(Device& device,
       order_{&order},
       chunk_bytes_{chunk_bytes_for(chunk_bytes)},
       memory_{pinned_memory(device, chunk_count * chunk_bytes_, numa_node)},
-      stream_{device, order} {
+      stream_{device, order},
+      worker_{make_host_worker(device, stream_.handle())} {
   void* data = memory_.data();
   std::size_t space = memory_.size_bytes();
   auto* const first =

@@ -13,7 +13,8 @@ namespace spillway::detail {
 
 /// A list of copies that are enqueued together, in one call of a device that takes batches.
 ///
-/// `HostTransfers` fills one for each batch of transfers, `enqueue_moves` one for each batch of moves.
+/// `HostTransfers` fills one for each batch of transfers, `enqueue_moves` one for each batch of
+/// moves.
 ///
 /// Threads  thread-compatible.
 template <class = Lazily>

@@ -6,6 +6,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
+#include <spillway/device/cuda/cuda_host_worker.hpp>
 #include <spillway/device/cuda/cuda_pinned_memory.hpp>
 #include <spillway/device/cuda/cuda_virtual_memory.hpp>
 
@@ -16,6 +17,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <optional>
 #include <span>
@@ -117,6 +119,12 @@ class CudaApi {
   ///
   /// @stream enqueues the call; does not wait
   void launch_host(stream_type stream, HostFunction function, void* argument);
+
+  /// Launches functions that may take long, for which CUDA's own host functions would wait.
+  /// @throws CudaError, std::bad_alloc
+  [[nodiscard]] std::unique_ptr<detail::CudaHostWorker> make_host_worker(stream_type stream) {
+    return std::make_unique<detail::CudaHostWorker>(context_, stream);
+  }
 
   /// A stream that does not wait for the null stream either.
   [[nodiscard]] stream_type create_stream();
@@ -461,6 +469,6 @@ inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const
 #endif
 }
 
-static_assert(BatchCopyApi<CudaApi> && VirtualMemoryApi<CudaApi>);
+static_assert(BatchCopyApi<CudaApi> && VirtualMemoryApi<CudaApi> && HostWorkApi<CudaApi>);
 
 }  // namespace spillway

@@ -94,8 +94,8 @@ class CudaVirtualMemory {
     }
   }
 
-  /// One call for each piece, and one that makes all of them accessible: that is the dear one, since
-  /// it writes the device's page tables.
+  /// One call for each piece, and one that makes all of them accessible: that is the dear one,
+  /// since it writes the device's page tables.
   void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
     require_support();
     CudaScope const scope{*context_};
