@@ -33,6 +33,10 @@ SPILLWAY_INSTANTIATE class detail::Leases<CudaPolicies>;
 SPILLWAY_INSTANTIATE class detail::LookAhead<CudaPolicies>;
 SPILLWAY_INSTANTIATE class detail::CopyStreams<CudaApi>;
 SPILLWAY_INSTANTIATE class DeviceAllocator<CudaPolicies>;
+SPILLWAY_INSTANTIATE bool
+detail::Leases<CudaPolicies>::try_acquire(std::span<LeaseRequest const>,
+                                          StreamIndex,
+                                          DeviceAllocator<CudaPolicies>::Granted const&) noexcept;
 SPILLWAY_INSTANTIATE void
 detail::Leases<CudaPolicies>::acquire(std::span<LeaseRequest const>,
                                       CudaApi::stream_type,

@@ -119,13 +119,7 @@ class DeviceAllocator {
   ///
   /// Buffers and leases must be gone: they would point into nothing. If not, the program ends with
   /// the ContractViolation that `close` would have thrown.
-  ~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): that is how it ends the program
-    close();
-    try {
-      synchronize();
-    } catch (DeviceError const&) {  // NOLINT(bugprone-empty-catch): a dead device has no work left
-    }
-  }
+  ~DeviceAllocator();
 
   /// Checks that the allocator may be destroyed.
   ///
@@ -337,13 +331,7 @@ class DeviceAllocator {
   /// @throws DeviceError if what was done on the stream cannot be recorded; the stream must then
   ///         live on
   /// @stream does not wait for the stream
-  void retire_stream(stream_type stream) {
-    {
-      std::lock_guard const guard{monitor_};
-      leases_.forget_streams();
-    }
-    order_.retire(stream);
-  }
+  void retire_stream(stream_type stream);
 
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   ///
@@ -357,12 +345,8 @@ class DeviceAllocator {
   /// @stream enqueues on `stream`, on which the lease was acquired, and waits on the host
   /// @threads any number at once; each takes a pinned chunk of its own
   void
-  copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
-    copier_.copy_from_host_sync(device_to, from, bytes, stream);
-  }
-  void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream) {
-    copier_.copy_to_host_sync(to, device_from, bytes, stream);
-  }
+  copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream);
+  void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream);
 
   /// What this allocator has done and holds now, and the same of its host pool.
   [[nodiscard]] Stats stats() const;
@@ -430,17 +414,7 @@ class DeviceAllocator {
     }
   };
 
-  DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options)
-      : owned_device_{std::move(owned)},
-        device_{device == nullptr ? owned_device_.get() : device},
-        paging_{checked(options.paging)},
-        order_{*device_},
-        arena_(make_arena(options)),
-        pool_{*device_, order_, host_options(*device_, options)},
-        prefetcher_{std::move(options.prefetch)},
-        blocks_{
-            *device_, arena_, pool_, prefetcher_, journal_, monitor_, std::move(options.eviction)} {
-  }
+  DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
   void release(LeaseRecord const& lease) noexcept;
   /// Gives up to about `bytes` of free memory back to the device. With the lock and the exclusive
@@ -543,16 +517,34 @@ class DeviceAllocator {
       *device_, arena_, blocks_, transfers_, journal_, monitor_, paging_};
   detail::Leases<Policies> leases_{
       *device_, order_, pool_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_};
-  detail::LookAhead<Policies> look_ahead_{arena_,
-                                          prefetcher_,
-                                          blocks_,
-                                          transfers_,
-                                          reclaimer_,
-                                          journal_,
-                                          monitor_,
-                                          paging_};
+  detail::LookAhead<Policies> look_ahead_{
+      arena_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_, paging_};
   detail::SyncCopier<device_type> copier_{*device_};
 };
+
+template <PolicySet Policies>
+DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
+                                           device_type* device,
+                                           Options options)
+    : owned_device_{std::move(owned)},
+      device_{device == nullptr ? owned_device_.get() : device},
+      paging_{checked(options.paging)},
+      order_{*device_},
+      arena_(make_arena(options)),
+      pool_{*device_, order_, host_options(*device_, options)},
+      prefetcher_{std::move(options.prefetch)},
+      blocks_{
+          *device_, arena_, pool_, prefetcher_, journal_, monitor_, std::move(options.eviction)} {}
+
+template <PolicySet Policies>
+DeviceAllocator<Policies>::
+    ~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): that is how it ends the program
+  close();
+  try {
+    synchronize();
+  } catch (DeviceError const&) {  // NOLINT(bugprone-empty-catch): a dead device has no work left
+  }
+}
 
 template <PolicySet Policies>
 BlockId DeviceAllocator<Policies>::allocate(std::size_t size_bytes) {
@@ -730,6 +722,31 @@ Stats DeviceAllocator<Policies>::stats() const {
   now.peak_reserved_bytes = std::max(now.peak_reserved_bytes, now.reserved_bytes);
   now.mispredictions = prefetcher_.schedule().mispredictions();
   return now;
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::retire_stream(stream_type stream) {
+  {
+    std::lock_guard const guard{monitor_};
+    leases_.forget_streams();
+  }
+  order_.retire(stream);
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::copy_from_host_sync(void* device_to,
+                                                    void const* from,
+                                                    std::size_t bytes,
+                                                    stream_type stream) {
+  copier_.copy_from_host_sync(device_to, from, bytes, stream);
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::copy_to_host_sync(void* to,
+                                                  void const* device_from,
+                                                  std::size_t bytes,
+                                                  stream_type stream) {
+  copier_.copy_to_host_sync(to, device_from, bytes, stream);
 }
 
 /// The common tensor: on a `DeviceAllocator` with the default policies, or with `Policies`.

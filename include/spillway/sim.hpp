@@ -27,6 +27,8 @@ static_assert(PolicySet<SimPolicies>);
 // What spillway::compiled holds: the classes that most of the time to build a program goes into.
 SPILLWAY_INSTANTIATE class detail::SimMemory<detail::SimHostBacking,
                                              detail::ThreadedExecutor::Barrier>;
+SPILLWAY_INSTANTIATE class detail::BasicSimWorker<>;
+SPILLWAY_INSTANTIATE class detail::BasicThreadedExecutor<>;
 SPILLWAY_INSTANTIATE class detail::BasicSimApi<detail::ThreadedExecutor>;
 SPILLWAY_INSTANTIATE class StreamOrder<SimApi>;
 SPILLWAY_INSTANTIATE class HostSwapPool<SimApi>;
@@ -42,6 +44,10 @@ SPILLWAY_INSTANTIATE class detail::Leases<SimPolicies>;
 SPILLWAY_INSTANTIATE class detail::LookAhead<SimPolicies>;
 SPILLWAY_INSTANTIATE class detail::CopyStreams<SimApi>;
 SPILLWAY_INSTANTIATE class DeviceAllocator<SimPolicies>;
+SPILLWAY_INSTANTIATE bool
+detail::Leases<SimPolicies>::try_acquire(std::span<LeaseRequest const>,
+                                         StreamIndex,
+                                         DeviceAllocator<SimPolicies>::Granted const&) noexcept;
 SPILLWAY_INSTANTIATE void
 detail::Leases<SimPolicies>::acquire(std::span<LeaseRequest const>,
                                      SimApi::stream_type,

@@ -35,6 +35,9 @@
 /// Stands before the default classes in sim.hpp and cuda.hpp if SPILLWAY_COMPILED is defined. It
 /// only declares them for a program, because spillway::compiled contains them, and defines them in
 /// the sources of spillway::compiled.
+///
+/// A compiler still instantiates what is defined inside a class, to inline it. Functions that lead
+/// to large parts of the library, such as the allocator's constructor, are defined below the class.
 #if defined(SPILLWAY_COMPILING)
 #  define SPILLWAY_INSTANTIATE template
 #else

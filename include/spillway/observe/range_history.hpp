@@ -138,7 +138,8 @@ using RangeHistory = BasicRangeHistory<>;
 /// @param records  in order of time
 /// @throws std::bad_alloc
 /// @cost   O(n log n)
-[[nodiscard]] inline std::vector<RangeChange> range_changes(std::span<Record const> records) {
+template <class = Lazily>
+[[nodiscard]] std::vector<RangeChange> range_changes(std::span<Record const> records) {
   return detail::RangeHistory{records}.take_changes();
 }
 

@@ -207,6 +207,8 @@ void write_chrome_trace(std::ostream& out, std::span<Record const> records, Stat
 template <class = detail::Lazily>
 class BasicTimeline {
  public:
+  using Timeline = BasicTimeline;  // what a derived class calls its base
+
   static constexpr bool is_enabled = true;
   static constexpr bool is_thread_safe = true;
   static constexpr std::size_t default_limit = std::size_t{1} << 20U;

@@ -67,25 +67,7 @@ class Leases {
   /// @returns false if it would take more, with nothing changed
   template <class Give>
   [[nodiscard]] bool
-  try_acquire(std::span<LeaseRequest const> requests, StreamIndex on, Give const& give) noexcept {
-    if (requests.size() == 1) {
-      BlockRecord* const block = find_at_hand(requests.front(), on);
-      if (block != nullptr) {
-        give(0, grant_at_hand(*block, requests.front(), on), *block);
-      }
-      return block != nullptr;
-    }
-    for (LeaseRequest const request : requests) {
-      if (find_at_hand(request, on) == nullptr) {
-        return false;
-      }
-    }
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      BlockRecord& block = blocks_.at(requests[i].id);
-      give(i, grant_at_hand(block, requests[i], on), block);
-    }
-    return true;
-  }
+  try_acquire(std::span<LeaseRequest const> requests, StreamIndex on, Give const& give) noexcept;
 
   /// The same with what it takes: brings in the blocks that are away, and makes `stream`, whose
   /// index is `on`, run after earlier uses. All leases are counted before any block is brought in,
@@ -394,6 +376,30 @@ class Leases {
   MonitorType& monitor_;
   std::array<std::pair<stream_type, StreamIndex>, 16> stream_cache_{};
 };
+
+template <PolicySet Policies>
+template <class Give>
+bool Leases<Policies>::try_acquire(std::span<LeaseRequest const> requests,
+                                   StreamIndex on,
+                                   Give const& give) noexcept {
+  if (requests.size() == 1) {
+    BlockRecord* const block = find_at_hand(requests.front(), on);
+    if (block != nullptr) {
+      give(0, grant_at_hand(*block, requests.front(), on), *block);
+    }
+    return block != nullptr;
+  }
+  for (LeaseRequest const request : requests) {
+    if (find_at_hand(request, on) == nullptr) {
+      return false;
+    }
+  }
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    BlockRecord& block = blocks_.at(requests[i].id);
+    give(i, grant_at_hand(block, requests[i], on), block);
+  }
+  return true;
+}
 
 template <PolicySet Policies>
 template <class Give>

@@ -62,24 +62,7 @@ class LookAhead {
   }
 
   /// Does nothing if another thread has the exclusive right.
-  [[gnu::noinline]] void run() {
-    if (monitor_.is_exclusive_taken()) {
-      return;
-    }
-    typename MonitorType::Exclusive const exclusive{monitor_};
-    try {
-      keep_headroom();
-      if (options_.prefetching) {
-        prefetch();
-      }
-      if (options_.early_swap_out) {
-        copy_out_early();
-      }
-    } catch (DeviceError const&) {      // NOLINT(bugprone-empty-catch): see the class comment
-    } catch (FileTierError const&) {    // NOLINT(bugprone-empty-catch)
-    } catch (OutOfHostMemory const&) {  // NOLINT(bugprone-empty-catch)
-    }
-  }
+  void run();
 
  private:
   // Small blocks are swapped in together. A copy of this size takes as long as finding room for the
@@ -210,5 +193,25 @@ class LookAhead {
   PagerOptions const& options_;
   std::vector<Wanted> wanted_;
 };
+
+template <PolicySet Policies>
+[[gnu::noinline]] void LookAhead<Policies>::run() {
+  if (monitor_.is_exclusive_taken()) {
+    return;
+  }
+  typename MonitorType::Exclusive const exclusive{monitor_};
+  try {
+    keep_headroom();
+    if (options_.prefetching) {
+      prefetch();
+    }
+    if (options_.early_swap_out) {
+      copy_out_early();
+    }
+  } catch (DeviceError const&) {      // NOLINT(bugprone-empty-catch): see the class comment
+  } catch (FileTierError const&) {    // NOLINT(bugprone-empty-catch)
+  } catch (OutOfHostMemory const&) {  // NOLINT(bugprone-empty-catch)
+  }
+}
 
 }  // namespace spillway::detail

@@ -30,6 +30,8 @@ namespace spillway {
 template <class = detail::Lazily>
 class BasicAccessSchedule {
  public:
+  using AccessSchedule = BasicAccessSchedule;  // what a derived class calls its base
+
   static constexpr bool is_thread_safe = false;
 
   /// What an access did to the predictions made before it.

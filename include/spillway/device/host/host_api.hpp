@@ -49,6 +49,8 @@ enum class HostEvent : std::uint64_t {};
 template <class = detail::Lazily>
 class BasicHostApi {
  public:
+  using HostApi = BasicHostApi;  // what a derived class calls its base
+
   using stream_type = HostStream;
   using event_type = HostEvent;
 

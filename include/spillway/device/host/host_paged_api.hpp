@@ -39,6 +39,8 @@ enum class HostPhysical : std::uint64_t {};
 template <class = detail::Lazily>
 class BasicHostPagedApi : public HostApi {
  public:
+  using HostPagedApi = BasicHostPagedApi;  // what a derived class calls its base
+
   using physical_type = HostPhysical;
 
   static constexpr std::size_t least_granularity_bytes = 16_KiB;

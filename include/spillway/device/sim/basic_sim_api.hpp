@@ -47,12 +47,11 @@ class BasicSimApi {
   static constexpr bool holds_bytes = Executor::backing_type::holds_bytes;
 
   /// @throws ContractViolation if the granularity is no power of two or no multiple of a page
-  explicit BasicSimApi(SimOptions options = {})
-      : options_{options}, memory_{options_}, executor_{options_} {}
+  explicit BasicSimApi(SimOptions options = {});
   BasicSimApi(BasicSimApi const&) = delete;
   BasicSimApi& operator=(BasicSimApi const&) = delete;
   /// Runs what is enqueued, then frees all memory.
-  ~BasicSimApi() = default;
+  ~BasicSimApi();
 
   // What `DeviceApi` asks for.
   [[nodiscard]] void* try_reserve(std::size_t bytes);
@@ -184,6 +183,13 @@ class BasicSimApi {
   detail::SimMemory<typename Executor::backing_type, typename Executor::barrier_type> memory_;
   Executor executor_;  // after memory_: enqueued work runs before the memory is freed
 };
+
+template <class Executor>
+BasicSimApi<Executor>::BasicSimApi(SimOptions options)
+    : options_{options}, memory_{options_}, executor_{options_} {}
+
+template <class Executor>
+BasicSimApi<Executor>::~BasicSimApi() = default;
 
 template <class Executor>
 auto BasicSimApi<Executor>::enter(char const* caller) const -> lock_type {

@@ -31,6 +31,8 @@ namespace spillway {
 template <class = detail::Lazily>
 class BasicSlidingCompaction {
  public:
+  using SlidingCompaction = BasicSlidingCompaction;  // what a derived class calls its base
+
   static constexpr bool is_thread_safe = true;
   static constexpr bool moves_blocks = true;
   static constexpr std::size_t few_blocks = 4096;

@@ -23,6 +23,8 @@ namespace spillway {
 template <class = detail::Lazily>
 class BasicReverseOrder {
  public:
+  using ReverseOrder = BasicReverseOrder;  // what a derived class calls its base
+
   // g++ 12 loses a defaulted one in the default of a nested options aggregate.
   BasicReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
   explicit BasicReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
