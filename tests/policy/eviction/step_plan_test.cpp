@@ -158,6 +158,23 @@ std::uint64_t most(std::vector<std::uint64_t> const& bytes) {
 }  // namespace
 
 TEST_SUITE("eviction") {
+  TEST_CASE("StepPlan: a block may return into the slack of the plan") {
+    // While 1 and 2 are used there is no room for 0. When 2 has left, there is room for 3 and 0,
+    // although 0 is needed much later and moments with an excess lie in between.
+    std::vector<std::uint32_t> step{0, 1, 2, 1, 2, 1, 2};
+    for (int i = 0; i < 10; ++i) {
+      step.insert(step.end(), {1, 3});
+    }
+    auto const last_use = static_cast<std::uint32_t>(step.size());
+    step.push_back(0);
+    AccessSchedule const schedule = reading({64, 64, 128, 64}, step);
+    StepPlan plan{{.ahead_ops = 64, .most_extra = -1.0, .most_extra_for_next = -1.0}};
+    plan.make(schedule, 192, 0, all);
+    REQUIRE(plan.must_leave(last_use));
+    CHECK(plan.returns_at(last_use) > 6);
+    CHECK(plan.returns_at(last_use) <= 9);
+  }
+
   TEST_CASE("StepPlan: of two blocks in the way the one whose absence ends last leaves") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan{exact};

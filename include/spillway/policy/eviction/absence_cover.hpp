@@ -260,6 +260,11 @@ class BasicAbsenceSet {
                changed.is_chosen ? changed.signed_bytes() : -changed.signed_bytes());
   }
 
+  /// Gives slack to a block that is back before its absence ends. The choice stays as it is.
+  void use_slack(SlackTree::Interval moments, std::int64_t bytes) noexcept {
+    slack_.add(moments, -bytes);
+  }
+
   [[nodiscard]] SlackTree const& slack() const noexcept { return slack_; }
 
   /// Whether a chosen absence could be left out. @cost O(log n)

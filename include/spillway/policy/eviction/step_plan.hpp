@@ -43,7 +43,7 @@ struct PlanOptions {
 ///
 /// An absence is named by the entry of the use that ends it.
 ///
-/// Cost    O(n log n) time for a step of n uses, about 210 bytes a use, kept for the next plan.
+/// Cost    O(n log n) time for a step of n uses, about 230 bytes a use, kept for the next plan.
 /// Threads thread-unsafe.
 template <class = Lazily>
 class BasicStepPlan {
@@ -86,8 +86,7 @@ class BasicStepPlan {
   /// if nothing is planned. If it came back sooner, it would take the room of blocks that are born
   /// in between, or others would have to leave.
   ///
-  /// Blocks that are away already when the plan is made take no room in it before they are due, so
-  /// theirs is the moment from which on there is room for all others.
+  /// Blocks that are away already when the plan is made take no room in it before they are due.
   [[nodiscard]] std::uint32_t returns_at(std::uint32_t entry) const noexcept {
     return entry < returns_.size() ? returns_[entry] : 0;
   }
@@ -106,6 +105,14 @@ class BasicStepPlan {
     bool is_resident = false;   // that block is resident now
     bool is_written = false;    // the step writes it, so it must be swapped out to be away
     std::uint32_t next = none;  // its next entry
+  };
+
+  /// A block that is or will be away, and when it is needed again.
+  struct Return {
+    std::uint32_t entry;  // the use that it is needed for
+    std::uint32_t from;   // the first moment of its absence
+    std::uint32_t due;    // the moment at which the plan has it back
+    std::size_t bytes;
   };
 
   [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
@@ -275,7 +282,6 @@ class BasicStepPlan {
     if (!least) {
       return;
     }
-    exact_.swap(leaves_);
     auto const costs_little = [&](std::uint32_t ahead, double extra) {
       std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
       bool const is_taken = bytes && *bytes <= *least * (1.0 + extra);
@@ -289,7 +295,7 @@ class BasicStepPlan {
         costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
       return;
     }
-    exact_.swap(leaves_);
+    choose(record, capacity_bytes, 0);
     find_returns(record, 0);
   }
 
@@ -298,23 +304,57 @@ class BasicStepPlan {
   /// an excess if that is earlier.
   void find_returns(StepRecord const& record, std::uint32_t ahead) {
     returns_.assign(horizon(), 0);
-    auto const room_for = [&](std::uint32_t from, std::uint32_t to) {
-      auto const first_free = std::lower_bound(rank_.begin(), rank_.begin() + to, rank_[to]);
-      return std::min(early_end(from, to, ahead),
-                      static_cast<std::uint32_t>(first_free - rank_.begin()));
+    returning_.clear();
+    auto const note = [&](std::uint32_t role, std::uint32_t from, std::uint32_t entry) {
+      std::uint32_t const due = early_end(from, entry, ahead);
+      auto const first_free =
+          std::lower_bound(rank_.begin(), rank_.begin() + entry, rank_[entry]) - rank_.begin();
+      returns_[entry] = std::min(due, static_cast<std::uint32_t>(first_free));
+      returning_.push_back({entry, from, due, record.blocks[role].bytes});
     };
     for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
       Standing const& standing = standing_[i];
       if (standing.is_alive && !standing.is_resident && standing.next < horizon()) {
-        returns_[standing.next] = room_for(start_, standing.next);
+        note(i, start_, standing.next);
       }
     }
     each_absence(record,
-                 [&](std::uint32_t, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
+                 [&](std::uint32_t role, std::uint32_t from, std::uint32_t, std::uint32_t entry) {
                    if (entry < horizon() && leaves_[entry]) {
-                     returns_[entry] = room_for(from, to);
+                     note(role, from, entry);
                    }
                  });
+    if (ahead < options_.ahead_ops) {
+      return_into_slack();
+    }
+  }
+
+  /// Lets blocks return into what the plan sends out beyond the excess, the soonest needed first.
+  /// This costs no bytes, and is needed where returning all blocks as early as was wished for would
+  /// have cost too many.
+  void return_into_slack() {
+    std::sort(returning_.begin(), returning_.end(), [](Return const& a, Return const& b) {
+      return a.entry < b.entry;
+    });
+    for (Return const& block : returning_) {
+      if (rank_[block.from] >= rank_[block.due]) {
+        continue;  // nothing is in excess before it is due
+      }
+      SlackTree::Interval moments{rank_[block.from], rank_[block.due] - 1};
+      auto const bytes = static_cast<std::int64_t>(block.bytes);
+      std::uint32_t const full = absences_.slack().last_below(moments, bytes);
+      if (full == moments.last) {
+        continue;
+      }
+      std::uint32_t since = block.from;
+      if (full != SlackTree::nowhere) {
+        moments.first = full + 1;
+        auto const after = std::upper_bound(rank_.begin(), rank_.end(), full) - rank_.begin();
+        since = static_cast<std::uint32_t>(after);
+      }
+      absences_.use_slack(moments, bytes);
+      returns_[block.entry] = std::min(returns_[block.entry], since);
+    }
   }
 
   /// Plans with blocks back `ahead` uses early. @returns the bytes that are swapped in, or nothing
@@ -349,11 +389,11 @@ class BasicStepPlan {
   PlanOptions options_;
   std::vector<bool> leaves_;            // by entry, of this step and then of the one after
   std::vector<bool> is_free_;           // likewise
-  std::vector<bool> exact_;             // `leaves_` of the plan without early returns
   std::vector<std::uint32_t> returns_;  // likewise
   std::uint32_t length_ = 0;
   std::uint32_t start_ = 0;
-  std::vector<Standing> standing_;    // by role
+  std::vector<Standing> standing_;  // by role
+  std::vector<Return> returning_;
   std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any
   std::vector<std::uint32_t> rank_;   // how many of those come before a moment
   AbsenceSet absences_;
