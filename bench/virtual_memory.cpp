@@ -20,6 +20,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <benchmark/benchmark.h>
 
@@ -28,22 +29,28 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 
-/// One piece of `range(0)` granules, put at an address and taken away; one of the two is timed.
-template <class Policies, bool counts_map>
+/// `range(0)` granules in one piece or in as many pieces, put at an address and taken away; one of
+/// the two is timed.
+template <class Policies, bool counts_map, bool in_one_piece>
 void pages(benchmark::State& state) {
   typename Policies::device device;
   std::size_t const granule = device.granularity_bytes();
   auto const count = static_cast<std::size_t>(state.range(0));
   auto* const address = static_cast<std::byte*>(device.reserve_address(count * granule));
-  auto const physical = device.try_create_physical(granule * count);
-  if (!physical) {
-    throw std::runtime_error{"the device is full"};
+  std::size_t const piece_bytes = in_one_piece ? count * granule : granule;
+  std::vector<typename Policies::device::physical_type> pieces;
+  while (pieces.size() * piece_bytes < count * granule) {
+    auto const piece = device.try_create_physical(piece_bytes);
+    if (!piece) {
+      throw std::runtime_error{"the device is full"};
+    }
+    pieces.push_back(*piece);
   }
   for (auto _ : state) {
     if (!counts_map) {
       state.PauseTiming();
     }
-    device.map(address, count * granule, {&*physical, 1});
+    device.map(address, piece_bytes, pieces);
     if (counts_map) {
       state.PauseTiming();
     } else {
@@ -55,7 +62,9 @@ void pages(benchmark::State& state) {
     }
   }
   state.counters["MiB"] = static_cast<double>(count * granule) / (1U << 20U);
-  device.release_physical(*physical);
+  for (auto const piece : pieces) {
+    device.release_physical(piece);
+  }
   device.free_address(address, count * granule);
 }
 
@@ -108,8 +117,10 @@ void register_on(std::string const& device) {
         ->Arg(64)
         ->UseRealTime();
   };
-  add("map", pages<Policies, true>);
-  add("unmap", pages<Policies, false>);
+  add("map", pages<Policies, true, true>);
+  add("unmap", pages<Policies, false, true>);
+  add("map_pieces", pages<Policies, true, false>);  // as an arena of pages does
+  add("unmap_pieces", pages<Policies, false, false>);
   add("stable_lease", leases_in_turn<Stable<Policies>>);
 }
 
