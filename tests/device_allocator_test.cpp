@@ -91,6 +91,23 @@ struct CountedPolicies : support::SmallPolicies {
   using compaction = CountedCompaction;
 };
 
+/// Notes how many reservations had been released when the allocator said that one goes.
+struct TrimWatch {
+  static constexpr bool is_enabled = true;
+
+  SimApi const* device = nullptr;
+  std::vector<std::uint64_t> releases;
+
+  void on_record(Record const& record) noexcept {
+    if (record.kind == RecordKind::trim) {
+      releases.push_back(device->calls().releases);
+    }
+  }
+};
+struct WatchedPolicies : support::SmallPolicies {
+  using observer = TrimWatch;
+};
+
 /// Fills 1 MiB with a small block and large ones, then asks for more.
 /// @returns where the small one is
 Residency residency_of_small(LargeOnly eviction) {
@@ -268,5 +285,45 @@ TEST_SUITE("device_allocator") {
       }
       CHECK(memory.stats().resident.bytes.current == 2_MiB);
     }
+  }
+
+  TEST_CASE("DeviceAllocator: under pressure leases that end together cost one event a stream") {
+    SmallBench bench;
+    auto& memory = bench.allocator;
+    auto const second = memory.create_stream();
+    std::vector<support::SmallBuffer> blocks;
+    for (int i = 0; i < 5; ++i) {
+      blocks.emplace_back(memory, 1000);
+      blocks.back().acquire_write(bench.stream).release();
+    }
+    memory.swap_out(blocks.back().id());  // pressure
+    std::vector<support::SmallAllocator::lease_type> leases;
+    for (int i = 0; i < 4; ++i) {
+      leases.push_back(memory.acquire(blocks[static_cast<std::size_t>(i)].id(),
+                                      Access::read,
+                                      i % 2 == 0 ? bench.stream : second.get()));
+    }
+    leases.emplace_back();  // empty
+    auto const before = bench.device.calls();
+
+    memory.release_all(leases);
+
+    CHECK(bench.device.calls().records - before.records == 2);
+    CHECK(memory.stats().leased.blocks.current == 0);
+    for (auto const& lease : leases) {
+      CHECK(lease.empty());
+      CHECK(lease.data() == nullptr);
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: an observer hears that a reservation goes while it is there") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    DeviceAllocator<WatchedPolicies> memory{device, {.capacity_bytes = 4_MiB, .bounce_bytes = 0}};
+    memory.observer().device = &device;
+
+    CHECK(memory.trim_sync() == 4_MiB);
+
+    CHECK(memory.observer().releases == std::vector<std::uint64_t>{0});
+    CHECK(device.calls().releases == 1);
   }
 }

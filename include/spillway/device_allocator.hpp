@@ -233,6 +233,10 @@ class DeviceAllocator {
     return acquire_all(std::span{requests.begin(), requests.size()}, stream);
   }
 
+  /// Ends all these leases at once; those that are empty are ignored. Under pressure the end of a
+  /// lease costs an event on its stream: a group costs one for each stream.
+  void release_all(std::span<lease_type> leases) noexcept;
+
   /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and
   /// gives its range back.
   ///
@@ -313,14 +317,20 @@ class DeviceAllocator {
   /// for the last time, and release none that was acquired on `stream` during the capture.
   ///
   /// @throws DeviceError
-  void prepare_capture(stream_type stream) {
-    StreamIndex index{};
-    {
-      std::lock_guard const guard{monitor_};
-      index = leases_.index_of(stream);
-    }
-    order_.record(index);
-  }
+  void prepare_capture(stream_type stream) { order_.record(index_of(stream)); }
+
+  /// What has been enqueued on `stream` so far, for `order_after`. No device call.
+  [[nodiscard]] Fence mark(stream_type stream) { return order_.mark(index_of(stream)); }
+  /// Makes later work on `stream` run after what `mark` has returned, for memory that more streams
+  /// use than there are leases.
+  ///
+  /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
+  ///         and has no event from before. The call may be repeated later.
+  /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
+  void order_after(stream_type stream, Fence const& fence) { order_.wait(index_of(stream), fence); }
+  /// Makes later work on `stream` run after all work on all streams that leases were acquired on or
+  /// that `mark` has been called for. @throws, @stream as `order_after`
+  void order_after_all(stream_type stream) { order_.wait_for_all(index_of(stream)); }
 
   /// A stream of this allocator's device that retires itself at its end. @throws DeviceError
   [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
@@ -420,6 +430,11 @@ class DeviceAllocator {
   /// Gives up to about `bytes` of free memory back to the device. With the lock and the exclusive
   /// right.
   std::size_t trim(std::size_t bytes);
+  void record_exactly(StreamIndex stream) noexcept;
+  [[nodiscard]] StreamIndex index_of(stream_type stream) {
+    std::lock_guard const guard{monitor_};
+    return leases_.index_of(stream);
+  }
   void look_ahead() {
     if (look_ahead_.is_due()) {
       look_ahead_.run();
@@ -604,12 +619,41 @@ void DeviceAllocator<Policies>::release(LeaseRecord const& lease) noexcept {
     is_exact_event_wanted = leases_.release(lease);
   }
   if (is_exact_event_wanted) {
-    try {
-      order_.record(lease.stream);
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
-    }
+    record_exactly(lease.stream);
   }
   journal_.tell_observer();
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::release_all(std::span<lease_type> leases) noexcept {
+  bool is_exact_event_wanted = false;
+  {
+    std::lock_guard const guard{monitor_};
+    for (lease_type& lease : leases) {
+      if (!lease.empty()) {
+        is_exact_event_wanted = leases_.release(lease.record_) || is_exact_event_wanted;
+      }
+    }
+  }
+  StreamIndex recorded = StreamIndex::none;
+  for (lease_type& lease : leases) {
+    if (is_exact_event_wanted && !lease.empty() &&
+        std::exchange(recorded, lease.record_.stream) != lease.record_.stream) {
+      record_exactly(recorded);  // no device call for a stream that was recorded before in between
+    }
+    lease.forget();
+  }
+  journal_.tell_observer();
+}
+
+/// Records an event of what has been enqueued on `stream`, so that who waits for it waits for
+/// nothing that is enqueued later.
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::record_exactly(StreamIndex stream) noexcept {
+  try {
+    order_.record(stream);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+  }
 }
 
 template <PolicySet Policies>
@@ -702,6 +746,7 @@ std::size_t DeviceAllocator<Policies>::trim(std::size_t bytes) {
           arena_.release(*segment);
           throw;
         }
+        journal_.tell_observer();  // while the memory is there: it may be registered elsewhere
         arena_.release(*segment);
       }
       journal_.host_waited(1, start_ns, device_->clock_ns());

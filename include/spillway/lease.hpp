@@ -65,10 +65,9 @@ class Lease {
   /// Ends the lease: work enqueued on its stream so far is the block's last use. No effect the
   /// second time. Does not wait.
   void release() noexcept {
-    if (pager_ != nullptr) {
-      std::exchange(pager_, nullptr)->release(record_);
-      data_ = nullptr;
-      size_bytes_ = 0;
+    if (P* const pager = pager_) {
+      forget();
+      pager->release(record_);
     }
   }
 
@@ -85,6 +84,13 @@ class Lease {
   friend P;
   Lease(P& pager, LeaseRecord record, void* data, std::size_t size_bytes) noexcept
       : pager_{&pager}, record_{record}, data_{data}, size_bytes_{size_bytes} {}
+
+  /// Holds nothing from now on, without telling the pager.
+  void forget() noexcept {
+    pager_ = nullptr;
+    data_ = nullptr;
+    size_bytes_ = 0;
+  }
 
   P* pager_ = nullptr;  // not owned; outlives the lease
   LeaseRecord record_{};

@@ -150,6 +150,26 @@ TEST_SUITE("stream_order") {
     CHECK(bench.ran == std::vector{2, 1, 3});
   }
 
+  TEST_CASE(
+      "StreamOrder: a wait for all waits for what nobody has marked, and for retired points") {
+    Bench bench;
+    bench.work(0, 1);
+    bench.work(1, 2);
+    (void)bench.order.mark(bench.index[1]);
+    bench.order.retire(bench.streams[1]);
+    bench.order.wait_for_all(bench.index[2]);
+    bench.work(2, 3);
+
+    bench.device.run(bench.streams[2]);
+    CHECK(bench.ran.empty());
+    bench.device.run(bench.streams[0]);
+    bench.device.run(bench.streams[2]);
+    CHECK(bench.ran == std::vector{1});
+    bench.device.run_all();
+
+    CHECK(bench.ran == std::vector{1, 2, 3});
+  }
+
   TEST_CASE("StreamOrder: completion is asked of the device, synchronize waits for it") {
     Bench bench;
     bench.work(0, 1);

@@ -70,6 +70,12 @@ class StreamOrder {
   ///          failure stay, which is harmless
   void wait(StreamIndex stream, Fence const& fence);
 
+  /// Makes later work on `stream` run after everything that has been enqueued on every stream named
+  /// here. What is being captured into a graph is not enqueued, and is not waited for.
+  ///
+  /// @stream, @throws  as `wait`
+  void wait_for_all(StreamIndex stream);
+
   /// Records an event on `stream` now, so that a later wait for an earlier point waits for no work
   /// that is enqueued after this call.
   ///
@@ -152,6 +158,7 @@ class StreamOrder {
   static void raise(std::atomic<std::uint64_t>& value, std::uint64_t to) noexcept;
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
+  [[nodiscard]] std::uint64_t last_enqueued(Stream& stream);
   [[nodiscard]] std::size_t vacant_index();
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
@@ -298,6 +305,32 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
       }
     });
   }
+}
+
+/// The point that stands for all work enqueued on `stream` so far.
+template <DeviceApi Device>
+std::uint64_t StreamOrder<Device>::last_enqueued(Stream& stream) {
+  {
+    std::scoped_lock const lock{mutex_};
+    if (stream.is_retired) {
+      return stream.epoch.last();
+    }
+    ++stream.recorders;  // the stream lives until this function has asked for its state
+  }
+  Recording const recording{stream};
+  if constexpr (CapturingApi<Device>) {
+    if (device_->is_capturing(stream.handle)) {
+      return stream.epoch.last();
+    }
+  }
+  return stream.epoch.mark();
+}
+
+template <DeviceApi Device>
+void StreamOrder<Device>::wait_for_all(StreamIndex stream) {
+  for_each_stream(Ticket{StreamIndex::every, 0}, [&](Stream& other, std::uint64_t /*sequence*/) {
+    wait(stream, Ticket{other.index, last_enqueued(other)});
+  });
 }
 
 template <DeviceApi Device>

@@ -175,6 +175,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
       "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
   m.def(
       "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
+  m.def("name_stream", [] { (void)installed().memory.mark(Site::current_stream()); });
   m.def("take_warning", [] { return installed().leases.take_warning(); });
   m.def("raw_stats", [] { return statistics(installed()); });
   m.def("reset_peaks", [] { installed().memory.reset_peak_stats(); });

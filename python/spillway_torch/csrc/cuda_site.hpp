@@ -8,6 +8,7 @@
 #include <spillway/interop/torch/tensor_stats.hpp>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -33,13 +34,15 @@ struct CudaSite {
   struct State : SiteState<CudaSite> {
     c10::DeviceIndex ordinal;
     cudaStream_t uncaptured_stream;
+    cudaStream_t joining_stream;
     std::size_t total_bytes;
-    std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>();
+    std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>(memory);
 
     State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
         : SiteState{std::move(options), least, int{the_ordinal}},
           ordinal{the_ordinal},
           uncaptured_stream{device.create_stream()},
+          joining_stream{device.create_stream()},
           total_bytes{device.memory_info().total_bytes} {
       memory.observer().on_reserved(memory.stats().reserved_bytes);
     }
@@ -85,6 +88,10 @@ struct CudaSite {
     return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
   }
   static cudaStream_t uncaptured_stream() { return state()->uncaptured_stream; }
+  static cudaStream_t joining_stream() { return state()->joining_stream; }
+  static void give_back_after_launches(std::function<void()> give_back) {
+    state()->tensors->give_back_after_launches(std::move(give_back));
+  }
   static bool is_capturing() {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;

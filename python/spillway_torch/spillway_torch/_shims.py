@@ -178,6 +178,16 @@ def _wrap_higher_order_operators():
     _ops.HigherOrderOperator.__init__ = _named_like(__init__, inner)
 
 
+def _wrap_captured_graphs():
+    """Tells the allocator which streams graphs are launched on: what a graph uses is free after all known streams."""
+    inner = torch.cuda.CUDAGraph.replay
+
+    def replay(self):
+        _C.name_stream()
+        return inner(self)
+    torch.cuda.CUDAGraph.replay = _named_like(replay, inner)
+
+
 def _wrap_compiled_graphs():
     """Kernels of a compiled graph take addresses without an operation: the graph is one operation as a whole."""
     compile_ = torch.compile
@@ -256,6 +266,7 @@ def install():
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
     _wrap_saving_and_loading()
     _wrap_threads()
+    _wrap_captured_graphs()
     _wrap_compiled_graphs()
     _wrap_distributed()
     _wrap_dispatch_of_subclasses(torch.Tensor)

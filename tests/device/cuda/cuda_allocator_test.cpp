@@ -208,6 +208,24 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.work.wrong() == 0);
   }
 
+  TEST_CASE("DeviceAllocator: a wait for all streams does not wait for what is being captured") {
+    Capture now;
+    Buffer block{now.allocator, 1U << 20U};
+    now.write(block.acquire(Access::write, now.captured), 1, now.captured);
+    cudaStream_t const waiting = now.device.create_stream();
+    (void)now.allocator.mark(waiting);
+
+    now.allocator.prepare_capture(now.captured);
+    now.fake.cuda.begin_capture(now.captured);
+    CHECK_NOTHROW(now.allocator.order_after_all(waiting));
+    CHECK_FALSE(now.fake.cuda.is_capture_broken());
+    now.fake.cuda.end_capture(now.captured);
+
+    now.allocator.retire_stream(waiting);
+    now.device.synchronize(waiting);
+    now.device.destroy_stream(waiting);
+  }
+
   TEST_CASE("DeviceAllocator: waiting for a stream that is being captured is refused") {
     Capture now;
     Buffer buffer{now.allocator, 1U << 20U};

@@ -1,46 +1,100 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
 #include <spillway/device_allocator.hpp>
-#include <spillway/interop/leased_memory.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
 #include <spillway/sim.hpp>
-#include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <map>
 #include <new>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include <support/stepped_bench.hpp>
 
 using namespace spillway;
 using namespace spillway::torch;
 
 namespace {
 
-/// Room for four blocks of 1 MiB on the device and eight on the host.
-struct Program {
-  using Memory = DeviceAllocator<SimPolicies>;
-  using Buffer = SwappableBuffer<Memory>;
+struct SteppedPolicies : SimPolicies {
+  using device = testing::SteppedSimApi;
+};
 
-  SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
-  Memory memory{device, options()};
-  SimStream stream = device.create_stream();
+/// Room for four blocks of 1 MiB on the device and eight on the host, and three streams.
+struct Program : support::SteppedBench<SteppedPolicies> {
+  using Stream = Device::stream_type;
 
-  static Memory::Options options() {
-    Memory::Options options{.capacity_bytes = 4_MiB};
+  std::map<void*, Allocator::lease_type> leased;
+  PrivatePools<Allocator> pools{allocator,
+                                {[this](std::size_t bytes, Stream on) {
+                                   auto lease = allocator.acquire(
+                                       allocator.allocate(bytes), Access::write, on);
+                                   void* const p = lease.data();
+                                   leased.emplace(p, std::move(lease));
+                                   return p;
+                                 },
+                                 [this](void* p) {
+                                   BlockId const block = leased.at(p).block();
+                                   leased.erase(p);
+                                   allocator.abandon(block);
+                                 }}};
+
+  Program() : SteppedBench{{.capacity_bytes = 16_MiB}, options(), 3} {}
+
+  static Allocator::Options options() {
+    Allocator::Options options{.capacity_bytes = 4_MiB};
+    options.bounce_bytes = 0;
     options.host.pinned_bytes = 8_MiB;
     return options;
   }
   [[nodiscard]] Buffer written(std::size_t bytes) {
-    Buffer buffer{memory, bytes};
-    (void)buffer.acquire(Access::write, stream);
+    Buffer buffer{allocator, bytes};
+    write(buffer, 1);
     return buffer;
+  }
+  /// Throws if nothing orders it after other work on the same bytes.
+  void fill(void* p, Stream on) { device.fill(p, 1, 4_MiB, on); }
+  /// Code that knows nothing of pools takes all memory, on the first stream.
+  void fill_a_block() {
+    Buffer buffer{allocator, 4_MiB};
+    auto const lease = buffer.acquire(Access::write, stream());
+    fill(lease.data(), stream());
   }
 };
 
-using Pools = PrivatePools<int>;
+/// An order of streams that are numbers: notes who was made to wait for what.
+struct Order {
+  using stream_type = int;
+
+  std::vector<std::pair<int, Fence>> waits;
+  std::vector<int> waits_for_all;
+  int captured = 0;  // the stream that nobody can wait for
+  std::uint64_t marks = 0;
+
+  [[nodiscard]] Fence mark(int stream) { return Ticket{static_cast<StreamIndex>(stream), ++marks}; }
+  void order_after(int stream, Fence const& fence) {
+    for (Ticket const ticket : fence.tickets()) {
+      expects(ticket.is_none() || ticket.stream() != static_cast<StreamIndex>(captured),
+              "captured");
+    }
+    if (!fence.is_empty()) {
+      waits.emplace_back(stream, fence);
+    }
+  }
+  void order_after_all(int stream) {
+    expects(captured == 0, "captured");
+    waits_for_all.push_back(stream);
+  }
+};
+
+using Pools = PrivatePools<Order>;
 
 /// Hands out addresses that are numbers, and counts what is out.
 struct Numbers {
@@ -71,11 +125,12 @@ bool always(int /*stream*/) {
 TEST_SUITE("private_pools") {
   TEST_CASE(
       "PrivatePools: memory that is freed serves the next of nearly its size on that stream") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
-    CHECK(pools.free(p, false));
+    CHECK(pools.free(p));
 
     CHECK(pools.allocate(a_pool, 800, 2, 2) != p);  // another stream
     CHECK(pools.allocate(a_pool, 700, 1, 1) != p);  // too small
@@ -85,57 +140,146 @@ TEST_SUITE("private_pools") {
 
   TEST_CASE("PrivatePools: idle memory goes back when nobody uses the pool, live memory when it is "
             "freed") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     pools.retain(a_pool);
     void* const idle = pools.allocate(a_pool, 1000, 1, 1);
     void* const live = pools.allocate(a_pool, 2000, 1, 1);
-    (void)pools.free(idle, false);
+    (void)pools.free(idle);
 
     pools.release(a_pool);
     CHECK(numbers.given_back.empty());
     pools.release(a_pool);
     CHECK(numbers.given_back == std::vector<void*>{idle});
-    CHECK(pools.free(live, false));
+    CHECK(pools.free(live));
 
     CHECK(numbers.given_back == std::vector<void*>{idle, live});
     CHECK(pools.ids().empty());
     CHECK_THROWS_AS(pools.release(a_pool), ContractViolation);
   }
 
-  TEST_CASE("PrivatePools: what another stream used goes back, and rests in a capture") {
+  TEST_CASE("PrivatePools: what another stream used is used again after that stream's work") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
+    pools.retain(a_pool);
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    CHECK(pools.record_stream(p, 2));
+    CHECK(pools.record_stream(p, 2));
+    std::uint64_t const before = order.marks;
+    (void)pools.free(p);
+    CHECK(order.waits.empty());
+
+    CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
+
+    // What was enqueued when the memory was freed, and not only when it was recorded.
+    CHECK(order.waits == std::vector{std::pair{1, Fence{Ticket{StreamIndex{2}, before + 1}}}});
+    (void)pools.free(p);
+    CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
+    CHECK(order.waits.size() == 1);
+  }
+
+  TEST_CASE("PrivatePools: a capture gets nothing that another stream used") {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
+    pools.retain(a_pool);
+    void* const visited = pools.allocate(a_pool, 1000, 1, 9);  // 1 is captured, 9 is not
+    void* const idle = pools.allocate(a_pool, 2000, 1, 9);
+    CHECK(pools.record_stream(visited, 2));
+    (void)pools.free(visited);
+    (void)pools.free(idle);
+
+    CHECK(pools.allocate(a_pool, 1000, 1, 9) != visited);
+    CHECK(pools.allocate(a_pool, 2000, 1, 9) == idle);
+    CHECK(order.waits.empty());
+  }
+
+  TEST_CASE("PrivatePools: memory goes back after the streams that used it, a graph's after all") {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     void* const visited = pools.allocate(a_pool, 1000, 1, 1);
-    void* const captured = pools.allocate(a_pool, 1000, 1, 1);
-    CHECK(pools.record_stream(visited, 2));
-    CHECK(pools.record_stream(captured, 2));
+    void* const captured = pools.allocate(a_pool, 2000, 2, 9);
+    void* const live = pools.allocate(a_pool, 3000, 2, 9);
+    CHECK(pools.record_stream(visited, 3));
+    (void)pools.free(visited);
+    (void)pools.free(captured);
+    CHECK(numbers.given_back.empty());
 
-    (void)pools.free(visited, false);
-    (void)pools.free(captured, true);
-
-    CHECK(numbers.given_back == std::vector<void*>{visited});
-    CHECK(pools.allocate(a_pool, 1000, 1, 1) != captured);
     pools.release(a_pool);
-    CHECK(numbers.given_back == std::vector<void*>{visited, captured});
+
+    CHECK(numbers.given_back == std::vector{visited, captured});
+    REQUIRE(order.waits.size() == 1);
+    CHECK(order.waits[0].first == 1);
+    CHECK(order.waits[0].second.tickets()[0].stream() == StreamIndex{3});
+    CHECK(order.waits_for_all == std::vector{9});
+    (void)pools.free(live);
+    CHECK(order.waits_for_all == std::vector{9, 9});
+    CHECK(numbers.given_back.back() == live);
+  }
+
+  TEST_CASE("PrivatePools: what cannot be ordered during a capture goes back after it") {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
+    pools.retain(a_pool);
+    pools.retain(another);
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    void* const q = pools.allocate(another, 1000, 1, 1);
+    CHECK(pools.record_stream(p, 2));
+    (void)pools.free(p);
+    (void)pools.free(q);
+    order.captured = 2;
+
+    pools.release(a_pool);
+    CHECK(numbers.given_back.empty());
+    CHECK(pools.returns().waiting_count() == 1);
+    pools.release(another);
+    CHECK(numbers.given_back == std::vector{q});
+    order.captured = 0;
+    pools.returns().retry();
+
+    CHECK(numbers.given_back == std::vector{q, p});
+    CHECK(pools.returns().waiting_count() == 0);
+  }
+
+  TEST_CASE("PrivatePools: an order that fails leaves the memory idle") {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
+    pools.retain(a_pool);
+    void* const p = pools.allocate(a_pool, 1000, 1, 1);
+    CHECK(pools.record_stream(p, 2));
+    (void)pools.free(p);
+    order.captured = 2;
+
+    CHECK_THROWS_AS((void)pools.allocate(a_pool, 1000, 1, 1), ContractViolation);
+
+    order.captured = 0;
+    CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
+    CHECK(order.waits.size() == 1);
   }
 
   TEST_CASE("PrivatePools: its own stream is no other stream") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     (void)pools.record_stream(p, 1);
-    (void)pools.free(p, false);
+    (void)pools.free(p);
 
     CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
   }
 
   TEST_CASE("PrivatePools: the pool begun last gets the allocations that it admits") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     CHECK_FALSE(pools.is_routing());
     pools.begin(a_pool, always);
     pools.begin(another, [](int stream) { return stream == 2; });
@@ -153,10 +297,11 @@ TEST_SUITE("private_pools") {
   TEST_CASE("PrivatePools: a pool may bring a source of its own") {
     Numbers usual;
     Numbers own;
-    Pools pools{usual.source()};
+    Order order;
+    Pools pools{order, usual.source()};
     pools.retain(a_pool, own.source());
     void* const p = pools.allocate(a_pool, 1000, 1, 7);
-    (void)pools.free(p, false);
+    (void)pools.free(p);
     pools.release(a_pool);
 
     CHECK(usual.taken.empty());
@@ -165,23 +310,36 @@ TEST_SUITE("private_pools") {
   }
 
   TEST_CASE("PrivatePools: only pools that lend give their idle memory away when it is needed") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     for (PoolId const& id : {a_pool, another}) {
       pools.retain(id);
-      (void)pools.free(pools.allocate(id, 1000, 1, 1), false);
+      (void)pools.free(pools.allocate(id, 1000, 1, 1));
     }
     pools.set_lends(another, true);
 
     CHECK(pools.lend() == 1000);
     CHECK(pools.reserved_bytes(a_pool) == 1000);
     CHECK(pools.reserved_bytes(another) == 0);
-    CHECK(pools.trim() == 1000);
+  }
+
+  TEST_CASE("PrivatePools: what a graph writes to is not lent") {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
+    pools.retain(a_pool);
+    pools.set_lends(a_pool, true);
+    (void)pools.free(pools.allocate(a_pool, 1000, 1, 9));
+
+    CHECK(pools.lend() == 0);
+    CHECK(numbers.given_back.empty());
   }
 
   TEST_CASE("PrivatePools: a source that has nothing leaves nothing behind") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     numbers.is_empty = true;
 
@@ -192,14 +350,15 @@ TEST_SUITE("private_pools") {
   }
 
   TEST_CASE("PrivatePools: knows exactly what is live in which pool") {
+    Order order;
     Numbers numbers;
-    Pools pools{numbers.source()};
+    Pools pools{order, numbers.source()};
     pools.retain(a_pool);
     pools.retain(another);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     void* const q = pools.allocate(a_pool, 3000, 1, 1);
     (void)pools.allocate(another, 1000, 1, 1);
-    (void)pools.free(q, false);
+    (void)pools.free(q);
 
     CHECK(pools.has_exactly(a_pool, {p}));
     CHECK_FALSE(pools.has_exactly(a_pool, {p, q}));
@@ -208,27 +367,66 @@ TEST_SUITE("private_pools") {
     REQUIRE(pieces.size() == 2);
     CHECK(pieces[0].requested_bytes == 1000);
     CHECK(pieces[1].requested_bytes == 0);
-    CHECK_FALSE(pools.free(q, false));
+    CHECK_FALSE(pools.free(q));
     CHECK_FALSE(pools.record_stream(q, 1));
   }
 
   TEST_CASE("PrivatePools: serves from an allocator's leased memory, which stays in its place") {
     Program program;
-    LeasedMemory<Program::Memory> leased{program.memory};
-    PrivatePools<SimStream> pools{
-        {[&](std::size_t bytes, SimStream stream) { return leased.allocate(bytes, 256, stream); },
-         [&](void* p) { leased.deallocate_sync(p); }}};
-    pools.retain(a_pool);
-    void* const p = pools.allocate(a_pool, 1_MiB, program.stream, program.stream);
+    program.pools.retain(a_pool);
+    void* const p = program.pools.allocate(a_pool, 1_MiB, program.stream(), program.stream());
 
     auto const one = program.written(2_MiB);
     auto const two = program.written(2_MiB);  // makes the first leave, not the pool's
 
-    CHECK(program.memory.residency(one.id()) != Residency::device);
-    CHECK(pools.has_exactly(a_pool, {p}));
-    (void)pools.free(p, false);
-    CHECK(leased.allocation_count() == 1);
-    pools.release(a_pool);
-    CHECK(leased.allocation_count() == 0);
+    CHECK(program.allocator.residency(one.id()) != Residency::device);
+    CHECK(program.pools.has_exactly(a_pool, {p}));
+    (void)program.pools.free(p);
+    CHECK(program.leased.size() == 1);
+    program.pools.release(a_pool);
+    CHECK(program.leased.size() == 0);
+  }
+
+  // In the following three all memory is the pool's, so what comes next gets the pool's place.
+  TEST_CASE("PrivatePools: other code gets a pool's memory after the streams that used it") {
+    Program program;
+    program.pools.retain(a_pool);
+    void* const p = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.stream());
+    CHECK(program.pools.record_stream(p, program.streams[1]));
+    program.fill(p, program.streams[1]);
+    (void)program.pools.free(p);
+    program.pools.release(a_pool);
+
+    CHECK_NOTHROW(program.fill_a_block());
+  }
+
+  TEST_CASE("PrivatePools: a pool's stream gets its memory again after the others that used it") {
+    Program program;
+    program.pools.retain(a_pool);
+    void* const p = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.stream());
+    CHECK(program.pools.record_stream(p, program.streams[1]));
+    program.fill(p, program.streams[1]);
+    (void)program.pools.free(p);
+
+    void* const again = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.stream());
+    CHECK(again == p);
+    CHECK_NOTHROW(program.fill(again, program.stream()));
+
+    (void)program.pools.free(again);
+    program.pools.release(a_pool);
+  }
+
+  TEST_CASE("PrivatePools: a graph's memory goes back after its launches, whatever their streams") {
+    Program program;
+    program.pools.retain(a_pool);
+    // As in a capture on the first stream: the memory is allocated on another one.
+    void* const p = program.pools.allocate(a_pool, 4_MiB, program.stream(), program.streams[2]);
+    (void)program.pools.free(p);
+    (void)program.allocator.mark(program.streams[1]);
+    program.fill(p, program.streams[1]);  // as a launch does
+
+    program.pools.release(a_pool);
+
+    CHECK_NOTHROW(program.fill_a_block());
   }
 }

@@ -343,7 +343,7 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
       }
     }
     guard.unlock();
-    leases.clear();
+    memory_->release_all(leases);
   }
   for (Entry* const entry : dead) {
     delete entry;
@@ -410,7 +410,7 @@ void OperandLeases<Traits>::release_pins(Pins& pins, Prepare prepare, Unpin unpi
     }
     if (!leases.empty()) {
       guard.unlock();
-      leases.clear();
+      memory_->release_all(leases);
       guard.lock();
     }
     end();

@@ -55,14 +55,20 @@ class CudaTensorAllocator final
  public:
   using Base = ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
   using Leases = StorageLeases<Site>;
-  using Pools = PrivatePools<cudaStream_t>;
+  using Pools = PrivatePools<typename Leases::Allocator>;
   using DeviceIndex = c10::DeviceIndex;
 
-  CudaTensorAllocator()
+  /// `memory` is what `Site::leases()` lease; not owned, and must outlive this object.
+  explicit CudaTensorAllocator(typename Leases::Allocator& memory)
       : Base{[](std::size_t bytes, int, cudaStream_t stream) {
                return Site::tensors().raw_alloc_with_stream(bytes, stream);
              },
-             [](void* p, std::size_t, int, cudaStream_t) { Site::tensors().raw_delete(p); }} {}
+             [](void* p, std::size_t, int, cudaStream_t) { Site::tensors().raw_delete(p); }},
+        pools_{memory,
+               {[](std::size_t bytes, cudaStream_t stream) {
+                  return Site::leases().allocate_fixed(bytes, stream);
+                },
+                [](void* p) { Site::leases().free_fixed(p); }}} {}
 
   // Memory
 
@@ -82,7 +88,7 @@ class CudaTensorAllocator final
   void raw_delete(void* p) override { Leases::deleter()(p); }
   /// Frees memory that `StorageLeases` did not allocate: it is a pool's, or was freed before.
   void free_pooled(void* p) {
-    if (!pools_.free(p, Site::is_capturing())) {
+    if (!pools_.free(p)) {
       TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
     }
   }
@@ -95,10 +101,12 @@ class CudaTensorAllocator final
     Site::leases().record_stream(data, stream.stream());
   }
 
+  /// Gives free memory back to the device, but no private pool's: what a pool has free goes when
+  /// its last user does. Nothing is given back while allocations belong to a pool, since a capture
+  /// may be under way then: the calling thread would wait for the device in the middle of it.
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
-    bool const is_all = pool == c10::MempoolId_t{0, 0};
-    pools_.trim(is_all ? std::nullopt : std::optional<PoolId>{pool});
-    if (is_all) {
+    pools_.returns().retry();
+    if (pool == c10::MempoolId_t{0, 0} && !pools_.is_routing()) {
       (void)Site::leases().memory().trim_sync();
     }
   }
@@ -172,6 +180,11 @@ class CudaTensorAllocator final
   }
   // Called by the site.
 
+  /// Calls `give_back` once the stream on which a capture takes memory runs after the work of all
+  /// streams, so that what is given back there is free after all launches of graphs.
+  void give_back_after_launches(std::function<void()> give_back) {
+    pools_.returns().add({Site::uncaptured_stream(), std::nullopt, std::move(give_back)});
+  }
   void on_allocated(std::size_t bytes, BlockId block) noexcept {
     watch().on_requested(bytes);
     history_.on_allocated(block);
@@ -223,6 +236,7 @@ class CudaTensorAllocator final
     check(device);
     rethrow_as_torch([&] { pools_.end(pool); });
     Site::leases().memory().device().synchronize(Site::uncaptured_stream());
+    pools_.returns().retry();
   }
   void setUseOnOOM(DeviceIndex device, c10::MempoolId_t pool, bool lends) override {
     check(device);
@@ -306,10 +320,7 @@ class CudaTensorAllocator final
     return Site::leases().allocate_raw(bytes, stream);
   }
 
-  Pools pools_{{[](std::size_t bytes, cudaStream_t stream) {
-                  return Site::leases().allocate_fixed(bytes, stream);
-                },
-                [](void* p) { Site::leases().free_fixed(p); }}};
+  Pools pools_;
   CudaHistory history_;
 };
 
@@ -349,7 +360,7 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
   info.device_traces.resize(static_cast<std::size_t>(device) + 1);
   if (pool != c10::MempoolId_t{0, 0}) {
     for (auto const& piece : pools_.pieces(pool)) {
-      info.segments.push_back(as_torch::segment<cudaStream_t>(piece, device));
+      info.segments.push_back(as_torch::pool_segment(piece, device));
     }
     return info;
   }

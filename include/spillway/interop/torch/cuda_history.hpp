@@ -96,9 +96,8 @@ segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts c
 }
 
 /// Converts a piece of a private pool to a segment of its own.
-template <class Stream>
-c10::CachingDeviceAllocator::SegmentInfo segment(typename PrivatePools<Stream>::Piece const& from,
-                                                 c10::DeviceIndex device) {
+template <class Piece>
+c10::CachingDeviceAllocator::SegmentInfo pool_segment(Piece const& from, c10::DeviceIndex device) {
   bool const is_live = from.requested_bytes != 0;
   c10::CachingDeviceAllocator::SegmentInfo to;
   to.device = device;

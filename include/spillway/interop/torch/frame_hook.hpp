@@ -58,7 +58,10 @@ find_future([[maybe_unused]] std::span<c10::IValue const> results) {
 /// Threads  may be destroyed on any thread. No thread waits for it to release memory, since the
 ///          communication may wait itself, for another process.
 /// Streams  later uses of the memory are ordered after the stream that is current when this is
-///          destroyed, which runs after the communication.
+///          destroyed, which runs after the communication. PyTorch takes another stream for each
+///          communication, of some dozens. Where `Site::joining_stream()` exists, that one stream
+///          is made to run after each of them and stands for all, so that the uses of a range stay
+///          few enough to be waited for one by one (`Fence`).
 template <class Site>
 class CommunicationLease {
  public:
@@ -72,7 +75,7 @@ class CommunicationLease {
   CommunicationLease& operator=(CommunicationLease const&) = delete;
   ~CommunicationLease() {
     try {
-      Site::leases().record_stream(pins_, Site::current_stream());
+      Site::leases().record_stream(pins_, stream_after());
     } catch (...) {
       keep();  // without the lease nothing says when the memory may be used again
     }
@@ -88,6 +91,17 @@ class CommunicationLease {
   }
 
  private:
+  [[nodiscard]] static auto stream_after() {
+    auto const stream = Site::current_stream();
+    if constexpr (requires { Site::joining_stream(); }) {
+      auto& memory = Site::leases().memory();
+      memory.order_after(Site::joining_stream(), memory.mark(stream));
+      return Site::joining_stream();
+    } else {
+      return stream;
+    }
+  }
+
   typename Leases::Frames frames_;
   typename Leases::Pins pins_;
 };

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <exception>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -25,29 +28,105 @@ using PoolId = std::pair<unsigned long long, unsigned long long>;
 template <class Stream>
 struct PoolSource {
   std::function<void*(std::size_t bytes, Stream stream)> allocate;  ///< throws if there is no room
-  std::function<void(void* p)> free;                                ///< ordered after all uses
+  std::function<void(void* p)>
+      free;  ///< ordered after what is enqueued on the stream of `allocate`
+};
+
+/// Gives memory back once a stream runs after all work that uses the memory, by events.
+///
+/// The order cannot be made while a stream that used the memory is being captured into a graph.
+/// What is to be given back then waits in a list until the next one or until `retry`.
+///
+/// `Memory` is a `DeviceAllocator`, or has its `stream_type`, `order_after` and `order_after_all`.
+///
+/// Threads  thread-safe. `Memory` and what is given are called without the lock.
+template <class Memory>
+class OrderedReturns {
+ public:
+  using stream_type = typename Memory::stream_type;
+
+  struct Return {
+    stream_type stream{};        ///< what is given back there is free after this stream's work
+    std::optional<Fence> after;  ///< and after this; with none, after the work of all streams
+    std::function<void()> give_back;
+  };
+
+  /// `memory` is not owned and must outlive this object.
+  explicit OrderedReturns(Memory& memory) : memory_{&memory} {}
+  OrderedReturns(OrderedReturns const&) = delete;
+  OrderedReturns& operator=(OrderedReturns const&) = delete;
+
+  void add(Return one) {
+    std::vector<Return> all;
+    all.push_back(std::move(one));
+    add(std::move(all));
+  }
+  void add(std::vector<Return> all) {
+    {
+      std::scoped_lock const lock{mutex_};
+      std::move(waiting_.begin(), waiting_.end(), std::back_inserter(all));
+      waiting_.clear();
+    }
+    for (Return& one : all) {
+      try {
+        if (one.after) {
+          memory_->order_after(one.stream, *one.after);
+        } else {
+          memory_->order_after_all(one.stream);
+        }
+        one.give_back();
+      } catch (std::exception const&) {
+        std::scoped_lock const lock{mutex_};
+        waiting_.push_back(std::move(one));
+      }
+    }
+  }
+  /// Gives back what had to wait.
+  void retry() { add(std::vector<Return>{}); }
+  [[nodiscard]] std::size_t waiting_count() const {
+    std::scoped_lock const lock{mutex_};
+    return waiting_.size();
+  }
+
+ private:
+  Memory* memory_;
+  mutable std::mutex mutex_;  // guards what follows
+  std::vector<Return> waiting_;
 };
 
 /// The private pools of `torch.cuda.MemPool` and of CUDA graphs: memory that stays with its pool
 /// when it is freed, at addresses that do not change, until the pool has no users left.
 ///
 /// A piece is never split. A piece that is freed becomes idle and serves the next allocation of
-/// nearly its size on the same stream, where the order of work is the order of calls. A piece that
-/// other streams have used is returned to its source instead. During a capture nothing can be
-/// ordered after those streams, and the piece is retired until the pool ends.
+/// nearly its size on the same stream, which is made to run after the other streams that used the
+/// piece. A stream that is being captured cannot be made to, so an allocation during a capture gets
+/// no piece that other streams have used.
+///
+/// Idle pieces of a pool that has users are not given to anybody else: to a captured graph, which
+/// writes to them whenever it is launched, they are its intermediate results. When the last user is
+/// gone, a piece that a capture used is returned to its source after the work of all streams, since
+/// nothing says on which of them the graph was launched. Any other piece is returned after the work
+/// of the streams that used it.
+///
+/// `Memory` is a `DeviceAllocator`, or has its `stream_type`, `mark`, `order_after` and
+/// `order_after_all`.
 ///
 /// Units    bytes.
-/// Threads  thread-safe. Sources are called without the lock.
-template <class Stream>
+/// Threads  thread-safe. Sources and `Memory` are called without the lock.
+/// Streams  nothing waits on the host.
+template <class Memory>
 class PrivatePools {
  public:
-  using Source = PoolSource<Stream>;
-  using Admits = std::function<bool(Stream)>;
+  using stream_type = typename Memory::stream_type;
+  using Source = PoolSource<stream_type>;
+  using Admits = std::function<bool(stream_type)>;
 
   static constexpr bool is_thread_safe = true;
 
-  /// `usual` serves pools that bring no source of their own.
-  explicit PrivatePools(Source usual) : usual_{std::move(usual)} {}
+  /// `memory` is not owned and must outlive this object. `usual` serves pools that bring no source
+  /// of their own.
+  PrivatePools(Memory& memory, Source usual)
+      : memory_{&memory}, returns_{memory}, usual_{std::move(usual)} {}
   PrivatePools(PrivatePools const&) = delete;
   PrivatePools& operator=(PrivatePools const&) = delete;
 
@@ -70,7 +149,8 @@ class PrivatePools {
     auto const found = pools_.find(id);
     return found == pools_.end() ? 0 : found->second.uses;
   }
-  /// Sets whether idle pieces of this pool may be returned when there is no other room.
+  /// Sets whether idle pieces of this pool may be returned when there is no other room, unless a
+  /// capture has used the pool.
   void set_lends(PoolId id, bool lends) {
     std::scoped_lock const lock{mutex_};
     pools_[id].lends = lends;
@@ -90,24 +170,22 @@ class PrivatePools {
     return route_count_.load(std::memory_order_relaxed) != 0;
   }
   /// Returns the pool that an allocation on `stream` belongs to: of several the one begun last.
-  [[nodiscard]] std::optional<PoolId> route(Stream stream) const;
+  [[nodiscard]] std::optional<PoolId> route(stream_type stream) const;
 
   /// @param stream  where the memory is used
-  /// @param from    the stream that the source allocates it on
-  [[nodiscard]] void* allocate(PoolId id, std::size_t bytes, Stream stream, Stream from);
+  /// @param from    the stream that the source allocates it on: another one than `stream` if that
+  ///                is being captured
+  [[nodiscard]] void* allocate(PoolId id, std::size_t bytes, stream_type stream, stream_type from);
   /// @returns false if the address is not of a pool
-  [[nodiscard]] bool free(void* p, bool is_captured);
-  /// Another stream uses the memory. @returns false if the address is not of a pool
-  [[nodiscard]] bool record_stream(void* p, Stream stream);
+  [[nodiscard]] bool free(void* p);
+  /// Another stream uses the memory, until the work that is enqueued there when the memory is freed
+  /// has finished. @returns false if the address is not of a pool
+  [[nodiscard]] bool record_stream(void* p, stream_type stream);
 
-  /// Returns idle pieces to their sources: of one pool, or of all. @returns the bytes
-  std::size_t trim(std::optional<PoolId> only = std::nullopt) {
-    return return_idle([&](PoolId id, Pool const&) { return !only || *only == id; });
-  }
-  /// Does the same for the pools that `set_lends` allows it for.
-  std::size_t lend() {
-    return return_idle([](PoolId, Pool const& pool) { return pool.lends; });
-  }
+  /// Returns the idle pieces of the pools that `set_lends` allows it for. @returns the bytes
+  std::size_t lend();
+  /// What else captured graphs use is given back here, after their launches.
+  [[nodiscard]] OrderedReturns<Memory>& returns() noexcept { return returns_; }
 
   [[nodiscard]] bool has_exactly(PoolId id, std::unordered_set<void*> const& expected) const;
   /// The bytes of idle and live pieces; 0 for an unknown pool.
@@ -118,8 +196,11 @@ class PrivatePools {
     void* address = nullptr;
     std::size_t bytes = 0;
     std::size_t requested_bytes = 0;  // 0 while idle
-    Stream stream{};
-    bool is_shared = false;  // other streams have used it
+    stream_type stream{};
+    stream_type from{};                   // the stream it was allocated on
+    bool is_captured = false;             // a graph uses it whenever the graph is launched
+    std::vector<stream_type> visitors{};  // other streams that use it until it is freed
+    Fence after{};                        // their work, once it has been freed
   };
   /// Live pieces and idle ones, in order of address.
   [[nodiscard]] std::vector<Piece> pieces(PoolId id) const;
@@ -136,12 +217,13 @@ class PrivatePools {
   struct Pool {
     int uses = 0;
     bool lends = false;
+    bool is_captured = false;
     std::optional<Source> source;
     std::multimap<std::size_t, Piece> idle;  // by bytes
-    std::vector<Piece> retired;
     std::size_t live = 0;
   };
   using Lock = std::unique_lock<std::mutex>;
+  using Return = typename OrderedReturns<Memory>::Return;
 
   /// A piece is reused if not more than a quarter of it is wasted.
   [[nodiscard]] static bool fits(Piece const& piece, std::size_t bytes) noexcept {
@@ -150,14 +232,27 @@ class PrivatePools {
   [[nodiscard]] Source source_of(Pool const& pool) const {
     return pool.source ? *pool.source : usual_;
   }
-  template <class Chooses>
-  std::size_t return_idle(Chooses chooses);
+  [[nodiscard]] Return return_of(Pool const& pool, Piece const& piece) const {
+    return {piece.from,
+            piece.is_captured ? std::nullopt : std::optional{piece.after},
+            [free = source_of(pool).free, p = piece.address] { free(p); }};
+  }
+  [[nodiscard]] std::vector<Return> take_idle(Pool& pool) const {
+    std::vector<Return> gone;
+    for (auto const& [bytes, piece] : pool.idle) {
+      gone.push_back(return_of(pool, piece));
+    }
+    pool.idle.clear();
+    return gone;
+  }
   void erase_if_unused(typename std::map<PoolId, Pool>::iterator at) {
     if (at->second.uses == 0 && at->second.live == 0) {
       pools_.erase(at);
     }
   }
 
+  Memory* memory_;
+  OrderedReturns<Memory> returns_;
   Source usual_;
   mutable std::mutex mutex_;  // guards what follows
   std::map<PoolId, Pool> pools_;
@@ -166,35 +261,25 @@ class PrivatePools {
   std::atomic<std::size_t> route_count_{0};
 };
 
-template <class Stream>
-void PrivatePools<Stream>::release(PoolId id) {
-  std::vector<Piece> gone;
-  Source source;
+template <class Memory>
+void PrivatePools<Memory>::release(PoolId id) {
+  std::vector<Return> gone;
   {
     Lock const lock{mutex_};
     auto const found = pools_.find(id);
     expects(found != pools_.end() && found->second.uses != 0,
             "a memory pool is released that nobody uses");
-    Pool& pool = found->second;
-    if (--pool.uses != 0) {
+    if (--found->second.uses != 0) {
       return;
     }
-    source = source_of(pool);
-    for (auto& [bytes, piece] : pool.idle) {
-      gone.push_back(piece);
-    }
-    gone.insert(gone.end(), pool.retired.begin(), pool.retired.end());
-    pool.idle.clear();
-    pool.retired.clear();
+    gone = take_idle(found->second);
     erase_if_unused(found);
   }
-  for (Piece const& piece : gone) {
-    source.free(piece.address);
-  }
+  returns_.add(std::move(gone));
 }
 
-template <class Stream>
-void PrivatePools<Stream>::end(PoolId id) {
+template <class Memory>
+void PrivatePools<Memory>::end(PoolId id) {
   Lock const lock{mutex_};
   auto const found = std::find_if(
       routes_.rbegin(), routes_.rend(), [&](auto const& route) { return route.first == id; });
@@ -203,8 +288,8 @@ void PrivatePools<Stream>::end(PoolId id) {
   route_count_.store(routes_.size(), std::memory_order_relaxed);
 }
 
-template <class Stream>
-std::optional<PoolId> PrivatePools<Stream>::route(Stream stream) const {
+template <class Memory>
+std::optional<PoolId> PrivatePools<Memory>::route(stream_type stream) const {
   std::vector<std::pair<PoolId, Admits>> routes;
   {
     Lock const lock{mutex_};
@@ -215,22 +300,40 @@ std::optional<PoolId> PrivatePools<Stream>::route(Stream stream) const {
   return found == routes.rend() ? std::nullopt : std::optional{found->first};
 }
 
-template <class Stream>
-void* PrivatePools<Stream>::allocate(PoolId id, std::size_t bytes, Stream stream, Stream from) {
+template <class Memory>
+void* PrivatePools<Memory>::allocate(PoolId id,
+                                     std::size_t bytes,
+                                     stream_type stream,
+                                     stream_type from) {
+  bool const is_captured = from != stream;
   Lock lock{mutex_};
   Pool& pool = pools_[id];
+  pool.is_captured = pool.is_captured || is_captured;
+  ++pool.live;  // keeps the pool while the lock is released
   for (auto at = pool.idle.lower_bound(bytes); at != pool.idle.end() && fits(at->second, bytes);
        ++at) {
-    if (at->second.stream == stream) {
-      Piece piece = at->second;
-      pool.idle.erase(at);
-      piece.requested_bytes = bytes;
-      ++pool.live;
-      live_[piece.address] = piece;
-      return piece.address;
+    if (at->second.stream != stream || (is_captured && !at->second.after.is_empty())) {
+      continue;
     }
+    Piece piece = std::move(at->second);
+    pool.idle.erase(at);
+    lock.unlock();
+    try {
+      memory_->order_after(stream, piece.after);
+    } catch (...) {
+      lock.lock();
+      --pool.live;
+      pool.idle.emplace(piece.bytes, std::move(piece));
+      throw;
+    }
+    piece.after.clear();
+    piece.requested_bytes = bytes;
+    piece.is_captured = piece.is_captured || is_captured;
+    void* const p = piece.address;
+    lock.lock();
+    live_[p] = std::move(piece);
+    return p;
   }
-  ++pool.live;  // keeps the pool while the lock is released
   Source const source = source_of(pool);
   lock.unlock();
   void* p = nullptr;
@@ -238,80 +341,89 @@ void* PrivatePools<Stream>::allocate(PoolId id, std::size_t bytes, Stream stream
     p = source.allocate(bytes, from);
   } catch (...) {
     lock.lock();
-    --pools_[id].live;
+    --pool.live;
     throw;
   }
   lock.lock();
-  live_[p] = {id, p, bytes, bytes, stream, false};
+  live_[p] = {id, p, bytes, bytes, stream, from, is_captured};
   return p;
 }
 
-template <class Stream>
-bool PrivatePools<Stream>::free(void* p, bool is_captured) {
-  Source source;
+template <class Memory>
+bool PrivatePools<Memory>::free(void* p) {
+  Piece piece;
   {
     Lock const lock{mutex_};
     auto const found = live_.find(p);
     if (found == live_.end()) {
       return false;
     }
-    Piece piece = found->second;
+    piece = std::move(found->second);
     live_.erase(found);
+  }
+  for (stream_type const visitor : piece.visitors) {
+    piece.after.add(memory_->mark(visitor));
+  }
+  piece.visitors.clear();
+  piece.requested_bytes = 0;
+  Return gone;
+  {
+    Lock const lock{mutex_};
     auto const at = pools_.find(piece.pool);
     Pool& pool = at->second;
     --pool.live;
-    piece.requested_bytes = 0;
-    if (pool.uses != 0 && !piece.is_shared) {
-      pool.idle.emplace(piece.bytes, piece);
+    if (pool.uses != 0) {
+      pool.idle.emplace(piece.bytes, std::move(piece));
       return true;
     }
-    if (pool.uses != 0 && is_captured) {
-      pool.retired.push_back(piece);
-      return true;
-    }
-    source = source_of(pool);
+    gone = return_of(pool, piece);
     erase_if_unused(at);
   }
-  source.free(p);
+  returns_.add(std::move(gone));
   return true;
 }
 
-template <class Stream>
-bool PrivatePools<Stream>::record_stream(void* p, Stream stream) {
-  Lock const lock{mutex_};
-  auto const found = live_.find(p);
-  if (found == live_.end()) {
-    return false;
+template <class Memory>
+bool PrivatePools<Memory>::record_stream(void* p, stream_type stream) {
+  {
+    Lock const lock{mutex_};
+    auto const found = live_.find(p);
+    if (found == live_.end()) {
+      return false;
+    }
+    std::vector<stream_type>& visitors = found->second.visitors;
+    if (found->second.stream == stream ||
+        std::find(visitors.begin(), visitors.end(), stream) != visitors.end()) {
+      return true;
+    }
+    visitors.push_back(stream);
   }
-  found->second.is_shared = found->second.is_shared || found->second.stream != stream;
+  (void)memory_->mark(stream);  // if there are too many streams, this is the place to say so
   return true;
 }
 
-template <class Stream>
-template <class Chooses>
-std::size_t PrivatePools<Stream>::return_idle(Chooses chooses) {
-  std::vector<std::pair<Piece, Source>> gone;
+template <class Memory>
+std::size_t PrivatePools<Memory>::lend() {
+  std::vector<Return> gone;
   std::size_t bytes = 0;
   {
     Lock const lock{mutex_};
     for (auto& [id, pool] : pools_) {
-      if (chooses(id, std::as_const(pool))) {
-        for (auto& [size, piece] : pool.idle) {
-          gone.emplace_back(piece, source_of(pool));
+      if (pool.lends && !pool.is_captured) {
+        for (auto const& [size, piece] : pool.idle) {
+          bytes += size;
         }
-        pool.idle.clear();
+        auto taken = take_idle(pool);
+        std::move(taken.begin(), taken.end(), std::back_inserter(gone));
       }
     }
   }
-  for (auto const& [piece, source] : gone) {
-    source.free(piece.address);
-    bytes += piece.bytes;
-  }
+  returns_.add(std::move(gone));
   return bytes;
 }
 
-template <class Stream>
-bool PrivatePools<Stream>::has_exactly(PoolId id, std::unordered_set<void*> const& expected) const {
+template <class Memory>
+bool PrivatePools<Memory>::has_exactly(PoolId id, std::unordered_set<void*> const& expected) const {
   Lock const lock{mutex_};
   std::size_t found = 0;
   for (auto const& [p, piece] : live_) {
@@ -325,8 +437,8 @@ bool PrivatePools<Stream>::has_exactly(PoolId id, std::unordered_set<void*> cons
   return found == expected.size();
 }
 
-template <class Stream>
-std::size_t PrivatePools<Stream>::reserved_bytes(PoolId id) const {
+template <class Memory>
+std::size_t PrivatePools<Memory>::reserved_bytes(PoolId id) const {
   std::size_t bytes = 0;
   for (Piece const& piece : pieces(id)) {
     bytes += piece.bytes;
@@ -334,8 +446,8 @@ std::size_t PrivatePools<Stream>::reserved_bytes(PoolId id) const {
   return bytes;
 }
 
-template <class Stream>
-auto PrivatePools<Stream>::pieces(PoolId id) const -> std::vector<Piece> {
+template <class Memory>
+auto PrivatePools<Memory>::pieces(PoolId id) const -> std::vector<Piece> {
   std::vector<Piece> all;
   {
     Lock const lock{mutex_};
@@ -348,7 +460,6 @@ auto PrivatePools<Stream>::pieces(PoolId id) const -> std::vector<Piece> {
       for (auto const& [bytes, piece] : found->second.idle) {
         all.push_back(piece);
       }
-      all.insert(all.end(), found->second.retired.begin(), found->second.retired.end());
     }
   }
   std::sort(all.begin(), all.end(), [](Piece const& a, Piece const& b) {

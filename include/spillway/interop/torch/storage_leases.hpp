@@ -160,6 +160,7 @@ struct StorageTraits {
 /// | `Site::current_stream()` | the stream that the calling thread's operations are enqueued on |
 /// | `Site::is_capturing()`   | if there is such a thing: whether that stream is being captured |
 /// | `Site::uncaptured_stream()` | then: another stream, waited for when a capture ends          |
+/// | `Site::give_back_after_launches(f)` | then: call `f` when that stream runs after all others |
 /// | `Site::device()`         | the PyTorch device of tensors whose memory this is              |
 /// | `Site::allocates_for(s)` | whether a storage gets new memory from this object when it grows |
 /// | `Site::enrols(bytes)`    | whether an allocation of that size may ever leave               |
@@ -176,7 +177,9 @@ struct StorageTraits {
 ///          another stream than the entry's adds a lease there: its stream then runs after what has
 ///          been enqueued on the others so far, and its work comes before the next use of the
 ///          range. While a stream is captured, what is swapped out comes in on
-///          `Site::uncaptured_stream()` and stays for good.
+///          `Site::uncaptured_stream()`. What a capture has used stays until its storage is gone,
+///          and is free then after the work of all streams: on any of them the graph may have been
+///          launched.
 template <class Site>
 class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Traits = StorageTraits<Site>;
@@ -360,6 +363,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
  private:
   using Guard = typename Base::Guard;
   using Missing = typename Base::Missing;
+  using EntryLeases = decltype(Entry::leases);
   using Base::memory_;
   using Base::mutex_;
 
@@ -434,6 +438,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
   void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
+  void give_back_after_launches(BlockId block, EntryLeases leases);
   void acquire_for_writing(Entry& entry, stream_type stream);
   void add_stream(Entry& entry, stream_type stream);
   void record_stream(Entry& entry, stream_type stream);
@@ -477,7 +482,7 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
 
 template <class Site>
 bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
-  typename std::remove_reference_t<decltype(Entry::leases)> leases;
+  EntryLeases leases;
   BlockId block{};
   std::size_t bytes = 0;
   std::unique_ptr<Entry> entry;
@@ -503,28 +508,49 @@ bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
 
 template <class Site>
 void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
-  typename std::remove_reference_t<decltype(Entry::leases)> leases;
+  EntryLeases leases;
   decltype(Entry::storage) storage{c10::intrusive_ptr<c10::StorageImpl>{}};
   bool is_last = false;
+  bool is_captured = false;
   BlockId const block = entry.block;
   std::size_t const bytes = entry.bytes;
   {
     Guard const guard{mutex_};
     this->unlink(entry);
     entry.is_dead = true;
+    is_captured = entry.is_captured;
     leases = std::move(entry.leases);
     if (entry.pins == 0) {
       storage = std::exchange(entry.storage, storage);  // its count drops without the lock
       is_last = !table_.try_recycle(entry);
     }
   }
-  leases.release();
-  memory_->abandon(block);
+  if (is_captured) {
+    give_back_after_launches(block, std::move(leases));
+  } else {
+    leases.release();
+    memory_->abandon(block);
+  }
   Site::on_freed(bytes, block);
   if (is_last) {
     delete &entry;
   }
   this->notify_waiters();
+}
+
+/// Frees a block that captured graphs use, after all that they have been launched for so far.
+template <class Site>
+void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases leases) {
+  if constexpr (requires { Site::uncaptured_stream(); }) {
+    auto const shared = std::make_shared<EntryLeases>(std::move(leases));
+    Site::give_back_after_launches([this, block, shared] {
+      if (stream_type const stream = Site::uncaptured_stream(); !shared->covers(stream)) {
+        shared->add(memory_->acquire(block, Access::read, stream), stream);
+      }
+      shared->release();
+      memory_->abandon(block);
+    });
+  }
 }
 
 /// Enrols a storage whose memory was allocated here and is used by nothing else. The caller holds
@@ -597,7 +623,7 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
       if (entry == nullptr) {
         continue;
       }
-      // A graph that is being captured will use the address whenever it is launched.
+      entry->is_captured = entry->is_captured || captured;
       entry->is_kept = entry->is_kept || operand.use.keeps() || captured;
       if (operand.use.writes() && entry->is_frozen) {
         written.push_back(entry);

@@ -120,6 +120,7 @@ struct alignas(64) StorageEntry {
   bool is_frozen = false;    // its owner promised that operations only read it
   bool is_arriving = false;  // one thread is acquiring the lease
   bool is_dead = false;      // the storage is gone; the last pin deletes this
+  bool is_captured = false;  // a graph uses the address whenever it is launched
   StreamLeases<Lease, Stream> leases{};
   BlockId block{};
   std::size_t bytes = 0;
@@ -186,6 +187,7 @@ class StorageTable {
     entry.description.clear();
     entry.pinner.store(nullptr, std::memory_order_relaxed);
     entry.is_arriving = entry.is_dead = entry.is_kept = entry.is_frozen = false;
+    entry.is_captured = false;
     spares_.emplace_back(&entry);
     return true;
   }
