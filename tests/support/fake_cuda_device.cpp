@@ -157,6 +157,43 @@ cudaError_t cudaLaunchKernelExC(cudaLaunchConfig_t const* /*config*/,
   return last_error = cudaErrorNoKernelImageForDevice;
 }
 
+// Graphs of copies, fills and host functions.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  return call("cudaStreamBeginCapture", [&] { fake->begin_capture(stream); });
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  return call("cudaStreamEndCapture", [&] {
+    auto const captured = new Fake::Graph(fake->end_capture(stream));
+    *graph = reinterpret_cast<cudaGraph_t>(captured);
+    require(!fake->is_capture_broken(), cudaErrorStreamCaptureInvalidated);
+  });
+}
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* /*nodes*/, std::size_t* count) {
+  return call("cudaGraphGetNodes", [&] { *count = reinterpret_cast<Fake::Graph*>(graph)->size(); });
+}
+cudaError_t
+cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/) {
+  return call("cudaGraphInstantiate", [&] {
+    *executable =
+        reinterpret_cast<cudaGraphExec_t>(new Fake::Graph(*reinterpret_cast<Fake::Graph*>(graph)));
+  });
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable,
+                                          cudaGraph_t graph,
+                                          unsigned long long flags) {
+  return cudaGraphInstantiate(executable, graph, flags);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  return call("cudaGraphLaunch",
+              [&] { fake->launch(*reinterpret_cast<Fake::Graph*>(executable), stream); });
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  return call("cudaGraphDestroy", [&] { delete reinterpret_cast<Fake::Graph*>(graph); });
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  return call("cudaGraphExecDestroy", [&] { delete reinterpret_cast<Fake::Graph*>(executable); });
+}
+
 // The driver's library under its own name, as PyTorch looks for it.
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   return driver_call("cuDevicePrimaryCtxGetState", [&] {
@@ -177,7 +214,7 @@ void spillway_fake_begin_capture(cudaStream_t stream) {
   fake->begin_capture(stream);
 }
 void spillway_fake_end_capture(cudaStream_t stream) {
-  fake->end_capture(stream);
+  (void)fake->end_capture(stream);
 }
 /// What is enqueued on the stream from now on runs after `spillway_fake_resume`.
 void spillway_fake_stall(cudaStream_t stream) {

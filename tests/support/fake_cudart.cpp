@@ -13,9 +13,19 @@ using namespace fake_cuda;
 
 namespace {
 
-/// Enqueues unless the stream is being captured.
+/// Enqueues, or adds to the graph if the stream is being captured.
 template <class Enqueue>
 void enqueue(cudaStream_t handle, Enqueue work) {
+  Fake::Stream& stream = fake->stream_of(handle);
+  if (stream.is_capturing) {
+    stream.captured.push_back(work);
+  } else {
+    work(*stream.device->sim, stream.sim);
+  }
+}
+/// Enqueues the record of an event or a wait for one, unless the stream is being captured.
+template <class Enqueue>
+void enqueue_order(cudaStream_t handle, Enqueue work) {
   Fake::Stream& stream = fake->stream_of(handle);
   if (!stream.is_capturing) {
     work(*stream.device->sim, stream.sim);
@@ -48,7 +58,7 @@ FakeCudart::FakeCudart(Options chosen) : options{chosen} {
   for (Device& device : devices) {
     device.sim = std::make_unique<spillway::SimApi>(
         spillway::SimOptions{.capacity_bytes = options.capacity_bytes, .checked = false});
-    device.null_stream = {&device, device.sim->create_stream(), false};
+    device.null_stream = {&device, device.sim->create_stream()};
   }
   last_error = cudaSuccess;
   contexts.clear();
@@ -79,10 +89,17 @@ void Fake::begin_capture(cudaStream_t stream) {
   ++captures;
   capture_is_broken = false;
 }
-void Fake::end_capture(cudaStream_t stream) {
+Fake::Graph Fake::end_capture(cudaStream_t stream) {
   Lock const lock{mutex};
   stream_of(stream).is_capturing = false;
   --captures;
+  return std::exchange(stream_of(stream).captured, {});
+}
+void Fake::launch(Graph const& graph, cudaStream_t stream) {
+  Lock const lock{mutex};
+  for (auto const& work : graph) {
+    enqueue(stream, work);
+  }
 }
 std::size_t Fake::calls(std::string const& name) const {
   Lock const lock{mutex};
@@ -284,7 +301,7 @@ cudaError_t cudaMemcpyAsync(
     void* to, void const* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   return call("cudaMemcpyAsync", [&] {
     auto const way = checked_kind(to, from, bytes, kind);
-    enqueue(stream, [&](auto& sim, auto s) { sim.copy(to, from, bytes, way, s); });
+    enqueue(stream, [=](auto& sim, auto s) { sim.copy(to, from, bytes, way, s); });
   });
 }
 cudaError_t cudaMemcpyBatchAsync(void* const* to,
@@ -307,14 +324,15 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to,
                             ? cudaMemcpyDeviceToHost
                             : (from_device ? cudaMemcpyDeviceToDevice : cudaMemcpyHostToDevice);
       auto const way = checked_kind(to[i], from[i], sizes[i], kind);
-      enqueue(stream, [&](auto& sim, auto s) { sim.copy(to[i], from[i], sizes[i], way, s); });
+      Fake::Stream& on = fake->stream_of(stream);
+      on.device->sim->copy(to[i], from[i], sizes[i], way, on.sim);
     }
   });
 }
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
   return call("cudaMemsetAsync", [&] {
     require(bytes == 0 || fake->contains(memory, bytes, true));
-    enqueue(stream, [&](auto& sim, auto s) {
+    enqueue(stream, [=](auto& sim, auto s) {
       sim.fill(memory, static_cast<unsigned char>(byte), bytes, s);
     });
   });
@@ -322,7 +340,7 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStrea
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   return call("cudaLaunchHostFunc", [&] {
     auto const plain = reinterpret_cast<spillway::HostFunction>(function);
-    enqueue(stream, [&](auto& sim, auto s) { sim.launch_host(s, plain, argument); });
+    enqueue(stream, [=](auto& sim, auto s) { sim.launch_host(s, plain, argument); });
   });
 }
 
@@ -330,7 +348,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return call("cudaStreamCreateWithFlags", [&] {
     require(flags == cudaStreamNonBlocking);
     Fake::Device& device = fake->current();
-    auto* const made = new Fake::Stream{&device, device.sim->create_stream(), false};
+    auto* const made = new Fake::Stream{&device, device.sim->create_stream()};
     fake->streams.insert(made);
     *stream = reinterpret_cast<cudaStream_t>(made);
   });
@@ -362,7 +380,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   return call("cudaStreamWaitEvent", [&] {
     require(flags == cudaEventWaitDefault);
     spillway::SimEvent const waited = event_of(event).sim;
-    enqueue(stream, [&](auto& sim, auto s) { sim.wait(s, waited); });
+    enqueue_order(stream, [&](auto& sim, auto s) { sim.wait(s, waited); });
   });
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
@@ -394,7 +412,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call("cudaEventRecord", [&] {
     Fake::Event& recorded = event_of(event);
-    enqueue(stream, [&](auto& sim, auto s) {
+    enqueue_order(stream, [&](auto& sim, auto s) {
       require(recorded.device->sim.get() == &sim, cudaErrorInvalidResourceHandle);
       sim.record(recorded.sim, s);
     });

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -49,9 +50,14 @@ class FakeCudart {
   void fail_next(std::string const& name, cudaError_t code);
   /// From now on every call fails as at the end of a program.
   void unload();
-  /// As `cudaStreamBeginCapture` in global mode; what is enqueued there meanwhile is thrown away.
+  /// Copies, fills and host functions of a graph, in the order in which they were captured: on one
+  /// stream, where events add nothing to that order.
+  using Graph = std::vector<std::function<void(spillway::SimApi&, spillway::SimStream)>>;
+
+  /// As `cudaStreamBeginCapture` in global mode.
   void begin_capture(cudaStream_t stream);
-  void end_capture(cudaStream_t stream);
+  Graph end_capture(cudaStream_t stream);
+  void launch(Graph const& graph, cudaStream_t stream);
 
   /// How often a function was called, whether it failed or not.
   [[nodiscard]] std::size_t calls(std::string const& name) const;
@@ -68,6 +74,7 @@ class FakeCudart {
     Device* device = nullptr;
     spillway::SimStream sim{};
     bool is_capturing = false;
+    Graph captured{};
   };
   struct Device {
     std::unique_ptr<spillway::SimApi> sim;

@@ -4,6 +4,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/host/host_tier.hpp>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -63,6 +64,14 @@ pybind11::dict statistics(State& state) {
   set("alloc_distribution.reclaim_fragments", now.ranges_from(RangeSource::after_compaction));
   set("alloc_distribution.reclaim_all", now.ranges_from(RangeSource::after_swap_out));
   set("alloc_distribution.cudamalloc_retry", now.ranges_from(RangeSource::retry));
+  if constexpr (requires { state.tensors->workspace_bytes(); }) {
+    std::size_t bytes = 0;
+    {
+      pybind11::gil_scoped_release const others_run;  // one of them may be making a workspace
+      bytes = state.tensors->workspace_bytes();
+    }
+    set("cublas_workspace_bytes", bytes);
+  }
   set("num_ooms", counts.out_of_memory);
   set("num_alloc_retries", counts.pressures + counts.waits + counts.regroups);
   set("regroups", counts.regroups);

@@ -30,6 +30,7 @@ def memory_summary(device=None, holders=10):
         ("  peak", now["allocated_bytes.all.peak"]),
         ("on the device", now["resident_bytes.all.current"]),
         ("  held: in use, or its address is known", now["active_bytes.all.current"]),
+        ("    workspaces of cuBLAS", now.get("cublas_workspace_bytes", 0)),
         ("  may leave", now["resident_bytes.all.current"] - now["active_bytes.all.current"]),
         ("on the host: memory", now["pinned_bytes.all.current"] + now["host.pageable_bytes"]),
         ("on the host: file", now["host.file_bytes"]),

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What PyTorch's own C++ code asks of the CUDA allocator and Python cannot, as plain functions.
+#include <cuda_runtime_api.h>
+
 #include <atomic>
 #include <cstddef>
 
@@ -10,6 +12,7 @@ namespace {
 using Entry = c10::CachingDeviceAllocator::TraceEntry;
 
 std::atomic<std::size_t> seen[16]{};
+std::atomic<bool> are_there{true};
 
 }  // namespace
 
@@ -28,14 +31,38 @@ void* base_of(void* p, std::size_t* bytes) {
 
 /// As NCCL's registration of segments does.
 void track() {
-  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(
-      [](Entry const& entry) { ++seen[entry.action_]; });
+  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker([](Entry const& entry) {
+    ++seen[entry.action_];
+    if (entry.action_ == Entry::SEGMENT_FREE) {
+      cudaPointerAttributes at{};
+      void const* const last = reinterpret_cast<char*>(entry.addr_) + entry.size_ - 1;
+      are_there = are_there && cudaPointerGetAttributes(&at, last) == cudaSuccess &&
+                  at.type == cudaMemoryTypeDevice;
+    }
+  });
 }
 std::size_t tracked_allocations() {
   return seen[Entry::ALLOC];
 }
 std::size_t tracked_frees() {
   return seen[Entry::FREE_COMPLETED];
+}
+
+std::size_t tracked_segment_frees() {
+  return seen[Entry::SEGMENT_FREE];
+}
+/// Whether all of what a segment was could still be read when it was said to go.
+bool were_segments_there() {
+  return are_there;
+}
+
+/// An allocator for a pool, which uses memory for itself, on its stream, as soon as it has it back.
+void* take(std::size_t bytes, int /*device*/, cudaStream_t /*stream*/) {
+  void* p = nullptr;
+  return cudaMalloc(&p, bytes) == cudaSuccess ? p : nullptr;
+}
+void clear_and_give_back(void* p, std::size_t bytes, int /*device*/, cudaStream_t stream) {
+  cudaMemsetAsync(p, 0, bytes, stream);
 }
 
 }  // extern "C"

@@ -3,14 +3,22 @@
 import ctypes
 import gc
 import os
+import pathlib
 import subprocess
 import sys
 
+# Workspaces of cuBLAS count against the limits, and never leave: by default 32 MiB for each thread and stream of an
+# H100. Before PyTorch is imported, and for the processes that tests start.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # eight of 16 KiB
+os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "128")
+
 import pytest
 import torch
+from torch.utils.cpp_extension import include_paths
 
 import kernels
 
+FOLDER = pathlib.Path(__file__).resolve().parent
 LIMIT = 32 << 20
 IS_STAND_IN = kernels.is_stand_in()
 IS_THERE = torch.cuda.is_available()
@@ -112,3 +120,40 @@ def stand_in():
     library.spillway_fake_stall.argtypes = [ctypes.c_void_p]
     yield library
     library.spillway_fake_resume()
+
+
+@pytest.fixture
+def takes_the_place_early(stand_in):
+    """Whether 20 MiB can be written while a stream stands still that has not read what lay there."""
+    def ask(side):
+        host = torch.zeros(20 << 18, dtype=torch.int32).pin_memory()
+        z = torch.empty_like(host, device="cuda")
+        z.copy_(host, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        is_early = any(done.query() for _ in range(200_000))
+        stand_in.spillway_fake_resume()
+        side.synchronize()
+        return is_early
+    return ask
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory):
+    """What PyTorch's C++ code asks of the allocator (allocator_calls.cpp), compiled."""
+    toolkits = [pathlib.Path(path).parent for path in include_paths(device_type="cuda")]
+    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{torch.version.cuda.split('.')[0]}"
+    headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
+    library = tmp_path_factory.mktemp("native") / "allocator_calls.so"
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-shared", "-fPIC", str(FOLDER / "allocator_calls.cpp"),
+               "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}", "-lc10_cuda", "-lc10"]
+    for path in [*include_paths(), *(h for h in headers if os.path.exists(os.path.join(h, "cuda_runtime_api.h")))]:
+        command += ["-isystem", path]
+    environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    loaded = ctypes.CDLL(str(library))
+    loaded.largest_piece.restype = loaded.base_of.restype = ctypes.c_size_t
+    loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+    loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t
+    return loaded

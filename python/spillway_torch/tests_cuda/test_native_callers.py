@@ -1,36 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What C++ code in PyTorch asks of the allocator: cuDNN, cuBLAS, NCCL, and code that looks for a segment."""
 import ctypes
-import os
-import pathlib
-import subprocess
 
-import pytest
 import torch
-from torch.utils.cpp_extension import include_paths
 
 MIB = 1 << 20
-FOLDER = pathlib.Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def native(tmp_path_factory):
-    toolkits = [pathlib.Path(path).parent for path in include_paths(device_type="cuda")]
-    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{torch.version.cuda.split('.')[0]}"
-    headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
-    library = tmp_path_factory.mktemp("native") / "allocator_calls.so"
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-shared", "-fPIC", str(FOLDER / "allocator_calls.cpp"),
-               "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}", "-lc10_cuda", "-lc10"]
-    for path in [*include_paths(), *(h for h in headers if os.path.exists(os.path.join(h, "cuda_runtime_api.h")))]:
-        command += ["-isystem", path]
-    environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded = ctypes.CDLL(str(library))
-    loaded.largest_piece.restype = loaded.base_of.restype = ctypes.c_size_t
-    loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
-    loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t
-    return loaded
 
 
 def test_the_largest_piece_can_be_had_without_anything_leaving(native, lms, make):
@@ -74,3 +48,17 @@ def test_trackers_hear_of_memory_that_comes_and_goes(native, lms, make):
     assert native.tracked_frees() > gone
     assert torch.equal(x.cpu(), host)
     assert native.tracked_allocations() > come
+
+
+def test_trackers_hear_of_a_segment_that_goes_while_it_is_there(native, script):
+    out = script("import ctypes, torch, spillway_torch\n"
+                 f"native = ctypes.CDLL({native._name!r})\n"
+                 "spillway_torch.install(device='cuda', limit=16 << 20)\n"
+                 "x = torch.empty(1 << 20, device='cuda')\n"
+                 "native.track()\n"
+                 "del x\n"
+                 "torch.cuda.empty_cache()\n"
+                 "native.were_segments_there.restype = ctypes.c_bool\n"
+                 "print(native.tracked_segment_frees() > 0, native.were_segments_there())")
+
+    assert out == "True True\n"

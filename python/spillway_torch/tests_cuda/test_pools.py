@@ -137,6 +137,155 @@ def test_an_operand_that_is_away_comes_in_beside_a_capture(stand_in, lms, make):
     torch._C._cuda_releasePool(0, pool)
 
 
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_a_pool_in_use_keeps_its_idle_memory_when_the_cache_is_emptied(stand_in):
+    pool = torch.cuda.graph_pool_handle()
+    with Capture(stand_in, torch.cuda.Stream(), pool):
+        x = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    address = x.data_ptr()
+    del x
+
+    torch.cuda.empty_cache()  # as the capture of another graph does
+
+    assert [segment["address"] for segment in torch.cuda.memory_snapshot(pool)] == [address]
+    torch._C._cuda_releasePool(0, pool)
+
+
+def test_a_graph_is_launched_after_another_one_was_captured(make):
+    x, host = make(2)
+    y = torch.empty_like(x)
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        between = torch.empty_like(x).copy_(x)
+        y.copy_(between)
+        del between
+    with torch.cuda.graph(second):
+        z = torch.empty_like(x).copy_(x)
+    others = [make(2, seed) for seed in range(1, 14)]  # more than fits
+
+    first.replay()
+    second.replay()
+    torch.cuda.synchronize()
+
+    assert torch.equal(y.cpu(), host) and torch.equal(z.cpu(), host)
+    assert all(torch.equal(other.cpu(), bytes_) for other, bytes_ in others)
+
+
+class Copies(torch.nn.Module):
+    """Of what PyTorch does without kernels."""
+
+    def forward(self, x):
+        return x.clone().clone()
+
+
+def test_graphed_callables_agree_after_others_were_made(make):
+    x, host = make(2)
+    one = torch.cuda.make_graphed_callables(Copies(), (x.clone(),))
+    two = torch.cuda.make_graphed_callables(Copies(), (x.clone(),))
+    others = [make(2, seed) for seed in range(1, 14)]  # more than fits
+
+    first, second = one(x), two(others[0][0])
+    torch.cuda.synchronize()
+
+    assert torch.equal(first.cpu(), host) and torch.equal(second.cpu(), others[0][1])
+    assert all(torch.equal(other.cpu(), bytes_) for other, bytes_ in others)
+
+
+def last_mib(x):
+    return x[-(1 << 18):]
+
+
+@pytest.mark.stand_in
+@pytest.mark.parametrize("is_used_again", [False, True])
+def test_a_pools_memory_is_free_after_the_streams_that_were_recorded(is_used_again, stand_in, takes_the_place_early, make):
+    y = torch.empty(1 << 18, dtype=torch.int32, device="cuda")
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x, host = make(20)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        y.copy_(last_mib(x))
+    x.record_stream(side)
+    del x
+    if is_used_again:
+        with torch.cuda.use_mem_pool(pool):
+            assert not takes_the_place_early(side)
+    else:
+        del pool
+        gc.collect()
+        assert not takes_the_place_early(side)
+
+    assert torch.equal(y.cpu(), last_mib(host))
+
+
+@pytest.mark.stand_in
+def test_a_graphs_memory_is_free_after_its_launches(stand_in, takes_the_place_early, make):
+    x, host = make(1)
+    y = torch.empty_like(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        between = torch.empty(20 << 18, dtype=torch.int32, device="cuda")
+        last_mib(between).copy_(x)
+        y.copy_(last_mib(between))
+        del between
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        graph.replay()
+    del graph
+    gc.collect()
+
+    assert not takes_the_place_early(side)
+
+    assert torch.equal(y.cpu(), host)
+
+
+@pytest.mark.stand_in
+def test_what_a_graph_uses_is_free_after_its_launches(stand_in, takes_the_place_early, lms, make):
+    x, host = make(20)
+    y = torch.empty(1 << 18, dtype=torch.int32, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    lms.evict()
+    with torch.cuda.graph(graph):
+        y.copy_(last_mib(x))
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        graph.replay()
+    del x
+
+    assert not takes_the_place_early(side)
+
+    assert torch.equal(y.cpu(), last_mib(host))
+
+
+@pytest.mark.stand_in
+def test_a_pools_own_allocator_gets_memory_back_after_the_streams_that_used_it(native, stand_in):
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(native._name, "take", "clear_and_give_back")
+    host = torch.full((4 << 18,), 7, dtype=torch.int32)
+    y = torch.empty_like(host, device="cuda")
+    pool = torch.cuda.MemPool(allocator.allocator())
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty_like(host, device="cuda").copy_(host)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        y.copy_(x)
+    x.record_stream(side)
+    del x, pool
+    gc.collect()
+    stand_in.spillway_fake_resume()
+    torch.cuda.synchronize()
+
+    assert torch.equal(y.cpu(), host)
+
+
 @pytest.mark.gpu
 def test_a_graph_is_launched_after_everything_else_has_left(lms):
     x = torch.randn(1 << 20, device="cuda")

@@ -33,22 +33,9 @@ def test_memory_used_by_another_stream_is_not_reused_before_it_is_done(make):
         del y, z
 
 
-def takes_the_place_early(stand_in, side):
-    """Whether 20 MiB can be written while a stream stands still that has not read what lay there."""
-    host = torch.zeros(20 << 18, dtype=torch.int32).pin_memory()
-    z = torch.empty_like(host, device="cuda")
-    z.copy_(host, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    is_early = any(done.query() for _ in range(200_000))
-    stand_in.spillway_fake_resume()
-    side.synchronize()
-    return is_early
-
-
 @pytest.mark.stand_in
 @pytest.mark.parametrize("how", ["freed after record_stream", "made to leave"])
-def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, lms, make):
+def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, takes_the_place_early, lms, make):
     x, host = make(20)
     y = torch.empty(1 << 18, dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
@@ -60,7 +47,7 @@ def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, lms, mak
         x.record_stream(side)
         del x
 
-    assert not takes_the_place_early(stand_in, side)
+    assert not takes_the_place_early(side)
 
     assert torch.equal(y.cpu(), host[-(1 << 18):])
 

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -25,6 +26,10 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#if __has_include(<cublasLt.h>) && __has_include(<cusolverDn.h>) && __has_include(<cusparse.h>)
+#  include <ATen/cuda/CUDAContextLight.h>
+#endif
 
 namespace spillway::torch {
 
@@ -178,6 +183,9 @@ class CudaTensorAllocator final
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override {
     history_.attach(watch(), std::move(tracker), Site::device().index());
   }
+  /// The bytes that PyTorch keeps for cuBLAS, for each thread's handle and stream; 0 if the module
+  /// was compiled without cuBLAS' headers.
+  [[nodiscard]] std::size_t workspace_bytes() const;
   // Called by the site.
 
   /// Calls `give_back` once the stream on which a capture takes memory runs after the work of all
@@ -350,6 +358,33 @@ CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
     as_torch::add_private_pool(stats, id, pools_.reserved_bytes(id));
   }
   return stats;
+}
+
+template <class Site>
+std::size_t CudaTensorAllocator<Site>::workspace_bytes() const {
+  std::size_t bytes = 0;
+#if __has_include(<cublasLt.h>) && __has_include(<cusolverDn.h>) && __has_include(<cusparse.h>)
+  auto const sum = [&bytes](auto const& workspaces) {
+    for (auto const& [handle_and_stream, workspace] : workspaces) {
+      if constexpr (requires { workspace.first.get(); }) {
+        bytes += Site::leases().raw_bytes(workspace.first.get());
+      } else {
+        bytes += Site::leases().raw_bytes(workspace.get());
+      }
+    }
+  };
+  auto const add = [&sum](auto& workspaces) {
+    if constexpr (requires { workspaces.mutex; }) {
+      std::shared_lock const lock{workspaces.mutex};
+      sum(workspaces.map);
+    } else {
+      sum(workspaces);
+    }
+  };
+  add(at::cuda::cublas_handle_stream_to_workspace());
+  add(at::cuda::cublaslt_handle_stream_to_workspace());
+#endif
+  return bytes;
 }
 
 template <class Site>

@@ -343,6 +343,12 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Entry const* const raw = table_.find(storage._mutable_data_ptr_no_checks().get_context());
     return raw == nullptr ? StorageView{} : view_of_raw(*raw);
   }
+  /// The bytes of an allocation that no operation has been seen to use; 0 if there is none at `p`.
+  [[nodiscard]] std::size_t raw_bytes(void* p) const {
+    Guard const guard{mutex_};
+    Entry const* const raw = table_.find(p);
+    return raw == nullptr ? 0 : raw->bytes;
+  }
   /// All storages and allocations, largest first.
   [[nodiscard]] std::vector<StorageView> views() const;
   [[nodiscard]] Counts counts() const {
