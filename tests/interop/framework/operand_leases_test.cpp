@@ -108,9 +108,9 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
   /// Null if there is no room.
   std::shared_ptr<Object> make(std::size_t bytes, ObjectFrame* frame = nullptr) {
     auto object = std::make_shared<Object>();
-    std::string failure;
+    framework::Refusal refusal;
     bool const has_room = try_allocate_block(
-        bytes, stream_, frame, failure, [&](BlockId block, Memory::lease_type& lease) {
+        bytes, stream_, frame, refusal, [&](BlockId block, Memory::lease_type& lease) {
           Guard const guard{mutex_};
           entries_.push_back(std::make_unique<ObjectEntry>());
           ObjectEntry& entry = *entries_.back();
@@ -137,8 +137,8 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
         }
       }
     }
-    std::string failure;
-    return acquire_missing(frame, missing, stream_, failure);
+    framework::Refusal refusal;
+    return acquire_missing(frame, missing, stream_, refusal);
   }
   void exit(ObjectFrame& frame) {
     release_pins(
