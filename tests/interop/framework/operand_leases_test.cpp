@@ -197,6 +197,23 @@ TEST_SUITE("operand_leases") {
     program.leases.exit(second);
   }
 
+  TEST_CASE("OperandLeases: under pressure an operation with four operands costs one event") {
+    Program program;
+    Objects objects;
+    for (int i = 0; i < 4; ++i) {
+      objects.push_back(program.leases.make(256_KiB));
+    }
+    CHECK(program.leases.reclaim() == 1_MiB);
+    ObjectFrame frame;
+    REQUIRE(program.leases.enter(frame, objects));
+    auto const before = program.device.calls().records;
+
+    program.leases.exit(frame);
+
+    CHECK(program.device.calls().records - before == 1);
+    CHECK(program.memory.stats().leased.blocks.current == 0);
+  }
+
   TEST_CASE("OperandLeases: a storage that is gone, and one whose address moved, are left alone") {
     Program program;
     auto gone = program.leases.make(1_MiB);
