@@ -120,11 +120,11 @@ struct alignas(64) StorageEntry {
   bool is_frozen = false;    // its owner promised that operations only read it
   bool is_arriving = false;  // one thread is acquiring the lease
   bool is_dead = false;      // the storage is gone; the last pin deletes this
-  bool is_captured = false;  // a graph uses the address whenever it is launched
   StreamLeases<Lease, Stream> leases{};
   BlockId block{};
   std::size_t bytes = 0;
-  bool is_fixed = false;  // allocated by `allocate_fixed`: no storage's, but a pool's
+  bool is_fixed = false;     // allocated by `allocate_fixed`: no storage's, but a pool's
+  bool is_captured = false;  // a graph uses the address whenever it is launched
   TensorDescription description{};
   StorageEntry* previous = this;
   StorageEntry* next = this;
