@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the tables of docs/benchmarks.md that do not depend on the machine, and writes them into the page.
+
+usage: figures.py [--check] [--programs FOLDER] [--traces FOLDER]
+
+Covers what is counted in bytes or on the virtual clock: compaction at exactly the peak, bytes that eviction
+swaps in, and the step time under a memory limit. What is measured in real time is not covered: those tables
+name their date, machine and command. A table stands between `<!-- figures NAME -->` and `<!-- figures end -->`.
+--check changes nothing and fails if a table differs from what the programs print now.
+"""
+import argparse
+import collections
+import csv
+import difflib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+TABLE = re.compile(r"(<!-- figures (\S+) -->\n).*?(<!-- figures end -->)", re.DOTALL)
+
+# Bytes moved per byte allocated by a simple reference over best fit, see the page.
+COMPACTION = [
+    ("minimalloc_A", "minimalloc A", "0.208"),
+    ("minimalloc_B", "minimalloc B", "0.159"),
+    ("minimalloc_C", "minimalloc C", "0.200"),
+    ("minimalloc_D", "minimalloc D", "0.369"),
+    ("minimalloc_E", "minimalloc E", "0.313"),
+    ("minimalloc_F", "minimalloc F", "0.232"),
+    ("somas_pangu_2.6B", "SOMAS Pangu 2.6B", "0.020"),
+    ("torch_cs336_medium_128_training", "PyTorch medium, training, 128", "0.220"),
+    ("torch_cs336_medium_512_training", "PyTorch medium, training, 512", "0.065"),
+    ("torch_cs336_medium_256_inference", "PyTorch medium, inference, 256", "0.180"),
+    ("azure_llm_conv_derived", "Azure LLM conversations", "0.0077"),
+    ("g10_BERT_Base_256", "BERT base, 256", "0.322"),
+    ("g10_ResNet152_512", "ResNet152, 512", "0.247"),
+]
+ACCESSES = [
+    ("g10_BERT_Base_256", "BERT base, 256"),
+    ("g10_BERT_Base_512", "BERT base, 512"),
+    ("g10_ResNet152_512", "ResNet152, 512"),
+    ("g10_ViT_1280", "ViT, 1280"),
+]
+
+
+def run(*command):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if result.returncode != 0:
+        sys.exit(f"figures.py: {' '.join(map(str, command))} failed:\n{result.stderr}")
+    return result.stdout
+
+
+def table(head, rows):
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
+
+
+def compaction(programs, traces):
+    rows = []
+    for name, title, reference in COMPACTION:
+        scale = 1024 if name.startswith("minimalloc") else 1  # sizes in units, not in bytes
+        result = json.loads(run(programs / "spillway-replay", traces / f"{name}.csv", "--scale", scale,
+                                "--no-swap", "--capacity", "1.0x", "--json"))
+        moved = result["moved_bytes"] / result["allocated_bytes"] if result["completed"] else None
+        rows.append([title, "out of memory" if moved is None else f"{moved:.2g}", reference])
+    return table(["trace", "moved / allocated", "reference"], rows)
+
+
+def eviction(programs, traces):
+    rows = []
+    for name, title in ACCESSES:
+        printed = run(programs / "bench_eviction_quality", traces / "access" / f"{name}.csv")
+        for line in printed.splitlines()[2:]:
+            capacity, lru, fifo, size, cost, schedule, bound, over = line.split()
+            rows.append([title, f"{float(capacity):g}x", lru, fifo, size, cost, schedule, bound,
+                         over.replace("%", " %")])
+    return table(["trace", "capacity", "lru", "fifo", "size", "cost", "schedule", "bound", "over the bound"], rows)
+
+
+def overlap(programs, traces):
+    printed = run(programs / "bench_overlap", *(traces / "access" / f"{name}.csv" for name, _ in ACCESSES), "--csv")
+    ratios = collections.defaultdict(list)
+    for row in csv.DictReader(printed.splitlines()):
+        ratio = f"{float(row['step_ns']) / float(row['least_ns']):.3f}" if row["completed"] == "1" else "-"
+        ratios[row["trace"], float(row["link_gbps"]), float(row["capacity_factor"])].append(ratio)
+    titles = dict(ACCESSES)
+    rows = [[titles[pathlib.Path(trace).stem], f"{link:g}", f"{capacity:g}x", *values]
+            for (trace, link, capacity), values in ratios.items()]
+    return table(["trace", "GB/s each way", "capacity", "lru, nothing ahead", "schedule, nothing ahead",
+                  "schedule and prefetch"], rows)
+
+
+TABLES = {"compaction": compaction, "eviction": eviction, "overlap": overlap}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="fail if a table of the page is stale")
+    parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "build" / "bin")
+    parser.add_argument("--traces", type=pathlib.Path, default=ROOT.parent / "shared" / "traces")
+    arguments = parser.parse_args()
+    page = PAGE.read_text()
+    if missing := set(TABLES) - {match[1] for match in TABLE.findall(page)}:
+        sys.exit(f"figures.py: {PAGE.name} has no place for {', '.join(sorted(missing))}")
+    made = TABLE.sub(
+        lambda match: match[1] + TABLES[match[2]](arguments.programs, arguments.traces) + match[3], page)
+    if not arguments.check:
+        PAGE.write_text(made)
+    elif made != page:
+        sys.stdout.writelines(difflib.unified_diff(page.splitlines(True), made.splitlines(True),
+                                                   "docs/benchmarks.md", "what the programs print"))
+        sys.exit("figures.py: tables of docs/benchmarks.md are stale; run scripts/figures.py")
+
+
+if __name__ == "__main__":
+    main()
