@@ -24,7 +24,7 @@ namespace detail {
 /// Blocks that lie side by side, move by the same distance and are copied as if they were one.
 struct MoveRun {
   std::byte* to = nullptr;
-  std::byte const* from = nullptr;
+  std::byte* from = nullptr;
   std::size_t bytes = 0;
   std::size_t moves = 0;  ///< of the plan, one for each block
   std::size_t after = 0;  ///< it must not run at once with a run of a lower number than this one
@@ -188,8 +188,6 @@ void enqueue_slide(Device& device,
     std::size_t const bytes = std::min(copies.piece_bytes, run.bytes - done);
     return std::pair{is_up ? run.bytes - done - bytes : done, bytes};
   };
-  // The device writes there only what it is told to.
-  auto* const origin = const_cast<std::byte*>(run.from);  // NOLINT(*-const-cast)
   std::size_t moved = 0;
   try {
     for (; copies.count != 0 && moved * copies.piece_bytes < run.bytes; ++moved) {
@@ -201,7 +199,7 @@ void enqueue_slide(Device& device,
     while (moved != 0) {
       auto const [at, bytes] = piece(moved - 1);
       try {
-        carry(origin + at, run.to + at, bytes);
+        carry(run.from + at, run.to + at, bytes);
         --moved;
       } catch (DeviceError const& error) {
         if (++refusals == MoveCopies::most_refusals) {
