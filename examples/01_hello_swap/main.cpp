@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Twice as many bytes as the device holds, and still each tensor is there when it is used.
 // [hello]
-#include <spillway/spillway.hpp>
+#include <spillway/sim.hpp>
 
 #include <cstdio>
 #include <vector>

@@ -245,10 +245,7 @@ class BasicSimWorker {
   BasicSimWorker(BasicSimWorker const&) = delete;
   BasicSimWorker& operator=(BasicSimWorker const&) = delete;
   /// Waits until the thread has run what was pushed.
-  ~BasicSimWorker() {
-    stop();
-    thread_.join();
-  }
+  ~BasicSimWorker();
 
   void push(Op const& op) {
     remember(op);
@@ -338,6 +335,12 @@ void BasicSimWorker<Lazy>::remember(Op const& op) {
     recent.copies.assign(op.copies.begin(), op.copies.end());
     recent.op.copies = recent.copies;
   }
+}
+
+template <class Lazy>
+BasicSimWorker<Lazy>::~BasicSimWorker() {
+  stop();
+  thread_.join();
 }
 
 template <class Lazy>
