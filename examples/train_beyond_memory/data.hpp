@@ -12,9 +12,9 @@
 namespace beyond {
 
 /// Thrown when a data file is missing, cut short or not what it should be; names the file.
-class DataError : public std::runtime_error {
+class DataError : public std::invalid_argument {
  public:
-  using std::runtime_error::runtime_error;
+  using std::invalid_argument::invalid_argument;
 };
 
 /// Pictures and what they show. Pixels are scaled to [0, 1], one picture after the other.

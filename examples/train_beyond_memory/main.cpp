@@ -2,21 +2,18 @@
 // Trains a network that needs more memory than the device is allowed to have, and proves that it
 // learns the very same thing, bit for bit, as with memory to spare.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
-#include <exception>
 #include <iostream>
 #include <stdexcept>
 #include <string>
 
+#include "command_line.hpp"
 #include "data.hpp"
 #include "platforms.hpp"
 #include "report.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
-
-constexpr int bad_input = 2;
 
 /// Enough for the shipped digits; a larger set of pictures needs fewer epochs for as many steps.
 std::size_t default_epochs(beyond::Dataset const& data, std::size_t batch) {
@@ -25,21 +22,9 @@ std::size_t default_epochs(beyond::Dataset const& data, std::size_t batch) {
   return (wanted_steps + steps - 1) / steps;
 }
 
-/// CLI11's own check prints the largest number there is, digit by digit.
-CLI::Validator is_positive() {
-  return {[](std::string& text) {
-            double number = 0;
-            bool const is_number = CLI::detail::lexical_cast(text, number);
-            return is_number && std::isfinite(number) && number > 0
-                       ? std::string{}
-                       : "expected a number above 0, not '" + text + "'";
-          },
-          "> 0"};
-}
-
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   beyond::ExperimentOptions options;
   beyond::TrainingOptions& training = options.training;
   std::string data_path = SPILLWAY_EXAMPLE_DIGITS;
@@ -47,10 +32,11 @@ int main(int argc, char** argv) try {
   std::size_t epochs = 0;
   bool is_json = false;
 
-  CLI::App app{"Trains a network under a device memory limit that the training does not fit in."};
+  CLI::App app{"Trains a network under a device memory limit that the training does not fit in.",
+               "train_beyond_memory"};
   app.add_option(
          "--capacity", options.capacities, "Memory limit, in peaks of the run without a limit")
-      ->check(is_positive())
+      ->check(command_line::positive_number())
       ->expected(1)
       ->take_all()
       ->capture_default_str();
@@ -58,7 +44,7 @@ int main(int argc, char** argv) try {
                  epochs,
                  "Times to go through the pictures; fewer than the default are "
                  "not judged by their accuracy")
-      ->check(is_positive());
+      ->check(command_line::positive_number());
   app.add_option("--data", data_path, "A CSV file like the shipped digits, or a folder with MNIST")
       ->capture_default_str();
   app.add_option("--device", device, "sim or cuda; default: cuda where there is a device")
@@ -66,59 +52,44 @@ int main(int argc, char** argv) try {
   app.add_option("--timeline", options.timeline, "Write a Perfetto trace of the last run");
   app.add_option("--snapshot", options.snapshot, "Write a memory snapshot of the last run");
   app.add_option("--batch", training.batch, "Pictures in a step")
-      ->check(is_positive())
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--blocks", training.shape.blocks, "Residual blocks of two layers each")
-      ->check(is_positive())
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--width", training.shape.width, "Width of a layer")
-      ->check(is_positive())
+      ->check(command_line::positive_number())
       ->capture_default_str();
   app.add_option("--seed", training.seed, "Seed of the weights and of the order of the pictures")
       ->capture_default_str();
   app.add_flag("--json", is_json, "Print one JSON object");
-  app.set_version_flag("--version", "train_beyond_memory " SPILLWAY_VERSION);
-  try {
-    app.parse(argc, argv);
-  } catch (CLI::ParseError const& error) {
-    return app.exit(error) == 0 ? 0 : bad_input;
-  }
+  return command_line::run(app, argc, argv, [&]() -> int {
+    beyond::Dataset const data = beyond::load_dataset(data_path);
+    if (training.batch > data.train.count()) {
+      throw beyond::DataError{"--batch: only " + std::to_string(data.train.count()) +
+                              " pictures to train with"};
+    }
+    training.shape.inputs = data.train.pixels;
+    training.shape.classes = data.classes;
+    training.epochs = epochs != 0 ? epochs : default_epochs(data, training.batch);
 
-  beyond::Dataset const data = beyond::load_dataset(data_path);
-  if (training.batch > data.train.count()) {
-    throw beyond::DataError{"--batch: only " + std::to_string(data.train.count()) +
-                            " pictures to train with"};
-  }
-  training.shape.inputs = data.train.pixels;
-  training.shape.classes = data.classes;
-  training.epochs = epochs != 0 ? epochs : default_epochs(data, training.batch);
-
-  if (device == "cuda" && !beyond::has_cuda_device()) {
-    std::cerr << "train_beyond_memory: --device cuda: no CUDA device, or built without CUDA\n";
-    return bad_input;
-  }
-  bool const is_cuda = device == "cuda" || (device.empty() && beyond::has_cuda_device());
-  beyond::Report const report = [&] {
-    beyond::Progress progress;
-    return is_cuda ? beyond::run_on_cuda(data, options, progress)
-                   : beyond::run_on_sim(data, options, progress);
-  }();
-  (is_json ? beyond::print_json : beyond::print_table)(std::cout, data, options, report);
-  if (!std::cout.flush()) {
-    throw std::runtime_error{"standard output cannot be written to: the report is incomplete"};
-  }
-  auto const verdict =
-      beyond::judge(report, training.epochs >= default_epochs(data, training.batch));
-  if (verdict == beyond::Verdict::wrong) {
-    std::cerr
-        << "train_beyond_memory: a run differs from the one without a limit, or reads fewer than "
-        << beyond::wanted_accuracy * 100 << " % of the test pictures right\n";
-  }
-  return static_cast<int>(verdict);
-} catch (beyond::DataError const& error) {
-  std::cerr << "train_beyond_memory: " << error.what() << '\n';
-  return bad_input;
-} catch (std::exception const& error) {
-  std::cerr << "train_beyond_memory: " << error.what() << '\n';
-  return static_cast<int>(beyond::Verdict::wrong);
+    if (device == "cuda" && !beyond::has_cuda_device()) {
+      throw std::invalid_argument{"--device cuda: no CUDA device, or built without CUDA"};
+    }
+    bool const is_cuda = device == "cuda" || (device.empty() && beyond::has_cuda_device());
+    beyond::Report const report = [&] {
+      beyond::Progress progress;
+      return is_cuda ? beyond::run_on_cuda(data, options, progress)
+                     : beyond::run_on_sim(data, options, progress);
+    }();
+    (is_json ? beyond::print_json : beyond::print_table)(std::cout, data, options, report);
+    auto const verdict =
+        beyond::judge(report, training.epochs >= default_epochs(data, training.batch));
+    if (verdict == beyond::Verdict::wrong) {
+      std::cerr
+          << "train_beyond_memory: a run differs from the one without a limit, or reads fewer than "
+          << beyond::wanted_accuracy * 100 << " % of the test pictures right\n";
+    }
+    return static_cast<int>(verdict);
+  });
 }
