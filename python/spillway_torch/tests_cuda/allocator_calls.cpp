@@ -4,7 +4,10 @@
 
 #include <atomic>
 #include <cstddef>
+#include <type_traits>
+#include <utility>
 
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 namespace {
@@ -14,9 +17,26 @@ using Entry = c10::CachingDeviceAllocator::TraceEntry;
 std::atomic<std::size_t> seen[16]{};
 std::atomic<bool> are_there{true};
 
+/// Older versions keep no sizes with the workspaces.
+template <class Map>
+void add_workspace(Map& workspaces, c10::DataPtr memory, std::size_t bytes) {
+  if constexpr (std::is_same_v<typename Map::mapped_type, c10::DataPtr>) {
+    workspaces[{nullptr, nullptr}] = std::move(memory);
+  } else {
+    workspaces[{nullptr, nullptr}] = {std::move(memory), bytes};
+  }
+}
+
 }  // namespace
 
 extern "C" {
+
+/// As a thread's first product of matrices on a stream does.
+void keep_workspace(std::size_t bytes) {
+  add_workspace(at::cuda::cublas_handle_stream_to_workspace().map,
+                c10::cuda::CUDACachingAllocator::get()->allocate(bytes),
+                bytes);
+}
 
 /// As cuDNN's benchmark mode does before it tries algorithms that need much scratch memory.
 std::size_t largest_piece(int device) {

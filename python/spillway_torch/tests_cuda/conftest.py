@@ -146,7 +146,7 @@ def native(tmp_path_factory):
     headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
     library = tmp_path_factory.mktemp("native") / "allocator_calls.so"
     command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-shared", "-fPIC", str(FOLDER / "allocator_calls.cpp"),
-               "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}", "-lc10_cuda", "-lc10"]
+               "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cuda"]
     for path in [*include_paths(), *(h for h in headers if os.path.exists(os.path.join(h, "cuda_runtime_api.h")))]:
         command += ["-isystem", path]
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
@@ -155,5 +155,6 @@ def native(tmp_path_factory):
     loaded = ctypes.CDLL(str(library))
     loaded.largest_piece.restype = loaded.base_of.restype = ctypes.c_size_t
     loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
+    loaded.keep_workspace.argtypes = [ctypes.c_size_t]
     loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t
     return loaded

@@ -27,6 +27,18 @@ def test_the_largest_piece_is_small_when_memory_is_full(native, lms, make):
     del made
 
 
+def test_the_workspaces_of_cublas_are_named(native, lms):
+    import spillway_torch
+    before = lms.stats()["cublas_workspace_bytes"]
+
+    native.keep_workspace(3 * MIB)
+
+    assert lms.stats()["cublas_workspace_bytes"] - before == 3 * MIB
+    assert "workspaces of cuBLAS" in spillway_torch.memory_summary()
+    torch._C._cuda_clearCublasWorkspaces()
+    assert lms.stats()["cublas_workspace_bytes"] == 0
+
+
 def test_an_address_is_traced_to_its_segment(native, make):
     x, _ = make(4)
     size = ctypes.c_size_t()
