@@ -22,9 +22,10 @@ namespace spillway::detail {
 
 /// The host half of transfers to the slower tiers: copies between staging chunks and slots.
 ///
-/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` on a stream,
-/// as a function that runs on the host. It then copies each piece between the chunk and pageable
-/// memory or the file. Pieces that are adjacent in the file and in the chunk share one file call.
+/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` on a
+/// stream, as a function that runs on the host. It then copies each piece between the chunk and
+/// pageable memory or the file. Pieces that are adjacent in the file and in the chunk share one
+/// file call.
 ///
 /// A write that the file refuses loses nothing as long as there is memory. The call is first
 /// repeated piece by piece. Each piece that fails again is copied to the heap, into the slot's

@@ -103,7 +103,8 @@ class Journal {
 
   // The reservation and the rest.
   void grown(std::size_t bytes, void const* segment, std::size_t reserved_bytes) noexcept {
-    stats_.peak_reserved_bytes = std::max<std::uint64_t>(stats_.peak_reserved_bytes, reserved_bytes);
+    stats_.peak_reserved_bytes =
+        std::max<std::uint64_t>(stats_.peak_reserved_bytes, reserved_bytes);
     log(RecordKind::grow, {}, bytes, segment);
   }
   void trimmed(std::size_t bytes, void const* segment) noexcept {
