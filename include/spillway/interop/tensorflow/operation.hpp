@@ -30,9 +30,10 @@ namespace spillway::tensorflow {
 
 /// What an operation does with the bytes of its operands.
 enum class OperationKind : std::uint8_t {
-  touches,  ///< reads or writes them while it runs
-  passes,   ///< passes tensors on without reading their bytes
-  reads,    ///< touches, but only reads its variables
+  touches,     ///< reads or writes them while it runs
+  passes,      ///< passes tensors on without reading their bytes
+  reads,       ///< touches, but only reads its variables
+  gives_away,  ///< passes tensors on to code outside of operations
 };
 
 /// Classifies an operation by its name. An operation that is not known touches its operands.
@@ -121,6 +122,21 @@ enum class OperationKind : std::uint8_t {
   return OperationKind::touches;
 }
 
+/// Classifies a kernel. The call of a compiled function is one operation, whose kernel is XLA's and
+/// reads its operands; a call of any other function passes them on.
+[[nodiscard]] inline OperationKind kind_of(::tensorflow::OpKernel const& kernel) {
+  std::string_view const name = kernel.type_string_view();
+  OperationKind const kind = kind_of(name);
+  if (kind == OperationKind::passes && name.ends_with("PartitionedCall")) {
+    auto const& attributes = kernel.def().attr();
+    auto const compiled = attributes.find("_XlaMustCompile");
+    if (compiled != attributes.end() && compiled->second.b()) {
+      return OperationKind::touches;
+    }
+  }
+  return kind;
+}
+
 /// Whether an operation calls code that runs other operations, on this thread or others, before it
 /// returns.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
@@ -201,10 +217,8 @@ bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
 template <class Site>
 class Operands {
  public:
-  Operands(tf::OpKernelContext& context, OperationKind kind) : kind_{kind} {
-    if (kind == OperationKind::passes) {
-      captures_ = true;  // only those come here that pass operands to code outside of operations
-    }
+  Operands(tf::OpKernelContext& context, OperationKind kind)
+      : kind_{kind}, captures_{kind == OperationKind::gives_away} {
     for (tf::TensorValue const& value : context.params()->inputs) {
       if (value.tensor == nullptr) {
         continue;
@@ -331,7 +345,7 @@ class Operands {
   }
 
   OperationKind kind_;
-  bool captures_ = false;
+  bool captures_;
   bool has_variants_of_tensors_ = false;  // lists or optional values are among the operands
   std::vector<framework::BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
@@ -362,11 +376,12 @@ class Operation {
 
   Operation(tf::OpKernelContext& context,
             std::string_view name,
+            OperationKind kind,
             bool is_program,
             bool is_synchronous)
       : context_{&context},
         is_program_{is_program},
-        operands_{context, kind_of(name)},
+        operands_{context, kind},
         frame_{depth(), is_synchronous && is_program && may_run_alone(name)} {}
   Operation(Operation const&) = delete;
   Operation& operator=(Operation const&) = delete;

@@ -97,10 +97,11 @@ class SwappingDevice : public Base {
   void Compute(tf::OpKernel* kernel, tf::OpKernelContext* context) override {
     auto const name = kernel->type_string_view();
     bool const is_program = belongs_to_program(*context);
-    if (is_program && passes(name, *context)) {
+    OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
+    if (is_program && kind == OperationKind::passes) {
       Base::Compute(kernel, context);
     } else {
-      Operation<Site> operation{*context, name, is_program, true};
+      Operation<Site> operation{*context, name, kind, is_program, true};
       if (!operation.try_begin()) {
         return;
       }
@@ -118,12 +119,14 @@ class SwappingDevice : public Base {
                     tf::AsyncOpKernel::DoneCallback done) override {
     auto const name = kernel->type_string_view();
     bool const is_program = belongs_to_program(*context);
-    if (is_program && passes(name, *context)) {
+    OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
+    if (is_program && kind == OperationKind::passes) {
       InFrame<Site> const outside{nullptr};
       Base::ComputeAsync(kernel, context, std::move(done));
       return;
     }
-    auto const operation = std::make_shared<Operation<Site>>(*context, name, is_program, false);
+    auto const operation =
+        std::make_shared<Operation<Site>>(*context, name, kind, is_program, false);
     if (!operation->try_begin()) {
       done();
       return;
@@ -148,18 +151,21 @@ class SwappingDevice : public Base {
   }
 
  private:
-  /// Whether an operation passes its operands on without reading them.
-  [[nodiscard]] static bool passes(std::string_view name, tf::OpKernelContext& context) {
+  /// What an operation does with its operands here: on this device, in a session or outside of one.
+  [[nodiscard]] static OperationKind kind_in(tf::OpKernelContext& context,
+                                             tf::OpKernel const& kernel) {
+    std::string_view const name = kernel.type_string_view();
     if (name == "_Send" && Site::is_whole_device && goes_to_gpu(context)) {
-      return false;  // the tensor is copied from GPU to GPU by a function that cannot be replaced
+      return OperationKind::
+          gives_away;  // copied from GPU to GPU by a function that is not replaced
     }
-    if (name == "_Retval" || name == "_Send") {
-      return context.session_state() == nullptr;  // what a session returns becomes a NumPy array
+    if ((name == "_Retval" || name == "_Send") && context.session_state() != nullptr) {
+      return OperationKind::gives_away;  // what a session returns becomes a NumPy array
     }
-    if (name == "ReadVariableOp" || name == "AssignVariableOp") {
-      return !copies_on_read(context);
+    if ((name == "ReadVariableOp" || name == "AssignVariableOp") && !copies_on_read(context)) {
+      return OperationKind::passes;
     }
-    return kind_of(name) == OperationKind::passes;
+    return kind_of(kernel);
   }
 
   [[nodiscard]] static bool goes_to_gpu(tf::OpKernelContext const& context) {
