@@ -348,6 +348,28 @@ class DeviceAllocator {
   /// @throws DeviceError
   void synchronize() { order_.synchronize(Ticket::everything()); }
 
+  /// To be called by a thread that forks, before and after `fork`: no other thread is inside of a
+  /// call meanwhile. The child can use the allocator if its device has these functions, too, as
+  /// `HostApi` has. What other threads leased stays leased there.
+  void before_fork() {
+    monitor_.lock_between_calls();
+    if constexpr (forks) {
+      device_->before_fork();
+    }
+  }
+  void after_fork_in_parent() noexcept {
+    if constexpr (forks) {
+      device_->after_fork_in_parent();
+    }
+    monitor_.unlock();
+  }
+  void after_fork_in_child() noexcept {
+    if constexpr (forks) {
+      device_->after_fork_in_child();
+    }
+    monitor_.unlock();
+  }
+
   /// Copies between ordinary host memory and a leased block, through pinned memory of this
   /// allocator.
   ///
@@ -396,16 +418,18 @@ class DeviceAllocator {
   using Monitor = detail::Monitor<typename Policies::lock>;
   using Exclusive = typename Monitor::Exclusive;
 
+  static constexpr bool forks = requires(device_type & device) { device.before_fork(); };
+
   /// One call: holds the lock while it lives, and then tells the observer what was done.
   class Call {
    public:
     explicit Call(DeviceAllocator& allocator) : allocator_{allocator} {
-      allocator_.monitor_.lock();
+      allocator_.monitor_.begin_call();
     }
     Call(Call const&) = delete;
     Call& operator=(Call const&) = delete;
     ~Call() {
-      allocator_.monitor_.unlock();
+      allocator_.monitor_.end_call();
       allocator_.journal_.tell_observer();
     }
 

@@ -29,6 +29,16 @@ class Monitor {
   void lock() { lock_.lock(); }
   void unlock() { lock_.unlock(); }
 
+  /// Around a call that may release the lock before it is done.
+  void begin_call() {
+    lock_.lock();
+    ++calls_;
+  }
+  void end_call() {
+    --calls_;
+    lock_.unlock();
+  }
+
   /// Releases the lock for as long as it lives.
   class Unlocked {
    public:
@@ -118,6 +128,17 @@ class Monitor {
     return result;
   }
 
+  /// Takes the lock at a time when no thread is inside of a call, for `fork`: the child has none of
+  /// the other threads, which could not finish there what they had begun.
+  void lock_between_calls() {
+    lock_.lock();
+    while (calls_ != 0) {
+      lock_.unlock();
+      std::this_thread::yield();
+      lock_.lock();
+    }
+  }
+
   [[nodiscard]] bool is_waiting(std::thread::id thread) const noexcept {
     return std::find(waiting_threads_.begin(), waiting_threads_.end(), thread) !=
            waiting_threads_.end();
@@ -161,6 +182,7 @@ class Monitor {
 
   Lock lock_;
   std::condition_variable_any changed_;
+  std::size_t calls_ = 0;
   std::size_t sleepers_ = 0;
   bool is_exclusive_taken_ = false;
   std::uint64_t releases_ = 0;

@@ -135,23 +135,14 @@ class Bindings {
   static void before_fork() {
     if (is_installed()) {
       installed().leases.before_fork();
-      if constexpr (forks) {
-        installed().device.before_fork();
-      }
     }
   }
   static void after_fork(bool is_child) {
     if (is_installed()) {
-      if constexpr (forks) {
-        is_child ? installed().device.after_fork_in_child()
-                 : installed().device.after_fork_in_parent();
-      }
-      installed().leases.after_fork();
+      is_child ? installed().leases.after_fork_in_child(&Site::frames())
+               : installed().leases.after_fork_in_parent();
     }
   }
-  /// Whether the device has threads that `fork` has to stop. CUDA cannot be used in a child process
-  /// anyway.
-  static constexpr bool forks = requires(typename State::Device device) { device.before_fork(); };
 };
 
 template <class Site>

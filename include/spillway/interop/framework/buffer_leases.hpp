@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -163,10 +164,21 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Guard const guard{mutex_};
     return find(address) != nullptr;
   }
-  [[nodiscard]] std::size_t bytes_of(void* address) const {
+  /// Returns the buffer that an address lies in; null if there is none. O(1) for the address of a
+  /// buffer itself, else O(n): only code outside of operations asks for parts of buffers.
+  [[nodiscard]] void* base_of(void* address) const {
     Guard const guard{mutex_};
-    Entry const* const entry = find(address);
-    return entry == nullptr ? 0 : entry->bytes;
+    if (find(address) != nullptr) {
+      return address;
+    }
+    auto const holds = [address](auto const& buffer) {
+      auto const* const begin = static_cast<std::byte const*>(buffer.first);
+      std::less_equal<> const is_before;
+      return is_before(begin, static_cast<std::byte const*>(address)) &&
+             !is_before(begin + buffer.second->bytes, static_cast<std::byte const*>(address));
+    };
+    auto const found = std::find_if(buffers_.begin(), buffers_.end(), holds);
+    return found == buffers_.end() ? nullptr : found->first;
   }
 
   /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are
@@ -194,6 +206,10 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     }
     update_peak_reclaimed();
     return bytes;
+  }
+  void after_fork_in_child(Frame const* frame) {
+    is_exclusive_right_taken_ = false;  // exclusive frames do not call code that could fork
+    Base::after_fork_in_child(frame);
   }
   /// Says how much of the capacity may be used, if a part of it is reserved.
   void set_limit(std::size_t limit_bytes) noexcept { limit_bytes_ = limit_bytes; }
@@ -493,11 +509,9 @@ template <class Allocator>
 std::string BufferLeases<Allocator>::describe_failure(std::string const& why) {
   Guard const guard{mutex_};
   ++this->counts_.out_of_memory;
-  std::string text = why;
-  if (!this->is_enabled_) {
-    text += " Support for large models is off: set_lms_enabled(True).";
-  }
-  failure_ = text + " " + std::to_string(sizes_.active_bytes) + " bytes are in use by " +
+  failure_ = why + " The limit is " + std::to_string(limit_bytes_) + " bytes: set_lms_limit. " +
+             (this->is_enabled_ ? "" : "Support for large models is off: set_lms_enabled(True). ") +
+             std::to_string(sizes_.active_bytes) + " bytes are in use by " +
              std::to_string(this->counts_.active_frames) + " operations, " +
              std::to_string(sizes_.fixed_bytes) + " bytes can never leave.";
   return failure_;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -108,6 +109,28 @@ class OperandLeases {
   std::size_t reclaim();
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
+
+  /// To be called by a thread that forks, before and after `fork`. The child has none of the other
+  /// threads: what they were acquiring is acquired again when it is used there.
+  ///
+  /// @param frame  the one that the thread is inside of; null for none
+  void before_fork() {
+    mutex_.lock();
+    memory_->before_fork();
+  }
+  void after_fork_in_parent() noexcept {
+    memory_->after_fork_in_parent();
+    mutex_.unlock();
+  }
+  void after_fork_in_child(Frame const* frame) {
+    memory_->after_fork_in_child();
+    for_each_entry([](Entry& entry) { entry.is_arriving = false; });
+    counts_.active_frames = frame == nullptr ? 0 : frame->thread_frames();
+    starving_frames_ = 0;
+    waiters_ = 0;
+    new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
+    mutex_.unlock();
+  }
 
   /// Sets whether an allocation that fails may swap others out. What is swapped out already comes
   /// back when it is used either way.

@@ -362,10 +362,6 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return why.empty() || has_warned_.exchange(true) ? std::string{} : why;
   }
 
-  /// Around `fork`, together with the device's own calls: no other thread holds the lock meanwhile.
-  void before_fork() { mutex_.lock(); }
-  void after_fork() noexcept { mutex_.unlock(); }
-
  private:
   using Guard = typename Base::Guard;
   using Missing = typename Base::Missing;

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that fork."""
+
+BEGIN = """
+import os, numpy as np, tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+pile = [tf.fill((1 << 20, 10), tf.constant(i, tf.uint8)) for i in range(12)]
+"""
+
+
+def test_a_forked_child_reads_tensors_that_are_away(script):
+    done = script(BEGIN + """
+spillway_tf.reclaim_inactive()
+pid = os.fork()
+if pid == 0:
+    good = all(t.numpy()[0, 3] == i and t.numpy()[-1, -1] == i for i, t in enumerate(pile))
+    os._exit(0 if good else 1)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+assert all(int(tf.reduce_max(t)) == i for i, t in enumerate(pile))
+print("good")
+""")
+    assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+def test_children_of_a_program_whose_threads_work_read_tensors(script):
+    done = script(BEGIN + """
+import threading
+is_over = threading.Event()
+def work():
+    while not is_over.is_set():
+        for t in pile:
+            tf.reduce_max(t)
+workers = [threading.Thread(target=work) for _ in range(2)]
+for w in workers:
+    w.start()
+for _ in range(20):
+    pid = os.fork()
+    if pid == 0:
+        good = all(t.numpy()[-1, -1] == i for i, t in enumerate(pile))
+        os._exit(0 if good else 1)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+is_over.set()
+for w in workers:
+    w.join()
+print("good")
+""")
+    assert done.stdout.strip() == "good", done.stderr[-2000:]
