@@ -82,7 +82,7 @@ class Blocks {
       journal_.refused_block();
       throw OutOfDeviceMemory{
           report(size_bytes),
-          "The block alone is larger than the capacity: raise capacity_bytes or split the block."};
+          "The block alone is larger than the capacity: raise the capacity or split the block."};
     }
     std::size_t const bytes = arena_.rounded_bytes(size_bytes);
     BlockId const id = table_.emplace({.requested_bytes = size_bytes, .bytes = bytes});

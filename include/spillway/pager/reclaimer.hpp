@@ -422,11 +422,10 @@ class Reclaimer {
   [[nodiscard]] std::string advice(std::size_t bytes) const {
     MemoryReport const now = blocks_.report(bytes);
     if (bytes > now.capacity_bytes) {
-      return "The block alone is larger than the capacity: raise capacity_bytes or split the "
-             "block.";
+      return "The block alone is larger than the capacity: raise the capacity or split the block.";
     }
     if (!options_.swapping) {
-      return "Swapping is off: switch it on, raise capacity_bytes or free blocks.";
+      return "Swapping is off: switch it on, raise the capacity or free blocks.";
     }
     if (now.free_bytes + now.reclaimable_bytes < bytes) {
       return "Release leases: the blocks held by them leave too little that could be swapped out.";

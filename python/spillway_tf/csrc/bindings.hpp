@@ -51,6 +51,11 @@ struct Bindings {
   static void set_limit(std::size_t limit) {
     auto& state = installed();
     std::size_t const capacity = state.memory.stats().capacity_bytes;
+    std::size_t const page_bytes = state.device.granularity_bytes();
+    if (limit < page_bytes) {
+      throw py::value_error{"the limit can be lowered to one page at most, which is " +
+                            std::to_string(page_bytes) + " bytes here"};
+    }
     if (limit > capacity) {
       throw py::value_error{"the limit can be raised to " + std::to_string(capacity) +
                             " bytes at most, with which spillway_tf was installed"};
@@ -69,6 +74,18 @@ struct Bindings {
     held.enter();
     std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
     Site::leases().keep(addresses);
+  }
+
+  static void before_fork() {
+    if (Site::is_ready()) {
+      Site::leases().before_fork();
+    }
+  }
+  static void after_fork(bool is_child) {
+    if (Site::is_ready()) {
+      is_child ? Site::leases().after_fork_in_child(Site::frame())
+               : Site::leases().after_fork_in_parent();
+    }
   }
 
   static py::dict raw_stats() {
@@ -159,11 +176,15 @@ struct Bindings {
     m.def("raw_stats", &raw_stats);
     m.def("reset_peaks", [] { installed().leases.reset_peaks(); });
     m.def("view", &view);
-    m.def("owns", [](std::size_t address) {
+    m.def("base_of", [](std::size_t address) {
       auto* const p = reinterpret_cast<void*>(address);
-      return Site::is_ready() && Site::may_own(p) && Site::leases().owns(p);
+      bool const is_ours = Site::is_ready() && Site::may_own(p);
+      return reinterpret_cast<std::size_t>(is_ours ? Site::leases().base_of(p) : nullptr);
     });
     m.def("keep", &keep, release());
+    m.def("before_fork", &before_fork);
+    m.def("after_fork_in_parent", [] { after_fork(false); });
+    m.def("after_fork_in_child", [] { after_fork(true); });
     py::class_<Held<Site>>(m, "Held", py::module_local())
         .def(py::init<std::vector<std::size_t> const&>())
         .def("__enter__", &Held<Site>::enter, release())

@@ -13,6 +13,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "fault_report.hpp"
@@ -36,13 +38,19 @@ struct HostSite {
   static constexpr bool is_whole_device = false;
 
   static void install(InstallOptions const& wanted) {
-    std::size_t const capacity =
-        wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().total_bytes / 10 * 9;
+    std::size_t const machine_bytes = spillway::HostApi{}.memory_info().total_bytes;
+    std::size_t const capacity = wanted.limit != 0 ? wanted.limit : machine_bytes / 10 * 9;
+    std::size_t const granularity = spillway::HostPagedApi::granularity_for(capacity);
+    if (capacity < granularity || capacity > machine_bytes) {
+      throw std::invalid_argument{"spillway_tf.install: a limit of " + std::to_string(capacity) +
+                                  " bytes: it can be " + std::to_string(granularity) +
+                                  " bytes, which are one page, to " +
+                                  std::to_string(machine_bytes) + ", which this machine has"};
+    }
     auto options = wanted.for_allocator<allocator_type>(capacity);
     // The bandwidths that plans are computed with are those of copies from memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;
-    std::size_t const granularity = spillway::HostPagedApi::granularity_for(capacity);
     // A few operations ahead is early enough, since copies take no longer than kernels here. A
     // longer lookahead would take the room of tensors that are made in between.
     constexpr std::size_t lookahead_ops = 16;

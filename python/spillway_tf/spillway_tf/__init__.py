@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
 from . import _shims
+from ._bytes import number_of_bytes as _bytes
 from ._keras import LMSStatsLogger
 from ._load import C as _C
 from ._load import built_for as _built_for
@@ -43,12 +44,17 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
     device      "CPU:0" or "GPU:0"; by default the GPU if TensorFlow has one
-    least_bytes tensors smaller than this are left to TensorFlow: they do not count and never leave
+    least_bytes tensors smaller than this, or than 512 bytes, are left to TensorFlow: they do not count and never leave
+
+    Bytes are numbers, or text such as "2GB" or "512MiB".
 
     Settings that TensorFlow takes before its devices are made, such as visible devices and threads, have to be made
     before this is called for a GPU.
     """
     global _host_limit
+    limit, host_limit, file_limit, least_bytes = (
+        _bytes(value or 0, "install", name) for name, value in
+        (("limit", limit), ("host_limit", host_limit), ("file_limit", file_limit), ("least_bytes", least_bytes)))
     with _lock:
         if not _C.is_installed() and _context.context_safe() is not None and _context.context()._initialized:
             raise RuntimeError(
@@ -106,11 +112,12 @@ def get_lms_enabled():
 def set_lms_limit(limit):
     """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
     global _limit_before_install
+    limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
         if _C.is_installed():
-            _C.set_limit(int(limit))
+            _C.set_limit(limit)
         else:
-            _limit_before_install = int(limit)
+            _limit_before_install = limit
 
 
 def get_lms_limit():
@@ -123,7 +130,7 @@ def set_lms_host_limit(limit):
     with _lock:
         if _C.is_installed():
             raise RuntimeError("the host limit is set before install() or set_lms_enabled(True)")
-        _host_limit = int(limit)
+        _host_limit = _bytes(limit, "set_lms_host_limit", "limit")
 
 
 def get_lms_host_limit():
@@ -147,7 +154,7 @@ def reclaim_inactive():
 
 
 def why_out_of_memory():
-    """What stood in the way when memory was last asked for in vain; TensorFlow's own error does not say."""
+    """What stood in the way when memory was last asked for in vain, as TensorFlow's error says, too."""
     return _C.last_failure()
 
 

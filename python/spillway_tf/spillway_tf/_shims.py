@@ -2,13 +2,16 @@
 """Shims for code that uses a tensor's bytes without an operation.
 
 A NumPy array of a tensor, or a buffer of one, is a copy: TensorFlow would give out the tensor's own memory, which is
-not there when the tensor leaves. Tensors of other allocators, and small ones, are given out as ever.
+not there when the tensor leaves. Tensors of other allocators are given out as ever.
 """
+import faulthandler
 import functools
+import os
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import script_ops
 
 from ._load import C
 
@@ -18,22 +21,20 @@ _numpy_of = _base._numpy
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
 
-def _array(tensor):
-    """NumPy's view of a tensor's memory, wherever its bytes are: nothing is read yet."""
-    found = _numpy_of(tensor)
-    return found if isinstance(found, np.ndarray) and found.nbytes >= C.least_bytes() else None
-
-
 def address_of(tensor):
-    """Where a tensor's memory begins; 0 for tensors that are not the library's."""
+    """Where the memory begins that a tensor lies in, which a slice shares with the tensor that it was cut from; 0 for
+    tensors that are not the library's."""
     if not isinstance(tensor, _base):
         return 0
     if C.kind == "gpu":
-        address = _gpu_address_of(tensor)
-    else:
-        array = _array(tensor) if tensor.dtype.is_numpy_compatible else None
-        address = 0 if array is None else array.__array_interface__["data"][0]
-    return address if C.owns(address) else 0
+        return C.base_of(_gpu_address_of(tensor))
+    return _base_of_array(_numpy_of(tensor)) if tensor.dtype.is_numpy_compatible else 0
+
+
+def _base_of_array(array):
+    """As `address_of`, for NumPy's view of a tensor's memory, of which nothing is read. A scalar is no array: it is small,
+    so it never leaves."""
+    return C.base_of(array.__array_interface__["data"][0]) if isinstance(array, np.ndarray) else 0
 
 
 def _gpu_address_of(tensor):
@@ -64,6 +65,14 @@ def _copying_once(function):
     return numpy
 
 
+def _copying_arguments(function):
+    """For the call of a Python function from a graph, whose arguments are views while the operation runs."""
+    @functools.wraps(function)
+    def call(self, token, device, args):
+        return function(self, token, device, [arg.copy() if _base_of_array(arg) else arg for arg in args])
+    return call
+
+
 def _keeping(function):
     @functools.wraps(function)
     def call(tensor, *args, **kwargs):
@@ -71,6 +80,15 @@ def _keeping(function):
             C.keep(address)
         return function(tensor, *args, **kwargs)
     return call
+
+
+def _reporting_first(function):
+    """For `faulthandler.enable`, whose handler would be called instead of ours."""
+    @functools.wraps(function)
+    def enable(*args, **kwargs):
+        function(*args, **kwargs)
+        C.report_faults()
+    return enable
 
 
 def values_of(thing):
@@ -93,5 +111,9 @@ def install():
         _base.numpy = _copying_once(_base.numpy)
         _base._numpy = _numpy
         C.wrap_buffer(ops.EagerTensor, _copy_of)
+        script_ops.FuncRegistry.__call__ = _copying_arguments(script_ops.FuncRegistry.__call__)
+        faulthandler.enable = _reporting_first(faulthandler.enable)
     _base.__dlpack__ = _keeping(_base.__dlpack__)
     tf.experimental.dlpack.to_dlpack = _keeping(tf.experimental.dlpack.to_dlpack)
+    os.register_at_fork(before=C.before_fork, after_in_parent=C.after_fork_in_parent,
+                        after_in_child=C.after_fork_in_child)

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
 import signal
 
 import pytest
@@ -77,6 +78,36 @@ def test_the_limit_can_be_lowered_and_raised_again(lms):
         spillway_tf.set_lms_limit(CAPACITY + (1 << 20))
 
 
+def test_bytes_may_be_text_and_what_is_no_number_of_bytes_is_refused_by_name():
+    spillway_tf.set_lms_limit("64MiB")
+    assert spillway_tf.get_lms_limit() == 64 << 20
+    for wrong in (-1, "2 houses", None, 1.5):
+        with pytest.raises(ValueError, match=r"spillway_tf\.set_lms_limit\(limit=.*\): bytes are a whole number"):
+            spillway_tf.set_lms_limit(wrong)
+    with pytest.raises(ValueError, match="one page at most, which is 16384 bytes"):
+        spillway_tf.set_lms_limit(1)
+    assert spillway_tf.get_lms_limit() == 64 << 20
+
+
+@pytest.mark.parametrize("argument,message", [
+    ("limit=1", "a limit of 1 bytes: it can be 16384 bytes, which are one page, to "),
+    ("limit=1 << 60", f"a limit of {1 << 60} bytes: it can be .*, which this machine has"),
+    ("limit=-1", r"spillway_tf\.install\(limit=-1\): bytes are a whole number"),
+    ("host_limit='much'", r"spillway_tf\.install\(host_limit='much'\): bytes are a whole number")])
+def test_an_installation_with_impossible_limits_is_refused_by_name(script, argument, message):
+    done = script(f"import tensorflow, spillway_tf\nspillway_tf.install({argument})\n")
+    assert done.returncode == 1
+    assert re.search("ValueError: .*" + message, done.stderr), done.stderr[-2000:]
+
+
+def test_errors_name_the_functions_of_this_module():
+    spillway_tf.set_lms_limit(32 << 20)
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="The limit is 33554432 bytes: set_lms_limit") as caught:
+        random(4096, 4096)
+    assert "capacity_bytes" not in str(caught.value)
+    assert "capacity_bytes" not in spillway_tf.why_out_of_memory()
+
+
 def test_what_comes_in_early_is_bounded_by_the_limit_as_it_is():
     assert spillway_tf.get_lms_stats()["prefetch_bound"] == CAPACITY // 6
     spillway_tf.set_lms_limit(60 << 20)
@@ -95,6 +126,18 @@ def test_switched_off_nothing_leaves_and_the_error_is_tensorflows():
 def test_small_tensors_are_left_alone(lms):
     assert not lms.is_ours(random(100))
     assert lms.is_ours(random(2000))
+
+
+def test_scalars_and_shapes_never_leave_however_small_a_tensor_may_be(script):
+    done = script("import tensorflow as tf, spillway_tf\n"
+                  "spillway_tf.install(limit=64 << 20, least_bytes=1)\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "scalar, large = tf.random.normal(()) * 0 + 3, tf.random.normal((1000,))\n"
+                  "shape = tf.cast(tf.stack([tf.size(large), 1]), tf.int64) * 1\n"
+                  "spillway_tf.reclaim_inactive()\n"
+                  "print(float(scalar), scalar.numpy(), tf.reshape(large, shape).shape, bool(scalar > 2))\n"
+                  "print(spillway_tf.get_current_bytes_reclaimed() > 0)\n")
+    assert done.stdout.splitlines() == ["3.0 3.0 (1000, 1) True", "True"], done.stderr[-2000:]
 
 
 def test_what_python_made_is_left_alone(lms):
@@ -130,10 +173,12 @@ def test_installing_too_late_is_refused(script):
     assert "before the first operation" in done.stderr
 
 
-def test_a_use_that_is_not_known_of_ends_loudly(script):
-    done = script("import ctypes, tensorflow as tf, spillway_tf\n"
+@pytest.mark.parametrize("handler", ["", "faulthandler.enable()", "faulthandler.enable(); faulthandler.enable()"])
+def test_a_use_that_is_not_known_of_ends_loudly(script, handler):
+    done = script("import ctypes, faulthandler, tensorflow as tf, spillway_tf\n"
                   "from spillway_tf import _shims\n"
                   "spillway_tf.set_lms_enabled(True)\n"
+                  f"{handler}\n"
                   "x = tf.random.normal((512, 1024))\n"
                   "p = _shims.address_of(x)\n"
                   "print(len(ctypes.string_at(p, 8)))\n"
@@ -143,7 +188,17 @@ def test_a_use_that_is_not_known_of_ends_loudly(script):
                   "print('not reached')\n", PYTHONFAULTHANDLER="")
     assert done.stdout.split() == ["8", "away"]
     assert done.returncode == -signal.SIGSEGV
-    assert "spillway_tf: the memory of a tensor was used outside of any operation" in done.stderr
+    assert done.stderr.count("spillway_tf: the memory of a tensor was used outside of any operation") == 1
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == bool(handler)
+
+
+def test_a_fault_signal_that_a_program_sends_itself_ends_it(script):
+    done = script("import os, signal, tensorflow, spillway_tf\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "os.kill(os.getpid(), signal.SIGSEGV)\n"
+                  "print('not reached')\n", PYTHONFAULTHANDLER="")
+    assert done.returncode == -signal.SIGSEGV
+    assert "spillway_tf:" not in done.stderr and not done.stdout
 
 
 def test_what_swapped_out_goes_to_a_file_where_memory_is_limited(script, tmp_path):

@@ -31,6 +31,23 @@ def test_numpy_gets_a_copy_and_the_tensor_may_leave_again(lms, evicted):
         assert np.array_equal(array, a)
 
 
+@pytest.mark.parametrize("part", [slice(256, None), slice(3, 4), 7])
+def test_numpy_of_a_part_that_shares_its_memory(lms, evicted, part):
+    x = random(512, 512)
+    y = x[part]
+    a, = evicted(x)
+    assert np.array_equal(y.numpy(), a[part])
+    lms.evict()
+    assert lms.is_away(x)
+    assert np.array_equal(np.asarray(memoryview(y)), a[part])
+    array = y.numpy()
+    lms.evict()
+    assert np.array_equal(array, a[part])
+    with spillway_tf.hold(y):
+        lms.evict()
+        assert not lms.is_away(x)
+
+
 def test_bfloat16_and_other_types_come_back(evicted):
     for dtype in (tf.bfloat16, tf.float16, tf.float64, tf.int8, tf.int64, tf.complex64, tf.bool):
         x = tf.cast(random(256, 256) * 8, dtype)
@@ -268,6 +285,13 @@ def test_arrays_that_python_functions_keep(lms, evicted):
     assert lms.is_away(x)
     assert np.array_equal(seen[0], a)
     assert np.array_equal(y.numpy(), a * 2)
+    in_graph = tf.function(lambda t: tf.numpy_function(lambda array: (seen.append(array), array)[1], [t], tf.float32))
+    evicted(x)
+    y = in_graph(x)
+    lms.evict()
+    assert lms.is_away(x)
+    assert np.array_equal(seen.pop(), a)
+    assert np.array_equal(y.numpy(), a)
     z = random(512, 512, seed=4)
     b, = evicted(z)
 

@@ -15,6 +15,7 @@ import warnings
 import torch
 
 from . import _chosen as _C, _shims
+from ._bytes import number_of_bytes as _bytes
 from ._paging import chunk, page, unpage
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
@@ -43,7 +44,12 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
     least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave
+
+    Bytes are numbers, or text such as "2GB" or "512MiB".
     """
+    limit, host_limit, file_limit, least_bytes = (
+        _bytes(value or 0, "install", name) for name, value in
+        (("limit", limit), ("host_limit", host_limit), ("file_limit", file_limit), ("least_bytes", least_bytes)))
     device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
     with _lock:
         if device.type == "cuda":
@@ -52,7 +58,7 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
         if _C.is_installed():
             raise RuntimeError("spillway_torch is installed already")
         _C.choose(module)
-        _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit or 0, str(file_tier or ""),
+        _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, str(file_tier or ""),
                    file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
         _C.enable(False)
         _shims.install()
@@ -115,11 +121,12 @@ def get_enabled_lms():
 def set_limit_lms(limit):
     """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
     global _limit_before_install
+    limit = _bytes(limit, "set_limit_lms", "limit")
     with _lock:
         if _C.is_installed():
-            _C.set_limit(int(limit))
+            _C.set_limit(limit)
         else:
-            _limit_before_install = int(limit)
+            _limit_before_install = limit
 
 
 def get_limit_lms():

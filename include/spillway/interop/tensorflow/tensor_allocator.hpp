@@ -4,7 +4,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
 
-#include <atomic>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -31,9 +31,13 @@ namespace spillway::tensorflow {
 template <class Site>
 class TensorAllocator final : public ::tensorflow::Allocator {
  public:
+  /// Smaller tensors are always left to `others`. Scalars, and shapes of up to 64 dimensions, are
+  /// read by operations that only pass larger tensors on, and outside of operations.
+  static constexpr std::size_t floor_bytes = 512;
+
   /// `others` is not owned and lives until the process ends, as TensorFlow's allocators do.
   TensorAllocator(::tensorflow::Allocator& others, std::size_t least_bytes)
-      : others_{&others}, least_bytes_{least_bytes} {}
+      : others_{&others}, least_bytes_{std::max(least_bytes, floor_bytes)} {}
 
   std::string Name() override { return "spillway"; }
 
@@ -42,8 +46,7 @@ class TensorAllocator final : public ::tensorflow::Allocator {
 
   void* AllocateRaw(std::size_t alignment, std::size_t bytes) override {
     auto* const frame = Site::frame();
-    if ((frame == nullptr && !Site::is_whole_device) || !Site::is_ready() ||
-        bytes < least_bytes_.load(std::memory_order_relaxed)) {
+    if ((frame == nullptr && !Site::is_whole_device) || !Site::is_ready() || bytes < least_bytes_) {
       return others_->AllocateRaw(alignment, bytes);
     }
     void* p = nullptr;
@@ -90,12 +93,11 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     return others_->GetMemoryType();
   }
 
-  void set_least_bytes(std::size_t bytes) noexcept { least_bytes_ = bytes; }
   [[nodiscard]] std::size_t least_bytes() const noexcept { return least_bytes_; }
 
  private:
   ::tensorflow::Allocator* others_;
-  std::atomic<std::size_t> least_bytes_;
+  std::size_t least_bytes_;
 };
 
 }  // namespace spillway::tensorflow
