@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs Keras' own tests with and without support for large models and compares what became of each.
+
+    build/tensorflow-2.21.0/bin/python scripts/test-keras.py [--quick] [--every-ms 2] [PART ...]
+
+With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
+A PART is a folder or file of Keras' sources, such as layers/rnn; by default those of PARTS, with --quick those of QUICK.
+The tests are those that the installed Keras comes with. scripts/test-tensorflow.sh makes the environment and builds the
+module. A part that ends its process counts all tests that were left as different. Exit status 1 if there is a
+difference.
+"""
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+PARTS = ["layers/convolutional", "layers/rnn", "layers/attention", "layers/normalization", "trainers", "optimizers",
+         "models", "saving", "callbacks"]
+QUICK = ["layers/convolutional/separable_conv_test.py", "layers/rnn/gru_test.py", "layers/attention/attention_test.py",
+         "layers/normalization/batch_normalization_test.py", "optimizers/adam_test.py", "saving/saving_lib_test.py"]
+LIMIT = 4 << 30
+LEAST_BYTES = 512
+
+
+class Outcomes:
+    """A plugin of pytest that writes what became of each test, as soon as it is known."""
+
+    def __init__(self, path):
+        self.file = open(path, "w")
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            print(json.dumps([report.nodeid, report.outcome]), file=self.file, flush=True)
+
+
+def work(part, every_ms, path):
+    """Runs the tests of a part in this process."""
+    import threading
+
+    import keras
+    import pytest
+    if every_ms:
+        import spillway_tf
+        spillway_tf.install(limit=LIMIT, least_bytes=LEAST_BYTES)
+        spillway_tf.set_lms_enabled(True)
+
+        def reclaim():
+            while True:
+                spillway_tf.reclaim_inactive()
+                time.sleep(every_ms / 1000)
+        threading.Thread(target=reclaim, daemon=True).start()
+    sources = pathlib.Path(keras.__file__).parent / "src"
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", str(sources), str(sources / part)],
+                         plugins=[Outcomes(path)])
+    if every_ms:
+        print(f"swapped out {spillway_tf.get_bytes_reclaimed() >> 20} MiB")
+    os._exit(int(status))  # the thread and TensorFlow's end when the process does
+
+
+def run(part, every_ms, log):
+    """What became of each test, and the seconds that took."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "outcomes"
+        begin = time.monotonic()
+        subprocess.run([sys.executable, __file__, "--worker", str(path), "--every-ms", str(every_ms), part], check=False,
+                       stdout=log, stderr=subprocess.STDOUT,
+                       env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **os.environ,
+                            "KERAS_BACKEND": "tensorflow"})
+        seconds = time.monotonic() - begin
+        lines = path.read_text().splitlines() if path.exists() else []
+        return dict(json.loads(line) for line in lines), seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--every-ms", type=float, default=2)
+    parser.add_argument("--log", help="where the tests' own output goes", default=os.devnull)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.parts[0], options.every_ms, options.worker)
+    for name in ("keras", "pytest", "spillway_tf"):
+        if importlib.util.find_spec(name) is None:
+            print(f"** Keras' tests were NOT run: this Python has no {name}; scripts/test-tensorflow.sh makes an "
+                  "environment that has", file=sys.stderr)
+            sys.exit(77)
+    differences = []
+    print("| part | tests | passed | skipped | failed | different with support | s without | s with |\n"
+          "|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    with open(options.log, "a") as log:
+        for part in options.parts or (QUICK if options.quick else PARTS):
+            expected, seconds = run(part, 0, log)
+            seen, seconds_with = run(part, options.every_ms, log)
+            wrong = [f"{name}: {outcome}, with support {seen.get(name, 'not reached')}"
+                     for name, outcome in expected.items() if seen.get(name) != outcome]
+            wrong += [f"{name}: with support only" for name in seen if name not in expected]
+            outcomes = list(expected.values())
+            print(f"| {part} | {len(outcomes)} | {outcomes.count('passed')} | {outcomes.count('skipped')} | "
+                  f"{outcomes.count('failed')} | {len(wrong)} | {seconds:.0f} | {seconds_with:.0f} |", flush=True)
+            differences += wrong if outcomes else [f"{part}: no tests"]
+    print("\n".join(differences))
+    sys.exit(bool(differences))
+
+
+if __name__ == "__main__":
+    main()
