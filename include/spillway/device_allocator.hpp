@@ -346,7 +346,11 @@ class DeviceAllocator {
   /// Waits on the host for every use of this allocator's memory that has been enqueued.
   ///
   /// @throws DeviceError
-  void synchronize() { order_.synchronize(Ticket::everything()); }
+  void synchronize() {
+    Call const call{*this};
+    typename Monitor::Unlocked const unlocked{monitor_};
+    order_.synchronize(Ticket::everything());
+  }
 
   /// To be called by a thread that forks, before and after `fork`: no other thread is inside of a
   /// call meanwhile. The child can use the allocator if its device has these functions, too, as
@@ -637,26 +641,20 @@ void DeviceAllocator<Policies>::abandon(BlockId id) noexcept {
 
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::release(LeaseRecord const& lease) noexcept {
-  bool is_exact_event_wanted = false;
-  {
-    std::lock_guard const guard{monitor_};
-    is_exact_event_wanted = leases_.release(lease);
-  }
+  Call const call{*this};
+  bool const is_exact_event_wanted = leases_.release(lease);
   if (is_exact_event_wanted) {
     record_exactly(lease.stream);
   }
-  journal_.tell_observer();
 }
 
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::release_all(std::span<lease_type> leases) noexcept {
+  Call const call{*this};
   bool is_exact_event_wanted = false;
-  {
-    std::lock_guard const guard{monitor_};
-    for (lease_type& lease : leases) {
-      if (!lease.empty()) {
-        is_exact_event_wanted = leases_.release(lease.record_) || is_exact_event_wanted;
-      }
+  for (lease_type& lease : leases) {
+    if (!lease.empty()) {
+      is_exact_event_wanted = leases_.release(lease.record_) || is_exact_event_wanted;
     }
   }
   StreamIndex recorded = StreamIndex::none;
@@ -667,13 +665,13 @@ void DeviceAllocator<Policies>::release_all(std::span<lease_type> leases) noexce
     }
     lease.forget();
   }
-  journal_.tell_observer();
 }
 
 /// Records an event of what has been enqueued on `stream`, so that who waits for it waits for
-/// nothing that is enqueued later.
+/// nothing that is enqueued later. Called with the lock, which is released meanwhile.
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::record_exactly(StreamIndex stream) noexcept {
+  typename Monitor::Unlocked const unlocked{monitor_};
   try {
     order_.record(stream);
   } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
