@@ -59,7 +59,7 @@ def work(part, every_ms, path):
     status = pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", str(sources), str(sources / part)],
                          plugins=[Outcomes(path)])
     if every_ms:
-        print(f"swapped out {spillway_tf.get_bytes_reclaimed() >> 20} MiB")
+        print(f"swapped out {spillway_tf.get_bytes_reclaimed()} bytes")
     os._exit(int(status))  # the thread and TensorFlow's end when the process does
 
 
