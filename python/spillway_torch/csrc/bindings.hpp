@@ -5,15 +5,20 @@
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "held.hpp"
+#include "interpreter.hpp"
+#include "rpc.hpp"
 #include "site.hpp"
 #include "statistics.hpp"
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace spillway_torch {
@@ -43,6 +48,7 @@ class Bindings {
                       std::size_t least_bytes) {
     TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
     Site::install({{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal});
+    install_sending_converter<Site>();
   }
 
   [[nodiscard]] static c10::StorageImpl* storage_of(at::Tensor const& tensor) {
@@ -86,6 +92,44 @@ class Bindings {
     }
   }
 
+  /// `Tensor.__setitem__`, in which PyTorch reads a value and writes an element without an operation.
+  static PyObject* set_item(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(count == 2, "__setitem__ takes an index and a value");
+    spillway::torch::Operands operands;
+    for (PyObject* const object : {self, arguments[1]}) {
+      if (THPVariable_Check(object)) {
+        at::Tensor const& tensor = THPVariable_Unpack(object);
+        if (c10::StorageImpl* const storage = storage_of(tensor); is_ours(storage)) {
+          bool const is_written = object == self;
+          operands.push_back(
+              {storage, tensor.unsafeGetTensorImpl(), {/*keeps=*/false, is_written}});
+        }
+      }
+    }
+    std::optional<Frame> frame;
+    if (!operands.empty()) {
+      pybind11::gil_scoped_release const others_run;
+      frame.emplace();
+      frame->enter(operands);
+    }
+    PyTypeObject const* const base = reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_base;
+    if (base->tp_as_mapping->mp_ass_subscript(self, arguments[0], arguments[1]) != 0) {
+      return nullptr;
+    }
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+  }
+  [[nodiscard]] static pybind11::object set_item_method() {
+    static PyMethodDef method{
+        "__setitem__",
+        reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&set_item)),
+        METH_FASTCALL,
+        nullptr};
+    return pybind11::reinterpret_steal<pybind11::object>(
+        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(THPVariableClass), &method));
+  }
+
   [[nodiscard]] static pybind11::dict view(at::Tensor const& tensor) {
     pybind11::dict out;
     c10::StorageImpl* const storage = storage_of(tensor);
@@ -125,6 +169,7 @@ class Bindings {
       row["leased"] = one.is_leased;
       row["in_use"] = one.is_in_use;
       row["kept"] = one.is_kept;
+      row["lent"] = one.is_lent;
       row["frozen"] = one.is_frozen;
       row["resident"] = one.is_leased || is_resident(one.block);
       out.append(row);
@@ -188,6 +233,9 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def(py::init<py::iterable const&>())
       .def("__enter__", &Held<Site>::enter, WithoutLock())
       .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
+  py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
+  m.def("set_item_method", &set_item_method);
+  m.def("install_barriers", &install_barriers<Site>);
   py::class_<Barrier<Site>>(m, "Barrier").def(py::init<>()).def("exit", &Barrier<Site>::exit);
 }
 

@@ -68,6 +68,33 @@ class Held {
   std::optional<Frame> frame_;
 };
 
+/// Leases tensors for as long as this object lives, for an object in Python that shares their memory.
+/// May be destroyed on any thread.
+template <class Site>
+class Lent {
+ public:
+  explicit Lent(at::Tensor const& tensor) {
+    if (Site::state() == nullptr) {
+      return;
+    }
+    spillway::torch::Operands operands;
+    spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
+      c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
+      if (Site::Leases::is_ours(*storage)) {
+        operands.push_back({storage, part.unsafeGetTensorImpl()});
+      }
+    });
+    if (!operands.empty()) {
+      typename Site::State::Hook::Frame frame;
+      frame.enter(operands);
+      lease_.emplace(operands);
+    }
+  }
+
+ private:
+  std::optional<spillway::torch::ExtendedLease<Site>> lease_;
+};
+
 /// Surrounds Python code that PyTorch calls in the middle of an operation. That code knows no
 /// addresses, so its operations begin frames of their own. PyTorch has switched the hook off for
 /// it, so it is switched on again.
@@ -84,6 +111,10 @@ class Barrier {
       was_counted_ = Site::leases().suspend(suspended_);
     }
   }
+  Barrier(Barrier const&) = delete;
+  Barrier& operator=(Barrier const&) = delete;
+  ~Barrier() { exit(); }
+
   void exit() {
     if (is_done_) {
       return;

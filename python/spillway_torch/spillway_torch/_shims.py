@@ -2,8 +2,11 @@
 """Shims for code that asks for addresses, and for code that PyTorch calls back.
 
 A tensor whose address is given out is brought in and kept as long as its storage lives. Code that looks at the
-bytes only while it is called gets them for that long.
+bytes only while it is called gets them for that long, an array of NumPy for as long as the array lives, and code
+that only tells storages apart gets names in the place of addresses.
 """
+import importlib.abc
+import importlib.util
 import os
 import sys
 import threading
@@ -11,19 +14,29 @@ import weakref
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from . import _chosen as _C
 
-_KEEPING = ("numpy", "__dlpack__", "__array__", "share_memory_", "_share_memory_")
-_ADDRESSING = ("data_ptr",)
-_HOLDING = ("tolist",)
-_STORAGE_ADDRESSING = ("data_ptr",)
+_KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
+_HOLDING = ("tolist", "apply_", "map_", "map2_")
 _STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
                     "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex")
 
+#: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
+_NAMING = {
+    "torch.serialization": ("_save", "_load", "persistent_id", "load_tensor", "persistent_load"),
+    "torch.distributed.checkpoint._state_dict_stager": ("_offload_tensor",),
+    "torch.distributed.fsdp._fully_shard._fsdp_param": ("reset_sharded_param",),
+    "safetensors.torch": ("storage_ptr", "_end_ptr", "_filter_shared_not_shared", "_is_complete"),
+    "transformers.pytorch_utils": ("id_tensor_storage",),
+    "huggingface_hub.serialization._torch": ("get_torch_storage_id", "_get_unique_id", "storage_ptr", "_is_complete",
+                                             "_end_ptr", "_filter_shared_not_shared"),
+    "accelerate.utils.modeling": ("id_tensor_storage",),
+}
+
 _is_installed = False
 _hook_is_on = False
-_naming = threading.local()
 
 
 def set_hook(on):
@@ -40,27 +53,58 @@ def _keeping(function):
     return _named_like(call, function)
 
 
+def _is_naming(caller):
+    return caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
+
+
 def _addressing(function):
     """Inside of `hold` and of operations addresses are asked for to launch kernels, and are good until it ends."""
-    def call(self, *args, **kwargs):
+    def call(self):
+        if _is_naming(sys._getframe(1)):
+            storage = self.untyped_storage()
+            if storage.nbytes() != 0 and _C.is_ours(storage):
+                return storage._cdata + self.storage_offset() * self.element_size()
         _C.bring_in(self, not _C.is_holding())
-        return function(self, *args, **kwargs)
-    return _named_like(call, function)
-
-
-def _holding(function):
-    def call(self, *args, **kwargs):
-        with _C.Held((self,)):
-            return function(self, *args, **kwargs)
+        return function(self)
     return _named_like(call, function)
 
 
 def _storage_addressing(function):
-    def call(self, *args, **kwargs):
-        if getattr(_naming, "depth", 0) and _C.is_ours(self):
+    def call(self):
+        if self.nbytes() != 0 and _is_naming(sys._getframe(1)) and _C.is_ours(self):
             return self._cdata  # a number that names the storage; the address may change meanwhile
         _C.bring_in_storage(self, not _C.is_holding())
-        return function(self, *args, **kwargs)
+        return function(self)
+    return _named_like(call, function)
+
+
+def _holding(function):
+    def call(*args, **kwargs):
+        with _C.Held(args):
+            return function(*args, **kwargs)
+    return _named_like(call, function)
+
+
+class _Borrower(weakref.ref):
+    """An object that shares a tensor's memory until it dies."""
+    __slots__ = ("lease",)
+
+
+_borrowers = {}
+
+
+def _on_borrower_gone(borrower):
+    _borrowers.pop(id(borrower), None)
+
+
+def _lending(function):
+    def call(self, *args, **kwargs):
+        lease = _C.Lent(self)
+        result = function(self, *args, **kwargs)
+        borrower = _Borrower(result, _on_borrower_gone)
+        borrower.lease = lease
+        _borrowers[id(borrower)] = borrower
+        return result
     return _named_like(call, function)
 
 
@@ -77,38 +121,90 @@ def _wrap_methods(cls, names, wrap):
             setattr(cls, name, wrap(getattr(cls, name)))
 
 
-class _Writer:
-    """Stands in for a zip writer while a program saves: tensors are in while they are written."""
-
-    def __init__(self, writer):
-        self._writer = writer
-
-    def __getattr__(self, name):
-        return getattr(self._writer, name)
-
-    def write_record(self, name, data, *rest):
-        with _C.Held((data,)):
-            return self._writer.write_record(name, data, *rest)
+def _wrap_saving():
+    writer = torch._C.PyTorchFileWriter  # of torch.save and torch.package
+    writer.write_record = _holding(writer.write_record)
+    for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile"):
+        if hasattr(torch._C.ScriptModule, name):
+            setattr(torch._C.ScriptModule, name, _holding_module(getattr(torch._C.ScriptModule, name)))
+    _after_import("safetensors.torch", _wrap_safetensors)
 
 
-def _naming_storages(function):
-    """While it runs, `data_ptr` of a storage is only used as its name, or to see whether it is empty."""
-    def call(*args, **kwargs):
-        _naming.depth = getattr(_naming, "depth", 0) + 1
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _naming.depth -= 1
+def _wrap_packed_objects():
+    """Objects that are written in C++ go on with the tensors of their state."""
+    cls = torch._C.ScriptObject
+
+    def keeping_state(function):
+        def call(self, state, *args):
+            for tensor in tree_leaves(state):
+                if isinstance(tensor, torch.Tensor):
+                    _C.bring_in(tensor, True)
+            with _C.Held(()):
+                return function(self, state, *args)
+        return _named_like(call, function)
+    _wrap_methods(cls, ("__copy__", "__deepcopy__", "__getstate__"), _holding)
+    _wrap_methods(cls, ("__setstate__",), keeping_state)
+
+
+def _holding_module(function):
+    """TorchScript writes all that a module has in one call."""
+    def call(self, *args, **kwargs):
+        with _C.Held(list(_tensors_of_script(self))):
+            return function(self, *args, **kwargs)
     return _named_like(call, function)
 
 
-def _wrap_saving_and_loading():
-    inner = torch.serialization._save
+def _tensors_of_script(module):
+    for name in ("ParameterDict", "BufferDict"):
+        yield from (tensor for _, tensor in getattr(torch._C, name)(module).items())
+    for name in module._method_names():
+        yield from module._get_method(name).code_with_constants[1].values()
+    for _, child in torch._C.ModuleDict(module).items():
+        yield from _tensors_of_script(child)
 
-    def _save(obj, zip_file, *args, **kwargs):
-        return inner(obj, _Writer(zip_file), *args, **kwargs)
-    torch.serialization._save = _naming_storages(_named_like(_save, inner))
-    torch.serialization._load = _naming_storages(torch.serialization._load)
+
+def _wrap_safetensors(module):
+    if hasattr(module, "_to_ndarray"):  # the array does not own its memory, and all are written in one call
+        to_array = module._to_ndarray
+
+        def _to_ndarray(tensor):
+            with _C.Held((tensor,)):
+                array, tensor = to_array(tensor)
+                return array.copy() if isinstance(tensor, torch.Tensor) else array, tensor
+        module._to_ndarray = _named_like(_to_ndarray, to_array)
+    if hasattr(module, "_tobytes"):
+        module._tobytes = _holding(module._tobytes)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Calls functions with modules that are imported later."""
+
+    def __init__(self):
+        self.waiting = {}
+
+    def find_spec(self, name, path, target=None):
+        act = self.waiting.pop(name, None)
+        if act is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                run(module)
+                act(module)
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+_finder = _Finder()
+
+
+def _after_import(name, act):
+    if name in sys.modules:
+        act(sys.modules[name])
+    else:
+        _finder.waiting[name] = act
 
 
 def _wrap_threads():
@@ -188,27 +284,32 @@ def _wrap_captured_graphs():
     torch.cuda.CUDAGraph.replay = _named_like(replay, inner)
 
 
-def _wrap_compiled_graphs():
+def _wrap_compiled_graphs(module):
     """Kernels of a compiled graph take addresses without an operation: the graph is one operation as a whole."""
-    compile_ = torch.compile
-    is_wrapped = False
+    for name in ("CompiledFxGraph", "CompiledAOTI"):
+        cls = getattr(module, name, None)
+        if cls is not None:
+            cls.__call__ = _holding_inputs(cls.__call__)
 
-    def wrap():
-        nonlocal is_wrapped
-        if not is_wrapped:
-            is_wrapped = True
-            from torch._inductor import output_code
-            for name in ("CompiledFxGraph", "CompiledAOTI"):
-                cls = getattr(output_code, name, None)
-                if cls is not None:
-                    cls.__call__ = _holding_inputs(cls.__call__)
 
-    def compile(*args, **kwargs):
-        wrap()
-        return compile_(*args, **kwargs)
-    torch.compile = _named_like(compile, compile_)
-    if "torch._inductor" in sys.modules:  # something may have been given to torch.compile before
-        wrap()
+def _wrap_packaged_graphs(module):
+    inner = module.AOTICompiledModel.__call__
+
+    def __call__(self, *args, **kwargs):
+        with _C.Held(tree_leaves((args, kwargs))):
+            return inner(self, *args, **kwargs)
+    module.AOTICompiledModel.__call__ = _named_like(__call__, inner)
+
+
+def _wrap_rpc(module):
+    """Functions that other processes call run in threads of PyTorch's own."""
+    run = module._run_function
+
+    def _run_function(*args):
+        if _hook_is_on:
+            _C.set_hook(True)
+        return run(*args)
+    module._run_function = _named_like(_run_function, run)
 
 
 def _wrap_distributed():
@@ -256,21 +357,28 @@ def install():
     _is_installed = True
     _wrap_methods(torch.Tensor, _KEEPING, _keeping)
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
-    _wrap_methods(torch.Tensor, _ADDRESSING, _addressing)
-    _wrap_methods(torch.UntypedStorage, _STORAGE_ADDRESSING, _storage_addressing)
+    _wrap_methods(torch.Tensor, ("data_ptr",), _addressing)
+    _wrap_methods(torch.Tensor, ("numpy",), _lending)
+    torch.Tensor.__setitem__ = _C.set_item_method()
+    _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):
         if hasattr(torch._C, name):
             setattr(torch._C, name, _keeping(getattr(torch._C, name)))
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
-    _wrap_saving_and_loading()
+    sys.meta_path.insert(0, _finder)
+    _wrap_saving()
+    _wrap_packed_objects()
     _wrap_threads()
     _wrap_captured_graphs()
-    _wrap_compiled_graphs()
+    _after_import("torch._inductor.output_code", _wrap_compiled_graphs)
+    _after_import("torch._inductor.package.package", _wrap_packaged_graphs)
+    _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _wrap_distributed()
-    _wrap_dispatch_of_subclasses(torch.Tensor)
-    _wrap_dispatch_of_subclasses(TorchDispatchMode)
+    if not _C.install_barriers():
+        _wrap_dispatch_of_subclasses(torch.Tensor)
+        _wrap_dispatch_of_subclasses(TorchDispatchMode)
     _wrap_higher_order_operators()
     os.register_at_fork(before=_C.before_fork, after_in_parent=_C.after_fork_in_parent,
                         after_in_child=_C.after_fork_in_child)

@@ -47,7 +47,7 @@ def memory_summary(device=None, holders=10):
                  f"late: {now['prefetch.late']}, for nothing: {now['prefetch.wasted']}")
     lines.append("largest")
     for holder in _C.holders()[:holders]:
-        where = ("kept" if holder["kept"] else "in use" if holder["in_use"] else
+        where = ("kept" if holder["kept"] or holder["lent"] else "in use" if holder["in_use"] else
                  "on the device" if holder["resident"] else "on the host")
         lines.append(f"  {_text(holder['bytes']):>12}  {holder['tensor']:<32}  {where}")
     return "\n".join(lines)

@@ -79,3 +79,11 @@ def script(tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
     return run
+
+
+def free_port():
+    """A port of the loopback interface that nobody listens on just now."""
+    import socket
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])

@@ -32,28 +32,84 @@
 
 namespace spillway::torch {
 
-/// Finds, among an operation's results, the future that says when the communication it has begun
-/// ends.
-///
-/// @returns null if there is no such future: no communication goes on, or its backend does not say
-[[nodiscard]] inline c10::intrusive_ptr<c10::ivalue::Future>
-find_future([[maybe_unused]] std::span<c10::IValue const> results) {
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+using Communication = c10::intrusive_ptr<c10d::Work>;
+
+/// Finds, among an operation's results, the communication that it has begun; null if there is none.
+[[nodiscard]] inline Communication find_communication(std::span<c10::IValue const> results) {
   for (c10::IValue const& result : results) {
     if (result.isCustomClass()) {
-      try {
-        return result.toCustomClass<c10d::Work>()->getFuture();
-      } catch (c10::Error const&) {
-        return {};  // some have none: those of send and receive, for example
-      }
+      return result.toCustomClass<c10d::Work>();
     }
   }
-#endif
   return {};
 }
+/// The future that says when a communication ends; null if its backend has none: that of send and
+/// receive, for example.
+[[nodiscard]] inline c10::intrusive_ptr<c10::ivalue::Future>
+find_future(Communication const& communication) {
+  try {
+    return communication->getFuture();
+  } catch (c10::Error const&) {
+    return {};
+  }
+}
 
-/// Leases operands of an operation whose communication goes on after the operation has returned,
-/// until it is destroyed.
+/// What a thread's communications use that have no future. It is released when the thread waits for
+/// their results (`_c10d_functional::wait_tensor`), or begins another one and finds them completed,
+/// or that nobody has an interest in them any more.
+///
+/// Threads  thread-compatible.
+class PendingCommunications {
+ public:
+  PendingCommunications() = default;
+  PendingCommunications(PendingCommunications const&) = delete;
+  PendingCommunications& operator=(PendingCommunications const&) = delete;
+  /// What has not completed when the thread ends stays leased for good.
+  ~PendingCommunications() {
+    release_completed();
+    for (Pending& one : pending_) {
+      (void)new std::shared_ptr<void>{std::move(one.lease)};
+    }
+  }
+
+  void add(Communication const& communication, std::shared_ptr<void> lease) {
+    pending_.push_back({c10::weak_intrusive_ptr<c10d::Work>{communication}, {}, std::move(lease)});
+  }
+  /// @param results  storages, for one of which the program will wait
+  void add(std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> results,
+           std::shared_ptr<void> lease) {
+    pending_.push_back({std::nullopt, std::move(results), std::move(lease)});
+  }
+  void release_completed() {
+    std::erase_if(pending_, [](Pending const& one) {
+      if (!one.communication) {
+        return false;
+      }
+      Communication const communication = one.communication->lock();
+      return !communication || communication->isCompleted();
+    });
+  }
+  void release_waited(c10::StorageImpl const* result) {
+    std::erase_if(pending_, [result](Pending const& one) {
+      return std::any_of(one.results.begin(), one.results.end(), [result](auto const& storage) {
+        return storage._unsafe_get_target() == result;
+      });
+    });
+  }
+
+ private:
+  struct Pending {
+    std::optional<c10::weak_intrusive_ptr<c10d::Work>> communication;
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> results;
+    std::shared_ptr<void> lease;
+  };
+  std::vector<Pending> pending_;
+};
+#endif
+
+/// Leases operands of an operation for longer than the operation runs, until it is destroyed: for
+/// communication that goes on, or for an object outside of PyTorch that shares their memory.
 ///
 /// Threads  may be destroyed on any thread. No thread waits for it to release memory, since the
 ///          communication may wait itself, for another process.
@@ -63,30 +119,28 @@ find_future([[maybe_unused]] std::span<c10::IValue const> results) {
 ///          is made to run after each of them and stands for all, so that the uses of a range stay
 ///          few enough to be waited for one by one (`Fence`).
 template <class Site>
-class CommunicationLease {
+class ExtendedLease {
  public:
   using Leases = StorageLeases<Site>;
 
   /// Precondition: the calling thread has pinned the operands.
-  explicit CommunicationLease(Operands const& operands) {
-    Site::leases().pin_again(pins_, operands);
-  }
-  CommunicationLease(CommunicationLease const&) = delete;
-  CommunicationLease& operator=(CommunicationLease const&) = delete;
-  ~CommunicationLease() {
+  explicit ExtendedLease(Operands const& operands) { Site::leases().lend(pins_, operands); }
+  ExtendedLease(ExtendedLease const&) = delete;
+  ExtendedLease& operator=(ExtendedLease const&) = delete;
+  ~ExtendedLease() {
     try {
       Site::leases().record_stream(pins_, stream_after());
     } catch (...) {
       keep();  // without the lease nothing says when the memory may be used again
     }
-    Site::leases().exit(frames_, pins_, {});
+    Site::leases().end_loan(frames_, pins_);
   }
 
   /// Makes the operands stay for good, for communication that does not say when it ends.
   void keep() noexcept { Site::leases().keep(pins_); }
 
   /// Keeps `use` alive until the communication has ended.
-  static void end_with(c10::ivalue::Future& future, std::shared_ptr<CommunicationLease> use) {
+  static void end_with(c10::ivalue::Future& future, std::shared_ptr<ExtendedLease> use) {
     future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
   }
 
@@ -109,6 +163,9 @@ class CommunicationLease {
 /// What the hook remembers for one thread, beside its frames.
 struct HookState {
   OperationKinds kinds;
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  PendingCommunications communications;
+#endif
 };
 
 /// The boxed kernel that runs in front of every operation and leases its operands while it runs.
@@ -171,6 +228,7 @@ class FrameHook {
   }                                                                                                \
   typed.insert("aten::" full_name);
     SPILLWAY_TORCH_KERNELS(SPILLWAY_TORCH_INSTALL_KERNEL)
+    SPILLWAY_TORCH_COMPARING_KERNELS(SPILLWAY_TORCH_INSTALL_KERNEL)
     SPILLWAY_TORCH_COMPOSITES(SPILLWAY_TORCH_INSTALL_COMPOSITE)
 #undef SPILLWAY_TORCH_INSTALL_KERNEL
 #undef SPILLWAY_TORCH_INSTALL_COMPOSITE
@@ -228,6 +286,9 @@ class FrameHook {
     }
     case OperationKind::exposing:
       run_exposing(op, next, stack);
+      return;
+    case OperationKind::packing:
+      run_packing(op, next, stack);
       return;
     default:
       run_kernel(op, next, stack);
@@ -407,18 +468,55 @@ class FrameHook {
   }
 
   /// Runs an operation whose communication goes on after it has returned: the operands are leased
-  /// until it says that it has ended, or for good.
+  /// until it has ended, or for good if nothing says when.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
-    Operands const operands = operands_of(op, *stack);
+    Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
-    auto use = std::make_shared<CommunicationLease<Site>>(operands);
+    bool const is_wait = op.schema().name() == "_c10d_functional::wait_tensor";
+    auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     op.redispatchBoxed(next, stack);
-    if (auto const end = find_future(last(*stack, op.schema().returns().size()))) {
-      CommunicationLease<Site>::end_with(*end, std::move(use));
-    } else {
+    auto const results = last(*stack, op.schema().returns().size());
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+    PendingCommunications& pending = Site::hook().communications;
+    pending.release_completed();
+    operands.clear();
+    collect<Leases>(results, operands, {});
+    if (is_wait) {
+      for (Operand const& result : operands) {
+        pending.release_waited(result.storage);
+      }
+    } else if (auto const communication = find_communication(results)) {
+      if (auto const end = find_future(communication)) {
+        ExtendedLease<Site>::end_with(*end, std::move(use));
+      } else {
+        pending.add(communication, std::move(use));
+      }
+    } else if (!operands.empty()) {
+      std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+      for (Operand const& result : operands) {
+        storages.push_back(StorageTraits<Site>::weak_reference(*result.storage));
+      }
+      pending.add(std::move(storages), std::move(use));
+    }
+#endif
+    if (use != nullptr) {
       use->keep();
     }
+  }
+
+  /// Runs an operation that puts its operands into an object, or takes them out of one. The object
+  /// has their addresses from then on, so they are kept.
+  static void run_packing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    constexpr bool keeps = true;
+    Operands operands;
+    collect<Leases>(last(*stack, op.schema().arguments().size()), operands, {keeps, false});
+    Frame frame;
+    frame.enter(operands);
+    op.redispatchBoxed(next, stack);
+    operands.clear();
+    collect<Leases>(last(*stack, op.schema().returns().size()), operands, {keeps, false});
+    frame.end(operands);
   }
 
   /// Runs a composite, whose inner operations lease their own operands. A few composites read

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <utility>
 
+#include <ATen/Context.h>
 #include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -35,9 +36,12 @@
 #include <ATen/ops/adaptive_avg_pool1d_ops.h>
 #include <ATen/ops/adaptive_avg_pool2d_ops.h>
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addbmm_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/addmv_ops.h>
+#include <ATen/ops/addr_ops.h>
 #include <ATen/ops/avg_pool2d_backward_ops.h>
 #include <ATen/ops/avg_pool2d_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
@@ -103,6 +107,7 @@
 #include <ATen/ops/silu_backward_ops.h>
 #include <ATen/ops/silu_ops.h>
 #include <ATen/ops/softmax_ops.h>
+#include <ATen/ops/sparse_sampled_addmm_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
@@ -199,6 +204,16 @@
   DO(_convolution, "_convolution") \
   DO(mkldnn_convolution, "mkldnn_convolution")
 
+// Operations of which a kernel compares the addresses of its arguments, to see whether the result is
+// the operand. A boxed call would pass it two different ones.
+#define SPILLWAY_TORCH_COMPARING_KERNELS(DO) \
+  DO(addbmm_out, "addbmm.out") \
+  DO(addmm_out, "addmm.out") \
+  DO(addmv_out, "addmv.out") \
+  DO(addr_out, "addr.out") \
+  DO(baddbmm_out, "baddbmm.out") \
+  DO(sparse_sampled_addmm_out, "sparse_sampled_addmm.out")
+
 // Operations that call others for dense tensors and do not read bytes themselves.
 #define SPILLWAY_TORCH_COMPOSITES(DO) \
   DO(linear, "linear") \
@@ -242,6 +257,8 @@ enum class OperationKind : std::uint8_t {
   composite,   ///< calls other operations, which lease their own operands
   per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
   factory,     ///< returns memory without contents, whose address the caller may use to fill it
+  packing,     ///< puts its operands into an object that goes on with their addresses, or returns
+               ///< what such an object has
   lazy_clone,  ///< would share the operand's memory until one of the two is written
   exposing     ///< may go on with its operands' addresses after it has returned
 };
@@ -282,6 +299,32 @@ inline bool has_kernel(c10::OperatorHandle const& op,
                        std::initializer_list<c10::DispatchKey> keys) {
   return std::any_of(keys.begin(), keys.end(), [&op](c10::DispatchKey key) {
     return op.hasKernelForDispatchKey(key);
+  });
+}
+
+/// Whether a type is that of objects that are written in C++ and are not tensors: they may hold some.
+inline bool is_object(c10::Argument const& argument) {
+  return argument.type()->kind() == c10::TypeKind::ClassType;
+}
+
+/// Whether an operation puts its operands into an object, or takes them out of one.
+inline bool packs(c10::FunctionSchema const& schema) {
+  return std::any_of(schema.returns().begin(), schema.returns().end(), is_object) ||
+         (schema.name().find("unpack") != std::string::npos &&
+          std::any_of(schema.arguments().begin(), schema.arguments().end(), is_object));
+}
+
+/// Whether a composite reads the bytes of tensors that the operations it calls have returned. What
+/// it uses stays where it is for as long as it runs, as if it were a kernel.
+inline bool reads_intermediates(c10::FunctionSchema const& schema) {
+  static constexpr std::array prefixes{"aten::quantile",
+                                       "aten::nanquantile",
+                                       "aten::sparse_",
+                                       "aten::_sparse_",
+                                       "aten::_validate_sparse_",
+                                       "aten::_sobol_engine_"};
+  return std::any_of(prefixes.begin(), prefixes.end(), [&schema](char const* prefix) {
+    return schema.name().rfind(prefix, 0) == 0;
   });
 }
 
@@ -341,7 +384,10 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   if (begins_with_one_of({"c10d::", "_c10d_functional::", "symm_mem::"})) {
     return OperationKind::exposing;
   }
-  if (!begins_with_one_of({"aten::"})) {
+  if (detail::packs(schema)) {
+    return OperationKind::packing;
+  }
+  if (!begins_with_one_of({"aten::"}) || detail::reads_intermediates(schema)) {
     return OperationKind::kernel;
   }
   if (schema.name() == "aten::_lazy_clone") {
@@ -521,6 +567,11 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   using Leases = typename Hook::Leases;
 
   C10_ALWAYS_INLINE static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+    if constexpr (std::is_same_v<Op, at::_ops::fill__Scalar>) {
+      if (may_be_filling_new_memory(arguments...)) {
+        return redispatch(keys, std::forward<Arguments>(arguments)...);
+      }
+    }
     typename Hook::Frame frame;
     Operands operands;
     (for_each_typed(arguments,
@@ -551,6 +602,16 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
  private:
   C10_NOINLINE static Result run_not_dense(c10::DispatchKeySet keys, Arguments... arguments) {
     return run(keys, std::forward<Arguments>(arguments)...);
+  }
+
+  /// Whether PyTorch may be filling memory that it has just allocated, which it does where programs
+  /// ask for deterministic algorithms. The caller of the factory goes on with its address.
+  [[nodiscard]] static bool may_be_filling_new_memory(at::Tensor const& self,
+                                                      at::Scalar const& /*value*/) {
+    at::Context const& context = at::globalContext();
+    return C10_UNLIKELY(context.deterministicAlgorithms()) &&
+           context.deterministicFillUninitializedMemory() && is_plain(self) && self.has_storage() &&
+           Leases::is_unseen(*self.storage().unsafeGetStorageImpl());
   }
 
   static constexpr bool writes_arguments = (std::is_same_v<Arguments, at::Tensor&> || ...);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 #include <spillway/interop/torch/operands.hpp>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -260,17 +262,27 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     }
   }
-  /// Pins operands once more, for work that goes on with them after the operation that has them
-  /// pinned. To be ended by `exit`, by any thread.
-  void pin_again(Pins& pins, Operands const& operands) {
+  /// Pins operands once more, for what goes on with them after the operation that has them pinned.
+  /// To be ended by `end_loan`, by any thread.
+  void lend(Pins& pins, Operands const& operands) {
     pins.reserve(pins.size() + operands.size());
     Guard const guard{mutex_};
     for (Operand const& operand : operands) {
       if (Entry* const entry = Traits::entry_of(*operand.storage)) {
         pins.push_back(entry);
         ++entry->pins;
+        ++entry->loans;
       }
     }
+  }
+  void end_loan(Frames& frames, Pins& pins) noexcept {
+    {
+      Guard const guard{mutex_};
+      for (Entry* const entry : pins) {
+        --entry->loans;
+      }
+    }
+    exit(frames, pins, {});
   }
   /// Makes what is pinned stay for good.
   void keep(Pins const& pins) noexcept {
@@ -391,6 +403,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
             .is_leased = entry.has_lease(),
             .is_in_use = entry.pins != 0,
             .is_kept = entry.is_kept,
+            .is_lent = entry.loans != 0,
             .is_frozen = entry.is_frozen,
             .description = entry.description};
   }
@@ -438,6 +451,15 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed);
   [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
+  /// Tells PyTorch's profiler, if it records memory, of what has been allocated or, if `bytes` is
+  /// negative, freed.
+  void report_to_profiler(void* p, std::int64_t bytes) const noexcept {
+    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+      Stats const now = memory_->stats();
+      c10::reportMemoryUsageToProfiler(
+          p, bytes, now.allocated.bytes.current, now.capacity_bytes, Site::device());
+    }
+  }
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
   void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
   void give_back_after_launches(BlockId block, EntryLeases leases);
@@ -475,6 +497,7 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
           }
         }
         Site::on_allocated(bytes, block);
+        report_to_profiler(p, static_cast<std::int64_t>(bytes));
       });
   if (!has_room) {
     throw_out_of_memory(frames, bytes, refusal);
@@ -501,6 +524,7 @@ bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
       (void)entry.release();
     }
   }
+  report_to_profiler(leases ? leases.data() : nullptr, -static_cast<std::int64_t>(bytes));
   leases.release();
   memory_->abandon(block);
   Site::on_freed(bytes, block);
@@ -527,6 +551,7 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
       is_last = !table_.try_recycle(entry);
     }
   }
+  report_to_profiler(leases ? leases.data() : nullptr, -static_cast<std::int64_t>(bytes));
   if (is_captured) {
     give_back_after_launches(block, std::move(leases));
   } else {

@@ -115,7 +115,8 @@ struct alignas(64) StorageEntry {
   /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A
   /// thread that finds its own list here knows, without the lock, that it has pinned the entry.
   std::atomic<void const*> pinner{nullptr};
-  std::uint32_t pins = 0;    // by frames; it is not swapped out before they end
+  std::uint32_t pins = 0;    // by frames and leases; it is not swapped out before they end
+  std::uint32_t loans = 0;   // pins that outlive the operation in which they began
   bool is_kept = false;      // other code knows the address: it never leaves
   bool is_frozen = false;    // its owner promised that operations only read it
   bool is_arriving = false;  // one thread is acquiring the lease
@@ -217,6 +218,7 @@ struct StorageView {
   bool is_leased = false;
   bool is_in_use = false;
   bool is_kept = false;
+  bool is_lent = false;  ///< like kept, but not for good
   bool is_frozen = false;
   TensorDescription description{};
 };
@@ -229,7 +231,7 @@ struct StorageView {
     if (!one.is_leased) {
       return {};
     }
-    kept += one.is_kept ? one.bytes : 0;
+    kept += one.is_kept || one.is_lent ? one.bytes : 0;
     unseen += one.is_enrolled ? 0 : one.bytes;
   }
   return kept + unseen == 0 ? std::string{}
@@ -258,9 +260,9 @@ struct StorageView {
           (shown == 1 ? " In use together or held, largest first: " : "; ") +
           std::to_string(one.bytes) + " bytes " +
           (one.is_enrolled ? one.description.text() : std::string{"not yet seen by an operation"}) +
-          (one.is_kept     ? " (kept: its address is known outside of operations)"
-           : one.is_in_use ? " (an operation needs it)"
-                           : "");
+          (one.is_kept || one.is_lent ? " (kept: its address is known outside of operations)"
+           : one.is_in_use            ? " (an operation needs it)"
+                                      : "");
     }
   }
   return text + (shown == 0 ? "" : "; " + std::to_string(bytes) + " bytes in all.");

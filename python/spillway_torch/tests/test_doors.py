@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doors through which Python code reaches bytes or addresses without an operation: it gets them for as long as it
+uses them, and no tensor has to stay for good."""
+import copy
+import gc
+import io
+
+import numpy
+import pytest
+import torch
+
+import spillway_torch
+from conftest import outside
+
+
+def test_elements_are_set_from_tensors(lms):
+    z, one, three = torch.zeros(5, 4), torch.ones(1), torch.tensor(3.)
+    i, j, rows = torch.tensor(2), torch.tensor(0), torch.tensor([4])
+    for index, value in (((1, 2), three), ((i, j), three), (rows, one), ((3, slice(None)), three), (i, one), ((..., 3), 7.),
+                         ((0, 0), 5)):
+        lms.evict()
+        z[index] = value
+    lms.evict()
+    z[0, 1] = z.max()
+    lms.evict()
+    assert lms.is_away(z)
+    assert z.tolist() == [[5., 7., 0., 7.], [0., 0., 3., 7.], [1., 1., 1., 7.], [3., 3., 3., 7.], [1., 1., 1., 7.]]
+
+
+def test_elements_are_set_with_gradients(lms):
+    x, y = torch.ones(4, 4, requires_grad=True), torch.tensor(2., requires_grad=True)
+    lms.evict()
+    z = x * 3
+    lms.evict()
+    z[1, 2] = y
+    lms.evict()
+    z.sum().backward()
+    assert x.grad.sum().item() == 45 and y.grad.item() == 1
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        x[0, 0] = y
+
+
+def test_functions_of_python_on_elements(lms):
+    a, b, c = (torch.arange(10.) for _ in range(3))
+    lms.evict()
+    a.apply_(lambda v: v + 1)
+    lms.evict()
+    a.map_(b, lambda x, y: x + y)
+    lms.evict()
+    a.map2_(b, c, lambda x, y, z: x + y + z)
+    lms.evict()
+    assert lms.is_away(a) and a.tolist() == [4. * i + 1 for i in range(10)]
+
+
+def test_tensors_made_from_lists_under_deterministic_algorithms(lms):
+    torch.use_deterministic_algorithms(True)
+    try:
+        lms.evict()  # from here on what an operation has used leaves at once
+        a = torch.tensor([1., 2., 3.])
+        assert a.tolist() == [1., 2., 3.] and a.new_tensor([[1, 2], [3, 4]]).tolist() == [[1., 2.], [3., 4.]]
+        assert torch.as_tensor(numpy.arange(3)).tolist() == [0, 1, 2]
+        b = torch.ones(100).fill_(2)
+        lms.evict()
+        assert b.sum().item() == 200
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_quantiles(lms):
+    x, q = torch.arange(101.), torch.tensor([0.1, 0.5])
+    lms.evict()
+    assert torch.quantile(x, q).tolist() == [10., 50.]
+    lms.evict()
+    assert torch.nanquantile(x, q).tolist() == [10., 50.] and torch.quantile(x, 0.25).item() == 25
+
+
+def test_quasirandom_numbers(lms):
+    def draw(evicts):
+        engine, out = torch.quasirandom.SobolEngine(5, scramble=True, seed=3), []
+        for _ in range(3):
+            if evicts:
+                lms.evict()
+            out.append(outside(engine.draw(4)))
+            if evicts:
+                lms.evict()
+            engine.fast_forward(2)
+        return out
+    assert draw(False) == draw(True)
+
+
+def test_sparse_tensors_are_validated(lms):
+    i, v = torch.tensor([[0, 1], [1, 0]]), torch.tensor([1., 2.])
+    lms.evict()
+    s = torch.sparse_coo_tensor(i, v, (2, 2), check_invariants=True)
+    lms.evict()
+    assert torch.sparse_coo_tensor(i, v).shape == (2, 2)
+    with pytest.raises(RuntimeError, match="size is inconsistent"):
+        torch.sparse_coo_tensor(i, v, (1, 2), check_invariants=True)
+    lms.evict()
+    assert s.coalesce().to_dense().tolist() == [[0., 1.], [2., 0.]]
+    rows = torch.tensor([0, 1, 2])
+    lms.evict()
+    assert torch.sparse_csr_tensor(rows, i[1], v, (2, 2), check_invariants=True).to_dense().tolist() == \
+        [[0., 1.], [2., 0.]]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+def test_packed_parameters(lms, dtype):
+    net, x = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.ReLU(), torch.nn.Linear(20, 5)), torch.randn(3, 10)
+    lms.evict()
+    packed = torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear}, dtype=dtype)
+    wanted = outside(packed(x))
+    lms.evict()
+    assert outside(packed(x)) == wanted
+    lms.evict()
+    assert packed[0].weight().shape == (20, 10) and packed[0].bias().shape == (20,)
+    lms.evict()
+    twin = copy.deepcopy(packed)
+    lms.evict()
+    assert outside(twin(x)) == wanted and outside(packed(x)) == wanted
+    file = io.BytesIO()
+    lms.evict()
+    torch.save(packed.state_dict(), file)
+    file.seek(0)
+    twin.load_state_dict(torch.load(file, weights_only=False))
+    lms.evict()
+    assert outside(twin(x)) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 10))])
+def test_scripts_are_saved(lms, make, tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(10, 10)
+            self.register_buffer("shift", torch.arange(10.))
+
+        def forward(self, x):
+            return self.linear(x) + self.shift
+    net = make(Net())
+    wanted = outside(net(torch.ones(2, 10)))
+    file = io.BytesIO()
+    lms.evict()
+    torch.jit.save(net, file)
+    lms.evict()
+    net.save(str(tmp_path / "net.pt"))
+    lms.evict()
+    assert all(lms.is_away(tensor) for tensor in (*net.parameters(), *net.buffers()))
+    file.seek(0)
+    for where in (file, str(tmp_path / "net.pt")):
+        loaded = torch.jit.load(where)
+        lms.evict()
+        assert outside(loaded(torch.ones(2, 10))) == wanted
+
+
+def test_packages(lms, tmp_path):
+    net, file = torch.nn.Linear(10, 10), str(tmp_path / "net.zip")
+    wanted = outside(net(torch.ones(2, 10)))
+    lms.evict()
+    with torch.package.PackageExporter(file) as exporter:
+        exporter.extern("**")
+        exporter.save_pickle("net", "net.pkl", net)
+    lms.evict()
+    assert lms.is_away(net.weight)
+    loaded = torch.package.PackageImporter(file).load_pickle("net", "net.pkl")
+    lms.evict()
+    assert outside(loaded(torch.ones(2, 10))) == wanted
+
+
+def test_a_saved_model_can_leave_again(lms, tmp_path):
+    net = torch.nn.Linear(100, 100)
+    wanted = outside(net.weight)
+    lms.evict()
+    torch.save(net.state_dict(), tmp_path / "net.pt")
+    lms.evict()
+    assert net.weight.detach().numpy().sum() != 0
+    lms.evict()
+    assert all(lms.is_away(p) and not lms.view(p)["kept"] for p in net.parameters())
+    assert outside(torch.load(tmp_path / "net.pt")["weight"]) == wanted
+
+
+def test_safetensors(lms, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    net = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(100, 100))
+    net[1].weight = net[0].weight  # a file of tensors that share memory is refused, one of a model is not
+    wanted = outside(net[0].weight)
+    lms.evict()
+    with pytest.raises(RuntimeError, match="share memory"):
+        safetensors.save_file(net.state_dict(), tmp_path / "net.safetensors")
+    lms.evict()
+    safetensors.save_model(net, str(tmp_path / "net.safetensors"))
+    lms.evict()
+    written = safetensors.save(net[0].state_dict())
+    lms.evict()
+    assert all(lms.is_away(p) and not lms.view(p)["kept"] for p in net.parameters())
+    assert outside(safetensors.load(written)["weight"]) == wanted
+    assert outside(safetensors.load_file(tmp_path / "net.safetensors")["0.weight"]) == wanted
+
+
+def test_a_model_larger_than_the_limit_is_written_to_safetensors(lms, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = {str(i): torch.full((32 << 20,), i, dtype=torch.uint8) for i in range(12)}  # 384 MiB of 256
+    safetensors.save_file(state, tmp_path / "net.safetensors")
+    loaded = safetensors.load_file(tmp_path / "net.safetensors")
+    assert [loaded[str(i)][5].item() for i in range(12)] == list(range(12))
+
+
+def test_an_array_holds_its_tensor_until_it_dies(lms):
+    a = torch.arange(100.)
+    lms.evict()
+    array = a.numpy()
+    part = array[10:20]
+    del array
+    lms.evict()
+    part[0] = -1
+    assert a[10].item() == -1 and lms.view(a)["has_address"]
+    del part
+    gc.collect()
+    lms.evict()
+    assert lms.is_away(a) and a[10].item() == -1
+
+
+def test_the_profiler_sees_memory(lms):
+    from torch.profiler import ProfilerActivity, profile
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        a = torch.ones(1000, 1000)
+        b = a + a
+        del a
+        spillway_torch.reclaim_inactive()
+        del b
+    used = {event.key: event.self_cpu_memory_usage for event in seen.key_averages()}
+    assert used["aten::empty"] == 4_000_000 and used["aten::add"] == 4_000_000
+    assert used["[memory]"] == -8_000_000
+
+
+IN_PLACE = {
+    "addr_": lambda self: self.addr_(torch.ones(5), torch.ones(10)),
+    "addmm_": lambda self: self.addmm_(torch.ones(5, 3), torch.ones(3, 10)),
+    "addmv_": lambda self: self.addmv_(torch.ones(5, 3), torch.ones(3)),
+    "addbmm_": lambda self: self.addbmm_(torch.ones(2, 5, 3), torch.ones(2, 3, 10)),
+    "baddbmm_": lambda self: self.baddbmm_(torch.ones(2, 5, 3), torch.ones(2, 3, 10)),
+    "addmm_ of rows": lambda self: self.addmm_(torch.ones(5, 3).to_sparse_csr(), torch.ones(3, 10)),
+    "addmv_ of rows": lambda self: self.addmv_(torch.ones(5, 3).to_sparse_csr(), torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_kernels_that_compare_references_raise_their_errors(lms, name):
+    def attempt():
+        self = torch.ones(())
+        try:
+            return IN_PLACE[name](self).shape
+        except RuntimeError as error:
+            return str(error), self.shape
+    with_support = attempt()
+    spillway_torch._C.set_hook(False)
+    try:
+        without = attempt()
+    finally:
+        spillway_torch._C.set_hook(True)
+    assert with_support == without
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packaged_graphs(lms, tmp_path):
+    pytest.importorskip("torch._inductor")
+    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        wanted = net(x)
+        package = torch._inductor.aoti_compile_and_package(torch.export.export(net, (x,)),
+                                                           package_path=str(tmp_path / "net.pt2"))
+        loaded = torch._inductor.aoti_load_package(package)
+        lms.evict()
+        torch.testing.assert_close(loaded(x), wanted)
+        lms.evict()
+        assert lms.is_away(x)
