@@ -33,7 +33,7 @@ for one in requires("torch"):
     if "extra ==" not in one and not one.startswith(("triton", "cuda-bindings")):
         print(one)
 END
-  pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest wheel ||
+  pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest wheel expecttest safetensors ||
     skip "pip could not install what torch needs: $(pip_failure)"
   is_there || skip "torch $version was installed but cannot be imported"
 fi

@@ -312,6 +312,11 @@ def _wrap_rpc(module):
     module._run_function = _named_like(_run_function, run)
 
 
+def _wrap_rpc_backends(module):
+    """While one begins, it calls its collectives without operations."""
+    module.init_backend = _holding(module.init_backend)
+
+
 def _wrap_distributed():
     """The reducer of DistributedDataParallel works on its buckets and on gradients between operations."""
     if not torch.distributed.is_available():
@@ -375,6 +380,7 @@ def install():
     _after_import("torch._inductor.output_code", _wrap_compiled_graphs)
     _after_import("torch._inductor.package.package", _wrap_packaged_graphs)
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
+    _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()
     if not _C.install_barriers():
         _wrap_dispatch_of_subclasses(torch.Tensor)

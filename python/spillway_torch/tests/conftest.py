@@ -13,6 +13,10 @@ spillway_torch.install(device="cpu", limit=256 << 20, least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-samples", action="store_true", help="take all of PyTorch's samples for its operators")
+
+
 @pytest.fixture(autouse=True)
 def clean():
     """Every test begins with support on and ends without a frame or a lease left over."""

@@ -457,7 +457,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       Stats const now = memory_->stats();
       c10::reportMemoryUsageToProfiler(
-          p, bytes, now.allocated.bytes.current, now.capacity_bytes, Site::device());
+          p, bytes, now.allocated.bytes.current, now.reserved_bytes, Site::device());
     }
   }
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
