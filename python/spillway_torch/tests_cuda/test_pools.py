@@ -154,6 +154,7 @@ def test_a_pool_in_use_keeps_its_idle_memory_when_the_cache_is_emptied(stand_in)
 
 def test_a_graph_is_launched_after_another_one_was_captured(make):
     x, host = make(2)
+    w, other_host = make(2, seed=20)
     y = torch.empty_like(x)
     first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
@@ -161,14 +162,14 @@ def test_a_graph_is_launched_after_another_one_was_captured(make):
         y.copy_(between)
         del between
     with torch.cuda.graph(second):
-        z = torch.empty_like(x).copy_(x)
+        z = torch.empty_like(w).copy_(w)  # in the place of `between`, if that were given away
     others = [make(2, seed) for seed in range(1, 14)]  # more than fits
 
-    first.replay()
     second.replay()
+    first.replay()
     torch.cuda.synchronize()
 
-    assert torch.equal(y.cpu(), host) and torch.equal(z.cpu(), host)
+    assert torch.equal(y.cpu(), host) and torch.equal(z.cpu(), other_host)
     assert all(torch.equal(other.cpu(), bytes_) for other, bytes_ in others)
 
 
@@ -185,7 +186,8 @@ def test_graphed_callables_agree_after_others_were_made(make):
     two = torch.cuda.make_graphed_callables(Copies(), (x.clone(),))
     others = [make(2, seed) for seed in range(1, 14)]  # more than fits
 
-    first, second = one(x), two(others[0][0])
+    second = two(others[0][0])
+    first = one(x)
     torch.cuda.synchronize()
 
     assert torch.equal(first.cpu(), host) and torch.equal(second.cpu(), others[0][1])
