@@ -60,7 +60,6 @@ set(SPILLWAY_HEADERS
     spillway/interop/dlpack.hpp
     spillway/interop/framework/buffer_leases.hpp
     spillway/interop/framework/install_options.hpp
-    spillway/interop/framework/memory_limit.hpp
     spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/tensorflow/step_detector.hpp

@@ -79,7 +79,7 @@ def work(options):
         result["peak"] = torch.cuda.max_memory_allocated()
     if lms is not None:
         stats = spillway_torch.memory_stats()
-        result["peak"] = stats["allocated_bytes.all.peak"]
+        result["peak"] = stats["tensor_bytes.all.peak"]
         result["stats"] = {k: v for k, v in stats.items() if isinstance(v, int) and ".all." not in k and v}
     print(json.dumps(result))
 

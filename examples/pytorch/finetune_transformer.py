@@ -93,7 +93,7 @@ def main():
         if step % 5 == 0 or step == options.steps:
             now = spillway_torch.memory_stats()
             print(f"step {step}: loss {total:.4f}, {(time.perf_counter() - start) / step:.2f} s a step, "
-                  f"tensors at most {now['allocated_bytes.all.peak'] / (1 << 20):.0f} MiB, "
+                  f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.0f} MiB, "
                   f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB, in {now['swap_in_bytes'] / (1 << 20):.0f} MiB",
                   flush=True)
 

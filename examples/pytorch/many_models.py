@@ -65,7 +65,7 @@ def work(options):
             now = spillway_torch.memory_stats()
             print(json.dumps({
                 "step": step, "seconds": round(time.perf_counter() - start, 3),
-                "peak_mib": round(now["allocated_bytes.all.peak"] / mib, 1),
+                "peak_mib": round(now["tensor_bytes.all.peak"] / mib, 1),
                 **{name: round((now[key] - last[key]) / mib, 1) for name, key in (
                     ("swapped_out_mib", "swap_out_bytes"), ("swapped_in_mib", "swap_in_bytes"), ("moved_mib", "moved_bytes"))},
                 "prefetched_in_time": now["prefetch.hits"] - last["prefetch.hits"]}), flush=True)

@@ -57,7 +57,7 @@ def main():
         dist.barrier()
         if turn == rank:
             print(f"process {rank}: {options.steps} steps, parameters {digest}, loss {loss.item().hex()}, tensors at most "
-                  f"{now['allocated_bytes.all.peak'] / (1 << 20):.1f} MiB, "
+                  f"{now['tensor_bytes.all.peak'] / (1 << 20):.1f} MiB, "
                   f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB", flush=True)
     dist.destroy_process_group()
 

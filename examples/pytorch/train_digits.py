@@ -64,7 +64,7 @@ def main():
         now = spillway_torch.memory_stats()
         print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {right:.3f}, "
               f"{time.perf_counter() - start:.1f} s, "
-              f"tensors at most {now['allocated_bytes.all.peak'] / (1 << 20):.1f} MiB, "
+              f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.1f} MiB, "
               f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB so far", flush=True)
     print(spillway_torch.memory_summary())
 

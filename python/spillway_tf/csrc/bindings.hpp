@@ -47,21 +47,20 @@ struct Bindings {
     return *Site::state();
   }
 
-  /// Lowers the limit below the capacity that was reserved, or raises it again.
+  /// Lowers the limit below that of `install`, or raises it again.
   static void set_limit(std::size_t limit) {
     auto& state = installed();
-    std::size_t const capacity = state.memory.stats().capacity_bytes;
     std::size_t const page_bytes = state.device.granularity_bytes();
     if (limit < page_bytes) {
       throw py::value_error{"the limit can be lowered to one page at most, which is " +
                             std::to_string(page_bytes) + " bytes here"};
     }
-    if (limit > capacity) {
-      throw py::value_error{"the limit can be raised to " + std::to_string(capacity) +
+    if (limit > state.most_bytes) {
+      throw py::value_error{"the limit can be raised to " + std::to_string(state.most_bytes) +
                             " bytes at most, with which spillway_tf was installed"};
     }
     try {
-      state.set_limit(limit);
+      state.leases.set_capacity(limit);
     } catch (spillway::OutOfDeviceMemory const& error) {
       throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
                                error.what()};
@@ -96,15 +95,14 @@ struct Bindings {
     auto const counts = state.leases.counts();
     py::dict out;
     auto const set = [&out](char const* key, auto value) { out[key] = value; };
-    std::size_t const reservation = state.reservation.bytes();
-    std::size_t const in_use = now.resident.bytes.current - reservation;
+    std::size_t const in_use = now.resident.bytes.current;
     std::size_t const active = counts.active_bytes;
     spillway::Tally const for_room = now.evicted(
         {EvictionReason::pressure, EvictionReason::watermark, EvictionReason::prefetch});
     set("bytes_in_use", in_use);
-    set("peak_bytes_in_use", now.resident.bytes.peak - reservation);
-    set("bytes_allocated", now.allocated.bytes.current - reservation);
-    set("peak_bytes_allocated", now.allocated.bytes.peak - reservation);
+    set("peak_bytes_in_use", now.resident.bytes.peak);
+    set("bytes_allocated", now.allocated.bytes.current);
+    set("peak_bytes_allocated", now.allocated.bytes.peak);
     set("bytes_active", active);
     set("peak_bytes_active", counts.peak_active_bytes);
     set("bytes_inactive", in_use - std::min(active, in_use));
@@ -118,8 +116,14 @@ struct Bindings {
     set("bytes_defragged", 0);
     set("num_allocs", counts.allocations);
     set("largest_alloc_size", counts.largest_bytes);
-    set("bytes_limit", state.reservation.limit_bytes());
-    set("bytes_reserved", in_use);
+    set("bytes_limit", now.capacity_bytes);
+    set("bytes_reserved", now.reserved_bytes);
+    set("peak_bytes_reserved", now.peak_reserved_bytes);
+    // What cannot leave now. While support is off, that is all.
+    set("bytes_pinned",
+        state.leases.is_enabled()
+            ? std::min<std::size_t>(state.leases.unreclaimable().bytes, in_use)
+            : in_use);
     set("num_buffers", counts.buffers);
     set("swap_outs", now.swap_outs.count);
     set("swap_out_bytes", now.swap_outs.bytes);
@@ -131,7 +135,6 @@ struct Bindings {
     set("prefetch_hits", now.prefetch_hits);
     set("prefetch_late", now.prefetch_late);
     set("prefetch_wasted", now.prefetch_wasted);
-    set("prefetch_bound", state.prefetch.max_inflight_bytes());
     set("mispredictions", now.mispredictions);
     set("steps", now.steps);
     set("frames", counts.frames);
@@ -163,12 +166,18 @@ struct Bindings {
     m.def("enable", [](bool on) { installed().leases.enable(on); });
     m.def("is_enabled", [] { return Site::is_ready() && installed().leases.is_enabled(); });
     m.def("set_limit", &set_limit, release());
-    m.def("limit", [] { return installed().reservation.limit_bytes(); });
+    m.def("limit", [] { return installed().limit(); });
     m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
     m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
     m.def("granularity", [] { return installed().device.granularity_bytes(); });
     m.def(
         "reclaim", [] { return installed().leases.reclaim(); }, release());
+    m.def(
+        "park", [] { return installed().leases.park(); }, release());
+    m.def(
+        "wake", [] { return installed().leases.wake(); }, release());
+    m.def(
+        "trim", [] { return installed().memory.trim_sync(); }, release());
     m.def(
         "begin_step", [] { installed().leases.begin_step(); }, release());
     m.def("last_failure",

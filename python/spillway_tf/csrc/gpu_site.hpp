@@ -6,7 +6,6 @@
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/interop/tensorflow/gpu_device.hpp>
 #include <spillway/page_arena.hpp>
@@ -62,7 +61,6 @@ struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;
     using arena = spillway::StableAddresses;
-    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::framework::BufferLeases<allocator_type>;
@@ -141,9 +139,8 @@ struct GpuSite {
     return mine;
   }
   static bool may_own(void const* p) { return is_ready() && state()->device.may_own(p); }
-  static std::size_t reservation_bytes() { return state()->reservation.bytes(); }
   static std::size_t limit_bytes() {
-    return is_ready() ? state()->reservation.limit_bytes() : plan()->capacity_bytes;
+    return is_ready() ? state()->limit() : plan()->capacity_bytes;
   }
 
  private:

@@ -5,7 +5,6 @@
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/buffer_leases.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/tensorflow.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/sim.hpp>
@@ -28,7 +27,6 @@ struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
     using arena = spillway::StableAddresses;
-    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::framework::BufferLeases<allocator_type>;
@@ -82,8 +80,7 @@ struct HostSite {
     return mine;
   }
   static bool may_own(void const* p) { return state()->device.may_own(p); }
-  static std::size_t reservation_bytes() { return state()->reservation.bytes(); }
-  static std::size_t limit_bytes() { return state()->reservation.limit_bytes(); }
+  static std::size_t limit_bytes() { return state()->limit(); }
 
  private:
   static Tensors*& tensors_slot() {

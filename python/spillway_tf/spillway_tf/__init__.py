@@ -26,7 +26,8 @@ from ._stats import get_lms_stats, memory_summary, reset_peak_stats
 
 __all__ = [
     "install", "set_lms_enabled", "get_lms_enabled", "set_lms_limit", "get_lms_limit", "set_lms_host_limit",
-    "get_lms_host_limit", "set_lms_defrag_enabled", "get_lms_defrag_enabled", "reclaim_inactive", "begin_step", "keep",
+    "get_lms_host_limit", "set_lms_defrag_enabled", "get_lms_defrag_enabled", "reclaim_inactive", "empty_cache", "park", "wake",
+    "begin_step", "keep",
     "hold", "why_out_of_memory", "get_lms_stats", "reset_peak_stats", "memory_summary", "LMSStatsLogger",
 ] + _STATS
 
@@ -149,8 +150,27 @@ def get_lms_defrag_enabled():
 
 
 def reclaim_inactive():
-    """Makes every tensor that is not in use leave now. Returns the bytes that left."""
-    return _C.reclaim() if _C.is_installed() else 0
+    """Makes every tensor that is not in use leave now. Returns the bytes that left: none while support is off."""
+    return _C.reclaim() if get_lms_enabled() else 0
+
+
+def empty_cache():
+    """Gives memory that nothing uses back to the system. Returns the bytes."""
+    return _C.trim() if _C.is_installed() else 0
+
+
+def park():
+    """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the system,
+    for other processes. What is used next comes back by itself; `wake` brings back all at once. Returns the bytes that
+    were given back."""
+    if not get_lms_enabled():
+        raise RuntimeError("spillway_tf.park(): nothing can leave before set_lms_enabled(True)")
+    return _C.park()
+
+
+def wake():
+    """Brings back what is away, as far as the limit goes. Returns the bytes that came back."""
+    return _C.wake() if _C.is_installed() else 0
 
 
 def why_out_of_memory():

@@ -31,7 +31,9 @@ get_bytes_defragged = _reader("bytes_defragged", "0: no byte moves.")
 get_num_allocs = _reader("num_allocs", "Allocations so far.")
 get_largest_alloc_size = _reader("largest_alloc_size", "The largest allocation so far.")
 get_bytes_limit = _reader("bytes_limit", "The limit.")
-get_bytes_reserved = _reader("bytes_reserved", "Bytes taken from the system: those in use.")
+get_bytes_reserved = _reader("bytes_reserved", "Bytes taken from the device: those in use, and those that are free.")
+get_peak_bytes_reserved = _reader("peak_bytes_reserved", "The most bytes that were taken from the device at once.")
+get_bytes_pinned = _reader("bytes_pinned", "Bytes on the device that cannot leave now: all of them while support is off.")
 get_host_bytes = _reader("host_bytes", "Bytes of host memory that swapped-out tensors take up.")
 
 NAMES = [name for name in globals() if name.startswith("get_")]
@@ -64,6 +66,7 @@ def memory_summary(device=0):
         ("limit", now["bytes_limit"]),
         ("tensors", now["bytes_allocated"]),
         ("  peak", now["peak_bytes_allocated"]),
+        ("taken from the device", now["bytes_reserved"]),
         ("on the device", now["bytes_in_use"]),
         ("  used by operations", now["bytes_active"]),
         ("  never leave", now["bytes_fixed"]),

@@ -20,11 +20,13 @@ def test_statistics_follow_a_tensor_out_and_in(lms):
     assert spillway_tf.get_num_allocs() > allocs
     assert spillway_tf.get_largest_alloc_size() >= 1 << 20
     assert spillway_tf.get_bytes_limit() == CAPACITY
-    assert spillway_tf.get_bytes_reserved() == spillway_tf.get_bytes_in_use()
+    reserved = spillway_tf.get_bytes_reserved()
+    assert CAPACITY >= reserved >= spillway_tf.get_bytes_in_use()
     assert spillway_tf.get_bytes_inactive() == spillway_tf.get_bytes_in_use()
     reclaimed, full = spillway_tf.get_bytes_reclaimed(), spillway_tf.get_num_full_reclaims()
     assert spillway_tf.reclaim_inactive() >= 1 << 20
     assert lms.is_away(x)
+    assert spillway_tf.get_bytes_reserved() == reserved
     assert spillway_tf.get_bytes_reclaimed() - reclaimed >= 1 << 20
     assert spillway_tf.get_num_full_reclaims() == full + 1
     assert spillway_tf.get_current_bytes_reclaimed() >= 1 << 20
@@ -41,7 +43,7 @@ def test_every_statistic_of_the_interface_has_a_function():
     for name in ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_active", "bytes_inactive",
                  "bytes_reclaimed", "current_bytes_reclaimed", "peak_bytes_reclaimed", "num_single_reclaims",
                  "num_full_reclaims", "num_defragmentations", "bytes_defragged", "num_allocs",
-                 "largest_alloc_size", "bytes_limit", "bytes_reserved"):
+                 "largest_alloc_size", "bytes_limit", "bytes_reserved", "bytes_pinned"):
         assert getattr(spillway_tf, f"get_{name}")(0) == spillway_tf.get_lms_stats()[name] >= 0
 
 
@@ -108,10 +110,40 @@ def test_errors_name_the_functions_of_this_module():
     assert "capacity_bytes" not in spillway_tf.why_out_of_memory()
 
 
-def test_what_comes_in_early_is_bounded_by_the_limit_as_it_is():
-    assert spillway_tf.get_lms_stats()["prefetch_bound"] == CAPACITY // 6
-    spillway_tf.set_lms_limit(60 << 20)
-    assert spillway_tf.get_lms_stats()["prefetch_bound"] == 10 << 20
+def test_what_is_reserved_grows_on_demand_and_can_be_given_back(script):
+    out = script("""
+import spillway_tf
+spillway_tf.install(limit=256 << 20)
+import tensorflow as tf
+reserved = spillway_tf.get_bytes_reserved
+x = tf.random.normal((1024, 1024))
+print(4 << 20 <= reserved() <= 64 << 20)
+print(spillway_tf.get_bytes_pinned() == spillway_tf.get_bytes_in_use() >= 4 << 20)  # support is off
+spillway_tf.set_lms_enabled(True)
+pile = [tf.random.normal((1024, 1024)) for _ in range(80)]
+for y in pile:
+    _ = y + 1.0
+    assert spillway_tf.get_bytes_pinned() <= spillway_tf.get_bytes_in_use() <= reserved() <= 256 << 20
+print(spillway_tf.get_lms_stats()["bytes_allocated"] >= 320 << 20)
+del pile, y, _
+print(spillway_tf.empty_cache() >= 128 << 20, reserved() <= 64 << 20)
+""")
+    assert out.split() == ["True"] * 5
+
+
+def test_parked_the_memory_is_given_back_and_use_brings_back_what_it_uses(lms):
+    x, y = random(1024, 1024), random(1024, 1024, seed=1)
+    expected = x.numpy().tobytes(), y.numpy().tobytes()
+    x, y = tf.identity(x) + 0.0, tf.identity(y) + 0.0
+    assert spillway_tf.park() >= 8 << 20
+    parked = spillway_tf.get_bytes_reserved()
+    assert parked == spillway_tf.get_bytes_in_use() < 8 << 20 or parked < 16 << 20
+    assert lms.is_away(x) and lms.is_away(y)
+    _ = tf.reduce_sum(x)
+    assert not lms.is_away(x) and lms.is_away(y)
+    assert spillway_tf.wake() >= 4 << 20
+    assert not lms.is_away(y)
+    assert (x.numpy().tobytes(), y.numpy().tobytes()) == expected
 
 
 def test_switched_off_nothing_leaves_and_the_error_is_tensorflows():

@@ -77,7 +77,6 @@ struct TestSite {
   }
   static bool may_own(void const* p) { return state().device.may_own(p); }
   static std::size_t limit_bytes() { return capacity_bytes; }
-  static std::size_t reservation_bytes() { return 0; }
 };
 
 tf::Tensor on_device(int floats = half) {

@@ -210,6 +210,10 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
   m.def(
+      "park", [] { return installed().leases.park(); }, WithoutLock());
+  m.def(
+      "wake", [] { return installed().leases.wake(); }, WithoutLock());
+  m.def(
       "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
   m.def("name_stream", [] { (void)installed().memory.mark(Site::current_stream()); });
   m.def("take_warning", [] { return installed().leases.take_warning(); });

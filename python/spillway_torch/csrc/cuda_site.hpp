@@ -25,7 +25,6 @@ namespace spillway_torch {
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
     using observer = spillway::torch::TensorObserver;
-    using prefetch = spillway::framework::LimitedLookahead;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::torch::StorageLeases<CudaSite>;
@@ -114,6 +113,7 @@ struct CudaSite {
   static std::size_t foreach_bytes() { return state()->foreach_bytes; }
   static std::size_t limit() { return state()->limit(); }
   static void set_limit(std::size_t bytes) { state()->set_limit(bytes); }
+  static std::size_t most_bytes() { return state()->most_bytes; }
   static std::size_t total_bytes() { return state()->total_bytes; }
 };
 

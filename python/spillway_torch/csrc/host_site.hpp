@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/device/host/host_api.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/sim.hpp>
@@ -19,8 +20,7 @@ namespace spillway_torch {
 /// CPU tensors, in an arena of host memory in the place of a device's.
 struct HostSite {
   struct Policies : spillway::SimPolicies {
-    using device = spillway::HostApi;
-    using prefetch = spillway::framework::LimitedLookahead;
+    using device = spillway::HostPagedApi;
   };
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::torch::StorageLeases<HostSite>;
@@ -30,7 +30,10 @@ struct HostSite {
     TensorAllocator tensors;
 
     State(allocator_type::Options options, c10::Allocator& small, std::size_t least)
-        : SiteState{std::move(options), least}, tensors{small} {}
+        : SiteState{options,
+                    least,
+                    spillway::HostPagedApi::granularity_for(options.capacity_bytes)},
+          tensors{small} {}
   };
   static State*& state() {
     static State* the_state = nullptr;
@@ -38,7 +41,8 @@ struct HostSite {
   }
 
   static void install(InstallOptions const& wanted) {
-    auto options = wanted.for_allocator<allocator_type>(wanted.limit);
+    auto options = wanted.for_allocator<allocator_type>(
+        wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().free_bytes / 10 * 9);
     // The bandwidths that plans are computed with are those of copies from memory to memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;

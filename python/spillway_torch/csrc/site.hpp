@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/interop/framework/install_options.hpp>
-#include <spillway/interop/framework/memory_limit.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <atomic>
 #include <cstddef>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -52,11 +49,10 @@ struct SiteState {
   using Hook = spillway::torch::FrameHook<Site, hook_key>;
 
   Device device;
-  spillway::framework::SharedLimit limit_bytes = std::make_shared<std::atomic<std::size_t>>(0);
   Allocator memory;
+  std::size_t most_bytes;  // that the limit can be
   spillway::torch::StorageLeases<Site> leases;
   std::unique_ptr<typename Hook::Registration> hook;
-  spillway::framework::LimitReservation<Allocator> reservation{memory};
   std::atomic<std::size_t> foreach_bytes{0};
   std::atomic<std::size_t> least_bytes{0};
 
@@ -65,11 +61,11 @@ struct SiteState {
                      std::size_t least,
                      Args... device_args)
       : device{device_args...},
-        memory{device, with_limit(std::move(memory_options))},
+        memory{device, in_place(std::move(memory_options))},
+        most_bytes{memory.stats().capacity_bytes},
         leases{memory},
-        least_bytes{least} {
-    note_limit(memory.stats().capacity_bytes);
-  }
+        foreach_bytes{most_bytes / 8},
+        least_bytes{least} {}
 
   /// @throws c10::Error if another module has put a fallback on the hook's key
   [[nodiscard]] static std::unique_ptr<typename Hook::Registration> install_hook() {
@@ -85,36 +81,32 @@ struct SiteState {
     }
   }
 
-  [[nodiscard]] std::size_t limit() const { return reservation.limit_bytes(); }
+  [[nodiscard]] std::size_t limit() const { return memory.stats().capacity_bytes; }
 
-  /// Lowers the limit below what was reserved, or raises it again.
+  /// Lowers the limit below that of `install`, or raises it again.
   void set_limit(std::size_t limit) {
-    std::size_t const capacity = memory.stats().capacity_bytes;
-    TORCH_CHECK(limit <= capacity,
+    TORCH_CHECK(limit <= most_bytes,
                 "the limit can be raised to ",
-                capacity,
+                most_bytes,
                 " bytes at most, with which spillway_torch was installed");
     try {
-      reservation.set_limit(limit, Site::current_stream(), [this] {
-        return !leases.is_under_pressure() && (leases.start_reclaim(), true);
-      });
+      leases.set_capacity(limit);
     } catch (spillway::OutOfDeviceMemory const& error) {
-      note_limit(reservation.limit_bytes());
       TORCH_CHECK_WITH(
-          OutOfMemoryError, false, "the limit cannot be lowered further now: ", error.what());
+          OutOfMemoryError, false, "the limit cannot be lowered so far now: ", error.what());
     }
-    note_limit(limit);
+    foreach_bytes = limit / 8;
   }
 
  private:
-  [[nodiscard]] typename Allocator::Options with_limit(typename Allocator::Options options) const {
-    options.prefetch = spillway::framework::LimitedLookahead{
-        {.max_inflight_bytes = std::numeric_limits<std::size_t>::max()}, limit_bytes};
+  /// Memory that is taken later joins the first, where the device can map it.
+  [[nodiscard]] typename Allocator::Options in_place(typename Allocator::Options options) const {
+    if constexpr (requires { device.has_virtual_memory(); }) {
+      options.grows_in_place = device.has_virtual_memory();
+    } else {
+      options.grows_in_place = true;
+    }
     return options;
-  }
-  void note_limit(std::size_t bytes) {
-    *limit_bytes = bytes;
-    foreach_bytes = bytes / 8;
   }
 };
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/range.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/host/host_tier.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -36,21 +38,28 @@ pybind11::dict statistics(State& state) {
   spillway::HostPoolStats const host = state.memory.host_stats();
   auto const counts = state.leases.counts();
   pybind11::dict out;
-  put(out, "allocation", now.allocated.blocks);
-  put(out, "allocated_bytes", now.allocated.bytes);
-  put(out, "requested_bytes", now.requested_bytes);
-  put(out, "active", now.leased.blocks);
-  put(out, "active_bytes", now.leased.bytes);
-  put(out, "resident", now.resident.blocks);
-  put(out, "resident_bytes", now.resident.bytes);
+  put(out, "allocation", now.resident.blocks);
+  put(out, "allocated_bytes", now.resident.bytes);
+  put(out, "active", now.resident.blocks);
+  put(out, "active_bytes", now.resident.bytes);
   put(out, "reserved_bytes", "current", now.reserved_bytes);
   put(out, "reserved_bytes", "peak", now.peak_reserved_bytes);
-  put(out, "inactive_split", "current", now.resident.blocks.current - now.leased.blocks.current);
-  put(out, "inactive_split_bytes", "current", now.inactive_bytes());
-  spillway::HostTierStats const& pinned = host.tier(spillway::HostTier::pinned);
-  put(out, "pinned", "current", pinned.slots);
-  put(out, "pinned_bytes", "current", pinned.used_bytes);
-  put(out, "pinned_bytes", "peak", pinned.peak_used_bytes);
+  std::size_t free_ranges = 0;
+  state.memory.for_each_range([&](spillway::RangeView const& range) {
+    free_ranges += range.state == spillway::RangeState::free ? 1U : 0U;
+  });
+  put(out, "inactive_split", "current", free_ranges);
+  put(out, "inactive_split_bytes", "current", now.reserved_bytes - now.resident.bytes.current);
+  // What cannot leave now. While support is off, that is all.
+  spillway::Tally const allocated{now.resident.blocks.current, now.resident.bytes.current};
+  spillway::Tally const pinned =
+      state.leases.is_enabled() ? state.leases.unreclaimable() : allocated;
+  put(out, "pinned", "current", std::min(pinned.count, allocated.count));
+  put(out, "pinned_bytes", "current", std::min(pinned.bytes, allocated.bytes));
+  put(out, "leased_bytes", now.leased.bytes);
+  put(out, "tensor", now.allocated.blocks);  // wherever their bytes are
+  put(out, "tensor_bytes", now.allocated.bytes);
+  put(out, "requested_bytes", now.requested_bytes);
   auto const set = [&out](char const* key, auto value) { out[key] = value; };
   spillway::Tally const reclaimed = now.evicted({EvictionReason::pressure,
                                                  EvictionReason::watermark,
@@ -102,6 +111,8 @@ pybind11::dict statistics(State& state) {
   set("largest_free_bytes", now.largest_free_bytes);
   set("free_bytes", now.free_bytes);
   set("capacity_bytes", now.capacity_bytes);
+  set("host.pinned_bytes", host.tier(spillway::HostTier::pinned).used_bytes);
+  set("host.pinned_peak_bytes", host.tier(spillway::HostTier::pinned).peak_used_bytes);
   set("host.pageable_bytes", host.tier(spillway::HostTier::pageable).used_bytes);
   set("host.file_bytes", host.tier(spillway::HostTier::file).used_bytes);
   return out;

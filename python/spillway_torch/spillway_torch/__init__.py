@@ -21,9 +21,9 @@ from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
 
 __all__ = [
-    "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "reclaim_inactive",
-    "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache", "begin_step", "keep", "hold",
-    "page", "chunk", "unpage",
+    "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "set_size_lms", "get_size_lms",
+    "reclaim_inactive", "park", "wake", "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache",
+    "begin_step", "keep", "hold", "page", "chunk", "unpage",
 ]
 
 #: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.
@@ -32,21 +32,25 @@ LEAST_BYTES = 8192
 
 _lock = threading.RLock()
 _limit_before_install = None
+_size_before_install = LEAST_BYTES
 
 
 def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_limit=None,
-            least_bytes=LEAST_BYTES):
+            least_bytes=None):
     """Puts the library's allocator in the place of PyTorch's, for one device of a process. To be called before the
     first large tensor, on CUDA before the first tensor there is.
 
     device      "cpu", "cuda" (the current one) or "cuda:N"; by default CUDA where it can be used
-    limit       bytes that tensors may take up; by default nine tenths of what is free
+    limit       bytes that tensors may take up; by default nine tenths of what is free. They are taken from the
+                device when they are needed
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
-    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave
+    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave. By default what `set_size_lms`
+                was given, or 8192
 
     Bytes are numbers, or text such as "2GB" or "512MiB".
     """
+    least_bytes = _size_before_install if least_bytes is None else least_bytes
     limit, host_limit, file_limit, least_bytes = (
         _bytes(value or 0, "install", name) for name, value in
         (("limit", limit), ("host_limit", host_limit), ("file_limit", file_limit), ("least_bytes", least_bytes)))
@@ -133,9 +137,23 @@ def get_limit_lms():
     return _C.limit() if _C.is_installed() else _limit_before_install or 0
 
 
+def set_size_lms(least_bytes):
+    """Sets the least size of a tensor that may leave. Tensors that exist stay as they are."""
+    global _size_before_install
+    with _lock:
+        if _C.is_installed():
+            _C.set_least_bytes(_bytes(least_bytes, "set_size_lms", "least_bytes"))
+        else:
+            _size_before_install = _bytes(least_bytes, "set_size_lms", "least_bytes")
+
+
+def get_size_lms():
+    return _C.least_bytes() if _C.is_installed() else _size_before_install
+
+
 def reclaim_inactive():
-    """Makes every tensor that is not in use leave now. Returns the bytes that left."""
-    if not _C.is_installed():
+    """Makes every tensor that is not in use leave now. Returns the bytes that left: none while support is off."""
+    if not get_enabled_lms():
         return 0
     freed = _C.reclaim()
     warning = _C.take_warning() if freed == 0 else ""
@@ -147,6 +165,20 @@ def reclaim_inactive():
 def empty_cache():
     """Gives memory that nothing uses back to the system. Returns the bytes."""
     return _C.trim() if _C.is_installed() else 0
+
+
+def park():
+    """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the system,
+    for other processes. What is used next comes back by itself; `wake` brings back all at once. Returns the bytes that
+    were given back."""
+    if not get_enabled_lms():
+        raise RuntimeError("spillway_torch.park(): nothing can leave before set_enabled_lms(True)")
+    return _C.park()
+
+
+def wake():
+    """Brings back what is away, as far as the limit goes. Returns the bytes that came back."""
+    return _C.wake() if _C.is_installed() else 0
 
 
 def keep(tensor):

@@ -3,7 +3,9 @@ from . import _chosen as _C
 
 
 def memory_stats(device=None):
-    """What the allocator has done, under the names of `torch.cuda.memory_stats`."""
+    """What the allocator has done, under the names of `torch.cuda.memory_stats` and of Large Model Support:
+    `allocated_bytes` are those of tensors on the device now, `pinned_bytes` the part of them that cannot leave now, and
+    `reserved_bytes` what was taken from the device. `tensor_bytes` counts tensors wherever they are."""
     return dict(sorted(_C.raw_stats().items())) if _C.is_installed() else {}
 
 
@@ -26,13 +28,15 @@ def memory_summary(device=None, holders=10):
     now = _C.raw_stats()
     rows = [
         ("limit", _C.limit()),
-        ("tensors", now["allocated_bytes.all.current"]),
+        ("taken from the device", now["reserved_bytes.all.current"]),
+        ("tensors", now["tensor_bytes.all.current"]),
+        ("  peak", now["tensor_bytes.all.peak"]),
+        ("on the device", now["allocated_bytes.all.current"]),
         ("  peak", now["allocated_bytes.all.peak"]),
-        ("on the device", now["resident_bytes.all.current"]),
-        ("  held: in use, or its address is known", now["active_bytes.all.current"]),
+        ("  held: in use, or its address is known", now["pinned_bytes.all.current"]),
         ("    workspaces of cuBLAS", now.get("cublas_workspace_bytes", 0)),
-        ("  may leave", now["resident_bytes.all.current"] - now["active_bytes.all.current"]),
-        ("on the host: memory", now["pinned_bytes.all.current"] + now["host.pageable_bytes"]),
+        ("  may leave", now["allocated_bytes.all.current"] - now["pinned_bytes.all.current"]),
+        ("on the host: memory", now["host.pinned_bytes"] + now["host.pageable_bytes"]),
         ("on the host: file", now["host.file_bytes"]),
         ("free", now["free_bytes"]),
         ("  in one piece", now["largest_free_bytes"]),

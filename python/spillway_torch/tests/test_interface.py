@@ -15,7 +15,7 @@ def test_statistics_have_the_names_of_torch_cuda(lms):
     lms.evict()
     a.add_(1)
     now = lms.stats()
-    for name in ("allocation", "allocated_bytes", "requested_bytes", "active", "active_bytes"):
+    for name in ("allocation", "allocated_bytes", "requested_bytes", "active", "active_bytes", "tensor_bytes"):
         for pool in POOLS:
             assert {f"{name}.{pool}.{what}" in now for what in ("current", "peak", "allocated", "freed")} == {True}
             assert now[f"{name}.{pool}.allocated"] - now[f"{name}.{pool}.freed"] == now[f"{name}.{pool}.current"]
@@ -36,13 +36,64 @@ def test_statistics_count_what_happens(lms):
     lms.evict()
     gone = lms.stats()
     assert gone["reclaimed_bytes"] - made["reclaimed_bytes"] >= 4 << 20
-    assert gone["pinned_bytes.all.current"] - made["pinned_bytes.all.current"] >= 4 << 20
-    assert gone["allocated_bytes.all.current"] == made["allocated_bytes.all.current"]
+    assert gone["host.pinned_bytes"] - made["host.pinned_bytes"] >= 4 << 20
+    assert made["allocated_bytes.all.current"] - gone["allocated_bytes.all.current"] >= 4 << 20
+    assert gone["tensor_bytes.all.current"] == made["tensor_bytes.all.current"]
+    assert gone["reserved_bytes.all.current"] == made["reserved_bytes.all.current"]
+    assert gone["pinned_bytes.all.current"] == made["pinned_bytes.all.current"]
     a.sum()
     back = lms.stats()
     assert back["swap_in_bytes"] - gone["swap_in_bytes"] == 4 << 20
+    assert back["allocated_bytes.all.current"] - gone["allocated_bytes.all.current"] >= 4 << 20
+    assert back["alloc_distribution.freelist"] > gone["alloc_distribution.freelist"]
+    assert back["alloc_distribution.cudamalloc"] == gone["alloc_distribution.cudamalloc"]
     del a
     assert lms.stats()["allocated_bytes.all.current"] <= before["allocated_bytes.all.current"]
+
+
+def test_what_is_reserved_starts_small_and_grows_on_demand(script):
+    out = script("""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=256 << 20)
+stats = spillway_torch.memory_stats
+print(stats()["reserved_bytes.all.current"] == 0)
+a = torch.ones(1 << 20)
+now = stats()
+print(now["pinned_bytes.all.current"] == now["allocated_bytes.all.current"] >= 4 << 20)  # support is off
+print(4 << 20 <= now["reserved_bytes.all.current"] <= 12 << 20)
+print(now["alloc_distribution.cudamalloc"])
+spillway_torch.set_enabled_lms(True)
+kept = spillway_torch.keep(torch.ones(1 << 18))
+pile = [torch.ones(1 << 22) for _ in range(32)]  # 512 MiB in 256
+for _ in range(2):
+    for t in pile:
+        t.sum()
+        now = stats()
+        assert now["pinned_bytes.all.current"] <= now["allocated_bytes.all.current"]
+        assert now["allocated_bytes.all.current"] <= now["reserved_bytes.all.current"] <= now["capacity_bytes"] == 256 << 20
+print(now["tensor_bytes.all.current"] >= 512 << 20, now["pinned_bytes.all.current"] >= 1 << 20)
+found = sum(now[f"alloc_distribution.{name}"] for name in (
+    "freelist", "cudamalloc", "reclaim_one", "reclaim_fragments", "reclaim_all", "cudamalloc_retry"))
+print(found >= now["swap_ins"] + 34, now["reserved_bytes.all.peak"] == 256 << 20)
+del pile, t
+print(spillway_torch.empty_cache() >= 200 << 20, stats()["reserved_bytes.all.current"] <= 40 << 20)
+""")
+    assert out.split() == ["True"] * 3 + ["1"] + ["True"] * 6
+
+
+def test_the_least_size_that_may_leave_can_be_set(script):
+    out = script("""
+import torch, spillway_torch
+spillway_torch.set_size_lms(1 << 20)
+print(spillway_torch.get_size_lms())
+spillway_torch.install(device="cpu", limit=64 << 20)
+spillway_torch.set_enabled_lms(True)
+small, large = torch.ones(1 << 16), torch.ones(1 << 18)
+print(spillway_torch._C.view(small)["ours"], spillway_torch._C.view(large)["ours"])
+spillway_torch.set_size_lms(8192)
+print(spillway_torch.get_size_lms(), spillway_torch._C.view(torch.ones(1 << 16))["ours"])
+""")
+    assert out.split() == ["1048576", "False", "True", "8192", "True"]
 
 
 def test_a_tensor_that_was_only_frozen_weights_leaves_without_a_copy(lms):

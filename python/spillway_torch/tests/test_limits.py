@@ -22,7 +22,7 @@ def test_out_of_memory_names_what_is_held(lms):
 def test_ten_times_the_limit(lms):
     big = [torch.full((16 << 20,), i, dtype=torch.uint8) for i in range(160)]
     assert all(int(b[0]) == i and int(b[-1]) == i for i, b in enumerate(big))
-    assert lms.stats()["allocated_bytes.all.current"] > 10 * (255 << 20) - (120 << 20)
+    assert lms.stats()["tensor_bytes.all.current"] > 10 * (255 << 20) - (120 << 20)
 
 
 def test_disable_and_enable_in_mid_program(lms):
@@ -43,9 +43,12 @@ def test_the_limit_can_be_lowered_and_raised(lms):
     tensors = [torch.full((8 << 20,), i, dtype=torch.uint8) for i in range(20)]
     spillway_torch.set_limit_lms(64 << 20)
     assert spillway_torch.get_limit_lms() == 64 << 20
-    assert lms.stats()["resident_bytes.all.current"] <= 256 << 20
-    with pytest.raises(torch.OutOfMemoryError):
+    assert lms.stats()["allocated_bytes.all.current"] <= lms.stats()["reserved_bytes.all.current"] <= 64 << 20
+    peak = lms.stats()["tensor_bytes.all.peak"]
+    with pytest.raises(torch.OutOfMemoryError, match=f"capacity {64 << 20}"):
         torch.empty(100 << 20, dtype=torch.uint8)
+    assert lms.stats()["tensor_bytes.all.peak"] == peak  # what failed was never there
+    assert "64.0 MiB" in spillway_torch.memory_summary()
     assert [int(t[5]) for t in tensors] == list(range(20))
     spillway_torch.set_limit_lms(256 << 20)
     assert torch.empty(100 << 20, dtype=torch.uint8).numel() == 100 << 20
@@ -134,3 +137,79 @@ print(refused, *counts())
 assert [int(t[0]) for t in tensors] == list(range(8))
 """)
     assert result.split() == ["2", "0", "2"]
+
+
+def test_parked_the_memory_is_given_back_and_use_brings_back_what_it_uses(script):
+    out = script("""
+import torch, spillway_torch
+
+def mapped():
+    "Bytes of memory of this process that are there, without those in the pool of what was swapped out."
+    with open("/proc/self/status") as status:
+        rss = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmRSS"))
+    now = spillway_torch.memory_stats()
+    return rss - now["host.pinned_bytes"]
+
+spillway_torch.install(device="cpu", limit=256 << 20)
+spillway_torch.set_enabled_lms(True)
+kept = spillway_torch.keep(torch.ones(1 << 18))
+pile = [torch.full((1 << 20,), float(i)) for i in range(40)]
+before = mapped()
+freed = spillway_torch.park()
+now = spillway_torch.memory_stats()
+print(freed >= 120 << 20, now["reserved_bytes.all.current"] <= 40 << 20)
+print(before - mapped() >= 100 << 20)
+print(now["allocated_bytes.all.current"] == now["pinned_bytes.all.current"] == 1 << 20)
+print(pile[3][9].item(), spillway_torch.memory_stats()["allocated_bytes.all.current"] == 5 << 20)
+print(spillway_torch.wake() == 39 * (4 << 20), spillway_torch.memory_stats()["allocated_bytes.all.current"] == 161 << 20)
+print([int(t[-1]) for t in pile] == list(range(40)), kept[0].item())
+""")
+    assert out.split() == ["True"] * 4 + ["3.0"] + ["True"] * 4 + ["1.0"]
+
+
+def test_two_processes_take_turns_on_one_limit(script, tmp_path):
+    """Each computes with three quarters of what there is for both, while the other one is parked."""
+    import subprocess
+    import sys
+    code = """
+import sys, torch, spillway_torch
+limit = 64 << 20
+spillway_torch.install(device="cpu", limit=limit)
+spillway_torch.set_enabled_lms(True)
+weights = [torch.full((1 << 20,), float(i)) for i in range(12)]
+spillway_torch.park()
+for line in sys.stdin:
+    for w in weights:
+        w += 1
+    used = spillway_torch.memory_stats()["reserved_bytes.all.current"]
+    spillway_torch.park()
+    print(used, spillway_torch.memory_stats()["reserved_bytes.all.current"], sum(int(w[5]) for w in weights[:1]), flush=True)
+    spillway_torch.park()
+"""
+    programs = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                 cwd=tmp_path) for _ in range(2)]
+    try:
+        for i in range(3):
+            for program in programs:
+                program.stdin.write("go\n")
+                program.stdin.flush()
+                used, parked, value = map(int, program.stdout.readline().split())
+                assert 48 << 20 <= used <= 64 << 20
+                assert parked == 0
+                assert value == i + 1
+    finally:
+        for program in programs:
+            program.stdin.close()
+            program.wait(timeout=60)
+
+
+def test_switched_off_nothing_leaves(lms):
+    a = torch.ones(1 << 20)
+    spillway_torch.set_enabled_lms(False)
+    assert spillway_torch.reclaim_inactive() == 0
+    now = lms.stats()
+    assert now["pinned_bytes.all.current"] == now["allocated_bytes.all.current"] >= 4 << 20
+    with pytest.raises(RuntimeError, match="set_enabled_lms"):
+        spillway_torch.park()
+    spillway_torch.set_enabled_lms(True)
+    assert a[3].item() == 1

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -260,5 +261,69 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.read({b}) == Bytes{2});
     bench.leases.begin_step();
     CHECK_FALSE(bench.leases.is_under_pressure());
+  }
+
+  TEST_CASE("BufferLeases: a lowered capacity makes what is not in use leave") {
+    LeasesBench bench{8_MiB};
+    auto* const a = bench.make(2_MiB, 1);
+    auto* const b = bench.make(2_MiB, 2);
+    auto* const c = bench.make(2_MiB, 3);
+    bench.leases.set_capacity(4_MiB);
+    CHECK(bench.memory.stats().capacity_bytes == 4_MiB);
+    CHECK(bench.memory.stats().resident.bytes.current <= 4_MiB);
+    CHECK(bench.memory.stats().reserved_bytes <= 4_MiB);
+    CHECK(bench.read({a, b}) == Bytes{1, 2});
+    CHECK(bench.read({c}) == Bytes{3});
+    CHECK(bench.make(5_MiB, 4) == nullptr);
+    CHECK(bench.leases.last_failure().find("capacity 4194304") != std::string::npos);
+    CHECK(bench.memory.stats().allocated.bytes.peak == 6_MiB);  // what failed was never there
+    bench.leases.set_capacity(8_MiB);
+    CHECK(bench.make(5_MiB, 4) != nullptr);
+    CHECK(bench.read({a, b}) == Bytes{1, 2});
+  }
+
+  TEST_CASE("BufferLeases: the capacity cannot be lowered below what is in use") {
+    LeasesBench bench{8_MiB};
+    auto* const a = bench.make(2_MiB, 1);
+    LeasesBench::Frame frame{1};
+    std::array<BufferUse, 1> const uses{BufferUse{a, false}};
+    REQUIRE(bench.leases.try_enter(frame, uses).empty());
+    CHECK_THROWS_AS(bench.leases.set_capacity(1_MiB), OutOfDeviceMemory);
+    CHECK(bench.memory.stats().capacity_bytes == 8_MiB);
+    CHECK(*a == 1);
+    bench.leases.exit(frame);
+  }
+
+  TEST_CASE("BufferLeases: parked, nothing but what is kept stays on the device") {
+    LeasesBench bench{8_MiB};
+    auto* const a = bench.make(2_MiB, 1);
+    auto* const b = bench.make(2_MiB, 2);
+    auto* const kept = bench.make(1_MiB, 3);
+    std::array<void*, 1> const known{kept};
+    bench.leases.keep(known);
+    CHECK(bench.leases.unreclaimable() == Tally{1, 1_MiB});
+    CHECK(bench.leases.park() == 7_MiB);
+    CHECK(bench.memory.stats().reserved_bytes == 1_MiB);
+    CHECK(bench.memory.stats().resident.bytes.current == 1_MiB);
+    CHECK(*kept == 3);
+    CHECK(bench.read({a}) == Bytes{1});  // use brings it back
+    CHECK(bench.memory.stats().reserved_bytes == 3_MiB);
+    CHECK(bench.leases.wake() == 2_MiB);
+    bench.memory.synchronize();
+    CHECK(bench.leases.view(b).is_resident);
+    CHECK(bench.read({a, b}) == Bytes{1, 2});
+    CHECK(bench.leases.wake() == 0);
+  }
+
+  TEST_CASE("BufferLeases: waking brings back no more than fits") {
+    LeasesBench bench{4_MiB};
+    for (unsigned char i = 0; i < 4; ++i) {
+      REQUIRE(bench.make(2_MiB, i) != nullptr);
+    }
+    (void)bench.leases.park();
+    CHECK(bench.memory.stats().reserved_bytes == 0);
+    std::uint64_t const evicted = bench.memory.stats().evicted().count;
+    CHECK(bench.leases.wake() == 4_MiB);
+    CHECK(bench.memory.stats().evicted().count == evicted);
   }
 }

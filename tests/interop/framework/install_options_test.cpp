@@ -46,11 +46,18 @@ TEST_SUITE("install_options") {
     CHECK(options.paging.lease_wait == std::chrono::milliseconds{0});
   }
 
+  TEST_CASE("InstallOptions: memory is taken from the device when it is needed") {
+    CHECK(InstallOptions{}.for_allocator<SmallAllocator>(2_MiB).initial_bytes == 0);
+    CHECK(InstallOptions{}.for_allocator<SmallAllocator>(2_MiB).growth_bytes == 2_MiB);
+    CHECK(InstallOptions{}.for_allocator<SmallAllocator>(1_GiB).growth_bytes == 16_MiB);
+    CHECK(InstallOptions{}.for_allocator<SmallAllocator>(64_GiB).growth_bytes == 32_MiB);
+    CHECK(InstallOptions{}.for_allocator<SmallAllocator>(0).growth_bytes == 32_MiB);
+  }
+
   TEST_CASE("InstallOptions: the rest is as the allocator has it") {
     auto const options = InstallOptions{}.for_allocator<SmallAllocator>(2_MiB);
     SmallAllocator::Options const usual;
 
-    CHECK(options.initial_bytes == usual.initial_bytes);
     CHECK(options.bounce_bytes == usual.bounce_bytes);
     CHECK(options.host.slab_bytes == usual.host.slab_bytes);
   }

@@ -113,6 +113,8 @@ TEST_SUITE("tensor_stats") {
           static_cast<std::int64_t>(truth.resident.bytes.current));
     CHECK(now.active.all().current == static_cast<std::int64_t>(truth.resident.blocks.current));
     CHECK(now.active.all().peak == static_cast<std::int64_t>(truth.resident.blocks.peak));
+    CHECK(now.allocated_bytes == now.active_bytes);  // what is away is not on the device
+    CHECK(now.allocation == now.active);
     CHECK(now.reserved_bytes.all().current == static_cast<std::int64_t>(truth.reserved_bytes));
   }
 
@@ -121,13 +123,16 @@ TEST_SUITE("tensor_stats") {
     watch.on_requested(1000);
     watch.on_requested(2_MiB + 1);
     watch.on_request_freed(1000);
+    CHECK(watch.stats(3).requested_bytes.all().current == 2_MiB + 1);
+    CHECK(watch.stats(3).inactive_split.all().current == 3);
 
-    TensorStats const now = watch.stats(3);
-    CHECK(now.requested_bytes.all().current == 2_MiB + 1);
+    Program program;
+    { Buffer const gone = program.written(1000); }
+    Buffer const stays = program.written(2_MiB + 1);
+    TensorStats const now = program.stats();
     CHECK(now.allocated_bytes.all().current == 2_MiB + 256);
     CHECK(now.allocated_bytes.small().freed == 1024);
     CHECK(now.allocation.all().allocated == 2);
-    CHECK(now.inactive_split.all().current == 3);
   }
 
   TEST_CASE(

@@ -211,8 +211,16 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     is_exclusive_right_taken_ = false;  // exclusive frames do not call code that could fork
     Base::after_fork_in_child(frame);
   }
-  /// Says how much of the capacity may be used, if a part of it is reserved.
-  void set_limit(std::size_t limit_bytes) noexcept { limit_bytes_ = limit_bytes; }
+  /// As the base, counted as `reclaim` is.
+  std::size_t park() {
+    (void)reclaim();
+    return this->memory_->trim_sync();
+  }
+  /// As the base; also says from which size on room is scarce.
+  void set_capacity(std::size_t bytes) {
+    Base::set_capacity(bytes);
+    capacity_bytes_ = bytes;
+  }
 
   /// What is counted of buffers.
   struct Sizes {
@@ -260,7 +268,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   /// Whether two operations at once might not fit. The caller holds the lock.
   [[nodiscard]] bool is_room_scarce() const noexcept {
     std::size_t const expected = sizes_.bytes + 8 * sizes_.largest_ever_bytes;
-    return this->is_under_pressure_ || std::max(expected, 2 * sizes_.bytes) > limit_bytes_;
+    return this->is_under_pressure_ || std::max(expected, 2 * sizes_.bytes) > capacity_bytes_;
   }
   /// The caller holds the lock.
   void pin(Frame& frame, Entry& entry) {
@@ -292,7 +300,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   Sizes sizes_{};
   std::string failure_;
   bool is_exclusive_right_taken_ = false;
-  std::atomic<std::size_t> limit_bytes_{this->memory_->stats().capacity_bytes};
+  std::atomic<std::size_t> capacity_bytes_{this->memory_->stats().capacity_bytes};
 };
 
 template <class Allocator>

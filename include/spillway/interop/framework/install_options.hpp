@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/types.hpp>
 #include <spillway/device/host/host_api.hpp>
 
+#include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <string>
@@ -19,11 +22,19 @@ struct InstallOptions {
   /// Smaller tensors are left to the framework; 0: as the module sees fit.
   std::size_t least_bytes = 0;
 
-  /// Options for an allocator of `capacity_bytes` whose users wait for each other elsewhere.
+  /// Options for an allocator of `capacity_bytes` whose users wait for each other elsewhere. It
+  /// takes memory from the device when it is needed, and no more than a sixth of the capacity ahead
+  /// of need.
   template <class Allocator>
   [[nodiscard]] typename Allocator::Options for_allocator(std::size_t capacity_bytes) const {
     typename Allocator::Options options;
     options.capacity_bytes = capacity_bytes;
+    options.initial_bytes = 0;
+    options.growth_bytes =
+        capacity_bytes == 0
+            ? 32_MiB
+            : std::clamp<std::size_t>(std::bit_ceil(capacity_bytes / 64), 2_MiB, 32_MiB);
+    options.paging.prefetched_part = 1.0 / 6;
     options.paging.lease_wait = std::chrono::milliseconds{0};
     options.host.pinned_bytes = host_limit;
     if (!file_tier.empty()) {

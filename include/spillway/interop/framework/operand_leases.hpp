@@ -107,6 +107,37 @@ class OperandLeases {
   std::size_t start_reclaim();
   /// Swaps out everything that no frame has pinned. @returns the bytes that left the device
   std::size_t reclaim();
+  /// Swaps out everything that no frame has pinned, and gives the device memory that is free then
+  /// back to the system. What is used next comes back by itself.
+  ///
+  /// @returns the bytes that were given back
+  std::size_t park() {
+    (void)reclaim();
+    memory_->synchronize();
+    return memory_->trim_sync();
+  }
+  /// Brings back what is swapped out, in the order in which it was enrolled, as far as the capacity
+  /// goes.
+  ///
+  /// @returns the bytes that came back
+  std::size_t wake();
+  /// Changes the allocator's capacity. Entries that no frame has pinned make room for a lower one.
+  ///
+  /// @throws as `DeviceAllocator::set_capacity`; the capacity is then as it was
+  void set_capacity(std::size_t bytes);
+  /// The entries that have a lease and cannot give it up now: a frame has them pinned, or their
+  /// address is known elsewhere.
+  [[nodiscard]] Tally unreclaimable() const {
+    Guard const guard{mutex_};
+    Tally stay;
+    for_each_entry([&](Entry const& entry) {
+      bool const is_reclaimable = entry.pins == 0 && Traits::is_swappable(entry);
+      if (entry.has_lease() && !is_reclaimable) {
+        stay.add(entry.bytes);
+      }
+    });
+    return stay;
+  }
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
 
@@ -312,6 +343,18 @@ class OperandLeases {
     return false;
   }
 
+  /// The blocks of entries that are swapped out, or may be, in the order of enrolment.
+  [[nodiscard]] std::vector<BlockId> unleased_blocks() const {
+    std::vector<BlockId> blocks;
+    Guard const guard{mutex_};
+    for_each_entry([&](Entry const& entry) {
+      if (!entry.has_lease()) {
+        blocks.push_back(entry.block);
+      }
+    });
+    return blocks;
+  }
+
   std::optional<std::chrono::milliseconds> patience_;
   std::condition_variable changed_;
   Entry all_{};  // the head of a ring of all entries
@@ -378,17 +421,8 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
 template <class Traits>
 std::size_t OperandLeases<Traits>::reclaim() {
   (void)start_reclaim();
-  std::vector<BlockId> blocks;
-  {
-    Guard const guard{mutex_};
-    for_each_entry([&](Entry const& entry) {
-      if (!entry.has_lease()) {
-        blocks.push_back(entry.block);
-      }
-    });
-  }
   std::size_t const before = memory_->stats().resident.bytes.current;
-  for (BlockId const block : blocks) {
+  for (BlockId const block : unleased_blocks()) {
     try {
       memory_->swap_out(block);
     } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): freed or in use by now
@@ -396,6 +430,44 @@ std::size_t OperandLeases<Traits>::reclaim() {
   }
   std::size_t const after = memory_->stats().resident.bytes.current;
   return before - std::min(before, after);
+}
+
+template <class Traits>
+std::size_t OperandLeases<Traits>::wake() {
+  std::size_t const before = memory_->stats().resident.bytes.current;
+  for (BlockId const block : unleased_blocks()) {
+    Stats const now = memory_->stats();
+    if (now.resident.bytes.current == now.allocated.bytes.current ||
+        now.resident.bytes.current >= now.capacity_bytes) {
+      break;
+    }
+    try {
+      memory_->swap_in(block);
+    } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): freed by now
+    } catch (OutOfDeviceMemory const&) {
+      break;
+    }
+  }
+  std::size_t const after = memory_->stats().resident.bytes.current;
+  return after - std::min(before, after);
+}
+
+template <class Traits>
+void OperandLeases<Traits>::set_capacity(std::size_t bytes) {
+  auto const try_fit = [&] {
+    try {
+      memory_->set_capacity(bytes);
+    } catch (OutOfDeviceMemory const&) {
+      return false;
+    }
+    return memory_->stats().reserved_bytes <= bytes;
+  };
+  if (!try_fit()) {
+    if (is_enabled_) {
+      (void)start_reclaim();
+    }
+    memory_->set_capacity(bytes);
+  }
 }
 
 template <class Traits>

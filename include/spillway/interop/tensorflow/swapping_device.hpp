@@ -88,7 +88,6 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
 /// | `Site::frame()`          | a reference to the calling thread's pointer to a frame          |
 /// | `Site::may_own(p)`       | false if the address is certainly not one of `Site::leases()`   |
 /// | `Site::limit_bytes()`    | the limit, for statistics                                       |
-/// | `Site::reservation_bytes()` | the resident bytes of the `LimitReservation`                 |
 template <class Site, class Base>
 class SwappingDevice : public Base {
  public:

@@ -73,13 +73,12 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     auto const counts = Site::leases().counts();
     ::tensorflow::AllocatorStats stats;
     stats.num_allocs = static_cast<std::int64_t>(counts.allocations);
-    auto const reservation = static_cast<std::int64_t>(Site::reservation_bytes());
-    stats.bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.current) - reservation;
-    stats.peak_bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.peak) - reservation;
+    stats.bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.current);
+    stats.peak_bytes_in_use = static_cast<std::int64_t>(now.resident.bytes.peak);
     stats.largest_alloc_size = static_cast<std::int64_t>(counts.largest_bytes);
     stats.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
-    stats.bytes_reserved = stats.bytes_in_use;
-    stats.peak_bytes_reserved = stats.peak_bytes_in_use;
+    stats.bytes_reserved = static_cast<std::int64_t>(now.reserved_bytes);
+    stats.peak_bytes_reserved = static_cast<std::int64_t>(now.peak_reserved_bytes);
     stats.largest_free_block_bytes = static_cast<std::int64_t>(now.largest_free_bytes);
     return stats;
   }

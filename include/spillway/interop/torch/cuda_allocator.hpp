@@ -47,6 +47,7 @@ namespace spillway::torch {
 /// | `Site::tensors()`        | this object; lives until the process ends                       |
 /// | `Site::limit()`          | the bytes that tensors may take up                              |
 /// | `Site::set_limit(bytes)` | change that                                                     |
+/// | `Site::most_bytes()`     | the highest limit that can be set                               |
 /// | `Site::total_bytes()`    | the bytes of the device                                         |
 ///
 /// and its allocator's observer is a `TensorObserver`.
@@ -120,7 +121,7 @@ class CudaTensorAllocator final
     check(device);
     Stats const now = Site::leases().memory().stats();
     std::size_t const growth =
-        std::min<std::size_t>(now.capacity_bytes - now.reserved_bytes,
+        std::min<std::size_t>(now.capacity_bytes - std::min(now.capacity_bytes, now.reserved_bytes),
                               Site::leases().memory().device().memory_info().free_bytes);
     *largest = std::max({*largest, std::size_t{now.largest_free_bytes}, growth});
   }
@@ -143,7 +144,7 @@ class CudaTensorAllocator final
         fraction > 0 && fraction <= 1, "a fraction of memory is in (0, 1], not ", fraction);
     auto const wanted =
         static_cast<std::size_t>(fraction * static_cast<double>(Site::total_bytes()));
-    Site::set_limit(std::min<std::size_t>(wanted, Site::leases().memory().stats().capacity_bytes));
+    Site::set_limit(std::min<std::size_t>(wanted, Site::most_bytes()));
   }
   [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
   getExpandableSegmentSizes(DeviceIndex /*device*/) override {

@@ -367,6 +367,13 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Guard const guard{mutex_};
     return this->counts_;
   }
+  /// As the base, with memory that no operation has been seen to use.
+  [[nodiscard]] Tally unreclaimable() const {
+    Tally stay = Base::unreclaimable();
+    Guard const guard{mutex_};
+    table_.for_each([&](Entry const& raw) { stay.add(raw.bytes); });
+    return stay;
+  }
   /// Says why no tensor can be swapped out, if that is so and has not been asked and answered
   /// before.
   [[nodiscard]] std::string take_warning() {

@@ -93,8 +93,8 @@ class TensorStatArray {
 
 /// The statistics of `torch.cuda.memory_stats`, in its terms.
 ///
-/// An allocation is *allocated* as long as a tensor has it, wherever its bytes are, and *active*
-/// while it takes up device memory; what has been swapped out is allocated and not active. Reserved
+/// A tensor is *allocated* and *active* while it takes up device memory: what has been swapped out
+/// is neither until it comes back, so that no tool sees more allocated than is reserved. Reserved
 /// memory is active or, since it lies in a reservation together with what is, *inactive split*.
 struct TensorStats {
   TensorStatArray allocation;
@@ -139,7 +139,8 @@ struct TensorStats {
 /// The allocator reports its own work as records. The adapter reports what the program does: that
 /// it requests memory for a tensor, frees it, or gets an error.
 ///
-/// Units    bytes rounded up to the granule, but for `requested_bytes`.
+/// Units    bytes rounded up to the granule, but for `requested_bytes`, which counts tensors
+///          wherever they are.
 /// Threads  thread-safe. The listener is called outside of every lock.
 class TensorObserver {
  public:
@@ -172,18 +173,12 @@ class TensorObserver {
     }
   }
   void on_requested(std::size_t bytes) noexcept {
-    std::size_t const rounded = round_up(bytes, granule_bytes);
     std::scoped_lock const lock{mutex_};
-    stats_.allocation.add(rounded, 1);
-    stats_.allocated_bytes.add(rounded, rounded);
-    stats_.requested_bytes.add(rounded, bytes);
+    stats_.requested_bytes.add(round_up(bytes, granule_bytes), bytes);
   }
   void on_request_freed(std::size_t bytes) noexcept {
-    std::size_t const rounded = round_up(bytes, granule_bytes);
     std::scoped_lock const lock{mutex_};
-    stats_.allocation.subtract(rounded, 1);
-    stats_.allocated_bytes.subtract(rounded, rounded);
-    stats_.requested_bytes.subtract(rounded, bytes);
+    stats_.requested_bytes.subtract(round_up(bytes, granule_bytes), bytes);
   }
   void on_out_of_memory() noexcept {
     std::scoped_lock const lock{mutex_};
@@ -232,8 +227,12 @@ class TensorObserver {
     case RecordKind::make_resident:
     case RecordKind::swap_in:
     case RecordKind::prefetch:
-      stats_.active.add(record.bytes, 1);
-      stats_.active_bytes.add(record.bytes, record.bytes);
+      for (TensorStatArray* const count : {&stats_.allocation, &stats_.active}) {
+        count->add(record.bytes, 1);
+      }
+      for (TensorStatArray* const sum : {&stats_.allocated_bytes, &stats_.active_bytes}) {
+        sum->add(record.bytes, record.bytes);
+      }
       break;
     case RecordKind::swap_out:
     case RecordKind::drop:
@@ -252,7 +251,7 @@ class TensorObserver {
     case RecordKind::out_of_memory:
       ++stats_.num_alloc_retries;
       return;
-    case RecordKind::allocate:  // may still fail; `on_requested` reports those that succeed
+    case RecordKind::allocate:  // takes up nothing yet
     case RecordKind::copy_out:
     case RecordKind::move:
     case RecordKind::host_wait:
@@ -263,8 +262,12 @@ class TensorObserver {
   }
 
   void subtract_active(std::size_t bytes) noexcept {
-    stats_.active.subtract(bytes, 1);
-    stats_.active_bytes.subtract(bytes, bytes);
+    for (TensorStatArray* const count : {&stats_.allocation, &stats_.active}) {
+      count->subtract(bytes, 1);
+    }
+    for (TensorStatArray* const sum : {&stats_.allocated_bytes, &stats_.active_bytes}) {
+      sum->subtract(bytes, bytes);
+    }
     update_inactive();
   }
   void update_inactive() noexcept {
