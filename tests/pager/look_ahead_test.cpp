@@ -59,8 +59,10 @@ struct WishBench {
   using Allocator = spillway::DeviceAllocator<Wishful>;
   using Buffer = spillway::SwappableBuffer<Allocator>;
 
-  explicit WishBench(std::vector<std::size_t> const& sizes, bool is_prefetching = true)
-      : allocator{device, options(is_prefetching)} {
+  explicit WishBench(std::vector<std::size_t> const& sizes,
+                     bool is_prefetching = true,
+                     double prefetched_part = 1.0)
+      : allocator{device, options(is_prefetching, prefetched_part)} {
     for (std::size_t const bytes : sizes) {
       away.push_back(std::make_unique<Buffer>(allocator, bytes));
       auto const lease = away.back()->acquire(Access::write, stream);
@@ -76,13 +78,14 @@ struct WishBench {
   WishBench& operator=(WishBench const&) = delete;
   ~WishBench() { allocator.retire_stream(stream); }
 
-  [[nodiscard]] Allocator::Options options(bool is_prefetching) const {
+  [[nodiscard]] Allocator::Options options(bool is_prefetching, double prefetched_part) const {
     Allocator::Options options{.capacity_bytes = 256_KiB};
     options.bounce_bytes = 0;
     options.host.pinned_bytes = 1_MiB;
     options.host.initial_pinned_bytes = 1_MiB;
     options.prefetch = ByWish{wishes};
     options.paging.prefetching = is_prefetching;
+    options.paging.prefetched_part = prefetched_part;
     return options;
   }
 
@@ -181,6 +184,19 @@ TEST_SUITE("pager") {
     bench.look_ahead();  // nothing was used meanwhile
     CHECK(bench.back() == std::vector{true, true, false});
     (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, true, true});
+  }
+
+  TEST_CASE("LookAhead: nor than a part of the capacity in force") {
+    WishBench bench{{32_KiB, 32_KiB, 32_KiB}, true, 0.3};
+    bench.look_ahead();  // 0.3 of 256 KiB
+    CHECK(bench.back() == std::vector{true, true, false});
+    bench.allocator.set_capacity(128_KiB);
+    (void)bench.away[0]->acquire(Access::read, bench.stream);
+    bench.look_ahead();
+    CHECK(bench.back() == std::vector{true, true, false});
+    bench.allocator.set_capacity(256_KiB);
     bench.look_ahead();
     CHECK(bench.back() == std::vector{true, true, true});
   }
