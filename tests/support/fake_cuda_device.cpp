@@ -26,7 +26,7 @@ std::size_t number_from(char const* variable, std::size_t otherwise) {
 [[maybe_unused]] Fake* const preloaded =
     new Fake{{.devices = static_cast<int>(number_from("SPILLWAY_FAKE_CUDA_DEVICES", 1)),
               .capacity_bytes = number_from("SPILLWAY_FAKE_CUDA_BYTES", std::size_t{64} << 20U),
-              .has_virtual_memory = false,
+              .has_virtual_memory = true,
               .serves_programs = true}};
 
 std::atomic<bool> is_stalled{false};

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -99,12 +100,15 @@ struct SiteState {
   }
 
  private:
-  /// Memory that is taken later joins the first, where the device can map it.
+  /// Memory that is taken later joins the first, where the device can map it. Elsewhere later
+  /// memory would lie apart from the first, so all is taken at once.
   [[nodiscard]] typename Allocator::Options in_place(typename Allocator::Options options) const {
+    options.grows_in_place = true;
     if constexpr (requires { device.has_virtual_memory(); }) {
       options.grows_in_place = device.has_virtual_memory();
-    } else {
-      options.grows_in_place = true;
+    }
+    if (!options.grows_in_place) {
+      options.initial_bytes = std::numeric_limits<std::size_t>::max();
     }
     return options;
   }
