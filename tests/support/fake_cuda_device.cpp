@@ -4,7 +4,8 @@
 // too.
 //
 // The device has memory, streams, events and copies, but no cores: launching a kernel is an error.
-// SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices.
+// SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
+// SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -26,7 +27,7 @@ std::size_t number_from(char const* variable, std::size_t otherwise) {
 [[maybe_unused]] Fake* const preloaded =
     new Fake{{.devices = static_cast<int>(number_from("SPILLWAY_FAKE_CUDA_DEVICES", 1)),
               .capacity_bytes = number_from("SPILLWAY_FAKE_CUDA_BYTES", std::size_t{64} << 20U),
-              .has_virtual_memory = true,
+              .has_virtual_memory = number_from("SPILLWAY_FAKE_CUDA_MAPS", 0) != 0,
               .serves_programs = true}};
 
 std::atomic<bool> is_stalled{false};
