@@ -517,7 +517,7 @@ template <class Allocator>
 std::string BufferLeases<Allocator>::describe_failure(std::string const& why) {
   Guard const guard{mutex_};
   ++this->counts_.out_of_memory;
-  failure_ = why + " The limit is " + std::to_string(limit_bytes_) + " bytes: set_lms_limit. " +
+  failure_ = why + " The limit is " + std::to_string(capacity_bytes_) + " bytes: set_lms_limit. " +
              (this->is_enabled_ ? "" : "Support for large models is off: set_lms_enabled(True). ") +
              std::to_string(sizes_.active_bytes) + " bytes are in use by " +
              std::to_string(this->counts_.active_frames) + " operations, " +
