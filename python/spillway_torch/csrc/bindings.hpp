@@ -100,7 +100,9 @@ class Bindings {
     for (PyObject* const object : {self, arguments[1]}) {
       if (THPVariable_Check(object)) {
         at::Tensor const& tensor = THPVariable_Unpack(object);
-        if (c10::StorageImpl* const storage = storage_of(tensor); is_ours(storage)) {
+        c10::StorageImpl* const storage = storage_of(tensor);
+        // What no operation has used is in its place, and a thread without the hook may be using it.
+        if (is_ours(storage) && !Leases::is_unseen(*storage)) {
           bool const is_written = object == self;
           operands.push_back(
               {storage, tensor.unsafeGetTensorImpl(), {/*keeps=*/false, is_written}});

@@ -77,11 +77,13 @@ class Lent {
     if (Site::state() == nullptr) {
       return;
     }
+    // A thread without the hook cannot bring the tensor in again.
+    bool const keeps = !Site::State::Hook::is_on() && Site::frames().depth == 0;
     spillway::torch::Operands operands;
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
       if (Site::Leases::is_ours(*storage)) {
-        operands.push_back({storage, part.unsafeGetTensorImpl()});
+        operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, /*writes=*/false}});
       }
     });
     if (!operands.empty()) {

@@ -277,3 +277,15 @@ def test_packaged_graphs(lms, tmp_path):
         torch.testing.assert_close(loaded(x), wanted)
         lms.evict()
         assert lms.is_away(x)
+
+
+def test_a_thread_without_support_can_use_what_it_makes(lms):
+    lms.evict()  # what an operation has used leaves at once
+    spillway_torch._C.set_hook(False)
+    try:
+        s = torch.arange(2., 6.)
+        s[1::2] *= -1.
+        assert s.numpy().sum() == -2
+        assert s.add_(1).tolist() == [3., -2., 5., -4.]
+    finally:
+        spillway_torch._C.set_hook(True)
