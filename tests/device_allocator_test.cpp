@@ -129,6 +129,18 @@ Residency residency_of_small(LargeOnly eviction) {
   return blocks.front().residency();
 }
 
+/// Makes its allocator in the default initializer of a member, where g++ 12 forgets to emit default
+/// constructors that only the default initializers of the options call.
+template <class Policies>
+class Program {
+ public:
+  [[nodiscard]] std::size_t capacity() const { return memory_.stats().capacity_bytes; }
+
+ private:
+  typename Policies::device device_;
+  DeviceAllocator<Policies> memory_{device_, {.capacity_bytes = 1_MiB}};
+};
+
 }  // namespace
 
 TEST_SUITE("device_allocator") {
@@ -326,4 +338,9 @@ TEST_SUITE("device_allocator") {
     CHECK(memory.observer().releases == std::vector<std::uint64_t>{0});
     CHECK(device.calls().releases == 1);
   }
+}
+
+TEST_CASE("DeviceAllocator: one may be made in the initializer of a member") {
+  Program<SimPolicies> const program;
+  CHECK(program.capacity() == 1_MiB);
 }

@@ -94,11 +94,12 @@ class DeviceAllocator {
     HostPoolOptions host{};
     PagerOptions paging{};
     /// The policies to start from, where those of the bundle have parameters: an eviction policy of
-    /// a program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`.
-    prefetch_type prefetch{};
-    eviction_type eviction{};
-    fit_type fit{};  ///< fit and compaction are for arenas that work by them
-    compaction_type compaction{};
+    /// a program's own with its weights, `ScheduleLookahead{{.lookahead_ops = 8}}`. Without a value
+    /// they are made by default.
+    std::optional<prefetch_type> prefetch{};
+    std::optional<eviction_type> eviction{};
+    std::optional<fit_type> fit{};  ///< fit and compaction are for arenas that work by them
+    std::optional<compaction_type> compaction{};
   };
 
   /// On a device of its own, made by default.
@@ -497,10 +498,14 @@ class DeviceAllocator {
                                           ArenaOptions,
                                           fit_type,
                                           compaction_type>) {
-      return Arena(device, parts..., sizes, std::move(options.fit), std::move(options.compaction));
+      return Arena(device,
+                   parts...,
+                   sizes,
+                   std::move(options.fit).value_or(fit_type{}),
+                   std::move(options.compaction).value_or(compaction_type{}));
     } else if constexpr (
         std::is_constructible_v<Arena, device_type&, Parts&..., ArenaOptions, fit_type>) {
-      return Arena(device, parts..., sizes, std::move(options.fit));
+      return Arena(device, parts..., sizes, std::move(options.fit).value_or(fit_type{}));
     } else {
       return Arena(device, parts..., sizes);
     }
@@ -575,9 +580,14 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
       order_{*device_},
       arena_(make_arena(options)),
       pool_{*device_, order_, host_options(*device_, options)},
-      prefetcher_{std::move(options.prefetch)},
-      blocks_{
-          *device_, arena_, pool_, prefetcher_, journal_, monitor_, std::move(options.eviction)} {}
+      prefetcher_{std::move(options.prefetch).value_or(prefetch_type{})},
+      blocks_{*device_,
+              arena_,
+              pool_,
+              prefetcher_,
+              journal_,
+              monitor_,
+              std::move(options.eviction).value_or(eviction_type{})} {}
 
 template <PolicySet Policies>
 DeviceAllocator<Policies>::

@@ -211,8 +211,8 @@ class Program {
     capacity_in_force_ = wanted;
     spillway::Stats const now = allocator_.stats();
     REQUIRE(now.resident.bytes.current <= wanted);
-    bool const gives_back_all = options(seed_).grows_in_place ||
-                                spillway::MappingArena<spillway::ArenaOf<Policies>>;
+    bool const gives_back_all =
+        options(seed_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
     if (gives_back_all && leases_.empty()) {
       REQUIRE(now.reserved_bytes <= wanted);
     }

@@ -35,8 +35,6 @@ class BasicScheduleEviction {
  public:
   using ScheduleEviction = BasicScheduleEviction;  // what a derived class calls its base
 
-  // Not defaulted: g++ 12 emits no code for a default constructor that only the default member
-  // initializer of `DeviceAllocator::Options` calls.
   BasicScheduleEviction() noexcept : BasicScheduleEviction{detail::PlanOptions{}} {}
   explicit BasicScheduleEviction(detail::PlanOptions options) noexcept : plan_{options} {}
 

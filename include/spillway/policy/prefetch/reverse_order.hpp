@@ -25,8 +25,7 @@ class BasicReverseOrder {
  public:
   using ReverseOrder = BasicReverseOrder;  // what a derived class calls its base
 
-  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
-  BasicReverseOrder() noexcept {}  // NOLINT(modernize-use-equals-default)
+  BasicReverseOrder() = default;
   explicit BasicReverseOrder(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId id) {

@@ -21,8 +21,7 @@ class BasicScheduleLookahead {
  public:
   using ScheduleLookahead = BasicScheduleLookahead;  // what a derived class calls its base
 
-  // g++ 12 loses a defaulted one in the default of a nested options aggregate.
-  BasicScheduleLookahead() noexcept {}  // NOLINT(modernize-use-equals-default)
+  BasicScheduleLookahead() = default;
   explicit BasicScheduleLookahead(PrefetchOptions options) noexcept : options_{options} {}
 
   void on_create(BlockId /*id*/) {}
