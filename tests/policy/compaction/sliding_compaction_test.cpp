@@ -35,7 +35,7 @@ TEST_SUITE("sliding_compaction") {
   }
 
   TEST_CASE("SlidingCompaction: finds a plan within its budget or none") {
-    SlidingCompaction const compaction;
+    SlidingCompaction compaction;
     CHECK_FALSE(compaction.plan(exchangeable.view(), 4, 2));
     auto const plan = compaction.plan(exchangeable.view(), 4, 3);
     REQUIRE(plan);

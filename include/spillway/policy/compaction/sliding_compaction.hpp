@@ -23,22 +23,24 @@ namespace spillway {
 /// a window into gaps elsewhere (`WindowSearch`), and exchanging blocks so that gaps that are far
 /// apart come together (`ExchangeSearch`).
 ///
-/// It tries exchanges only where the others are dear, in layouts of at most `few_blocks` that show
-/// the whole arena.
+/// A plan that moves no more than another is still not taken if it leaves the other free bytes much
+/// farther apart: a tenth of the bytes between them counts as moved. This comparison is made only in
+/// layouts of at most `few_blocks` that show the whole arena; exchanges are tried only there, and
+/// where the other two are dear.
 ///
-/// Threads  thread-safe: it keeps nothing.
+/// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants
 template <class = detail::Lazily>
 class BasicSlidingCompaction {
  public:
   using SlidingCompaction = BasicSlidingCompaction;  // what a derived class calls its base
 
-  static constexpr bool is_thread_safe = true;
+  static constexpr bool is_thread_safe = false;
   static constexpr bool moves_blocks = true;
   static constexpr std::size_t few_blocks = 4096;
 
   [[nodiscard]] std::optional<LayoutPlan>
-  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) const {
+  plan(Layout const& layout, std::uint32_t count, std::uint64_t budget) {
     detail::LayoutLine const line{layout};
     if (room(line) < count) {
       return std::nullopt;
@@ -46,9 +48,13 @@ class BasicSlidingCompaction {
     std::optional<LayoutPlan> best;
     // Only plans that move less than this are of interest.
     std::uint64_t bound = std::min(budget, std::numeric_limits<std::uint64_t>::max() / 4) + 1;
+    std::uint64_t best_score = 0;
     auto const take = [&](LayoutPlan plan) {
-      bound = plan.cost;
-      best = std::move(plan);
+      if (std::uint64_t const mine = score(line, plan, count); !best || mine < best_score) {
+        bound = std::min({bound, mine, plan.cost + 1});
+        best_score = mine;
+        best = std::move(plan);
+      }
       return bound;
     };
     if (detail::BlockSpan const span = cheapest_slide(line, count);
@@ -58,7 +64,7 @@ class BasicSlidingCompaction {
     detail::WindowSearch{line, layout.is_part ? quick_search(line) : detail::WindowSearch::Limits{}}
         .search(count, bound, take);
     bool const is_dear = !best || 2 * best->cost > count;
-    if (is_dear && line.size() <= few_blocks && !layout.is_part) {
+    if (is_dear && is_searched_long(layout)) {
       detail::ExchangeSearch{line, {}}.search(count, bound, take);
     }
     return best;
@@ -71,6 +77,9 @@ class BasicSlidingCompaction {
       room -= block.count;
     }
     return room;
+  }
+  [[nodiscard]] static bool is_searched_long(Layout const& layout) noexcept {
+    return layout.blocks.size() <= few_blocks && !layout.is_part;
   }
   [[nodiscard]] static detail::WindowSearch::Limits
   quick_search(detail::LayoutLine const& line) noexcept {
@@ -89,6 +98,66 @@ class BasicSlidingCompaction {
     plan.count = line.gap_end(span.to) - at;
     return plan;
   }
+
+  /// The granules that the plan moves, plus a tenth of those that then lie between free granules.
+  [[nodiscard]] std::uint64_t
+  score(detail::LayoutLine const& line, LayoutPlan const& plan, std::uint32_t count) {
+    if (!is_searched_long(line.layout())) {
+      return plan.cost;
+    }
+    place_.resize(line.size());
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      place_[i] = line.block(i).first;
+    }
+    for (auto const [block, to] : plan.moves) {
+      place_[block] = to;
+    }
+    arrived_.assign(1, {plan.first, count, false});  // the block that the room is made for
+    for (auto const [block, to] : plan.moves) {
+      if (place_[block] == to) {
+        arrived_.push_back({to, line.block(block).count, false});
+      }
+    }
+    std::sort(arrived_.begin(), arrived_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
+      return a.first < b.first;
+    });
+    std::uint64_t taken = count;
+    for (std::size_t i = 0; i < line.size(); ++i) {
+      taken += line.block(i).count;
+    }
+    // Finds the first gap from the low end and from the high end.
+    std::uint32_t low = 0;
+    for (std::size_t i = 0, j = 0;;) {
+      while (i < line.size() && place_[i] != line.block(i).first) {
+        ++i;
+      }
+      if (i < line.size() && place_[i] == low) {
+        low = line.block(i++).end();
+      } else if (j < arrived_.size() && arrived_[j].first == low) {
+        low = arrived_[j++].end();
+      } else {
+        break;
+      }
+    }
+    std::uint32_t high = line.layout().end;
+    for (std::size_t i = line.size(), j = arrived_.size();;) {
+      while (i > 0 && place_[i - 1] != line.block(i - 1).first) {
+        --i;
+      }
+      if (i > 0 && line.block(i - 1).end() == high) {
+        high = line.block(--i).first;
+      } else if (j > 0 && arrived_[j - 1].end() == high) {
+        high = arrived_[--j].first;
+      } else {
+        break;
+      }
+    }
+    std::uint64_t const room = line.layout().end - taken;
+    return plan.cost + (room == 0 ? 0 : (high - low - room) / 10);
+  }
+
+  std::vector<std::uint32_t> place_;  // of each block after a plan
+  std::vector<LayoutBlock> arrived_;  // the blocks that a plan moves, by their new places
 };
 
 using SlidingCompaction = BasicSlidingCompaction<>;
