@@ -748,7 +748,7 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
         bool const has_shrunk =
             trim(excess) != 0 || (arena_.trims_anywhere() && reclaimer_.vacate_top(excess));
         if (!has_shrunk) {
-          break;  // leases hold the rest
+          break;  // what is left is leased, or has no room on the host
         }
       }
     }

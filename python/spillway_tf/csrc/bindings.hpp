@@ -61,6 +61,7 @@ struct Bindings {
     }
     try {
       state.leases.set_capacity(limit);
+      state.leases.reset_peaks();  // those of the limit before may exceed it
     } catch (spillway::OutOfDeviceMemory const& error) {
       throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
                                error.what()};

@@ -92,7 +92,8 @@ class Bindings {
     }
   }
 
-  /// `Tensor.__setitem__`, in which PyTorch reads a value and writes an element without an operation.
+  /// `Tensor.__setitem__`, in which PyTorch reads a value and writes an element without an
+  /// operation.
   static PyObject* set_item(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(count == 2, "__setitem__ takes an index and a value");
@@ -101,7 +102,8 @@ class Bindings {
       if (THPVariable_Check(object)) {
         at::Tensor const& tensor = THPVariable_Unpack(object);
         c10::StorageImpl* const storage = storage_of(tensor);
-        // What no operation has used is in its place, and a thread without the hook may be using it.
+        // What no operation has used is in its place, and a thread without the hook may be using
+        // it.
         if (is_ours(storage) && !Leases::is_unseen(*storage)) {
           bool const is_written = object == self;
           operands.push_back(

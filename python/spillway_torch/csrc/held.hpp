@@ -68,7 +68,8 @@ class Held {
   std::optional<Frame> frame_;
 };
 
-/// Leases tensors for as long as this object lives, for an object in Python that shares their memory.
+/// Leases tensors for as long as this object lives, for an object in Python that shares their
+/// memory.
 /// May be destroyed on any thread.
 template <class Site>
 class Lent {

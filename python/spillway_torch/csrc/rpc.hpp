@@ -29,8 +29,9 @@ namespace spillway_torch {
 
 #ifdef SPILLWAY_TORCH_HAS_RPC
 
-/// Gives the tensors of remote procedure calls to TensorPipe, which takes their addresses on threads
-/// of its own and reads them until they have been sent. An exception there would end the process.
+/// Gives the tensors of remote procedure calls to TensorPipe, which takes their addresses on
+/// threads of its own and reads them until they have been sent. An exception there would end the
+/// process.
 ///
 /// What may be swapped out is brought in and handed over as if PyTorch did not own its memory, of
 /// which PyTorch makes a copy. On other devices than the CPU there is no such copy, so the tensor

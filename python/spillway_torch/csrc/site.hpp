@@ -109,6 +109,7 @@ struct SiteState {
     }
     if (!options.grows_in_place) {
       options.initial_bytes = std::numeric_limits<std::size_t>::max();
+      options.growth_bytes = std::numeric_limits<std::size_t>::max();  // after `empty_cache`
     }
     return options;
   }

@@ -108,6 +108,24 @@ def test_memory_is_taken_on_demand_and_given_back(script):
     assert out.split() == ["True"] * 4 + ["0", "0", "True", "1", "True", "True"]
 
 
+@pytest.mark.stand_in
+def test_all_memory_is_taken_at_once_where_the_driver_cannot_map_it(script):
+    out = script("import torch, spillway_torch\n"
+                 "spillway_torch.install(device='cuda', limit=64 << 20, host_limit=256 << 20)\n"
+                 "spillway_torch.set_enabled_lms(True)\n"
+                 "x = torch.empty(4 << 20, dtype=torch.uint8, device='cuda')\n"
+                 "print(torch.cuda.memory_reserved() >> 20)\n"
+                 "del x\n"
+                 "torch.cuda.empty_cache()\n"
+                 "print(torch.cuda.memory_reserved() >> 20)\n"
+                 "x = torch.empty(4 << 20, dtype=torch.uint8, device='cuda')\n"
+                 "y = torch.empty(56 << 20, dtype=torch.uint8, device='cuda')\n"
+                 "print(torch.cuda.memory_reserved() >> 20)",
+                 SPILLWAY_FAKE_CUDA_MAPS="0")
+
+    assert out.split() == ["64", "0", "64"]
+
+
 def test_memory_summary_is_a_table():
     assert "Allocated memory" in torch.cuda.memory_summary()
     assert "GPU reserved memory" in torch.cuda.memory_summary()
@@ -217,6 +235,7 @@ def test_a_memory_fraction_is_a_limit(make):
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)  # more than there is to have counts as that
     del made
+    torch.cuda.empty_cache()  # where the driver cannot map memory, what was taken since lies apart from the rest
     torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
 
 

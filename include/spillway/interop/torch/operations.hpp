@@ -204,8 +204,8 @@
   DO(_convolution, "_convolution") \
   DO(mkldnn_convolution, "mkldnn_convolution")
 
-// Operations of which a kernel compares the addresses of its arguments, to see whether the result is
-// the operand. A boxed call would pass it two different ones.
+// Operations of which a kernel compares the addresses of its arguments, to see whether the result
+// is the operand. A boxed call would pass it two different ones.
 #define SPILLWAY_TORCH_COMPARING_KERNELS(DO) \
   DO(addbmm_out, "addbmm.out") \
   DO(addmm_out, "addmm.out") \
@@ -302,7 +302,8 @@ inline bool has_kernel(c10::OperatorHandle const& op,
   });
 }
 
-/// Whether a type is that of objects that are written in C++ and are not tensors: they may hold some.
+/// Whether a type is that of objects that are written in C++ and are not tensors: they may hold
+/// some.
 inline bool is_object(c10::Argument const& argument) {
   return argument.type()->kind() == c10::TypeKind::ClassType;
 }

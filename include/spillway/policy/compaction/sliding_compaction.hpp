@@ -24,9 +24,9 @@ namespace spillway {
 /// apart come together (`ExchangeSearch`).
 ///
 /// A plan that moves no more than another is still not taken if it leaves the other free bytes much
-/// farther apart: a tenth of the bytes between them counts as moved. This comparison is made only in
-/// layouts of at most `few_blocks` that show the whole arena; exchanges are tried only there, and
-/// where the other two are dear.
+/// farther apart: a tenth of the bytes between them counts as moved. This comparison is made only
+/// in layouts of at most `few_blocks` that show the whole arena; exchanges are tried only there,
+/// and where the other two are dear.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(n) for n blocks, and a search that is bounded by constants
