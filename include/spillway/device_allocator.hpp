@@ -120,7 +120,7 @@ class DeviceAllocator {
   ///
   /// Buffers and leases must be gone: they would point into nothing. If not, the program ends with
   /// the ContractViolation that `close` would have thrown.
-  ~DeviceAllocator();
+  ~DeviceAllocator();  // NOLINT(bugprone-exception-escape): that is how it ends the program
 
   /// Checks that the allocator may be destroyed.
   ///
@@ -590,8 +590,7 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
               std::move(options.eviction).value_or(eviction_type{})} {}
 
 template <PolicySet Policies>
-DeviceAllocator<Policies>::
-    ~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): that is how it ends the program
+DeviceAllocator<Policies>::~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): see above
   close();
   try {
     synchronize();
