@@ -246,6 +246,18 @@ TEST_SUITE("device_allocator") {
     bench.allocator.deallocate(id);
   }
 
+  TEST_CASE("DeviceAllocator: the peak of what is reserved counts what was taken at first") {
+    SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
+    auto options = support::small_options(2_MiB);
+    options.grows_in_place = true;
+    support::SmallAllocator memory{device, options};
+
+    memory.set_capacity(512_KiB);
+
+    CHECK(memory.stats().reserved_bytes <= 512_KiB);
+    CHECK(memory.stats().peak_reserved_bytes == 2_MiB);
+  }
+
   TEST_CASE("DeviceAllocator: every figure speaks of the capacity in force") {
     SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 16_KiB}};
     for (bool const in_place : {false, true}) {

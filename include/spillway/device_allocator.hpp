@@ -587,7 +587,9 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
               prefetcher_,
               journal_,
               monitor_,
-              std::move(options.eviction).value_or(eviction_type{})} {}
+              std::move(options.eviction).value_or(eviction_type{})} {
+  journal_.reset_peaks(arena_.reserved_bytes());
+}
 
 template <PolicySet Policies>
 DeviceAllocator<Policies>::~DeviceAllocator() {  // NOLINT(bugprone-exception-escape): see above
@@ -795,7 +797,6 @@ Stats DeviceAllocator<Policies>::stats() const {
   now.reserved_bytes = arena_.reserved_bytes();
   now.free_bytes = arena_.free_bytes();
   now.largest_free_bytes = arena_.largest_free_bytes();
-  now.peak_reserved_bytes = std::max(now.peak_reserved_bytes, now.reserved_bytes);
   now.mispredictions = prefetcher_.schedule().mispredictions();
   return now;
 }
