@@ -4,8 +4,8 @@
 - A link to a file of this project leads to a file, and to a heading that is there.
 - Each name in a table of docs/api.md is declared in the header beside it, and each public name of the
   headers is in such a table: what is declared in namespace `spillway`, but for the frameworks' adapters.
-- Code under `<!-- region FILE NAME -->` is, letter for letter, what FILE holds between the lines
-  `// [NAME]` and `// [NAME end]`.
+- C++ is under `<!-- region FILE NAME -->`, and is, letter for letter, what FILE holds between the lines
+  `// [NAME]` and `// [NAME end]` (in CMake files `# [NAME]`). FILE is an example or a test, so that what is shown compiles and runs.
 """
 import pathlib
 import re
@@ -50,12 +50,21 @@ def broken_links(root: pathlib.Path, page: pathlib.Path) -> list[str]:
     return found
 
 
+def loose_code(root: pathlib.Path, page: pathlib.Path) -> list[str]:
+    """C++ that is no region of a file, so that nothing compiles it."""
+    text = page.read_text()
+    shown = re.findall(r"^```(?:cpp|c\+\+|cuda)\n(.*)$", REGION.sub("", text), re.MULTILINE)
+    foreign = [name for name, _, _ in REGION.findall(text) if not name.startswith(("examples/", "tests/"))]
+    return ([f"{page.relative_to(root)}: C++ that is no region of an example or a test: {line}" for line in shown] +
+            [f"{page.relative_to(root)}: {name} is neither an example nor a test" for name in foreign])
+
+
 def stale_regions(root: pathlib.Path, page: pathlib.Path) -> list[str]:
     found = []
     for name, region, shown in REGION.findall(page.read_text()):
         source = root / name
         text = source.read_text() if source.exists() else ""
-        match = re.search(rf"^ *// \[{region}\]\n(.*?)^ *// \[{region} end\]", text,
+        match = re.search(rf"^ *(?://|#) \[{region}\]\n(.*?)^ *(?://|#) \[{region} end\]", text,
                           re.MULTILINE | re.DOTALL)
         if not match:
             found.append(f"{page.relative_to(root)}: no region [{region}] in {name}")
@@ -98,6 +107,6 @@ def stale_api(root: pathlib.Path) -> list[str]:
 root = pathlib.Path(sys.argv[1]).resolve()
 complaints = stale_api(root)
 for page in pages(root):
-    complaints += broken_links(root, page) + stale_regions(root, page)
+    complaints += broken_links(root, page) + loose_code(root, page) + stale_regions(root, page)
 print("\n".join(complaints))
 sys.exit(bool(complaints))

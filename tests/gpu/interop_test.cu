@@ -107,6 +107,20 @@ TEST_SUITE("gpu") {
     CHECK(f.memory.allocation_count() == 0);
   }
 
+  TEST_CASE("ThrustResource: a sort with scratch memory on a stream") {
+    Fixture f;
+    LeasedMemory<Allocator>& scratch = f.memory;
+    auto const stream = f.rig.stream();
+    auto* const first = static_cast<int*>(scratch.allocate(sizeof(int), 256, stream));
+    int* const last = first + 1;
+    // [scratch]
+    spillway::ThrustResource resource{scratch, stream};
+    thrust::sort(thrust::cuda::par_nosync(&resource).on(stream), first, last);
+    // [scratch end]
+    scratch.deallocate(first, stream);
+    CHECK(scratch.allocation_count() == 0);
+  }
+
   TEST_CASE("ThrustResource: an algorithm on a stream takes its scratch memory there") {
     Fixture f;
     auto const stream = f.rig.stream();

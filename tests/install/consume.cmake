@@ -27,6 +27,10 @@ if(WAY STREQUAL "include_path")
   return()
 elseif(WAY STREQUAL "add_subdirectory")
   set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
+elseif(WAY MATCHES "^(fetch_content|cpm)$")
+  # The address leads nowhere: both take the tree that is here instead of a download.
+  set(how -DSPILLWAY_ADDRESS=https://spillway.invalid -DCPM_FILE=${CPM_FILE} -DSPILLWAY_CUDA=${CUDA}
+          -DFETCHCONTENT_SOURCE_DIR_SPILLWAY=${SOURCE_DIR} -DCPM_spillway_SOURCE=${SOURCE_DIR})
 elseif(WAY STREQUAL "find_package")
   run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/prefix)
   file(GLOB_RECURSE licence ${WORK_DIR}/prefix/LICENSE)
@@ -59,7 +63,7 @@ endif()
 set(configure
     ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
     -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Debug -DPROGRAM=${program} -DTARGET=${target}
-    -DCOMPONENTS=${components} ${how})
+    -DCOMPONENTS=${components} -DWAY=${WAY} ${how})
 if(refusal)
   execute_process(COMMAND ${configure} RESULT_VARIABLE status ERROR_VARIABLE message)
   string(REGEX REPLACE "[ \n]+" " " message "${message}")
@@ -69,5 +73,8 @@ if(refusal)
   return()
 endif()
 run(${configure})
+if(WAY MATCHES "^(fetch_content|cpm)$")
+  return()  # that the target is there is all that differs from add_subdirectory
+endif()
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
 run(${WORK_DIR}/build/consumer)

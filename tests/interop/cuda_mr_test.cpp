@@ -90,6 +90,16 @@ TEST_SUITE("cuda_mr") {
     CHECK_THROWS_AS(f.resource.deallocate_sync(s, 1000), ContractViolation);
   }
 
+  TEST_CASE("CudaMemoryResource: it is made of leased memory") {
+    Fixture f;
+    Allocator& memory = f.allocator;
+    // [resource]
+    spillway::LeasedMemory scratch{memory};
+    spillway::CudaMemoryResource resource{scratch};  // copies share scratch and compare equal
+    // [resource end]
+    CHECK(&resource.memory() == &scratch);
+  }
+
   TEST_CASE("CudaMemoryResource: copies are equal and share, others are not") {
     Fixture f;
     LeasedMemory<Allocator> other{f.allocator};

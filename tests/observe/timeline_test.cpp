@@ -188,6 +188,38 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 2);
   }
 
+  TEST_CASE("write_chrome_trace: a block that was never on the device is not swapped out") {
+    std::array<std::byte, 1> place{};
+    auto const block = make_block_id(1, 1);
+    auto const unused = make_block_id(2, 1);
+    Stats now;
+    now.allocated.add(4096);
+    json const trace = written(
+        {{.kind = RecordKind::grow, .bytes = 65536},
+         {.kind = RecordKind::allocate, .block = block, .bytes = 4096, .start_ns = 1'000},
+         {.kind = RecordKind::allocate, .block = unused, .bytes = 256, .start_ns = 2'000},
+         {.kind = RecordKind::make_resident,
+          .block = block,
+          .bytes = 4096,
+          .address = place.data(),
+          .start_ns = 3'000},
+         {.kind = RecordKind::swap_out,
+          .block = block,
+          .bytes = 4096,
+          .address = place.data(),
+          .start_ns = 4'000},
+         {.kind = RecordKind::deallocate, .block = unused, .bytes = 256, .start_ns = 5'000}},
+        now);
+
+    std::map<double, std::int64_t> swapped_out;
+    for (json const& event : phase(trace, "C")) {
+      if (event.at("name") == "swapped-out bytes") {
+        swapped_out[event.at("ts")] = event.at("args").at("bytes");
+      }
+    }
+    CHECK(swapped_out == std::map<double, std::int64_t>{{0, 0}, {4, 4096}});
+  }
+
   TEST_CASE("write_chrome_trace: no records make an empty trace") {
     json const trace = written({}, {});
 

@@ -96,16 +96,27 @@ class ContractViolation : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
+namespace detail {
+
+/// The head of a message: where a call stands, and the function that it stands in.
+inline std::string call_site(char const* file, int line, char const* function) {
+  return std::string{file} + ":" + std::to_string(line) + ": " + function + ": ";
+}
+
+}  // namespace detail
+
 /// Checks a precondition of a public function.
 ///
-/// `file` and `line` are the caller's; leave them out.
-/// @throws ContractViolation naming the caller's file and line when `ok` is false.
+/// `file`, `line` and `function` are the caller's; leave them out. A function that has the file
+/// and line of its own caller passes them on.
+/// @throws ContractViolation naming all three when `ok` is false.
 inline void expects(bool ok,
                     char const* what,
                     char const* file = __builtin_FILE(),
-                    int line = __builtin_LINE()) {
+                    int line = __builtin_LINE(),
+                    char const* function = __builtin_FUNCTION()) {
   if (!ok) {
-    throw ContractViolation{std::string{file} + ":" + std::to_string(line) + ": " + what};
+    throw ContractViolation{detail::call_site(file, line, function) + what};
   }
 }
 

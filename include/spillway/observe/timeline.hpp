@@ -19,6 +19,7 @@
 #include <new>
 #include <ostream>
 #include <span>
+#include <unordered_set>
 #include <vector>
 
 namespace spillway {
@@ -44,6 +45,7 @@ class BasicChromeTraceWriter {
         resident_ += change->is_taken ? change->bytes : -change->bytes;
       }
       count(records_[i], 1);
+      follow_unused(records_[i]);
       write_counters(records_[i].start_ns);
     }
     json_.new_line().end_array().end_object();
@@ -86,6 +88,16 @@ class BasicChromeTraceWriter {
     reserved_ += record.kind == RecordKind::grow   ? sign * record.bytes
                  : record.kind == RecordKind::trim ? -sign * record.bytes
                                                    : 0;
+  }
+
+  /// Follows which blocks have had no range since they were made: they hold no bytes anywhere.
+  void follow_unused(Record const& record) {
+    if (record.kind == RecordKind::allocate) {
+      unused_.insert(record.block);
+      unused_bytes_ += record.bytes;
+    } else if (record.kind != RecordKind::out_of_memory && unused_.erase(record.block) != 0) {
+      unused_bytes_ -= record.bytes;
+    }
   }
 
   JsonStream& begin(char const* name, char const* phase, std::uint64_t track) {
@@ -153,7 +165,8 @@ class BasicChromeTraceWriter {
   }
 
   void write_counters(std::uint64_t time_ns) {
-    std::array const values{resident_, allocated_ - resident_, reserved_ - resident_};
+    std::array const values{
+        resident_, allocated_ - resident_ - unused_bytes_, reserved_ - resident_};
     for (std::size_t k = 0; k < counters_.size(); ++k) {
       Counter& counter = counters_[k];
       if (counter.is_written && counter.value == values[k]) {
@@ -173,6 +186,8 @@ class BasicChromeTraceWriter {
   std::uint64_t resident_ = 0;
   std::uint64_t allocated_ = 0;
   std::uint64_t reserved_ = 0;
+  std::unordered_set<BlockId> unused_;
+  std::uint64_t unused_bytes_ = 0;
   std::uint64_t steps_ = 0;
   std::array<Counter, 3> counters_{{{"resident bytes"}, {"swapped-out bytes"}, {"free bytes"}}};
 };
@@ -184,9 +199,10 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 /// Writes records as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 ///
 /// The trace has one track for each kind of record, with blocks and bytes as arguments, and three
-/// counters: resident bytes, bytes of blocks that are not resident, and free bytes of the
-/// reservation. A record lies where the call was made on the host, so most have no duration; the
-/// copies themselves run later, in stream order. A step lasts until the next one.
+/// counters: resident bytes, swapped-out bytes, and free bytes of the reservation. Swapped out are
+/// the blocks that are not resident, but for those that were made in the trace and never used. A
+/// record lies where the call was made on the host, so most have no duration; the copies themselves
+/// run later, in stream order. A step lasts until the next one.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
 /// @param now      the allocator's statistics after the last record. The counters are computed from

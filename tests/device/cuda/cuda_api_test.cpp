@@ -564,9 +564,20 @@ TEST_SUITE("cuda_check") {
       CHECK(cuda_error.code() == cudaErrorMemoryAllocation);
       CHECK(cuda_error.line() == line);
       CHECK(std::strstr(cuda_error.file(), "cuda_api_test.cpp") != nullptr);
+      CHECK(std::strstr(error.what(), cuda_error.call()) != nullptr);
       CHECK(std::strstr(error.what(), "cudaErrorMemoryAllocation") != nullptr);
     }
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+
+    CudaApi device;
+    cuda.fail_next("cudaStreamSynchronize", cudaErrorIllegalAddress);
+    try {
+      device.synchronize(cudaStream_t{});
+      FAIL("no exception");
+    } catch (CudaError const& error) {
+      CHECK(std::string{error.call()} == "synchronize");
+      CHECK(std::strstr(error.what(), ": synchronize: cuda") != nullptr);
+    }
     CHECK_NOTHROW(cuda_check(cudaSuccess));
   }
 }

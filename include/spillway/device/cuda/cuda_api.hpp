@@ -271,7 +271,7 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
                                 CopyKind kind,
                                 stream_type stream) {
   expects(to.size() == from.size() && to.size() == sizes_bytes.size(),
-          "copy_batch: the three spans differ in length");
+          "the three spans differ in length");
   if (to.empty()) {
     return;
   }

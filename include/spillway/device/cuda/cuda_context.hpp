@@ -18,34 +18,40 @@ namespace spillway {
 /// agree.
 class CudaError : public DeviceError {
  public:
-  CudaError(cudaError_t code, char const* file, int line)
-      : DeviceError{std::string{file} + ":" + std::to_string(line) + ": " + cudaGetErrorName(code) +
-                    ": " + cudaGetErrorString(code)},
+  CudaError(cudaError_t code, char const* file, int line, char const* call)
+      : DeviceError{detail::call_site(file, line, call) + cudaGetErrorName(code) + ": " +
+                    cudaGetErrorString(code)},
         code_{code},
         file_{file},
-        line_{line} {}
+        line_{line},
+        call_{call} {}
 
   [[nodiscard]] cudaError_t code() const noexcept { return code_; }
   [[nodiscard]] char const* file() const noexcept { return file_; }
   [[nodiscard]] int line() const noexcept { return line_; }
+  /// The function that made the call, such as `copy` or `record_event` of `CudaApi`.
+  [[nodiscard]] char const* call() const noexcept { return call_; }
 
  private:
   cudaError_t code_;
-  char const* file_;  // from __builtin_FILE(), so it lives as long as the program
+  char const* file_;  // this and `call_` come from the compiler and live as long as the program
   int line_;
+  char const* call_;
 };
 
 /// Turns a CUDA status into an exception and clears the runtime's last error.
 ///
 /// An error that has corrupted the context cannot be cleared, and later calls report it again.
 ///
-/// `file` and `line` are the caller's; leave them out.
-/// @throws CudaError carrying the caller's file and line unless `code` is `cudaSuccess`
-inline void
-cuda_check(cudaError_t code, char const* file = __builtin_FILE(), int line = __builtin_LINE()) {
+/// `file`, `line` and `call` are the caller's; leave them out.
+/// @throws CudaError carrying all three unless `code` is `cudaSuccess`
+inline void cuda_check(cudaError_t code,
+                       char const* file = __builtin_FILE(),
+                       int line = __builtin_LINE(),
+                       char const* call = __builtin_FUNCTION()) {
   if (code != cudaSuccess) {
     (void)cudaGetLastError();
-    throw CudaError{code, file, line};
+    throw CudaError{code, file, line, call};
   }
 }
 

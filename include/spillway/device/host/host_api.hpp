@@ -154,8 +154,9 @@ class BasicHostApi {
     return point.stream == nullptr || point.stream->done >= point.count;
   }
   /// Null for the caller. @throws DeviceError for a handle that names no stream
-  [[nodiscard]] std::shared_ptr<Stream> find(stream_type stream) const;
-  [[nodiscard]] Point& find(event_type event);
+  [[nodiscard]] std::shared_ptr<Stream> find(stream_type stream,
+                                             char const* call = __builtin_FUNCTION()) const;
+  [[nodiscard]] Point& find(event_type event, char const* call = __builtin_FUNCTION());
 
   mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
   std::condition_variable progress_;
@@ -238,22 +239,25 @@ MemoryInfo BasicHostApi<Lazy>::memory_info() const {
 }
 
 template <class Lazy>
-auto BasicHostApi<Lazy>::find(stream_type stream) const -> std::shared_ptr<Stream> {
+auto BasicHostApi<Lazy>::find(stream_type stream, char const* call) const
+    -> std::shared_ptr<Stream> {
   if (stream == HostStream::caller) {
     return nullptr;
   }
   auto const found = streams_.find(stream);
   if (found == streams_.end()) {
-    throw DeviceError{"HostApi: no such stream: it was destroyed, or is another device's"};
+    throw DeviceError{std::string{"HostApi: "} + call +
+                      ": no such stream: it was destroyed, or is another device's"};
   }
   return found->second;
 }
 
 template <class Lazy>
-auto BasicHostApi<Lazy>::find(event_type event) -> Point& {
+auto BasicHostApi<Lazy>::find(event_type event, char const* call) -> Point& {
   auto const found = events_.find(event);
   if (found == events_.end()) {
-    throw DeviceError{"HostApi: no such event: it was destroyed, or is another device's"};
+    throw DeviceError{std::string{"HostApi: "} + call +
+                      ": no such event: it was destroyed, or is another device's"};
   }
   return found->second;
 }

@@ -57,7 +57,7 @@ class BasicHostPagedApi : public HostApi {
   explicit BasicHostPagedApi(std::size_t granularity_bytes = least_granularity_bytes)
       : granularity_bytes_{granularity_bytes} {
     expects(std::has_single_bit(granularity_bytes) && granularity_bytes >= least_granularity_bytes,
-            "HostPagedApi: the granularity must be a power of two of at least 16 KiB");
+            "the granularity must be a power of two of at least 16 KiB");
   }
 
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }

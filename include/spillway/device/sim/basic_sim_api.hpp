@@ -257,7 +257,7 @@ void BasicSimApi<Executor>::copy_batch(std::span<void* const> to,
                                        CopyKind kind,
                                        stream_type stream) {
   expects(to.size() == from.size() && to.size() == sizes_bytes.size(),
-          "copy_batch: the three spans differ in length");
+          "the three spans differ in length");
   lock_type lock = enter("copy_batch");
   executor_.check(stream, "copy_batch");
   std::size_t bytes = 0;

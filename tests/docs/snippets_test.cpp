@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The short pieces of code that pages show and that no example holds. check_docs.py compares them.
+#include <spillway/interop/dlpack.hpp>
+#include <spillway/interop/leased_memory.hpp>
+#include <spillway/observe/timeline.hpp>
+#include <spillway/policy/eviction/ranked_eviction.hpp>
+#include <spillway/policy/prefetch/schedule_lookahead.hpp>
+#include <spillway/sim.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+
+namespace {
+
+// [choose]
+using namespace spillway::literals;
+
+struct MyPolicies : spillway::SimPolicies {  // or CudaPolicies, or PoliciesFor<YourDevice>
+  using eviction = spillway::CostEviction;   // all else stays the default
+};
+// [choose end]
+
+struct Observed {
+  // [observer]
+  struct MyPolicies : spillway::SimPolicies {  // or CudaPolicies
+    using observer = spillway::Timeline;       // or NvtxMarks
+  };
+  // [observer end]
+};
+
+struct Bench {
+  spillway::SimApi device{{.capacity_bytes = 64_MiB}};
+  spillway::DeviceAllocator<> memory{device, {.capacity_bytes = 16_MiB}};
+  spillway::Stream<spillway::DeviceAllocator<>> stream = memory.create_stream();
+};
+
+}  // namespace
+
+TEST_SUITE("snippets") {
+  TEST_CASE("concepts: a bundle with another policy, and one with a parameter") {
+    // [made]
+    spillway::DeviceAllocator<MyPolicies> memory{{.capacity_bytes = 8_MiB}};
+    // [made end]
+    CHECK(memory.stats().capacity_bytes == 8_MiB);
+    // [instance]
+    spillway::DeviceAllocator<> looking_ahead{
+        {.capacity_bytes = 8_MiB, .prefetch = spillway::ScheduleLookahead{{.lookahead_ops = 8}}}};
+    // [instance end]
+    CHECK(looking_ahead.stats().capacity_bytes == 8_MiB);
+  }
+
+  TEST_CASE("adapters: memory for code that knows addresses") {
+    Bench bench;
+    auto& memory = bench.memory;
+    auto& stream = bench.stream;
+    std::size_t const bytes = 1000;
+    // [leased]
+    spillway::LeasedMemory scratch{memory};          // memory: a DeviceAllocator
+    void* p = scratch.allocate(bytes, 256, stream);  // for work on stream, from now on
+    scratch.deallocate(p, stream);                   // reused after the work that is on stream now
+    // [leased end]
+    CHECK(scratch.allocation_count() == 0);
+  }
+
+  TEST_CASE("adapters: a lease becomes a DLPack tensor") {
+    Bench bench;
+    auto& memory = bench.memory;
+    auto& stream = bench.stream;
+    auto tensor = spillway::make_tensor<float>(memory, {4, 4});
+    // [dlpack]
+    auto* exported =
+        spillway::dlpack::export_tensor(tensor.acquire(spillway::Access::write, stream),
+                                        spillway::dlpack::device_of(memory.device()));
+    // [dlpack end]
+    CHECK(memory.stats().leased.blocks.current == 1);
+    exported->deleter(exported);
+    CHECK(memory.stats().leased.blocks.current == 0);
+  }
+
+  TEST_CASE("adapters: an observer is a member of the bundle") {
+    spillway::DeviceAllocator<Observed::MyPolicies> memory{{.capacity_bytes = 1_MiB}};
+    CHECK(memory.observer().records().empty());
+  }
+}
