@@ -298,7 +298,7 @@ class DeviceAllocator {
   std::size_t trim_sync() {
     Call const call{*this};
     Exclusive const exclusive{monitor_};
-    return trim(std::numeric_limits<std::size_t>::max());
+    return reclaimer_.trim(std::numeric_limits<std::size_t>::max());
   }
 
   /// Changes the capacity, within what the options said. Under a lower one blocks leave until the
@@ -456,9 +456,6 @@ class DeviceAllocator {
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
   void release(LeaseRecord const& lease) noexcept;
-  /// Gives up to about `bytes` of free memory back to the device. With the lock and the exclusive
-  /// right.
-  std::size_t trim(std::size_t bytes);
   void record_exactly(StreamIndex stream) noexcept;
   [[nodiscard]] StreamIndex index_of(stream_type stream) {
     std::lock_guard const guard{monitor_};
@@ -562,7 +559,7 @@ class DeviceAllocator {
                                          monitor_,
                                          paging_.poison_vacated};
   detail::Reclaimer<Policies> reclaimer_{
-      *device_, arena_, blocks_, transfers_, journal_, monitor_, paging_};
+      *device_, order_, arena_, blocks_, transfers_, journal_, monitor_, paging_};
   detail::Leases<Policies> leases_{
       *device_, order_, pool_, prefetcher_, blocks_, transfers_, reclaimer_, journal_, monitor_};
   detail::LookAhead<Policies> look_ahead_{
@@ -743,50 +740,11 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
   arena_.set_capacity(bytes);
   try {
     reclaimer_.fit_capacity();
-    if constexpr (GrowingArena<Arena>) {
-      while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
-        std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
-        bool const has_shrunk =
-            trim(excess) != 0 || (arena_.trims_anywhere() && reclaimer_.vacate_top(excess));
-        if (!has_shrunk) {
-          break;  // what is left is leased, or has no room on the host
-        }
-      }
-    }
   } catch (...) {
     arena_.set_capacity(before);
     throw;
   }
   blocks_.plan();
-}
-
-template <PolicySet Policies>
-std::size_t DeviceAllocator<Policies>::trim(std::size_t bytes) {
-  std::size_t released = 0;
-  if constexpr (GrowingArena<Arena>) {
-    while (released < bytes) {
-      std::optional<Segment> const segment = arena_.trim(bytes - released);
-      if (!segment) {
-        break;
-      }
-      journal_.trimmed(segment->bytes, segment->address);
-      std::uint64_t const start_ns = device_->clock_ns();
-      {
-        typename Monitor::Unlocked const unlocked{monitor_};
-        try {
-          order_.synchronize(segment->fence);
-        } catch (...) {
-          arena_.release(*segment);
-          throw;
-        }
-        journal_.tell_observer();  // while the memory is there: it may be registered elsewhere
-        arena_.release(*segment);
-      }
-      journal_.host_waited(1, start_ns, device_->clock_ns());
-      released += segment->bytes;
-    }
-  }
-  return released;
 }
 
 template <PolicySet Policies>

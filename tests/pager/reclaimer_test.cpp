@@ -9,10 +9,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <random>
 #include <utility>
 #include <vector>
+
+#include <support/small_allocator.hpp>
 
 namespace {
 
@@ -150,5 +153,32 @@ TEST_SUITE("pager") {
 
     CHECK(had == 4);
     leases.clear();
+  }
+
+  TEST_CASE("Reclaimer: reservations that are too small together make way for a larger one") {
+    auto options = support::small_options(1_MiB);
+    options.initial_bytes = 0;
+    options.growth_bytes = 64_KiB;
+    support::SmallBench bench{options};
+    std::deque<support::KnownBytes> blocks;
+    for (std::size_t i = 0; i < 16; ++i) {
+      blocks.emplace_back(bench, 64_KiB, static_cast<std::uint8_t>(i));
+    }
+    REQUIRE(bench.allocator.stats().largest_free_bytes == 0);
+    auto const lease = blocks[3].buffer().acquire(Access::read, bench.stream);
+
+    support::KnownBytes large{bench, 640_KiB, 99};
+
+    CHECK(bench.allocator.stats().reserved_bytes <= 1_MiB);
+    // Only as many have left as must.
+    CHECK(bench.allocator.stats().resident.bytes.current == 1_MiB);
+    CHECK(large.is_intact());
+    for (auto& block : blocks) {
+      CHECK(block.is_intact());
+    }
+    CHECK_THROWS_AS(
+        (support::SmallBuffer{bench.allocator, 1_MiB}.acquire(Access::write, bench.stream)),
+        spillway::OutOfDeviceMemory);
+    CHECK(blocks[3].is_intact());
   }
 }

@@ -59,8 +59,9 @@ namespace spillway::detail {
 ///
 /// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the
 /// policy's choice until enough bytes are free; make them contiguous, by moving blocks or by
-/// evicting neighbours, whichever takes less time; wait for leases of other threads. It gives up
-/// only when every resident block is leased or the host pool is full, and then says which.
+/// evicting neighbours, whichever takes less time; give reservations back so that a larger one can
+/// be made; wait for leases of other threads. It gives up only when every resident block is leased
+/// or the host pool is full, and then says which.
 ///
 /// Every function is entered with the lock and the exclusive right.
 template <PolicySet Policies>
@@ -72,6 +73,7 @@ class Reclaimer {
 
   /// The arguments are not owned and must outlive this object.
   Reclaimer(Device& device,
+            StreamOrder<Device>& order,
             Arena& arena,
             Blocks<Policies>& blocks,
             Transfers<Policies>& transfers,
@@ -79,6 +81,7 @@ class Reclaimer {
             MonitorType& monitor,
             PagerOptions const& options)
       : device_{device},
+        order_{order},
         arena_{arena},
         blocks_{blocks},
         transfers_{transfers},
@@ -141,7 +144,9 @@ class Reclaimer {
     return placement;
   }
 
-  /// Evicts blocks until the rest fits into the capacity, which has been lowered.
+  /// Evicts blocks until the rest fits into the capacity, which has been lowered, and gives back to
+  /// the device what is reserved beyond it. What is leased, or has no room on the host, keeps its
+  /// part of the reservation.
   ///
   /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
   void fit_capacity() {
@@ -152,28 +157,41 @@ class Reclaimer {
             "The capacity cannot be lowered below what leases hold: release some."};
       }
     }
+    if constexpr (GrowingArena<Arena>) {
+      while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
+        std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
+        if (trim(excess) == 0 && !(arena_.trims_anywhere() && vacate_top(excess))) {
+          break;
+        }
+      }
+    }
   }
 
-  /// Makes at least `bytes` at the highest addresses free, as far as blocks there may leave.
-  /// @returns whether any has left
-  bool vacate_top(std::size_t bytes) {
-    std::vector<std::pair<std::byte*, BlockId>> blocks;
-    blocks_.for_each([&](BlockId id, BlockRecord const& block) {
-      if (block.can_leave()) {
-        blocks.emplace_back(static_cast<std::byte*>(block.address), id);
+  /// Gives free memory back to the device: about `bytes`, as far as there is so much. Waits for the
+  /// work that used it. @returns bytes given back
+  ///
+  /// @throws DeviceError
+  std::size_t trim(std::size_t bytes) {
+    std::size_t released = 0;
+    if constexpr (GrowingArena<Arena>) {
+      while (released < bytes) {
+        std::optional<Segment> const segment = arena_.trim(bytes - released);
+        if (!segment) {
+          break;
+        }
+        journal_.trimmed(segment->bytes, segment->address);
+        std::uint64_t const start_ns = device_.clock_ns();
+        {
+          Unlocked const unlocked{monitor_};
+          wait_before_release(*segment);
+          journal_.tell_observer();  // while the memory is there: it may be registered elsewhere
+          arena_.release(*segment);
+        }
+        journal_.host_waited(1, start_ns, device_.clock_ns());
+        released += segment->bytes;
       }
-    });
-    std::sort(blocks.rbegin(), blocks.rend());
-    std::vector<BlockId> victims;
-    for (std::size_t chosen = 0; chosen < bytes && victims.size() < blocks.size();) {
-      BlockId const id = blocks[victims.size()].second;
-      victims.push_back(id);
-      chosen += blocks_.at(id).bytes;
     }
-    for (BlockId const id : victims) {
-      blocks_.begin_swap_out(id);
-    }
-    return !victims.empty() && transfers_.swap_out(victims, EvictionReason::pressure) != 0;
+    return released;
   }
 
   /// Evicts blocks by the policy's choice, of those that `admits(id)` allows, until `wanted_bytes`
@@ -286,10 +304,110 @@ class Reclaimer {
         }
       }
     }
+    if constexpr (GrowingArena<Arena> && MovingArena<Arena>) {
+      if (!arena_.trims_anywhere() && give_up_reservations_for(bytes)) {
+        return RangeSource::retry;
+      }
+    }
     if (wait_for_release()) {
       return RangeSource::retry;
     }
     return std::nullopt;
+  }
+
+  /// Gives whole reservations back to the device, so that one with room for `bytes` can be made in
+  /// their place: those that the fewest bytes have to leave. @returns whether there is more room
+  bool give_up_reservations_for(std::size_t bytes) {
+    struct Reservation {
+      std::size_t size_bytes = 0;
+      std::size_t taken_bytes = 0;
+      bool can_go = true;
+      std::vector<BlockId> blocks;
+    };
+    std::vector<Reservation> reservations;
+    arena_.for_each_range([&](RangeView const& range) {
+      reservations.resize(std::max(reservations.size(), range.segment + 1));
+      Reservation& in = reservations[range.segment];
+      in.size_bytes += range.size_bytes;
+      if (range.state != RangeState::free) {
+        BlockRecord const* const block = blocks_.find(range.owner);
+        in.can_go = in.can_go && options_.swapping && block != nullptr && block->can_leave();
+        in.taken_bytes += range.size_bytes;
+        in.blocks.push_back(range.owner);
+      }
+    });
+    std::erase_if(reservations, [](Reservation const& one) { return !one.can_go; });
+    std::sort(reservations.begin(), reservations.end(), [](auto const& a, auto const& b) {
+      return a.taken_bytes < b.taken_bytes;
+    });
+    std::size_t const left =
+        arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), arena_.reserved_bytes());
+    // With as much left already, the device itself has refused, and needs all of it back.
+    std::size_t const wanted_bytes = left < bytes ? bytes - left : bytes;
+    std::size_t chosen_bytes = 0;
+    std::vector<BlockId> victims;
+    for (Reservation const& one : reservations) {
+      if (chosen_bytes >= wanted_bytes) {
+        break;
+      }
+      chosen_bytes += one.size_bytes;
+      victims.insert(victims.end(), one.blocks.begin(), one.blocks.end());
+    }
+    if (chosen_bytes < wanted_bytes) {
+      return false;
+    }
+    bool const has_evicted = swap_out(victims) != 0;
+    return trim(wanted_bytes) != 0 || has_evicted;
+  }
+
+  /// Waits on the host until no work uses memory that the arena has handed over. A wait that fails
+  /// for want of an event is tried once more; if that fails, too, the device is dead, and the
+  /// memory is released as it is.
+  void wait_before_release(Segment const& segment) {
+    try {
+      order_.synchronize(segment.fence);
+    } catch (DeviceError const&) {
+      try {
+        order_.synchronize(segment.fence);
+      } catch (...) {
+        arena_.release(segment);
+        throw;
+      }
+    }
+  }
+
+  /// Evicts blocks from the highest addresses down until `bytes` have left, or all that may.
+  /// @returns whether any has left
+  bool vacate_top(std::size_t bytes) {
+    std::vector<std::pair<std::byte*, BlockId>> blocks;
+    blocks_.for_each([&](BlockId id, BlockRecord const& block) {
+      if (block.can_leave()) {
+        blocks.emplace_back(static_cast<std::byte*>(block.address), id);
+      }
+    });
+    std::sort(blocks.begin(), blocks.end());
+    std::size_t left_bytes = 0;
+    std::vector<BlockId> victims;
+    while (left_bytes < bytes && !blocks.empty()) {
+      victims.clear();
+      for (std::size_t chosen = left_bytes; chosen < bytes && !blocks.empty(); blocks.pop_back()) {
+        BlockRecord const* const block = blocks_.find(blocks.back().second);
+        if (block != nullptr && block->can_leave()) {  // other threads go on meanwhile
+          victims.push_back(blocks.back().second);
+          chosen += block->bytes;
+        }
+      }
+      left_bytes += swap_out(victims);
+    }
+    return left_bytes != 0;
+  }
+
+  /// Swaps out these blocks, which may leave, because room is needed. @returns bytes given up
+  std::size_t swap_out(std::vector<BlockId> const& victims) {
+    for (BlockId const id : victims) {
+      blocks_.begin_swap_out(id);
+    }
+    return victims.empty() ? 0 : transfers_.swap_out(victims, EvictionReason::pressure);
   }
 
   /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
@@ -343,13 +461,8 @@ class Reclaimer {
       transfers_.move(*plan);
       return RangeSource::after_compaction;
     }
-    if (window) {
-      for (BlockId const id : window->owners) {
-        blocks_.begin_swap_out(id);
-      }
-      if (transfers_.swap_out(window->owners, EvictionReason::pressure) != 0) {
-        return RangeSource::after_swap_out;
-      }
+    if (window && swap_out(window->owners) != 0) {
+      return RangeSource::after_swap_out;
     }
     return std::nullopt;
   }
@@ -439,6 +552,7 @@ class Reclaimer {
   using Unlocked = typename MonitorType::Unlocked;
 
   Device& device_;
+  StreamOrder<Device>& order_;
   Arena& arena_;
   Blocks<Policies>& blocks_;
   Transfers<Policies>& transfers_;
