@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How long a step takes when less memory is there than it uses, for several links and policies,
-// against the least it can take: the time of its kernels, or of the bytes that must cross the link
-// in one direction, whichever is longer. --help tells the options.
+// against the least it can take: what its kernels and the bytes that must cross the link take
+// (`StepBound`, `SwapBound`). --help tells the options.
 
 #include <spillway/core/types.hpp>
 
@@ -17,6 +17,7 @@
 #include "command_line.hpp"
 #include "replay/replay.hpp"
 #include "replay/trace.hpp"
+#include "step_bound.hpp"
 #include "swap_bound.hpp"
 #include "trace_step.hpp"
 #include <CLI/CLI.hpp>
@@ -53,7 +54,9 @@ class Bench {
       : arguments_{arguments},
         name_{path.substr(path.find_last_of('/') + 1)},
         trace_{replay::read_trace(path, arguments.scale)},
-        bound_{std::vector<spillway::bench::Step>(3, spillway::bench::step_of(trace_))} {}
+        step_{spillway::bench::step_of(trace_)},
+        swap_bound_{std::vector<spillway::bench::Step>(3, step_)},
+        step_bound_{step_, kernels_ns(trace_, arguments.kernel_scale)} {}
 
   void run() const {
     if (!arguments_.is_csv) {
@@ -87,10 +90,11 @@ class Bench {
     settings.kernel_scale = arguments_.kernel_scale;
     settings.steps = arguments_.warm_steps + arguments_.steps;
     // The second and third of three steps are counted.
-    auto const needed_bytes = bound_.least_swap_in(settings.capacity_bytes);
+    auto const needed_bytes = swap_bound_.least_swap_in(settings.capacity_bytes);
     double const needed_ns =
-        static_cast<double>(needed_bytes.value_or(0)) / 2 / settings.link_gbps.value();
-    double const least_ns = std::max(kernels_ns(), needed_ns);
+        static_cast<double>(needed_bytes.value_or(0)) / 2 / *settings.link_gbps;
+    double const least_ns =
+        std::max(step_bound_.least_ns(settings.capacity_bytes, *settings.link_gbps), needed_ns);
     if (!arguments_.is_csv) {
       std::printf("%-6g %-8.2f %10.1f", link_gbps, factor, least_ns / 1e6);
     }
@@ -137,6 +141,14 @@ class Bench {
                                         : replay::replay_on_sim(trace_, settings);
   }
 
+  static std::vector<std::uint64_t> kernels_ns(replay::Trace const& trace, double scale) {
+    std::vector<std::uint64_t> kernels;
+    for (replay::Operation const& operation : trace.operations) {
+      kernels.push_back(
+          static_cast<std::uint64_t>(static_cast<double>(operation.kernel_ns) * scale));
+    }
+    return kernels;
+  }
   [[nodiscard]] double kernels_ns() const {
     return static_cast<double>(trace_.compute_ns) * arguments_.kernel_scale;
   }
@@ -144,7 +156,9 @@ class Bench {
   Arguments const& arguments_;
   std::string name_;
   replay::Trace trace_;
-  spillway::bench::SwapBound bound_;
+  spillway::bench::Step step_;
+  spillway::bench::SwapBound swap_bound_;
+  spillway::bench::StepBound step_bound_;
 };
 
 }  // namespace

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "residency_model.hpp"
+
+namespace spillway::bench {
+
+/// The least time that a step can take under a capacity: what no plan of copies can do better than.
+///
+/// Between the begins of two operations pass at least
+/// - the kernels between them;
+/// - the copies out of what was born since the first and is alive at the second, as far as it is
+///   more than the capacity;
+/// - the copies in of what was there before the first and is used up to the second, as far as it is
+///   more than the capacity holds at the first beside what is born there.
+///
+/// The bound is the longest way through the step by such stretches, one after the other. Blocks
+/// count as divisible, and copies in both directions run at once.
+class StepBound {
+ public:
+  /// `kernel_ns` has one time for each operation.
+  StepBound(Step step, std::vector<std::uint64_t> kernel_ns)
+      : step_{std::move(step)}, kernel_ns_{std::move(kernel_ns)} {
+    for (std::size_t now = 0; now < step_.size(); ++now) {
+      for (Operand const& operand : step_[now]) {
+        if (operand.block >= lives_.size()) {
+          lives_.resize(operand.block + 1);
+        }
+        Life& life = lives_[operand.block];
+        life.first = std::min(life.first, now);
+        life.last = now;
+      }
+    }
+  }
+
+  /// In nanoseconds, with `link_gbps` GB/s each way. The step must fit into the capacity.
+  [[nodiscard]] double least_ns(std::uint64_t capacity_bytes, double link_gbps) const {
+    auto const copy_ns = [=](std::uint64_t bytes) {
+      return static_cast<double>(bytes - std::min(bytes, capacity_bytes)) / link_gbps;
+    };
+    // When each operation can begin at the earliest; the last one is the end of the step.
+    std::vector<double> begin_ns(step_.size() + 1);
+    std::vector<std::size_t> counted_from(lives_.size(), step_.size());
+    for (std::size_t from = 0; from < step_.size(); ++from) {
+      double kernels_ns = 0;
+      std::uint64_t born_bytes = 0;    // since `from`, and alive
+      std::uint64_t needed_bytes = 0;  // of what was there before and is used, or is born at `from`
+      for (std::size_t to = from; to < step_.size(); ++to) {
+        for (Operand const& operand : step_[to]) {
+          bool const is_birth = is_born(operand, to);
+          born_bytes += is_birth ? operand.bytes : 0;
+          bool const is_needed = is_birth ? to == from : is_old(operand, from);
+          if (is_needed && std::exchange(counted_from[operand.block], from) != from) {
+            needed_bytes += operand.bytes;
+          }
+        }
+        reach(begin_ns[to],
+              begin_ns[from] + std::max({kernels_ns, copy_ns(born_bytes), copy_ns(needed_bytes)}));
+        for (Operand const& operand : step_[to]) {
+          Life const& life = lives_[operand.block];
+          born_bytes -=
+              !operand.is_weight && life.first >= from && life.last == to ? operand.bytes : 0;
+        }
+        kernels_ns += static_cast<double>(kernel_ns_[to]);
+      }
+      reach(begin_ns.back(), begin_ns[from] + std::max(kernels_ns, copy_ns(needed_bytes)));
+    }
+    return begin_ns.back();
+  }
+
+ private:
+  struct Life {
+    std::size_t first = std::numeric_limits<std::size_t>::max();
+    std::size_t last = 0;
+  };
+
+  static void reach(double& begin_ns, double at_ns) noexcept {
+    begin_ns = std::max(begin_ns, at_ns);
+  }
+  [[nodiscard]] bool is_born(Operand const& operand, std::size_t at) const noexcept {
+    return !operand.is_weight && lives_[operand.block].first == at;
+  }
+  [[nodiscard]] bool is_old(Operand const& operand, std::size_t at) const noexcept {
+    return operand.is_weight || lives_[operand.block].first < at;
+  }
+
+  Step step_;
+  std::vector<std::uint64_t> kernel_ns_;
+  std::vector<Life> lives_;  // by block
+};
+
+}  // namespace spillway::bench
