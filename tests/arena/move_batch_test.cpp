@@ -107,6 +107,12 @@ struct Layout {
   explicit Layout(std::size_t bytes, std::uint64_t seed = 1) : memory(numbered(bytes, seed)) {}
 
   void add(std::size_t at, std::size_t bytes) { blocks.push_back({at, bytes, at}); }
+  /// `count` blocks, each `stride` bytes after the one before.
+  void add_row(std::size_t at, std::size_t count, std::size_t bytes, std::size_t stride) {
+    for (std::size_t i = 0; i < count; ++i) {
+      add(at + i * stride, bytes);
+    }
+  }
   void move(std::size_t block, std::size_t to) {
     Block& moved = blocks[block];
     Move made;
@@ -115,6 +121,14 @@ struct Layout {
     made.bytes = moved.bytes;
     moves.push_back(made);
     moved.at = to;
+  }
+  /// Moves all blocks by the same distance, first the one that has room in front of it.
+  void slide(bool is_up, std::size_t distance) {
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::size_t const block = is_up ? blocks.size() - 1 - i : i;
+      std::size_t const at = blocks[block].at;
+      move(block, is_up ? at + distance : at - distance);
+    }
   }
   [[nodiscard]] bool is_free(std::size_t at, std::size_t bytes, std::size_t except) const {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -149,6 +163,14 @@ struct Layout {
     return places;
   }
 };
+
+/// Enqueues all moves of a plan. Each block is then whole in its last place, by no copy that
+/// overlaps itself.
+void enqueue_all(BatchWatch& device, Layout const& layout, Bounce bounce = {}) {
+  REQUIRE(enqueue(device, layout.moves, bounce) == layout.moves.size());
+  REQUIRE(device.overlaps == 0);
+  REQUIRE(layout.is_whole(layout.places_after(layout.moves.size())));
+}
 
 /// A layout of small blocks and gaps, and moves of any of them to any place that is free then.
 Layout random_layout(std::mt19937_64& random) {
@@ -248,49 +270,38 @@ TEST_SUITE("move_batch") {
     for (bool const is_up : {false, true}) {
       CAPTURE(is_up);
       Layout layout{blocks * block_bytes + distance};
-      for (std::size_t i = 0; i < blocks; ++i) {
-        layout.add((is_up ? 0 : distance) + i * block_bytes, block_bytes);
-      }
-      for (std::size_t i = 0; i < blocks; ++i) {
-        std::size_t const block = is_up ? blocks - 1 - i : i;
-        layout.move(block, block * block_bytes + (is_up ? distance : 0));
-      }
+      layout.add_row(is_up ? 0 : distance, blocks, block_bytes, block_bytes);
+      layout.slide(is_up, distance);
       BatchWatch device;
-      CHECK(enqueue(device, layout.moves) == blocks);
+      enqueue_all(device, layout);
       CHECK(device.calls == 4);
-      CHECK(device.overlaps == 0);
-      CHECK(layout.is_whole(layout.places_after(blocks)));
     }
   }
 
   TEST_CASE("enqueue_moves: moves that do not touch each other are one batch") {
     constexpr std::size_t blocks = 8192;
     Layout layout{3 * blocks * 16};
-    for (std::size_t i = 0; i < blocks; ++i) {
-      layout.add((2 * i + 1) * 16, 16);  // a gap between each two
-    }
+    layout.add_row(16, blocks, 16, 32);  // a gap between each two
     for (std::size_t i = 0; i < blocks; ++i) {
       layout.move(i, (2 * blocks + i) * 16);  // closes up, so they do not move alike
     }
     BatchWatch device;
-    CHECK(enqueue(device, layout.moves) == blocks);
+    enqueue_all(device, layout);
     CHECK(device.calls == 1);
     CHECK(device.copies == blocks);
-    CHECK(layout.is_whole(layout.places_after(blocks)));
   }
 
   TEST_CASE("enqueue_moves: blocks that slide over gaps are batches that double in length") {
     constexpr std::size_t blocks = 512;
     Layout layout{2 * blocks * 16};
+    layout.add_row(16, blocks, 16, 32);
     for (std::size_t i = 0; i < blocks; ++i) {
-      layout.add((2 * i + 1) * 16, 16);
       layout.move(i, i * 16);
     }
     BatchWatch device;
-    CHECK(enqueue(device, layout.moves) == blocks);
+    enqueue_all(device, layout);
     CHECK(device.calls == 10);
     CHECK(device.copies == blocks);
-    CHECK(layout.is_whole(layout.places_after(blocks)));
   }
 
   TEST_CASE("enqueue_moves: no copy crosses from one reservation into another") {
@@ -316,7 +327,7 @@ TEST_SUITE("move_batch") {
     layout.move(0, 100);
     layout.move(0, 200);
     BatchWatch device;
-    CHECK(enqueue(device, layout.moves) == 2);
+    enqueue_all(device, layout);
     CHECK(device.calls == 2);
     CHECK(layout.is_whole({200}));
   }
@@ -330,10 +341,7 @@ TEST_SUITE("move_batch") {
       Layout layout = random_layout(random);
       std::vector<std::byte> scratch(random() % 2 == 0 ? 0 : 128);
       BatchWatch device;
-      REQUIRE(enqueue(device, layout.moves, {scratch.data(), scratch.size()}) ==
-              layout.moves.size());
-      REQUIRE(device.overlaps == 0);
-      REQUIRE(layout.is_whole(layout.places_after(layout.moves.size())));
+      enqueue_all(device, layout, {scratch.data(), scratch.size()});
     }
   }
 
@@ -371,13 +379,8 @@ TEST_SUITE("move_batch") {
         CAPTURE(is_up);
         CAPTURE(first_refused);
         Layout layout{2000};
-        for (std::size_t i = 0; i < 8; ++i) {
-          layout.add(500 + i * 100, 100);
-        }
-        for (std::size_t i = 0; i < 8; ++i) {
-          std::size_t const block = is_up ? 7 - i : i;
-          layout.move(block, layout.blocks[block].at + (is_up ? 150 : 0) - (is_up ? 0 : 150));
-        }
+        layout.add_row(500, 8, 100, 100);
+        layout.slide(is_up, 150);
         CopyWatch device;
         device.first_refused = first_refused;
         device.last_refused = 100;

@@ -18,11 +18,7 @@ using spillway::test::CompactionArchetype;
 
 static_assert(CompactionPolicy<CompactionArchetype>);
 
-struct NotMovable : NoCompaction {
-  NotMovable() = default;
-  NotMovable(NotMovable const&) = delete;
-};
-static_assert(!CompactionPolicy<NotMovable>);
+static_assert(!CompactionPolicy<spillway::test::NotMovable<NoCompaction>>);
 
 }  // namespace
 

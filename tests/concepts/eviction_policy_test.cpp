@@ -17,6 +17,7 @@ namespace {
 
 using namespace spillway;
 using spillway::test::EvictionArchetype;
+using spillway::test::NotMovable;
 using spillway::test::SpeculativeEvictionArchetype;
 using Inspect = std::optional<EvictionCandidate> (*)(BlockId) noexcept;
 
@@ -26,14 +27,10 @@ static_assert(SpeculativeEvictionPolicy<ScheduleEviction>);
 static_assert(!SpeculativeEvictionPolicy<EvictionArchetype>);
 static_assert(!SpeculativeEvictionPolicy<LruEviction>);
 
-struct NotMovable : LruEviction {
-  NotMovable() = default;
-  NotMovable(NotMovable const&) = delete;
-};
 struct NeedsArgument : LruEviction {
   explicit NeedsArgument(int);
 };
-static_assert(!EvictionPolicy<NotMovable> && !EvictionPolicy<NeedsArgument>);
+static_assert(!EvictionPolicy<NotMovable<LruEviction>> && !EvictionPolicy<NeedsArgument>);
 
 }  // namespace
 

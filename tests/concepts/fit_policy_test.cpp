@@ -18,11 +18,7 @@ using spillway::test::FitArchetype;
 
 static_assert(FitPolicy<FitArchetype>);
 
-struct NotMovable : BestFit {
-  NotMovable() = default;
-  NotMovable(NotMovable const&) = delete;
-};
-static_assert(!FitPolicy<NotMovable>);
+static_assert(!FitPolicy<spillway::test::NotMovable<BestFit>>);
 
 }  // namespace
 
@@ -38,4 +34,16 @@ TEST_SUITE("fit") {
   }
 
   TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, BestFit, SegregatedFit);
+
+  TEST_CASE_TEMPLATE("FitPolicy: shows the largest ranges first", P, BestFit, SegregatedFit) {
+    testing::CheckedFit<P> index{10'000};
+    for (std::uint32_t size = 1; size <= 100; ++size) {
+      index.insert(10 * size);
+    }
+    auto const nodes = index.large(3);
+    REQUIRE(nodes.size() == 3);
+    CHECK(index.sizes().at(nodes[0]) == 1000);
+    CHECK(index.sizes().at(nodes[1]) == 990);
+    CHECK(index.sizes().at(nodes[2]) == 980);
+  }
 }

@@ -21,11 +21,7 @@ using Visit = bool (*)(BlockId, std::uint64_t);
 
 static_assert(PrefetchPolicy<PrefetchArchetype>);
 
-struct NotMovable : NoPrefetch {
-  NotMovable() = default;
-  NotMovable(NotMovable const&) = delete;
-};
-static_assert(!PrefetchPolicy<NotMovable>);
+static_assert(!PrefetchPolicy<spillway::test::NotMovable<NoPrefetch>>);
 
 }  // namespace
 

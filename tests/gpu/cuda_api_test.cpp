@@ -12,7 +12,10 @@
 #include <cstring>
 #include <thread>
 
+#include "gpu_rig.hpp"
+
 using namespace spillway;
+using gpu_test::Gpu;
 
 namespace {
 
@@ -29,11 +32,9 @@ TEST_SUITE("gpu") {
   TEST_CASE_TEMPLATE_INVOKE(device_order_contract, CudaApi, PatientCudaApi);
   TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, CudaApi, PatientCudaApi);
 
-  TEST_CASE("CudaApi: a failed call throws CudaError and leaves no last error") {
+  TEST_CASE_FIXTURE(Gpu, "CudaApi: a failed call throws CudaError and leaves no last error") {
     CHECK_THROWS_AS(cuda_check(cudaErrorMemoryAllocation), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
     auto const stream = rig.stream();
     CHECK_THROWS_AS(api.fill(nullptr, 0, 16, stream), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
@@ -53,9 +54,7 @@ TEST_SUITE("gpu") {
     api.release(memory, 4096);
   }
 
-  TEST_CASE("CudaApi: a query that is not complete leaves no last error") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(Gpu, "CudaApi: a query that is not complete leaves no last error") {
     auto const stream = rig.stream();
     auto const event = rig.event();
     testing::Gate gate;
@@ -65,9 +64,8 @@ TEST_SUITE("gpu") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: a function that a worker runs holds up no host function of another stream") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(
+      Gpu, "CudaApi: a function that a worker runs holds up no host function of another stream") {
     auto const slow = rig.stream();
     auto const other = rig.stream();
     auto const event = rig.event();
@@ -129,9 +127,8 @@ TEST_SUITE("gpu") {
     }
   }
 
-  TEST_CASE("CudaApi: a batch copies as its copies would one by one, on every kind of stream") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(
+      Gpu, "CudaApi: a batch copies as its copies would one by one, on every kind of stream") {
     constexpr std::size_t n = 1000;
     unsigned char* const host = rig.pinned(4 * n);
     unsigned char* const back = rig.pinned(4 * n);
@@ -161,9 +158,8 @@ TEST_SUITE("gpu") {
     }
   }
 
-  TEST_CASE("CudaApi: calls that take effect at once break no capture, and a batch is captured") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(
+      Gpu, "CudaApi: calls that take effect at once break no capture, and a batch is captured") {
     auto const captured = rig.stream();
     auto const other = rig.stream();
     auto const event = rig.event();

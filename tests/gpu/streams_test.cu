@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "gpu_rig.hpp"
 #include "kernels.cuh"
 
 using namespace spillway;
@@ -29,9 +30,7 @@ TEST_SUITE("gpu") {
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 
-  TEST_CASE("CudaApi: copies both ways run while a kernel holds another stream up") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(Gpu, "CudaApi: copies both ways run while a kernel holds another stream up") {
     auto const held = rig.stream();
     auto const copying = rig.stream();
     unsigned char* const memory = rig.device_memory(n);
@@ -48,9 +47,8 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(gate.gave_up());
   }
 
-  TEST_CASE("CudaApi: a copy ordered after a kernel sees what it wrote, however late it runs") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(
+      Gpu, "CudaApi: a copy ordered after a kernel sees what it wrote, however late it runs") {
     auto const computing = rig.stream();
     auto const copying = rig.stream();
     auto const event = rig.event();
@@ -76,9 +74,8 @@ TEST_SUITE("gpu") {
   }
 
   // A is held up, B takes A's range, C takes it from B. C has never heard of A.
-  TEST_CASE("StreamOrder: three streams pass a range on, and the last use of each comes first") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(
+      Gpu, "StreamOrder: three streams pass a range on, and the last use of each comes first") {
     auto const a = rig.stream();
     auto const b = rig.stream();
     auto const c = rig.stream();
@@ -110,9 +107,7 @@ TEST_SUITE("gpu") {
     CHECK_FALSE(gate.gave_up());
   }
 
-  TEST_CASE("StreamOrder: a fence that folded its tickets waits for all of them") {
-    CudaApi api;
-    testing::DeviceRig<CudaApi> rig{api};
+  TEST_CASE_FIXTURE(Gpu, "StreamOrder: a fence that folded its tickets waits for all of them") {
     constexpr int count = 5;
     unsigned char* const memory = rig.device_memory(count * n);
     auto const reader = rig.stream();

@@ -20,3 +20,14 @@
     };                                                                                             \
     static_assert(!Concept<Lacking>, #Concept " is content with " #__VA_ARGS__);                   \
   } while (false)
+
+namespace spillway::test {
+
+/// A model of a concept, but for one thing: it cannot be moved.
+template <class Model>
+struct NotMovable : Model {
+  NotMovable() = default;
+  NotMovable(NotMovable const&) = delete;
+};
+
+}  // namespace spillway::test

@@ -116,6 +116,17 @@ struct Numbers {
 
 constexpr PoolId a_pool{0, 1};
 constexpr PoolId another{0, 2};
+
+struct NumberedPools {
+  Order order;
+  Numbers numbers;
+  Pools pools{order, numbers.source()};
+};
+
+struct RetainedPool : NumberedPools {
+  RetainedPool() { pools.retain(a_pool); }
+};
+
 bool always(int /*stream*/) {
   return true;
 }
@@ -123,12 +134,9 @@ bool always(int /*stream*/) {
 }  // namespace
 
 TEST_SUITE("private_pools") {
-  TEST_CASE(
+  TEST_CASE_FIXTURE(
+      RetainedPool,
       "PrivatePools: memory that is freed serves the next of nearly its size on that stream") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.free(p));
 
@@ -138,12 +146,10 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.empty());
   }
 
-  TEST_CASE("PrivatePools: idle memory goes back when nobody uses the pool, live memory when it is "
-            "freed") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(
+      RetainedPool,
+      "PrivatePools: idle memory goes back when nobody uses the pool, live memory when it is "
+      "freed") {
     pools.retain(a_pool);
     void* const idle = pools.allocate(a_pool, 1000, 1, 1);
     void* const live = pools.allocate(a_pool, 2000, 1, 1);
@@ -160,11 +166,9 @@ TEST_SUITE("private_pools") {
     CHECK_THROWS_AS(pools.release(a_pool), ContractViolation);
   }
 
-  TEST_CASE("PrivatePools: what another stream used is used again after that stream's work") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(
+      RetainedPool,
+      "PrivatePools: what another stream used is used again after that stream's work") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.record_stream(p, 2));
     CHECK(pools.record_stream(p, 2));
@@ -181,11 +185,7 @@ TEST_SUITE("private_pools") {
     CHECK(order.waits.size() == 1);
   }
 
-  TEST_CASE("PrivatePools: a capture gets nothing that another stream used") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: a capture gets nothing that another stream used") {
     void* const visited = pools.allocate(a_pool, 1000, 1, 9);  // 1 is captured, 9 is not
     void* const idle = pools.allocate(a_pool, 2000, 1, 9);
     CHECK(pools.record_stream(visited, 2));
@@ -197,11 +197,9 @@ TEST_SUITE("private_pools") {
     CHECK(order.waits.empty());
   }
 
-  TEST_CASE("PrivatePools: memory goes back after the streams that used it, a graph's after all") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(
+      RetainedPool,
+      "PrivatePools: memory goes back after the streams that used it, a graph's after all") {
     void* const visited = pools.allocate(a_pool, 1000, 1, 1);
     void* const captured = pools.allocate(a_pool, 2000, 2, 9);
     void* const live = pools.allocate(a_pool, 3000, 2, 9);
@@ -222,11 +220,8 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.back() == live);
   }
 
-  TEST_CASE("PrivatePools: what cannot be ordered during a capture goes back after it") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool,
+                    "PrivatePools: what cannot be ordered during a capture goes back after it") {
     pools.retain(another);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     void* const q = pools.allocate(another, 1000, 1, 1);
@@ -247,11 +242,7 @@ TEST_SUITE("private_pools") {
     CHECK(pools.returns().waiting_count() == 0);
   }
 
-  TEST_CASE("PrivatePools: an order that fails leaves the memory idle") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: an order that fails leaves the memory idle") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     CHECK(pools.record_stream(p, 2));
     (void)pools.free(p);
@@ -264,11 +255,7 @@ TEST_SUITE("private_pools") {
     CHECK(order.waits.size() == 1);
   }
 
-  TEST_CASE("PrivatePools: its own stream is no other stream") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: its own stream is no other stream") {
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     (void)pools.record_stream(p, 1);
     (void)pools.free(p);
@@ -276,10 +263,8 @@ TEST_SUITE("private_pools") {
     CHECK(pools.allocate(a_pool, 1000, 1, 1) == p);
   }
 
-  TEST_CASE("PrivatePools: the pool begun last gets the allocations that it admits") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
+  TEST_CASE_FIXTURE(NumberedPools,
+                    "PrivatePools: the pool begun last gets the allocations that it admits") {
     CHECK_FALSE(pools.is_routing());
     pools.begin(a_pool, always);
     pools.begin(another, [](int stream) { return stream == 2; });
@@ -309,10 +294,9 @@ TEST_SUITE("private_pools") {
     CHECK(own.given_back == std::vector<void*>{p});
   }
 
-  TEST_CASE("PrivatePools: only pools that lend give their idle memory away when it is needed") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
+  TEST_CASE_FIXTURE(
+      NumberedPools,
+      "PrivatePools: only pools that lend give their idle memory away when it is needed") {
     for (PoolId const& id : {a_pool, another}) {
       pools.retain(id);
       (void)pools.free(pools.allocate(id, 1000, 1, 1));
@@ -324,11 +308,7 @@ TEST_SUITE("private_pools") {
     CHECK(pools.reserved_bytes(another) == 0);
   }
 
-  TEST_CASE("PrivatePools: what a graph writes to is not lent") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: what a graph writes to is not lent") {
     pools.set_lends(a_pool, true);
     (void)pools.free(pools.allocate(a_pool, 1000, 1, 9));
 
@@ -336,11 +316,7 @@ TEST_SUITE("private_pools") {
     CHECK(numbers.given_back.empty());
   }
 
-  TEST_CASE("PrivatePools: a source that has nothing leaves nothing behind") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: a source that has nothing leaves nothing behind") {
     numbers.is_empty = true;
 
     CHECK_THROWS_AS((void)pools.allocate(a_pool, 1000, 1, 1), std::bad_alloc);
@@ -349,11 +325,7 @@ TEST_SUITE("private_pools") {
     CHECK(pools.ids().empty());
   }
 
-  TEST_CASE("PrivatePools: knows exactly what is live in which pool") {
-    Order order;
-    Numbers numbers;
-    Pools pools{order, numbers.source()};
-    pools.retain(a_pool);
+  TEST_CASE_FIXTURE(RetainedPool, "PrivatePools: knows exactly what is live in which pool") {
     pools.retain(another);
     void* const p = pools.allocate(a_pool, 1000, 1, 1);
     void* const q = pools.allocate(a_pool, 3000, 1, 1);

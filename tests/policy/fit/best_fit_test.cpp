@@ -5,7 +5,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstddef>
 #include <cstdint>
 
 namespace {
@@ -30,17 +29,5 @@ TEST_SUITE("fit") {
       CHECK(index.sizes().at(fit.node) == index.best(size));
       CHECK_FALSE(fit.is_high_end);
     }
-  }
-
-  TEST_CASE("BestFit: shows the largest ranges first") {
-    CheckedFit<BestFit> index{10'000};
-    for (std::uint32_t size = 1; size <= 100; ++size) {
-      index.insert(10 * size);
-    }
-    auto const nodes = index.large(3);
-    REQUIRE(nodes.size() == 3);
-    CHECK(index.sizes().at(nodes[0]) == 1000);
-    CHECK(index.sizes().at(nodes[1]) == 990);
-    CHECK(index.sizes().at(nodes[2]) == 980);
   }
 }

@@ -55,16 +55,4 @@ TEST_SUITE("fit") {
     CHECK_FALSE(index.find(64).is_high_end);
     CHECK(index.find(1000).is_high_end);
   }
-
-  TEST_CASE("SegregatedFit: shows the largest ranges first") {
-    CheckedFit<SegregatedFit> index{10'000};
-    for (std::uint32_t size = 1; size <= 100; ++size) {
-      index.insert(10 * size);
-    }
-    auto const nodes = index.large(3);
-    REQUIRE(nodes.size() == 3);
-    CHECK(index.sizes().at(nodes[0]) == 1000);
-    CHECK(index.sizes().at(nodes[1]) == 990);
-    CHECK(index.sizes().at(nodes[2]) == 980);
-  }
 }
