@@ -19,31 +19,10 @@ struct CudaPolicies : PoliciesFor<CudaApi> {};
 static_assert(PolicySet<CudaPolicies>);
 
 #if defined(SPILLWAY_COMPILED_CUDA)
-// What spillway::compiled holds for CUDA; the last two are among what it holds for the simulated
-// device.
-SPILLWAY_INSTANTIATE class StreamOrder<CudaApi>;
-SPILLWAY_INSTANTIATE class HostSwapPool<CudaApi>;
-SPILLWAY_INSTANTIATE class DefragArena<CudaApi, CudaPolicies::fit, CudaPolicies::compaction>;
-SPILLWAY_INSTANTIATE class detail::HostTransfers<CudaApi, PosixFileIo>;
-SPILLWAY_INSTANTIATE class detail::Journal<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::Blocks<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::Transfers<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::Reclaimer<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::Leases<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::LookAhead<CudaPolicies>;
-SPILLWAY_INSTANTIATE class detail::CopyStreams<CudaApi>;
-SPILLWAY_INSTANTIATE class DeviceAllocator<CudaPolicies>;
-SPILLWAY_INSTANTIATE bool
-detail::Leases<CudaPolicies>::try_acquire(std::span<LeaseRequest const>,
-                                          StreamIndex,
-                                          DeviceAllocator<CudaPolicies>::Granted const&) noexcept;
-SPILLWAY_INSTANTIATE void
-detail::Leases<CudaPolicies>::acquire(std::span<LeaseRequest const>,
-                                      CudaApi::stream_type,
-                                      StreamIndex,
-                                      DeviceAllocator<CudaPolicies>::Granted const&);
+// These are among what spillway::compiled holds for the simulated device.
 extern template class StreamPrefetcher<CudaPolicies::prefetch>;
 extern template class detail::RangeMap<CudaPolicies::fit>;
+SPILLWAY_INSTANTIATE_ALLOCATOR(CudaPolicies);
 #endif
 
 }  // namespace spillway

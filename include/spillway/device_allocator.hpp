@@ -486,6 +486,10 @@ class DeviceAllocator {
       return make_arena(options, *device_);
     }
   }
+  template <class Policy>
+  static Policy chosen(std::optional<Policy>& given) {
+    return std::move(given).value_or(Policy{});
+  }
   template <class... Parts>
   static Arena make_arena(Options& options, device_type& device, Parts&... parts) {
     ArenaOptions const sizes = arena_options(device, options);
@@ -495,14 +499,10 @@ class DeviceAllocator {
                                           ArenaOptions,
                                           fit_type,
                                           compaction_type>) {
-      return Arena(device,
-                   parts...,
-                   sizes,
-                   std::move(options.fit).value_or(fit_type{}),
-                   std::move(options.compaction).value_or(compaction_type{}));
+      return Arena(device, parts..., sizes, chosen(options.fit), chosen(options.compaction));
     } else if constexpr (
         std::is_constructible_v<Arena, device_type&, Parts&..., ArenaOptions, fit_type>) {
-      return Arena(device, parts..., sizes, std::move(options.fit).value_or(fit_type{}));
+      return Arena(device, parts..., sizes, chosen(options.fit));
     } else {
       return Arena(device, parts..., sizes);
     }
@@ -577,14 +577,8 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
       order_{*device_},
       arena_(make_arena(options)),
       pool_{*device_, order_, host_options(*device_, options)},
-      prefetcher_{std::move(options.prefetch).value_or(prefetch_type{})},
-      blocks_{*device_,
-              arena_,
-              pool_,
-              prefetcher_,
-              journal_,
-              monitor_,
-              std::move(options.eviction).value_or(eviction_type{})} {
+      prefetcher_{chosen(options.prefetch)},
+      blocks_{*device_, arena_, pool_, prefetcher_, journal_, monitor_, chosen(options.eviction)} {
   journal_.reset_peaks(arena_.reserved_bytes());
 }
 

@@ -12,6 +12,31 @@
 
 #include <mutex>
 
+/// The classes of an allocator with the given policies that spillway::compiled holds: those that
+/// most of the time to build a program goes into.
+#define SPILLWAY_INSTANTIATE_ALLOCATOR(Policies)                                                   \
+  SPILLWAY_INSTANTIATE class StreamOrder<Policies::device>;                                        \
+  SPILLWAY_INSTANTIATE class HostSwapPool<Policies::device>;                                       \
+  SPILLWAY_INSTANTIATE class DefragArena<Policies::device, Policies::fit, Policies::compaction>;   \
+  SPILLWAY_INSTANTIATE class detail::HostTransfers<Policies::device, PosixFileIo>;                 \
+  SPILLWAY_INSTANTIATE class detail::Journal<Policies>;                                            \
+  SPILLWAY_INSTANTIATE class detail::Blocks<Policies>;                                             \
+  SPILLWAY_INSTANTIATE class detail::Transfers<Policies>;                                          \
+  SPILLWAY_INSTANTIATE class detail::Reclaimer<Policies>;                                          \
+  SPILLWAY_INSTANTIATE class detail::Leases<Policies>;                                             \
+  SPILLWAY_INSTANTIATE class detail::LookAhead<Policies>;                                          \
+  SPILLWAY_INSTANTIATE class detail::CopyStreams<Policies::device>;                                \
+  SPILLWAY_INSTANTIATE class DeviceAllocator<Policies>;                                            \
+  SPILLWAY_INSTANTIATE bool detail::Leases<Policies>::try_acquire(                                 \
+      std::span<LeaseRequest const>,                                                               \
+      StreamIndex,                                                                                 \
+      DeviceAllocator<Policies>::Granted const&) noexcept;                                         \
+  SPILLWAY_INSTANTIATE void detail::Leases<Policies>::acquire(                                     \
+      std::span<LeaseRequest const>,                                                               \
+      Policies::device::stream_type,                                                               \
+      StreamIndex,                                                                                 \
+      DeviceAllocator<Policies>::Granted const&)
+
 namespace spillway {
 
 /// The default policies of an allocator on a device of type `Device`.

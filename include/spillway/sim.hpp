@@ -24,35 +24,14 @@ struct SimPolicies : PoliciesFor<SimApi> {};
 static_assert(PolicySet<SimPolicies>);
 
 #if defined(SPILLWAY_COMPILED)
-// What spillway::compiled holds: the classes that most of the time to build a program goes into.
 SPILLWAY_INSTANTIATE class detail::SimMemory<detail::SimHostBacking,
                                              detail::ThreadedExecutor::Barrier>;
 SPILLWAY_INSTANTIATE class detail::BasicSimWorker<>;
 SPILLWAY_INSTANTIATE class detail::BasicThreadedExecutor<>;
 SPILLWAY_INSTANTIATE class detail::BasicSimApi<detail::ThreadedExecutor>;
-SPILLWAY_INSTANTIATE class StreamOrder<SimApi>;
-SPILLWAY_INSTANTIATE class HostSwapPool<SimApi>;
-SPILLWAY_INSTANTIATE class DefragArena<SimApi, SimPolicies::fit, SimPolicies::compaction>;
 SPILLWAY_INSTANTIATE class StreamPrefetcher<SimPolicies::prefetch>;
-SPILLWAY_INSTANTIATE class detail::HostTransfers<SimApi, PosixFileIo>;
 SPILLWAY_INSTANTIATE class detail::RangeMap<SimPolicies::fit>;
-SPILLWAY_INSTANTIATE class detail::Journal<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::Blocks<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::Transfers<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::Reclaimer<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::Leases<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::LookAhead<SimPolicies>;
-SPILLWAY_INSTANTIATE class detail::CopyStreams<SimApi>;
-SPILLWAY_INSTANTIATE class DeviceAllocator<SimPolicies>;
-SPILLWAY_INSTANTIATE bool
-detail::Leases<SimPolicies>::try_acquire(std::span<LeaseRequest const>,
-                                         StreamIndex,
-                                         DeviceAllocator<SimPolicies>::Granted const&) noexcept;
-SPILLWAY_INSTANTIATE void
-detail::Leases<SimPolicies>::acquire(std::span<LeaseRequest const>,
-                                     SimApi::stream_type,
-                                     StreamIndex,
-                                     DeviceAllocator<SimPolicies>::Granted const&);
+SPILLWAY_INSTANTIATE_ALLOCATOR(SimPolicies);
 #endif
 
 }  // namespace spillway

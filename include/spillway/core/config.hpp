@@ -32,9 +32,9 @@
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
-/// Stands before the default classes in sim.hpp and cuda.hpp if SPILLWAY_COMPILED is defined. It
-/// only declares them for a program, because spillway::compiled contains them, and defines them in
-/// the sources of spillway::compiled.
+/// Stands before each class that sim.hpp and cuda.hpp instantiate if SPILLWAY_COMPILED is defined.
+/// It only declares them for a program, because spillway::compiled contains them, and defines them
+/// in the sources of spillway::compiled.
 ///
 /// A compiler still instantiates what is defined inside a class, to inline it. Functions that lead
 /// to large parts of the library, such as the allocator's constructor, are defined below the class.

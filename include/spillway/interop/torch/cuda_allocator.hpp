@@ -27,8 +27,10 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
+// This header of PyTorch needs headers of CUDA libraries, which may not be installed.
 #if __has_include(<cublasLt.h>) && __has_include(<cusolverDn.h>) && __has_include(<cusparse.h>)
 #  include <ATen/cuda/CUDAContextLight.h>
+#  define SPILLWAY_HAS_CUBLAS_WORKSPACES
 #endif
 
 namespace spillway::torch {
@@ -364,7 +366,7 @@ CudaTensorAllocator<Site>::getDeviceStats(DeviceIndex device) {
 template <class Site>
 std::size_t CudaTensorAllocator<Site>::workspace_bytes() const {
   std::size_t bytes = 0;
-#if __has_include(<cublasLt.h>) && __has_include(<cusolverDn.h>) && __has_include(<cusparse.h>)
+#if defined(SPILLWAY_HAS_CUBLAS_WORKSPACES)
   auto const sum = [&bytes](auto const& workspaces) {
     for (auto const& [handle_and_stream, workspace] : workspaces) {
       if constexpr (requires { workspace.first.get(); }) {
