@@ -522,7 +522,7 @@ DefragArena<Device, Fit, Compaction>::DefragArena(Device& device,
       report.requested_bytes = bytes;
       report.capacity_bytes = most_bytes_;
       throw OutOfDeviceMemory{report,
-                              "The device has " + std::to_string(device.memory_info().free_bytes) +
+                              detail::Text{"The device has "} + device.memory_info().free_bytes +
                                   " bytes free: reserve less at first, or lower the capacity"};
     }
     try {

@@ -128,9 +128,9 @@ class DeviceAllocator {
   void close() const {
     Stats const now = stats();
     if (now.allocated.blocks.current != 0) {
-      throw ContractViolation{"an allocator ends while " +
-                              std::to_string(now.allocated.blocks.current) +
-                              " of its blocks exist, " + std::to_string(now.leased.blocks.current) +
+      throw ContractViolation{detail::Text{"an allocator ends while "} +
+                              now.allocated.blocks.current + " of its blocks exist, " +
+                              now.leased.blocks.current +
                               " of them leased: destroy buffers and leases first"};
     }
   }

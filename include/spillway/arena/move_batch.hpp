@@ -204,7 +204,7 @@ void enqueue_slide(Device& device,
       } catch (DeviceError const& error) {
         if (++refusals == MoveCopies::most_refusals) {
           moved_bytes = moved * copies.piece_bytes;
-          throw BlockLost{std::string{"a block was torn while it was moved: "} + error.what()};
+          throw BlockLost{detail::Text{"a block was torn while it was moved: "} + error.what()};
         }
       }
     }

@@ -8,9 +8,34 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace spillway {
+
+namespace detail {
+
+/// The text of an error, to which texts and numbers are added. A chain of `std::string`s would be
+/// compiled anew wherever an error is thrown.
+class Text {
+ public:
+  explicit Text(std::string_view head) : text_{head} {}
+
+  Text&& operator+(std::string_view text) && {
+    text_.append(text);
+    return std::move(*this);
+  }
+  Text&& operator+(std::uint64_t n) && {
+    text_.append(std::to_string(n));
+    return std::move(*this);
+  }
+  operator std::string() && { return std::move(text_); }  // NOLINT(google-explicit-constructor)
+
+ private:
+  std::string text_;
+};
+
+}  // namespace detail
 
 /// The state of an allocator when it gave up. It shows what would have to change for the call to
 /// succeed.
@@ -39,12 +64,11 @@ class OutOfDeviceMemory : public std::bad_alloc {
 
  private:
   static std::string describe(MemoryReport const& r, std::string const& advice) {
-    auto const bytes = [](std::size_t n) { return std::to_string(n); };
-    return "spillway: out of device memory: requested " + bytes(r.requested_bytes) +
-           " bytes; capacity " + bytes(r.capacity_bytes) + ", reserved " + bytes(r.reserved_bytes) +
-           ", free " + bytes(r.free_bytes) + ", largest free " + bytes(r.largest_free_bytes) +
-           ", leased " + bytes(r.leased_bytes) + ", reclaimable " + bytes(r.reclaimable_bytes) +
-           ", host pool free " + bytes(r.host_free_bytes) + ". " + advice;
+    return detail::Text{"spillway: out of device memory: requested "} + r.requested_bytes +
+           " bytes; capacity " + r.capacity_bytes + ", reserved " + r.reserved_bytes + ", free " +
+           r.free_bytes + ", largest free " + r.largest_free_bytes + ", leased " + r.leased_bytes +
+           ", reclaimable " + r.reclaimable_bytes + ", host pool free " + r.host_free_bytes + ". " +
+           advice;
   }
 
   MemoryReport report_;
@@ -57,9 +81,8 @@ class OutOfHostMemory : public std::bad_alloc {
   OutOfHostMemory(std::size_t requested_bytes, std::size_t free_bytes, std::string const& advice)
       : requested_bytes_{requested_bytes},
         free_bytes_{free_bytes},
-        what_{"spillway: out of host memory for swapped-out blocks: requested " +
-              std::to_string(requested_bytes) + " bytes, free in all tiers " +
-              std::to_string(free_bytes) + ". " + advice} {}
+        what_{detail::Text{"spillway: out of host memory for swapped-out blocks: requested "} +
+              requested_bytes + " bytes, free in all tiers " + free_bytes + ". " + advice} {}
 
   [[nodiscard]] char const* what() const noexcept override { return what_.c_str(); }
   [[nodiscard]] std::size_t requested_bytes() const noexcept { return requested_bytes_; }
@@ -99,8 +122,8 @@ class ContractViolation : public std::logic_error {
 namespace detail {
 
 /// The head of a message: where a call stands, and the function that it stands in.
-inline std::string call_site(char const* file, int line, char const* function) {
-  return std::string{file} + ":" + std::to_string(line) + ": " + function + ": ";
+inline Text call_site(char const* file, int line, char const* function) {
+  return Text{file} + ":" + static_cast<unsigned>(line) + ": " + function + ": ";
 }
 
 }  // namespace detail

@@ -279,10 +279,10 @@ class SlotIo {
 
 template <FileIoApi FileIo>
 void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
-  throw FileTierError{std::string{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
-                      std::to_string(failure.bytes) + " bytes at offset " +
-                      std::to_string(failure.file_offset) + " of the swap file at " +
-                      file_->path() + " failed: " + std::generic_category().message(failure.error) +
+  throw FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
+                      failure.bytes + " bytes at offset " + failure.file_offset +
+                      " of the swap file at " + file_->path() +
+                      " failed: " + std::generic_category().message(failure.error) +
                       (failure.is_read ? "" : "; there was no memory to keep them in either") +
                       ". These swapped-out bytes are lost; all other slots are intact."};
 }

@@ -43,7 +43,7 @@ class SwapFile {
       is_named_ = fd_ >= 0;
     }
     if (fd_ < 0) {
-      throw FileTierError{"spillway: cannot open the swap file at " + path_ + ": " +
+      throw FileTierError{Text{"spillway: cannot open the swap file at "} + path_ + ": " +
                           std::generic_category().message(errno)};
     }
 #if defined(O_DIRECT)

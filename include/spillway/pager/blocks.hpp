@@ -223,11 +223,16 @@ class Blocks {
 
   void begin_step() {
     prefetcher_.begin_step();
+    plan_ = &Blocks::plan_step;
     count_stuck_bytes();
     plan();
   }
   /// Lets the eviction policy plan the step for the capacity as it is now.
-  void plan() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
+  void plan() noexcept {
+    if (plan_ != nullptr) {
+      (this->*plan_)();
+    }
+  }
 
   // Which blocks may leave.
 
@@ -481,6 +486,7 @@ class Blocks {
     }
   }
   /// What blocks with a use ahead may take up.
+  void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
     return arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), stuck_bytes_);
   }
@@ -496,6 +502,8 @@ class Blocks {
   std::size_t on_host_count_ = 0;
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
+  // Set by the first step: what plans steps is not compiled into a program that has none.
+  void (Blocks::*plan_)() noexcept = nullptr;
 };
 
 template <PolicySet Policies>

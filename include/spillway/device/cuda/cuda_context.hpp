@@ -103,7 +103,7 @@ template <class Function>
 [[nodiscard]] Function cuda_entry_point(char const* name, unsigned version) {
   auto const found = try_cuda_entry_point<Function>(name, version);
   if (found == nullptr) {
-    throw DeviceError{std::string{"the CUDA driver has no "} + name};
+    throw DeviceError{detail::Text{"the CUDA driver has no "} + name};
   }
   return found;
 }

@@ -133,7 +133,7 @@ class CudaVirtualMemory {
  private:
   void require_support() const {
     if (!is_supported()) {
-      throw DeviceError{"CUDA device " + std::to_string(context_->ordinal()) +
+      throw DeviceError{Text{"CUDA device "} + static_cast<unsigned>(context_->ordinal()) +
                         " or its driver has no virtual memory management"};
     }
   }

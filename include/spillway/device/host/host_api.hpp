@@ -246,7 +246,7 @@ auto BasicHostApi<Lazy>::find(stream_type stream, char const* call) const
   }
   auto const found = streams_.find(stream);
   if (found == streams_.end()) {
-    throw DeviceError{std::string{"HostApi: "} + call +
+    throw DeviceError{detail::Text{"HostApi: "} + call +
                       ": no such stream: it was destroyed, or is another device's"};
   }
   return found->second;
@@ -256,7 +256,7 @@ template <class Lazy>
 auto BasicHostApi<Lazy>::find(event_type event, char const* call) -> Point& {
   auto const found = events_.find(event);
   if (found == events_.end()) {
-    throw DeviceError{std::string{"HostApi: "} + call +
+    throw DeviceError{detail::Text{"HostApi: "} + call +
                       ": no such event: it was destroyed, or is another device's"};
   }
   return found->second;

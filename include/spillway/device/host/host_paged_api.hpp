@@ -76,7 +76,7 @@ class BasicHostPagedApi : public HostApi {
   void release_physical(physical_type /*physical*/) noexcept {}
   void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
     if (::mprotect(p, pieces.size() * bytes, PROT_READ | PROT_WRITE) != 0) {
-      throw DeviceError{std::string{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
+      throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
     }
   }
   void unmap(void* p, std::size_t bytes) noexcept {
@@ -122,7 +122,7 @@ void* BasicHostPagedApi<Lazy>::reserve_address(std::size_t bytes) {
           ? MAP_FAILED
           : ::mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
-    throw DeviceError{std::string{"HostPagedApi: cannot reserve addresses: "} +
+    throw DeviceError{detail::Text{"HostPagedApi: cannot reserve addresses: "} +
                       std::strerror(errno)};
   }
   auto const begin = reinterpret_cast<std::uintptr_t>(base);

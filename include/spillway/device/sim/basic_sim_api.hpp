@@ -195,7 +195,7 @@ template <class Executor>
 auto BasicSimApi<Executor>::enter(char const* caller) const -> lock_type {
   lock_type lock{mutex_};
   if (executor_.is_host_function_caller()) {
-    detail::sim_misuse(std::string{caller} + " called by a function that a stream launched");
+    detail::sim_misuse(Text{caller} + " called by a function that a stream launched");
   }
   return lock;
 }
@@ -488,7 +488,7 @@ template <class Executor>
 void BasicSimApi<Executor>::unmap(void* p, std::size_t bytes) noexcept {
   lock_type const lock = enter("unmap");
   if (executor_.is_in_use(p, bytes)) {
-    detail::sim_misuse("unmap of " + detail::describe_range(p, bytes) +
+    detail::sim_misuse(Text{"unmap of "} + detail::describe_range(p, bytes) +
                        " while enqueued work still uses it");
   }
   memory_.unmap(p, bytes);

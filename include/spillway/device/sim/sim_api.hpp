@@ -128,7 +128,7 @@ SimStream BasicThreadedExecutor<Lazy>::create_stream() {
     threads_.push_back(worker->thread_id());
     return streams_.insert(std::move(worker));
   } catch (std::system_error const& error) {
-    throw DeviceError{std::string{"SimApi: cannot start a thread for a stream: "} + error.what()};
+    throw DeviceError{detail::Text{"SimApi: cannot start a thread for a stream: "} + error.what()};
   }
 }
 

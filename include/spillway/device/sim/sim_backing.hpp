@@ -58,7 +58,7 @@ class BasicSimHostBacking {
 
  private:
   [[noreturn]] static void fail(char const* what) {
-    throw DeviceError{std::string{"SimApi: "} + what + ": " + std::strerror(errno)};
+    throw DeviceError{Text{"SimApi: "} + what + ": " + std::strerror(errno)};
   }
   [[nodiscard]] std::size_t mapped_bytes(std::size_t bytes) const noexcept {
     return round_up(bytes, page_bytes_) + 2 * page_bytes_;

@@ -123,11 +123,10 @@ class SimTable {
   }
 
   [[nodiscard]] static std::string describe(handle_type handle, char const* caller) {
-    return std::string{"SimApi: "} + caller + " was given a " + Tag::name +
+    return Text{"SimApi: "} + caller + " was given a " + Tag::name +
            (handle.generation == 0 ? " handle that names nothing"
                                    : " that was destroyed or belongs to another device") +
-           " (index " + std::to_string(handle.index) + ", generation " +
-           std::to_string(handle.generation) + ")";
+           " (index " + handle.index + ", generation " + handle.generation + ")";
   }
 
   BlockTable<T> table_{first_generation()};

@@ -217,7 +217,7 @@ template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::release(void* p, std::size_t bytes, Barrier barrier) {
   auto const it = device_.find(p);
   if (it == device_.end() || it->second.bytes != bytes || it->second.value != SimPhysical{}) {
-    sim_misuse("release of " + describe_range(p, bytes) + ", which is no live reservation");
+    sim_misuse(Text{"release of "} + describe_range(p, bytes) + ", which is no live reservation");
   }
   device_.erase(it);
   used_bytes_ -= bytes;
@@ -245,7 +245,8 @@ template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::free_pinned(void* p, std::size_t bytes, Barrier barrier) {
   auto const it = pinned_.find(p);
   if (it == pinned_.end() || it->second.bytes != bytes) {
-    sim_misuse("free_pinned of " + describe_range(p, bytes) + ", which is no live allocation");
+    sim_misuse(Text{"free_pinned of "} + describe_range(p, bytes) +
+               ", which is no live allocation");
   }
   pinned_.erase(it);
   pinned_bytes_ -= bytes;
@@ -268,7 +269,7 @@ void SimMemory<Backing, Barrier>::check_copy(void const* to,
     check_device(to, bytes, "destination of a copy");
   }
   if (address_of(from) < address_of(to) + bytes && address_of(to) < address_of(from) + bytes) {
-    throw DeviceError{"SimApi: a copy from " + describe_range(from, bytes) + " to " +
+    throw DeviceError{Text{"SimApi: a copy from "} + describe_range(from, bytes) + " to " +
                       describe_range(to, bytes) + " overlaps itself"};
   }
 }
@@ -276,7 +277,7 @@ void SimMemory<Backing, Barrier>::check_copy(void const* to,
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::check_device(void const* p, std::size_t bytes, char const* role) {
   if (bytes != 0 && !device_.covers(p, bytes)) {
-    throw DeviceError{std::string{"SimApi: the "} + role + " " + describe_range(p, bytes) +
+    throw DeviceError{Text{"SimApi: the "} + role + " " + describe_range(p, bytes) +
                       " is not inside live device memory"};
   }
 }
@@ -284,7 +285,7 @@ void SimMemory<Backing, Barrier>::check_device(void const* p, std::size_t bytes,
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::check_pinned(void const* p, std::size_t bytes, char const* role) {
   if (bytes != 0 && !pinned_.covers(p, bytes)) {
-    throw DeviceError{std::string{"SimApi: the "} + role + " " + describe_range(p, bytes) +
+    throw DeviceError{Text{"SimApi: the "} + role + " " + describe_range(p, bytes) +
                       " is not inside live pinned memory"};
   }
 }
@@ -294,9 +295,8 @@ void SimMemory<Backing, Barrier>::check_granularity(std::size_t n,
                                                     std::size_t granularity,
                                                     char const* what) {
   if (n == 0 || n % granularity != 0) {
-    throw DeviceError{std::string{"SimApi: "} + what + " " + std::to_string(n) +
-                      " is not a positive multiple of the granularity " +
-                      std::to_string(granularity)};
+    throw DeviceError{Text{"SimApi: "} + what + " " + n +
+                      " is not a positive multiple of the granularity " + granularity};
   }
 }
 
@@ -312,10 +312,11 @@ template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::free_address(void* p, std::size_t bytes) noexcept {
   auto const it = addresses_.find(p);
   if (it == addresses_.end() || it->second.bytes != bytes) {
-    sim_misuse("free_address of " + describe_range(p, bytes) + ", which is no address range");
+    sim_misuse(Text{"free_address of "} + describe_range(p, bytes) + ", which is no address range");
   }
   if (!device_.is_clear(p, bytes)) {
-    sim_misuse("free_address of " + describe_range(p, bytes) + " while memory is mapped there");
+    sim_misuse(Text{"free_address of "} + describe_range(p, bytes) +
+               " while memory is mapped there");
   }
   addresses_.erase(it);
   backing_.free_address(p, bytes);
@@ -336,8 +337,8 @@ template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::release_physical(SimPhysical physical) noexcept {
   Physical const& memory = physical_.expect(physical, "release_physical");
   if (memory.mappings != 0) {
-    sim_misuse("release_physical of " + std::to_string(memory.bytes) + " bytes that are mapped " +
-               std::to_string(memory.mappings) + " times");
+    sim_misuse(Text{"release_physical of "} + memory.bytes + " bytes that are mapped " +
+               memory.mappings + " times");
   }
   backing_.release_physical(memory.offset, memory.bytes);
   used_bytes_ -= memory.bytes;
@@ -349,15 +350,15 @@ void SimMemory<Backing, Barrier>::map(void* p, std::size_t bytes, SimPhysical ph
   Physical& memory = physical_.at(physical, "map");
   check_granularity(address_of(p), options_->granularity_bytes, "the address");
   if (bytes != memory.bytes) {
-    throw DeviceError{"SimApi: map of " + describe_range(p, bytes) + " with physical memory of " +
-                      std::to_string(memory.bytes) + " bytes"};
+    throw DeviceError{Text{"SimApi: map of "} + describe_range(p, bytes) +
+                      " with physical memory of " + memory.bytes + " bytes"};
   }
   if (!addresses_.covers(p, bytes)) {
-    throw DeviceError{"SimApi: map of " + describe_range(p, bytes) +
+    throw DeviceError{Text{"SimApi: map of "} + describe_range(p, bytes) +
                       ", which is not inside a reserved address range"};
   }
   if (!device_.is_clear(p, bytes)) {
-    throw DeviceError{"SimApi: map of " + describe_range(p, bytes) +
+    throw DeviceError{Text{"SimApi: map of "} + describe_range(p, bytes) +
                       ", where memory is mapped already"};
   }
   device_.insert(p, bytes, physical);
@@ -378,7 +379,8 @@ void SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
   while (at != end) {
     if (it == device_.end() || it->first != at || it->second.bytes > end - at ||
         it->second.value == SimPhysical{}) {
-      sim_misuse("unmap of " + describe_range(p, bytes) + ", which is not made of whole mappings");
+      sim_misuse(Text{"unmap of "} + describe_range(p, bytes) +
+                 ", which is not made of whole mappings");
     }
     at += it->second.bytes;
     --physical_.expect(it->second.value, "unmap").mappings;

@@ -140,7 +140,7 @@ class SimFaults {
   /// Counts the call. @throws DeviceError if it is the one that has to fail
   void strike(SimCall call, char const* name) {
     if (strikes(call)) {
-      throw DeviceError{std::string{"SimApi: "} + name + " failed, as it was told to"};
+      throw DeviceError{detail::Text{"SimApi: "} + name + " failed, as it was told to"};
     }
   }
 
