@@ -28,6 +28,25 @@
 
 namespace spillway::detail {
 
+/// Refers to a predicate of blocks, which must outlive it: what asks one is then compiled once, and
+/// not for each predicate.
+class BlockFilter {
+ public:
+  template <class Admits>
+  BlockFilter(Admits const& admits) noexcept  // NOLINT(google-explicit-constructor)
+      : admits_{&admits}, ask_{[](void const* asked, BlockId id) noexcept -> bool {
+          return (*static_cast<Admits const*>(asked))(id);
+        }} {}
+
+  [[nodiscard]] bool operator()(BlockId id) const noexcept { return ask_(admits_, id); }
+
+ private:
+  void const* admits_;
+  bool (*ask_)(void const*, BlockId) noexcept;
+};
+
+inline constexpr auto any_block = [](BlockId) noexcept { return true; };
+
 /// The table of a pager's blocks, with the eviction policy that orders the resident ones.
 ///
 /// Each function that changes a block's state keeps everything in step that depends on it: the
@@ -237,8 +256,8 @@ class Blocks {
   // Which blocks may leave.
 
   /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
-  template <class Admits>
-  [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes, Admits admits) noexcept {
+  [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes,
+                                              BlockFilter admits) noexcept {
     return eviction_.victim(
         short_bytes, [&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
           BlockRecord const* const block = find(id);

@@ -87,8 +87,7 @@ class LookAhead {
   void keep_headroom() {
     if (is_above_watermark()) {
       double const excess = (resident_part() - options_.low_watermark) * capacity_bytes();
-      auto const any = [](BlockId) noexcept { return true; };
-      reclaimer_.evict(static_cast<std::size_t>(excess), EvictionReason::watermark, any);
+      reclaimer_.evict(static_cast<std::size_t>(excess), EvictionReason::watermark, any_block);
     }
   }
 

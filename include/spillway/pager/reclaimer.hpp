@@ -116,9 +116,8 @@ class Reclaimer {
 
   /// A range for a prefetch, if one can be had by evicting only blocks that `admits(id)` allows,
   /// without waiting and without growing. @throws as `take_range`, but no OutOfDeviceMemory
-  template <class Admits>
   std::optional<Placement>
-  try_take_range_for_prefetch(std::size_t bytes, BlockId owner, Admits admits) {
+  try_take_range_for_prefetch(std::size_t bytes, BlockId owner, BlockFilter admits) {
     auto placement = blocks_.try_place(bytes, owner);
     RangeSource source = RangeSource::free_range;
     if (!placement && arena_.free_bytes() < bytes) {
@@ -198,8 +197,7 @@ class Reclaimer {
   /// have been given up.
   ///
   /// @returns bytes given up; fewer than wanted if no more blocks may leave
-  template <class Admits>
-  std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, Admits admits) {
+  std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
     if (!options_.swapping) {
       return 0;
     }
@@ -412,10 +410,9 @@ class Reclaimer {
 
   /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
   bool evict_for_room(std::size_t wanted_bytes) {
-    auto const any = [](BlockId) noexcept { return true; };
     // With the host pool full, blocks that need no room there may still leave.
     auto const clean = [this](BlockId id) noexcept { return blocks_.at(id).is_clean(); };
-    return evict(wanted_bytes, EvictionReason::pressure, any) != 0 ||
+    return evict(wanted_bytes, EvictionReason::pressure, any_block) != 0 ||
            evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
   }
   /// How room was made since there were so many copies.

@@ -93,8 +93,8 @@ class BasicExchangeSearch {
         room_ += line_.gap(i);
       }
     }
-    std::stable_sort(gaps_.begin(), gaps_.end(), [this](std::uint32_t a, std::uint32_t b) {
-      return line_.gap(a) > line_.gap(b);
+    std::sort(gaps_.begin(), gaps_.end(), [this](std::uint32_t a, std::uint32_t b) {
+      return line_.gap(a) != line_.gap(b) ? line_.gap(a) > line_.gap(b) : a < b;
     });
   }
 
