@@ -176,9 +176,9 @@ TEST_SUITE("pager") {
     for (auto& block : blocks) {
       CHECK(block.is_intact());
     }
-    CHECK_THROWS_AS(
-        (support::SmallBuffer{bench.allocator, 1_MiB}.acquire(Access::write, bench.stream)),
-        spillway::OutOfDeviceMemory);
+    support::SmallBuffer too_large{bench.allocator, 1_MiB};
+    CHECK_THROWS_AS((void)too_large.acquire(Access::write, bench.stream),
+                    spillway::OutOfDeviceMemory);
     CHECK(blocks[3].is_intact());
   }
 }
