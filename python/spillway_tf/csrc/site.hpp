@@ -36,15 +36,16 @@ struct SiteState {
             std::size_t lookahead_ops)
       : device{device_argument},
         stream{the_stream},
-        memory{device, with(lookahead_ops, std::move(options))},
+        memory{device, fitted(lookahead_ops, std::move(options))},
         most_bytes{memory.stats().capacity_bytes},
         leases{memory, stream} {}
 
   [[nodiscard]] std::size_t limit() const { return memory.stats().capacity_bytes; }
 
  private:
-  [[nodiscard]] static typename Allocator::Options with(std::size_t lookahead_ops,
-                                                        typename Allocator::Options options) {
+  [[nodiscard]] typename Allocator::Options fitted(std::size_t lookahead_ops,
+                                                   typename Allocator::Options options) const {
+    options = spillway::framework::with_host_memory(device, std::move(options));
     options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = lookahead_ops}};
     return options;
   }

@@ -62,7 +62,7 @@ struct SiteState {
                      std::size_t least,
                      Args... device_args)
       : device{device_args...},
-        memory{device, in_place(std::move(memory_options))},
+        memory{device, fitted(std::move(memory_options))},
         most_bytes{memory.stats().capacity_bytes},
         leases{memory},
         foreach_bytes{most_bytes / 8},
@@ -100,9 +100,10 @@ struct SiteState {
   }
 
  private:
-  /// Memory that is taken later joins the first, where the device can map it. Elsewhere later
-  /// memory would lie apart from the first, so all is taken at once.
-  [[nodiscard]] typename Allocator::Options in_place(typename Allocator::Options options) const {
+  /// Adapts options to the device. Memory that is taken later joins the first, where the device can
+  /// map it. Elsewhere later memory would lie apart from the first, so all is taken at once.
+  [[nodiscard]] typename Allocator::Options fitted(typename Allocator::Options options) const {
+    options = spillway::framework::with_host_memory(device, std::move(options));
     options.grows_in_place = true;
     if constexpr (requires { device.has_virtual_memory(); }) {
       options.grows_in_place = device.has_virtual_memory();

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/error.hpp>
 #include <spillway/interop/framework/install_options.hpp>
+#include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
 
@@ -8,10 +11,25 @@
 #include <filesystem>
 
 #include <support/small_allocator.hpp>
+#include <support/temporary_folder.hpp>
 
 using namespace spillway;
 using namespace spillway::framework;
 using support::SmallAllocator;
+
+namespace {
+
+/// A device that has the host's memory.
+struct SharedSim : SimApi {
+  [[nodiscard]] static bool shares_host_memory() noexcept { return true; }
+};
+struct SharedPolicies : SimPolicies {
+  using device = SharedSim;
+};
+using SharedAllocator = DeviceAllocator<SharedPolicies>;
+static_assert(SharedMemoryApi<SharedSim> && !SharedMemoryApi<SimApi>);
+
+}  // namespace
 
 TEST_SUITE("install_options") {
   TEST_CASE("InstallOptions: without a file tier, host memory is as much as was said") {
@@ -28,16 +46,33 @@ TEST_SUITE("install_options") {
 
   TEST_CASE("InstallOptions: with a file tier, host memory is half of the machine's if not said") {
     std::size_t const machine_bytes = HostApi{}.memory_info().total_bytes;
+    SimApi const device;
     InstallOptions wanted{.file_tier = "/folder", .file_bytes = 9_MiB};
 
-    auto const unsaid = wanted.for_allocator<SmallAllocator>(2_MiB);
+    auto const unsaid = with_host_memory(device, wanted.for_allocator<SmallAllocator>(2_MiB));
     wanted.host_limit = 5_MiB;
-    auto const said = wanted.for_allocator<SmallAllocator>(2_MiB);
+    auto const said = with_host_memory(device, wanted.for_allocator<SmallAllocator>(2_MiB));
 
     CHECK(unsaid.host.pinned_bytes == machine_bytes / 2);
     CHECK(said.host.pinned_bytes == 5_MiB);
     CHECK(said.host.file == std::filesystem::path{"/folder"});
     CHECK(said.host.file_bytes == 9_MiB);
+  }
+
+  TEST_CASE("InstallOptions: a device that has the host's memory swaps to the file alone") {
+    TemporaryFolder const folder;
+    SharedSim device;
+    auto const make = [&](InstallOptions const& wanted) {
+      SharedAllocator const allocator{
+          device, with_host_memory(device, wanted.for_allocator<SharedAllocator>(2_MiB))};
+      return allocator.host_stats();
+    };
+
+    HostPoolStats const file = make({.file_tier = folder.path(), .file_bytes = 9_MiB});
+    CHECK(file.tier(HostTier::pinned).capacity_bytes == 0);
+    CHECK(file.tier(HostTier::file).capacity_bytes == 9_MiB);
+    CHECK(make({}).tier(HostTier::pinned).capacity_bytes == 0);  // and there is nowhere to swap to
+    CHECK_THROWS_AS((void)make({.host_limit = 1_MiB}), ContractViolation);
   }
 
   TEST_CASE("InstallOptions: the pager does not wait for leases") {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/host/host_api.hpp>
 
@@ -9,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <utility>
 
 namespace spillway::framework {
 
@@ -16,7 +19,7 @@ namespace spillway::framework {
 struct InstallOptions {
   std::size_t limit = 0;       ///< bytes that tensors may take up; 0: as the module sees fit
   std::size_t host_limit = 0;  ///< bytes of host memory for what is away; 0: as the allocator sees
-                               ///< fit, and half of the machine's if there is a file tier
+                               ///< fit, and with a file tier as `with_host_memory` does
   std::string file_tier{};     ///< a folder for what host memory cannot hold; empty: none
   std::size_t file_bytes = 0;  ///< the most to put there
   /// Smaller tensors are left to the framework; 0: as the module sees fit.
@@ -40,12 +43,24 @@ struct InstallOptions {
     if (!file_tier.empty()) {
       options.host.file = file_tier;
       options.host.file_bytes = file_bytes;
-      if (host_limit == 0) {
-        options.host.pinned_bytes = HostApi{}.memory_info().total_bytes / 2;
-      }
     }
     return options;
   }
 };
+
+/// The options of `InstallOptions::for_allocator` for this device: half of the machine's memory
+/// stands before a file if no limit was set. A device that has the host's memory swaps to the file
+/// alone then.
+template <DeviceApi Device, class Options>
+[[nodiscard]] Options with_host_memory(Device const& device, Options options) {
+  bool is_memory_shared = false;
+  if constexpr (SharedMemoryApi<Device>) {
+    is_memory_shared = device.shares_host_memory();
+  }
+  if (!options.host.file.empty() && options.host.pinned_bytes == 0 && !is_memory_shared) {
+    options.host.pinned_bytes = HostApi{}.memory_info().total_bytes / 2;
+  }
+  return options;
+}
 
 }  // namespace spillway::framework
