@@ -45,10 +45,11 @@ namespace spillway {
 ///          stream.
 /// Order    every slot carries the fences of its own transfers, and of those that used its memory
 ///          before; each transfer waits, on a stream, for what it must come after.
-/// Growth   a tier grows by slabs, when there is no room. On a `SlowPinningApi` a thread of the
-///          pool pins the next slab ahead of need, once the pool is in use: as soon as less than a
-///          slab, or than the 32nd part of what is in use, is free. What is pinned is therefore at
-///          most 33/32 of what is in use and two slabs.
+/// Growth   a tier grows by slabs, when there is no room: by the 32nd part of what is in use, or by
+///          what one slot lacks. On a `SlowPinningApi` a thread of the pool pins the next slab ahead
+///          of need, once the pool is in use: as soon as less than half a slab, or than the 64th
+///          part of what is in use, is free. So what is taken is at most 1.05 times what was in use
+///          at once, from 64 MiB on.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
@@ -349,7 +350,7 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
   Growing const growing{*this};  // ends under the lock, which is declared before it
   for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
     std::size_t refused = 0;
-    for (std::size_t const least : {slab_bytes_, std::size_t{0}}) {
+    for (std::size_t const least : {ledger_.slab_bytes(tier, slab_bytes_), std::size_t{0}}) {
       std::size_t const slab = ledger_.growth_for(tier, bytes, least);
       if (slab == 0 || slab == refused) {
         break;

@@ -81,8 +81,47 @@ TEST_SUITE("host_ledger") {
     now.add(HostTier::pageable);
     CHECK(growth(1, 8 * slab_bytes) == 3 * slab_bytes);
     CHECK(growth(4 * slab_bytes, 0) == 3 * slab_bytes);  // scattered over both
+    CHECK(growth(slab_bytes + 1, 0) == granule_bytes);
+    CHECK(growth(std::size_t{0} - 1, 0) == 0);
     now.ledger.fail(HostTier::pageable);
     CHECK(growth(1, 0) == 0);
+  }
+
+  TEST_CASE("HostLedger: a slot is made of at most eight free ranges and a new slab") {
+    Bench now;
+    now.add(HostTier::pinned);
+    now.add(HostTier::pinned);
+    std::vector<HostSlotId> slots;
+    for (int i = 0; i < 32; ++i) {
+      slots.push_back(now.ledger.try_take(granule_bytes).value());
+    }
+    for (std::size_t i = 0; i < slots.size(); i += 2) {
+      CHECK(now.ledger.give_back(slots[i], {}));
+    }
+
+    CHECK(now.ledger.growth_for(HostTier::pinned, 2 * slab_bytes, 0) ==
+          2 * slab_bytes - 8 * granule_bytes);
+  }
+
+  TEST_CASE("HostLedger: slabs grow with what is in use") {
+    HostLedger ledger;
+    std::size_t const most = std::size_t{1} << 40U;
+    ledger.open(HostTier::pinned, most, granule_bytes);
+    auto const slab_when_used = [&](std::size_t bytes) {
+      ledger.add_slab(HostTier::pinned, {}, bytes - ledger.stats(HostTier::pinned).used_bytes, 0);
+      CHECK(ledger.try_take(bytes - ledger.stats(HostTier::pinned).used_bytes).has_value());
+      return ledger.slab_bytes(HostTier::pinned, 64_MiB);
+    };
+
+    CHECK(ledger.slab_bytes(HostTier::pinned, 64_MiB) == 2_MiB);
+    CHECK(slab_when_used(127_MiB) == 2_MiB);
+    CHECK(slab_when_used(128_MiB) == 4_MiB);
+    CHECK(slab_when_used(1_GiB) == 32_MiB);
+    CHECK(slab_when_used(8_GiB) == 64_MiB);
+    CHECK(ledger.slab_bytes(HostTier::pinned, 1_MiB) == 1_MiB);
+    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
+    ledger.add_slab(HostTier::pinned, {}, 128_MiB, 0);  // the 64th part is free
+    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
   }
 
   TEST_CASE("HostLedger: the pieces of a slot lie in its slabs, and end with the bytes asked for") {

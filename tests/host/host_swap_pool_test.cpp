@@ -408,8 +408,8 @@ TEST_SUITE("host_swap_pool") {
     REQUIRE(pool.try_take(19'000).has_value());
     REQUIRE(pool.try_grow(3000));
     CHECK(pinned().reserved_bytes == 20'000 / granule_bytes * granule_bytes + (16 << 10));
-    REQUIRE(pool.try_grow(40'000));  // more than a slab
-    CHECK(pinned().reserved_bytes > 60'000);
+    REQUIRE(pool.try_grow(40'000));  // more than a slab, by what is missing
+    CHECK(pinned().reserved_bytes - pinned().used_bytes == round_up(40'000, granule_bytes));
 
     CHECK_FALSE(pool.try_grow(100'000));
     CHECK(pool.free_bytes() == pinned().capacity_bytes - pinned().used_bytes);
@@ -427,18 +427,19 @@ TEST_SUITE("host_swap_pool") {
     auto const free = [&] { return pinned().reserved_bytes - pinned().used_bytes; };
 
     (void)SlowBench::take(pool, 4096);
-    while (free() < slab) {
+    while (free() < slab / 2) {
       std::this_thread::yield();
     }
-    CHECK(pool.try_take(slab).has_value());
+    CHECK(pool.try_take(slab / 2).has_value());
 
     SUBCASE("and at most a 20th of what is in use is pinned beyond it") {
       while (pinned().used_bytes < 4_MiB) {
         (void)SlowBench::take(pool, 4096);
         HostTierStats const now = pinned();
-        CHECK(now.reserved_bytes <= now.used_bytes + now.used_bytes / 32 + 2 * slab);
+        CHECK(now.reserved_bytes <=
+              now.used_bytes + std::max(slab / 2, now.used_bytes / 64) + slab);
       }
-      while (free() < pinned().used_bytes / 32) {
+      while (free() < pinned().used_bytes / 64) {
         std::this_thread::yield();
       }
       CHECK(static_cast<double>(bench.device.usage().pinned_bytes) <=

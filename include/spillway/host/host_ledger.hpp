@@ -145,26 +145,37 @@ class BasicHostLedger {
     at(tier).capacity_bytes = capacity_bytes & ~(granule - 1);
   }
 
-  /// The slab by which `tier` should grow to hold `bytes`; 0 if it cannot. Not less than
-  /// `least_bytes` unless the capacity ends before.
+  /// The least by which `tier` grows next: the 32nd part of what is in use, between 2 MiB and
+  /// `most_bytes`. So a large tier is made of few slabs, and a small one has little room to spare.
+  [[nodiscard]] std::size_t slab_bytes(HostTier tier, std::size_t most_bytes) const noexcept {
+    std::size_t const part = at(tier).used_bytes() / 32 / 2_MiB * 2_MiB;
+    return std::min(most_bytes, std::max(2_MiB, part));
+  }
+
+  /// The slab by which `tier` should grow to hold `bytes` together with its largest free ranges; 0
+  /// if it cannot. Not less than `least_bytes` unless the capacity ends before.
   [[nodiscard]] std::size_t
   growth_for(HostTier tier, std::size_t bytes, std::size_t least_bytes) const noexcept {
+    constexpr std::size_t most_pieces = 8;  // each is a copy of its own
+    if (bytes > at(tier).capacity_bytes) {
+      return 0;
+    }
     std::size_t const most = at(tier).growth_bytes();
-    std::size_t const wanted = std::min(std::max(bytes, least_bytes), most);
-    std::size_t const slab = std::min(round_up(wanted, granule(tier)), most);
+    std::size_t const missing =
+        at(tier).map.missing_bytes(std::max(bytes, std::size_t{1}), most_pieces);
+    std::size_t const slab = std::min(round_up(std::max(missing, least_bytes), granule(tier)), most);
     return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
   }
 
   /// The slab by which `tier` should grow ahead of need; 0 if it should not.
   ///
-  /// A tier that is in use keeps as much free as a slab of `slab_bytes` or the 32nd part of what is
-  /// in use, whichever is more. So it never has more than that and one more slab beyond what is
-  /// needed.
-  [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t slab_bytes) const noexcept {
+  /// A tier that is in use keeps half a slab free, and the 64th part of what is in use. With one
+  /// more slab that is less than a 20th part of what is in use, if that is 64 MiB or more.
+  [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t most_bytes) const noexcept {
     std::size_t const used = at(tier).used_bytes();
-    std::size_t const free = at(tier).map.free_bytes();
-    bool const is_due = used != 0 && free < std::max(slab_bytes, used / 32);
-    return is_due && !at(tier).is_failed ? std::min(slab_bytes, at(tier).growth_bytes()) : 0;
+    std::size_t const slab = slab_bytes(tier, most_bytes);
+    bool const is_due = used != 0 && at(tier).map.free_bytes() < std::max(slab / 2, used / 64);
+    return is_due && !at(tier).is_failed ? std::min(slab, at(tier).growth_bytes()) : 0;
   }
 
   /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.

@@ -68,7 +68,9 @@ struct HostPoolOptions {
   std::string file{};
   /// How much of the pinned tier to reserve at construction; the rest follows by `try_grow`.
   std::size_t initial_pinned_bytes = 0;
-  std::size_t slab_bytes = 64_MiB;  ///< the least by which a tier grows
+  /// The most by which a tier grows at once, unless one slot needs more. A tier in which there is
+  /// less than 32 times as much grows by less.
+  std::size_t slab_bytes = 64_MiB;
   /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one.
   std::size_t staging_chunks = 3;
   std::size_t staging_bytes = 8_MiB;

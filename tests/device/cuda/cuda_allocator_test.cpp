@@ -2,17 +2,27 @@
 // The allocator on CudaApi, on a stand-in for the CUDA runtime. On a GPU: tests/gpu/.
 #include <spillway/cuda.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/host_swap_pool.hpp>
 #include <spillway/page_arena.hpp>
+#include <spillway/stream/stream_order.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include <support/allocator_load.hpp>
 #include <support/fake_cudart.hpp>
 #include <support/host_work.hpp>
+#include <sys/mman.h>
 
 using namespace spillway;
 
@@ -96,6 +106,28 @@ struct Capture {
   std::vector<Buffer> others;
 };
 
+/// Host memory that CUDA has pinned, as far as it is resident.
+std::size_t pinned_bytes(FakeCudart const& cuda) {
+  std::scoped_lock const lock{cuda.mutex};
+  std::size_t bytes = 0;
+  for (auto const& [address, range] : cuda.ranges) {
+    if (range.kind == FakeCudart::RangeKind::pinned) {
+      bytes += range.bytes;
+    } else if (range.kind == FakeCudart::RangeKind::registered) {
+      constexpr std::size_t page_bytes = 4096;
+      std::vector<unsigned char> is_resident((range.bytes + page_bytes - 1) / page_bytes);
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the stand-in keeps addresses as integers
+      void* const memory = reinterpret_cast<void*>(address);
+      REQUIRE(mincore(memory, range.bytes, is_resident.data()) == 0);
+      bytes += page_bytes * static_cast<std::size_t>(std::count_if(
+                                is_resident.begin(), is_resident.end(), [](unsigned char page) {
+                                  return (page & 1U) != 0;
+                                }));
+    }
+  }
+  return bytes;
+}
+
 }  // namespace
 
 TEST_SUITE("cuda_allocator") {
@@ -170,6 +202,54 @@ TEST_SUITE("cuda_allocator") {
       CHECK(fake.cuda.calls("cuMemSetAccess") == 1);
     }
     CHECK(fake.cuda.calls("cuMemUnmap") == 1);
+  }
+
+  TEST_CASE("HostSwapPool: from 64 MiB on at most 1.05 times of what is swapped out is pinned") {
+    for (int const numa_node : {0, -1}) {
+      CAPTURE(numa_node);
+      FakeCudart const cuda{{.numa_node = numa_node}};
+      CudaApi device;
+      StreamOrder<CudaApi> order{device};
+      HostSwapPool<CudaApi> pool{device, order, {.pinned_bytes = std::size_t{4} << 30U}};
+      std::minstd_rand random{7};
+      auto const size = [&] {  // from 4 KiB to 16 MiB, as many between 1 and 2 as between 4 and 8
+        return static_cast<std::size_t>(
+            4096 * std::exp2(12 * std::uniform_real_distribution{}(random)));
+      };
+      std::vector<std::pair<HostSlotId, std::size_t>> slots;
+      std::size_t asked = 0;
+      std::size_t most_asked = 0;
+      auto const take = [&](std::size_t bytes) {
+        std::optional<HostSlotId> slot = pool.try_take(bytes);
+        while (!slot) {
+          REQUIRE(pool.try_grow(bytes));
+          slot = pool.try_take(bytes);
+        }
+        slots.emplace_back(*slot, bytes);
+        asked += bytes;
+        most_asked = std::max(most_asked, asked);
+        if (most_asked >= 64_MiB) {
+          CHECK(static_cast<double>(pinned_bytes(cuda)) <=
+                1.05 * static_cast<double>(most_asked));
+        }
+      };
+
+      while (asked < 256_MiB) {
+        take(size());
+      }
+      CHECK(cuda.calls("cudaHostAlloc") + cuda.calls("cudaHostRegister") < 100);
+      for (int i = 0; i < 2000; ++i) {  // others come and go, and fit into what is there
+        std::size_t const at = random() % slots.size();
+        pool.give_back(slots[at].first);
+        asked -= slots[at].second;
+        std::size_t const bytes = size();
+        slots[at] = slots.back();
+        slots.pop_back();
+        if (asked + bytes <= most_asked) {
+          take(bytes);
+        }
+      }
+    }
   }
 
   TEST_CASE("DeviceAllocator: on an integrated GPU nothing is swapped to the memory it shares") {
