@@ -169,17 +169,32 @@ class DefragArena {
       return {};
     }
     detail::RangeList const& list = map_.list();
-    std::uint32_t const before = list.table[hole].prev;
-    std::size_t const beside =
-        list.is_free(before) ? std::size_t{list.table[before].count} * granule_bytes : 0;
-    std::size_t const wanted =
-        std::max({bytes - std::min(bytes, beside), options_.growth_bytes, granule_bytes});
+    std::size_t const missing = bytes - std::min(bytes, free_bytes_before(hole));
+    std::size_t const wanted = std::max({missing, options_.growth_bytes, granule_bytes});
     std::size_t const granularity = memory_.granularity_bytes();
     return {list.address(list.table[hole].segment, list.table[hole].first),
             std::min({round_up(std::min(wanted, left), granularity),
                       left / granularity * granularity,
                       std::size_t{list.table[hole].count} * granule_bytes}),
             {}};
+  }
+
+  /// The largest `n` for which `try_take` finds a range after the arena has grown by at most
+  /// `growth_bytes`.
+  /// @cost that of `growth_for`
+  [[nodiscard]] std::size_t largest_bytes_after_growth(std::size_t growth_bytes) const noexcept {
+    std::size_t growth =
+        std::min(growth_bytes, capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_));
+    if (memory_.is_one_line() && growth != 0) {
+      std::uint32_t const hole = lowest_hole();
+      growth =
+          hole == no_node
+              ? 0
+              : free_bytes_before(hole) +
+                    std::min(growth / memory_.granularity_bytes() * memory_.granularity_bytes(),
+                             std::size_t{map_.list().table[hole].count} * granule_bytes);
+    }
+    return std::max(largest_free_bytes(), growth / granule_bytes * granule_bytes);
   }
 
   /// Takes the memory of `growth_for` from the device. @returns false if the device is full
@@ -450,6 +465,12 @@ class DefragArena {
       node = list.table[node].next;
     }
     return node == wall ? no_node : node;
+  }
+  /// What is free just below a hole.
+  [[nodiscard]] std::size_t free_bytes_before(std::uint32_t hole) const noexcept {
+    detail::RangeList const& list = map_.list();
+    std::uint32_t const before = list.table[hole].prev;
+    return list.is_free(before) ? std::size_t{list.table[before].count} * granule_bytes : 0;
   }
   /// Makes the highest free pieces, of about `bytes`, a hole.
   [[nodiscard]] std::optional<Segment> detach_pieces(std::size_t bytes) noexcept {

@@ -301,6 +301,20 @@ class DeviceAllocator {
     return reclaimer_.trim(std::numeric_limits<std::size_t>::max());
   }
 
+  /// The size of the largest block that can be made, by what is free now and by what the device
+  /// still has to give, while nothing leaves and nothing moves.
+  ///
+  /// @throws DeviceError
+  [[nodiscard]] std::size_t largest_block_bytes() const {
+    [[maybe_unused]] std::size_t const device_bytes = device_->memory_info().free_bytes;
+    std::lock_guard const guard{monitor_};
+    if constexpr (GrowingArena<Arena>) {
+      return arena_.largest_bytes_after_growth(device_bytes);
+    } else {
+      return arena_.largest_free_bytes();
+    }
+  }
+
   /// Changes the capacity, within what the options said. Under a lower one blocks leave until the
   /// rest fits, and what is reserved beyond it is given back to the device as far as it can be:
   /// all of it where memory is taken in pages or grows in place, unless leases stand in the way.

@@ -150,6 +150,12 @@ class PageArena {
             missing == 0 ? 0 : std::min(left, std::max(missing, growth_pages_)) * page_bytes_,
             {}};
   }
+  /// The largest `n` for which `try_take` finds a range after the arena has grown by at most
+  /// `growth_bytes`.
+  [[nodiscard]] std::size_t largest_bytes_after_growth(std::size_t growth_bytes) const noexcept {
+    std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
+    return (usable_pages() + std::min(left, growth_bytes / page_bytes_)) * page_bytes_;
+  }
   /// @returns false if the device is full @throws DeviceError, std::bad_alloc; nothing has been
   /// taken then
   [[nodiscard]] bool try_reserve(Segment& segment) {

@@ -282,6 +282,35 @@ TEST_SUITE("arena_concept") {
     }
   }
 
+  TEST_CASE_TEMPLATE(
+      "GrowingArena: tells what a growth would make room for", A, Moving, Mapping, Stable) {
+    for (bool const in_place : {false, true}) {
+      CAPTURE(in_place);
+      bool const joins = in_place || MappingArena<A>;
+      GrowingRig<A> rig{in_place};
+      A& arena = rig.arena;
+      CHECK(arena.largest_bytes_after_growth(8_MiB) == 2_MiB);
+      CHECK(arena.largest_bytes_after_growth(100'000) / 16_KiB == 100'000 / 16_KiB);
+      auto const low = rig.take(512_KiB, BlockId{1});
+      auto const high = rig.take(512_KiB, BlockId{2});
+      REQUIRE((low && high));
+      CHECK(arena.largest_bytes_after_growth(0) == 0);
+      arena.give_back(high->range, {});
+
+      CHECK(arena.largest_bytes_after_growth(0) == 512_KiB);
+      CHECK(arena.largest_bytes_after_growth(8_MiB) == (joins ? 1_MiB + 512_KiB : 1_MiB));
+      arena.set_capacity(1_MiB + 256_KiB);
+      CHECK(arena.largest_bytes_after_growth(8_MiB) == (joins ? 768_KiB : 512_KiB));
+      arena.set_capacity(768_KiB);
+      CHECK(arena.largest_bytes_after_growth(8_MiB) == 256_KiB);
+      arena.set_capacity(2_MiB);
+
+      std::size_t const largest = arena.largest_bytes_after_growth(8_MiB);
+      CHECK(rig.take(largest, BlockId{3}));
+      CHECK(arena.largest_bytes_after_growth(8_MiB) == arena.largest_free_bytes());
+    }
+  }
+
   TEST_CASE("GrowingArena: what grows in place is one range, whatever it was made of") {
     GrowingRig<Moving> rig{true};
     std::vector<Placement> taken;

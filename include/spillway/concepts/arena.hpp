@@ -82,29 +82,35 @@ concept Arena =
 
 /// An arena that takes memory from the device when it is needed, and gives it back when it is not.
 ///
-/// | expression           | must                                                               |
-/// |----------------------|--------------------------------------------------------------------|
-/// | `ca.growth_for(n)`   | a `Segment` to reserve next so that `n` bytes fit, one of 0 bytes  |
-/// |                      | if the capacity does not allow it                                  |
-/// | `a.try_reserve(s)`   | take that from the device; false if the device is full; a throw    |
-/// |                      | takes nothing                                                      |
-/// | `a.add_segment(s)`   | make its bytes free; a throw leaves them with the caller           |
-/// | `a.trim(n)`          | give up free memory that can be released to the device, if there   |
-/// |                      | is some: about `n` bytes, or the least that goes at once           |
-/// | `a.release(s)`       | release to the device what left, after its fence                   |
-/// | `ca.trims_anywhere()`| whether free bytes in the midst of others can be given up, too     |
+/// | expression                         | must                                                   |
+/// |------------------------------------|--------------------------------------------------------|
+/// | `ca.growth_for(n)`                 | a `Segment` to reserve next so that `n` bytes fit, one |
+/// |                                    | of 0 bytes if the capacity does not allow it           |
+/// | `ca.largest_bytes_after_growth(n)` | `largest_free_bytes` after a growth by at most `n`     |
+/// |                                    | bytes that the capacity allows                         |
+/// | `a.try_reserve(s)`                 | take that from the device; false if the device is      |
+/// |                                    | full; a throw takes nothing                            |
+/// | `a.add_segment(s)`                 | make its bytes free; a throw leaves them with the      |
+/// |                                    | caller                                                 |
+/// | `a.trim(n)`                        | give up free memory that can be released to the        |
+/// |                                    | device, if there is some: about `n` bytes, or the      |
+/// |                                    | least that goes at once                                |
+/// | `a.release(s)`                     | release to the device what left, after its fence       |
+/// | `ca.trims_anywhere()`              | whether free bytes in the midst of others can be given |
+/// |                                    | up, too                                                |
 ///
 /// `try_reserve` and `release` call the device, without the lock; one call at a time is made of
-/// these five.
+/// these.
 template <class A>
 concept GrowingArena =
     Arena<A> && requires(A a, A const ca, std::size_t n, Segment& s) {
-      { ca.growth_for(n)    } noexcept -> std::same_as<Segment>;
-      { a.try_reserve(s)    }          -> std::same_as<bool>;
-      { a.add_segment(s)    }          -> std::same_as<void>;
-      { a.trim(n)           } noexcept -> std::same_as<std::optional<Segment>>;
-      { a.release(s)        } noexcept -> std::same_as<void>;
-      { ca.trims_anywhere() } noexcept -> std::same_as<bool>;
+      { ca.growth_for(n)                 } noexcept -> std::same_as<Segment>;
+      { ca.largest_bytes_after_growth(n) } noexcept -> std::same_as<std::size_t>;
+      { a.try_reserve(s)                 }          -> std::same_as<bool>;
+      { a.add_segment(s)                 }          -> std::same_as<void>;
+      { a.trim(n)                        } noexcept -> std::same_as<std::optional<Segment>>;
+      { a.release(s)                     } noexcept -> std::same_as<void>;
+      { ca.trims_anywhere()              } noexcept -> std::same_as<bool>;
     };
 
 /// An arena whose free bytes may lie apart, and that plans how to have them in one piece: by moving

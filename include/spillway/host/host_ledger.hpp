@@ -163,7 +163,8 @@ class BasicHostLedger {
     std::size_t const most = at(tier).growth_bytes();
     std::size_t const missing =
         at(tier).map.missing_bytes(std::max(bytes, std::size_t{1}), most_pieces);
-    std::size_t const slab = std::min(round_up(std::max(missing, least_bytes), granule(tier)), most);
+    std::size_t const slab =
+        std::min(round_up(std::max(missing, least_bytes), granule(tier)), most);
     return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
   }
 

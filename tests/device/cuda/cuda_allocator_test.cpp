@@ -213,8 +213,8 @@ TEST_SUITE("cuda_allocator") {
       HostSwapPool<CudaApi> pool{device, order, {.pinned_bytes = std::size_t{4} << 30U}};
       std::minstd_rand random{7};
       auto const size = [&] {  // from 4 KiB to 16 MiB, as many between 1 and 2 as between 4 and 8
-        return static_cast<std::size_t>(
-            4096 * std::exp2(12 * std::uniform_real_distribution{}(random)));
+        return static_cast<std::size_t>(4096 *
+                                        std::exp2(12 * std::uniform_real_distribution{}(random)));
       };
       std::vector<std::pair<HostSlotId, std::size_t>> slots;
       std::size_t asked = 0;
@@ -229,8 +229,7 @@ TEST_SUITE("cuda_allocator") {
         asked += bytes;
         most_asked = std::max(most_asked, asked);
         if (most_asked >= 64_MiB) {
-          CHECK(static_cast<double>(pinned_bytes(cuda)) <=
-                1.05 * static_cast<double>(most_asked));
+          CHECK(static_cast<double>(pinned_bytes(cuda)) <= 1.05 * static_cast<double>(most_asked));
         }
       };
 

@@ -121,11 +121,7 @@ class CudaTensorAllocator final
   /// Reports the largest piece that can be allocated without swapping anything out.
   void cacheInfo(DeviceIndex device, std::size_t* largest) override {
     check(device);
-    Stats const now = Site::leases().memory().stats();
-    std::size_t const growth =
-        std::min<std::size_t>(now.capacity_bytes - std::min(now.capacity_bytes, now.reserved_bytes),
-                              Site::leases().memory().device().memory_info().free_bytes);
-    *largest = std::max({*largest, std::size_t{now.largest_free_bytes}, growth});
+    *largest = std::max(*largest, Site::leases().memory().largest_block_bytes());
   }
   /// Returns the reservation that an address lies in.
   [[nodiscard]] void* getBaseAllocation(void* p, std::size_t* size) override;
