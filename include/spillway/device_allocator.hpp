@@ -87,6 +87,10 @@ class DeviceAllocator {
     /// Whether memory that is taken later joins the first in one range of addresses, on a device
     /// with virtual memory: see `ArenaOptions`.
     bool grows_in_place = false;
+    /// The pages that memory is mapped in, where the policies' arena maps. 0: the device's
+    /// granularity, 2 MiB on today's GPUs. Larger ones take fewer calls of the driver, and blocks
+    /// are rounded up to them.
+    std::size_t page_bytes = 0;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;
     /// Where swapped-out bytes go. With no tier given: pinned memory, grown as needed up to half of
@@ -489,6 +493,7 @@ class DeviceAllocator {
             .initial_bytes = options.initial_bytes,
             .growth_bytes = options.growth_bytes,
             .grows_in_place = options.grows_in_place,
+            .page_bytes = options.page_bytes,
             .bounce_bytes = options.bounce_bytes};
   }
 

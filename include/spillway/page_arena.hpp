@@ -13,6 +13,7 @@
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -35,12 +36,15 @@ namespace spillway {
 /// range gets the pages that are still mapped at its address if they are free, and otherwise those
 /// that have been free for longest, which makes that rare.
 ///
-/// Shape    whole pages of `page_bytes()`, the device's granularity. Any of them can be taken from
-///          the device later, and given back when it is free.
+/// Shape    whole pages of `page_bytes()`: the device's granularity, or more if the options say so.
+///          Any of them can be taken from the device later, and given back when it is free.
 /// Threads  thread-compatible; `map`, `try_reserve` and `release` run without the caller's lock,
 ///          one call at a time.
 /// Cost     O(pages of the range) for every call; `map` calls the device once for each run of pages
-///          that it maps, and for each run that it unmaps.
+///          that it maps, and for each run that it unmaps. On CUDA that is one call of the driver
+///          to map each page, and one to make all pages of a run accessible, or to unmap them.
+///          Several pages cannot share one allocation of the driver, which maps an allocation as a
+///          whole: then a free page could not serve any block.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 class PageArena {
  public:
@@ -481,11 +485,11 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
                                           Fit fit)
     : device_{&device},
       order_{&order},
-      page_bytes_{device.granularity_bytes()},
+      page_bytes_{std::bit_ceil(std::max(options.page_bytes, device.granularity_bytes()))},
       addresses_{std::move(fit)} {
   std::size_t const count = options.capacity_bytes / page_bytes_;
   expects(count != 0 && count * address_factor < no_page,
-          "a capacity of at least one page of the device's granularity is needed");
+          "a capacity of at least one page is needed");
   address_pages_ = static_cast<std::uint32_t>(count * address_factor);
   page_at_.assign(address_pages_, no_page);
   pages_.resize(count);
@@ -523,8 +527,8 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
 /// Chooses `PageArena` as the arena of a bundle of policies: free pages are mapped side by side
 /// where a block needs them, and no byte moves.
 ///
-/// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs),
-/// so this is for programs with few small blocks. A page is mapped elsewhere only after its last
+/// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs,
+/// more with `page_bytes`), so this is for programs with few small blocks. A page is mapped elsewhere only after its last
 /// use has finished, which may mean a wait on the host. The technique is that of GMLake ("virtual
 /// memory stitching", ASPLOS 2024) and of PyTorch's expandable segments. The bundle's `compaction`
 /// is not asked.

@@ -9,9 +9,8 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <map>
-#include <type_traits>
+#include <vector>
 
 namespace spillway::detail {
 
@@ -19,7 +18,8 @@ namespace spillway::detail {
 /// pieces that are mapped into one range of addresses.
 ///
 /// Pieces can come and go one by one, so an arena that is made of them grows without being split.
-/// The device must then model `VirtualMemoryApi`. PyTorch's expandable segments do the same.
+/// The device must then model `VirtualMemoryApi`. PyTorch's expandable segments do the same. Pieces
+/// that lie side by side are mapped, and unmapped, by one call of the device.
 ///
 /// Threads  thread-compatible.
 template <DeviceApi Device>
@@ -131,34 +131,65 @@ class ArenaMemory {
     [[no_unique_address]] typename PhysicalOf<Device>::type physical{};
   };
 
+  using Pieces = std::map<std::byte*, Piece>;  // by address
+
+  /// Maps new pieces to [begin, end): of `piece_bytes_`, and a smaller one last.
   bool try_add_pieces(std::byte* begin, std::byte* end) requires VirtualMemoryApi<Device> {
     while (begin != end) {
-      std::size_t const bytes = std::min(piece_bytes_, static_cast<std::size_t>(end - begin));
-      auto const physical = device_->try_create_physical(bytes);
-      if (!physical) {
+      auto const left = static_cast<std::size_t>(end - begin);
+      std::size_t const bytes = std::min(piece_bytes_, left);
+      std::size_t const count = left / bytes;
+      if (!try_add_pieces(begin, bytes, count)) {
         return false;
       }
-      try {
-        pieces_.emplace(begin, Piece{bytes, *physical});
-      } catch (...) {
-        device_->release_physical(*physical);
-        throw;
-      }
-      try {
-        device_->map(begin, bytes, {&*physical, 1});
-      } catch (...) {
-        pieces_.erase(begin);
-        device_->release_physical(*physical);
-        throw;
-      }
-      begin += bytes;
+      begin += count * bytes;
     }
     return true;
   }
+  bool try_add_pieces(std::byte* begin,
+                      std::size_t bytes,
+                      std::size_t count) requires VirtualMemoryApi<Device> {
+    Pieces added;
+    auto const release_added = [&]() noexcept {
+      for (auto const& [address, piece] : added) {
+        if (piece.bytes != 0) {  // else it could not be created
+          device_->release_physical(piece.physical);
+        }
+      }
+    };
+    try {
+      std::vector<typename Device::physical_type> run;
+      run.reserve(count);
+      while (run.size() < count) {
+        Piece& piece = added[begin + run.size() * bytes];
+        auto const physical = device_->try_create_physical(bytes);
+        if (!physical) {
+          release_added();
+          return false;
+        }
+        piece = {bytes, *physical};
+        run.push_back(*physical);
+      }
+      device_->map(begin, bytes, run);
+    } catch (...) {
+      release_added();
+      throw;
+    }
+    pieces_.merge(added);
+    return true;
+  }
   void release_pieces(std::byte* begin, std::byte* end) noexcept requires VirtualMemoryApi<Device> {
-    for (auto piece = pieces_.lower_bound(begin); piece != pieces_.end() && piece->first < end;
-         piece = pieces_.erase(piece)) {
-      device_->unmap(piece->first, piece->second.bytes);
+    auto const first = pieces_.lower_bound(begin);
+    auto const last = pieces_.lower_bound(end);
+    for (auto piece = first; piece != last;) {
+      std::byte* const address = piece->first;
+      std::size_t bytes = 0;
+      for (; piece != last && piece->first == address + bytes; ++piece) {
+        bytes += piece->second.bytes;
+      }
+      device_->unmap(address, bytes);
+    }
+    for (auto piece = first; piece != last; piece = pieces_.erase(piece)) {
       device_->release_physical(piece->second.physical);
     }
   }
@@ -168,7 +199,7 @@ class ArenaMemory {
   std::size_t line_bytes_ = 0;
   std::size_t piece_bytes_ = 0;
   std::byte* base_ = nullptr;
-  std::map<std::byte*, Piece> pieces_;  // by address
+  Pieces pieces_;
 };
 
 }  // namespace spillway::detail

@@ -21,11 +21,17 @@ struct ArenaOptions {
   /// Reserved at construction; all of the capacity unless told otherwise. Arenas that do not grow
   /// reserve all of it.
   std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-  std::size_t growth_bytes = 2_MiB;  ///< the least by which it grows
+  /// The least by which it grows. What grows in place takes memory in pieces of this size, and
+  /// gives whole pieces back: larger ones take fewer calls of the device.
+  std::size_t growth_bytes = 2_MiB;
   /// Whether an arena that grows by reservations has one range of addresses instead, where memory
   /// is mapped as it is needed: then nothing that it reserves is apart from the rest, and what is
   /// free can be given back wherever it is. The device must model `VirtualMemoryApi`.
   bool grows_in_place = false;
+  /// The pages of an arena that maps them: rounded up to a power of two, and at least the device's
+  /// granularity. A page is created, mapped and released by one call of the device each, so larger
+  /// ones cost less for large blocks. Every block takes whole pages.
+  std::size_t page_bytes = 0;
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
   std::size_t bounce_bytes = 4_MiB;

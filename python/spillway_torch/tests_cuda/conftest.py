@@ -77,6 +77,7 @@ class Lms:
     evict = staticmethod(lambda: spillway_torch.reclaim_inactive())
     stats = staticmethod(lambda: spillway_torch.memory_stats())
     view = staticmethod(lambda tensor: _C.view(tensor))
+    lend = staticmethod(lambda tensor: _C.Lent(tensor))
 
     @staticmethod
     def is_away(tensor):

@@ -52,6 +52,29 @@ def test_a_place_is_taken_after_all_streams_that_used_it(how, stand_in, takes_th
     assert torch.equal(y.cpu(), host[-(1 << 18):])
 
 
+@pytest.mark.stand_in
+def test_a_place_is_taken_before_streams_that_did_not_use_it(stand_in, takes_the_place_early, lms, make):
+    """Though it was lent, as to a collective, and each time another stream was to come after that."""
+    x, _ = make(20)
+    y, bytes_ = make(1)
+    z = torch.empty_like(y)
+    side = torch.cuda.Stream()
+    others = [torch.cuda.Stream() for _ in range(6)]
+    torch.cuda.synchronize()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        z.copy_(y)
+    for other in others:
+        lent = lms.lend(x)
+        with torch.cuda.stream(other):
+            del lent
+    del x
+
+    assert takes_the_place_early(side)
+
+    assert torch.equal(z.cpu(), bytes_)
+
+
 def test_two_streams_take_turns_beyond_the_limit(make):
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     made = [make(4, seed) for seed in range(16)]

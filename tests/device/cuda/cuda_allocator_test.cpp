@@ -192,16 +192,54 @@ TEST_SUITE("cuda_allocator") {
 
   TEST_CASE("DeviceAllocator: pages side by side are made accessible, and unmapped, at once") {
     using Mapping = DeviceAllocator<Remapping>;
+    std::size_t page_bytes = 0;  // the device's
+    std::size_t pages = 64;
+    SUBCASE("") {}
+    SUBCASE("larger pages take fewer calls") {
+      page_bytes = 1_MiB;
+      pages = 4;
+    }
     FakeRuntime fake;
     CudaApi device;
-    std::size_t const page_bytes = device.granularity_bytes();
+    std::size_t const bytes = 64 * device.granularity_bytes();
     {
-      Mapping allocator{device, {.capacity_bytes = 64 * page_bytes}};
-      SwappableBuffer<Mapping> const large{allocator, 64 * page_bytes};
-      CHECK(fake.cuda.calls("cuMemMap") == 64);
+      Mapping allocator{device, {.capacity_bytes = bytes, .page_bytes = page_bytes}};
+      CHECK(fake.cuda.calls("cuMemCreate") == pages);
+      SwappableBuffer<Mapping> const large{allocator, bytes};
+      CHECK(fake.cuda.calls("cuMemMap") == pages);
       CHECK(fake.cuda.calls("cuMemSetAccess") == 1);
     }
     CHECK(fake.cuda.calls("cuMemUnmap") == 1);
+    CHECK(fake.cuda.calls("cuMemRelease") == pages);
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: memory that joins the first is made accessible, and unmapped, at once") {
+    FakeRuntime fake;
+    CudaApi device;
+    {
+      Allocator allocator{device,
+                          {.capacity_bytes = 33_MiB,
+                           .initial_bytes = 8_MiB,
+                           .growth_bytes = 4_MiB,
+                           .grows_in_place = true}};
+      CHECK(fake.cuda.calls("cuMemCreate") == 2);
+      CHECK(fake.cuda.calls("cuMemMap") == 2);
+      CHECK(fake.cuda.calls("cuMemSetAccess") == 1);
+      {
+        Buffer const large{allocator, 33_MiB};
+        CHECK(fake.cuda.calls("cuMemCreate") == 9);
+        CHECK(fake.cuda.calls("cuMemMap") == 9);
+        CHECK(fake.cuda.calls("cuMemSetAccess") == 3);  // the last piece has another size
+      }
+      CHECK(allocator.trim_sync() == 33_MiB);
+      CHECK(fake.cuda.calls("cuMemUnmap") == 1);
+      CHECK(fake.cuda.calls("cuMemRelease") == 9);
+      Buffer const again{allocator, 16_MiB};
+      CHECK(fake.cuda.calls("cuMemSetAccess") == 4);
+    }
+    CHECK(fake.cuda.calls("cuMemUnmap") == 2);
+    CHECK(fake.cuda.calls("cuMemCreate") == fake.cuda.calls("cuMemRelease"));
   }
 
   TEST_CASE("HostSwapPool: from 64 MiB on at most 1.05 times of what is swapped out is pinned") {
