@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes of a memory snapshot of PyTorch a trace of lifetimes for spillway-replay.
+
+usage: snapshot-to-trace.py SNAPSHOT.pickle [--device N] > trace.csv
+
+The snapshot is one of torch.cuda.memory._dump_snapshot, with history recorded. How much memory the program needs if
+blocks can be moved, and how many bytes are moved then, is said by `spillway-replay trace.csv --no-swap --capacity 1.0x`.
+A buffer lives from its allocation until its memory may be used again; one of which the history does not have the
+allocation lives from the first event on. Times are not copied: a snapshot does not say what operations use.
+
+No class of the pickle is loaded, so that a file of strangers can do no harm.
+"""
+import argparse
+import collections
+import csv
+import pickle
+import sys
+
+
+class PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError(f"it holds an object of {module}.{name}; snapshots are made of plain lists and numbers")
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            snapshot = PlainUnpickler(file).load()
+    except OSError as error:
+        sys.exit(f"snapshot-to-trace.py: {path}: {error.strerror}")
+    except Exception as error:  # a broken pickle raises nearly anything
+        sys.exit(f"snapshot-to-trace.py: {path} is no snapshot: {error}")
+    if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
+        sys.exit(f"snapshot-to-trace.py: {path} is no snapshot: it has no segments and device_traces")
+    return snapshot
+
+
+def choose_device(snapshot, wanted):
+    lengths = [len(trace) for trace in snapshot["device_traces"]]
+    if wanted is None:
+        wanted = max(range(len(lengths)), key=lengths.__getitem__, default=0)
+    if not 0 <= wanted < len(lengths) or lengths[wanted] == 0:
+        sys.exit(f"snapshot-to-trace.py: the snapshot has no history of device {wanted}; record one with "
+                 "torch.cuda.memory._record_memory_history()")
+    return wanted
+
+
+def blocks_in_use(snapshot, device):
+    """Address and bytes of what is allocated at the end."""
+    for segment in snapshot["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if segment.get("device", 0) == device and block["state"].startswith("active"):
+                yield block.get("address", address), block.get("requested_size", block["size"])
+            address += block["size"]
+
+
+def lifetimes(snapshot, device):
+    """Begin, end and bytes of each buffer. Events have the times 1, 2 and so on."""
+    events = snapshot["device_traces"][device]
+    begun = {}
+    for time, event in enumerate(events, 1):
+        if event["action"] == "alloc":
+            begun[event["addr"]] = (time, event["size"])
+        elif event["action"] == "free_completed":
+            begin, size = begun.pop(event["addr"], (0, event["size"]))
+            yield begin, time, size
+    end = len(events) + 1
+    for address, size in blocks_in_use(snapshot, device):
+        begin, size = begun.pop(address, (0, size))
+        yield begin, end, size
+    for begin, size in begun.values():  # freed by the program, but in use on a stream at the end
+        yield begin, end, size
+
+
+def peak(lives):
+    changes = collections.Counter()
+    for begin, end, size in lives:
+        changes[begin] += size
+        changes[end] -= size
+    live = most = 0
+    for time in sorted(changes):
+        live += changes[time]
+        most = max(most, live)
+    return most
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("snapshot", help="a pickle of torch.cuda.memory._dump_snapshot")
+    parser.add_argument("--device", type=int, help="the one with the longest history unless given")
+    arguments = parser.parse_args()
+    snapshot = read(arguments.snapshot)
+    device = choose_device(snapshot, arguments.device)
+    lives = sorted(life for life in lifetimes(snapshot, device) if life[2] > 0)
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(["id", "lower", "upper", "size"])
+    rows.writerows((number, *life) for number, life in enumerate(lives))
+    reserved = sum(s["total_size"] for s in snapshot["segments"] if s.get("device", 0) == device)
+    print(f"device {device}: {len(lives)} buffers, at most {peak(lives) / 2**20:.1f} MiB alive at once; PyTorch has "
+          f"reserved {reserved / 2**20:.1f} MiB at the end", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
