@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "../command_line.hpp"
+#include "../progress.hpp"
 #include "capacity.hpp"
 #include "replay.hpp"
 #include "sweep.hpp"
@@ -266,6 +267,8 @@ int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
   auto const capacities = replay::parse_sweep(arguments.sweep, trace.peak_live_bytes);
   std::unique_ptr<replay::SweepPrinter> const printer = make_printer(arguments, trace);
   int status = Exit::out_of_memory;  // unless some capacity works
+  std::size_t begun = 0;
+  command_line::Progress progress{false};  // in a log the rows say enough
   replay::run_sweep(
       trace,
       arguments.settings,
@@ -273,9 +276,15 @@ int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
       [&](replay::Trace const& the_trace, replay::Settings const& settings) {
         Arguments with{arguments};
         with.settings = settings;
+        ++begun;
+        progress.show([&] {
+          return "capacity " + std::to_string(begun) + " of " + std::to_string(capacities.size()) +
+                 ": " + replay::text_of(settings.capacity_bytes);
+        });
         return run(with, the_trace);
       },
       [&](replay::SweepRow const& row) {
+        progress.clear();
         printer->print(row);
         std::fflush(stdout);
         if (row.result.corrupt_bytes != 0) {

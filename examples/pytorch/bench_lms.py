@@ -23,6 +23,12 @@ import torch.nn.functional as F
 import nets
 from host_copies import host_copy
 
+try:
+    from tqdm import tqdm
+except ImportError:  # then there is no bar
+    def tqdm(these, **_):
+        return these
+
 MIB = 1 << 20
 
 
@@ -126,14 +132,13 @@ def main():
     lines["checkpointing"] = {"kind": "checkpoint"}
     report = Report(options, peak)
     results = {name: [] for name in lines}
-    for turn in range(options.rounds):
-        for name, how in lines.items():
-            results[name].append(run(**shared, **how))
-            if turn + 1 < options.rounds:
-                continue
-            if name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
-                results[name][0]["peak"] = run(**shared, **how, limit=plenty, off=True).get("peak", 0)
-            report.add(name, results)
+    for name in tqdm([*lines] * options.rounds, leave=False, disable=None):
+        results[name].append(run(**shared, **lines[name]))
+        if len(results[name]) < options.rounds:
+            continue
+        if name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
+            results[name][0]["peak"] = run(**shared, **lines[name], limit=plenty, off=True).get("peak", 0)
+        report.add(name, results)
 
 
 def least_step(runs):

@@ -15,6 +15,12 @@ import torch.nn.functional as F
 
 import spillway_torch
 
+try:
+    from tqdm import tqdm
+except ImportError:  # then there is no bar
+    def tqdm(these, **_):
+        return these
+
 DIGITS = pathlib.Path(__file__).resolve().parents[1] / "train_beyond_memory" / "data" / "digits.csv"
 
 
@@ -53,7 +59,8 @@ def main():
     for epoch in range(options.epochs):
         start = time.perf_counter()
         model.train()
-        for batch in torch.randperm(len(digits)).to(options.device).split(options.batch):
+        batches = torch.randperm(len(digits)).to(options.device).split(options.batch)
+        for batch in tqdm(batches, desc=f"epoch {epoch + 1}", leave=False, disable=None):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(pictures[batch]), digits[batch])
             loss.backward()

@@ -14,6 +14,12 @@ import subprocess
 import sys
 import time
 
+try:
+    from tqdm import tqdm
+except ImportError:  # then there is no bar
+    def tqdm(these, **_):
+        return these
+
 MIB = 1 << 20
 BATCH, SIDE, CHANNELS, BLOCKS = 16, 64, 64, 7
 
@@ -100,15 +106,14 @@ def main():
     lines = {"TensorFlow as it is": ("stock", False), "support on, no cap": (0, True)}
     lines |= {f"cap {cap:g} P": (int(peak * cap * MIB), True) for cap in options.caps}
     best, same = {}, {}
-    for _ in range(options.rounds):
-        for name, (limit, support) in lines.items():
-            seen = run(limit, support)
-            if seen == "OOM":
-                best[name] = None
-                continue
-            same.setdefault(name, set()).add(seen["digest"])
-            if best.get(name) is None or seen["ms"] < best[name]["ms"]:
-                best[name] = seen
+    for name in tqdm([*lines] * options.rounds, leave=False, disable=None):
+        seen = run(*lines[name])
+        if seen == "OOM":
+            best[name] = None
+            continue
+        same.setdefault(name, set()).add(seen["digest"])
+        if best.get(name) is None or seen["ms"] < best[name]["ms"]:
+            best[name] = seen
     stock, free = best["TensorFlow as it is"]["ms"], best["support on, no cap"]["ms"]
     print(f"P = {peak:.1f} MiB; without support the smallest cap is: {run(int(peak * 0.9 * MIB))} at 0.9 P\n")
     print("| | ms/step | over TensorFlow | over no cap | bitwise | device MiB | out, MiB/step | in | prefetched in time / "

@@ -8,7 +8,6 @@
 #include <ostream>
 
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 namespace beyond {
 namespace {
@@ -201,28 +200,14 @@ void print_json(std::ostream& out,
   out << json.dump(2) << '\n';
 }
 
-Progress::Progress() : is_terminal_{isatty(STDERR_FILENO) != 0} {}
-
-Progress::~Progress() {
-  if (has_line_) {
-    std::cerr << "\r\x1b[K" << std::flush;
-  }
-}
-
 void Progress::show(std::string_view run,
                     std::size_t step,
                     std::size_t steps,
                     std::optional<double> loss) {
-  using namespace std::chrono_literals;
-  auto const now = std::chrono::steady_clock::now();
-  if (now - last_ < (is_terminal_ ? 100ms : 5s)) {
-    return;
-  }
-  last_ = now;
-  has_line_ = is_terminal_;
-  std::cerr << (is_terminal_ ? "\r\x1b[K" : "") << "training, " << run << ": step " << step
-            << " of " << steps << (loss ? ", loss " + fixed(*loss, 4) : "")
-            << (is_terminal_ ? "" : "\n") << std::flush;
+  line_.show([&] {
+    return "training, " + std::string{run} + ": step " + std::to_string(step) + " of " +
+           std::to_string(steps) + (loss ? ", loss " + fixed(*loss, 4) : "");
+  });
 }
 
 }  // namespace beyond

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <filesystem>
 #include <iosfwd>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "data.hpp"
+#include "progress.hpp"
 #include "training_types.hpp"
 
 namespace beyond {
@@ -59,22 +59,14 @@ void print_json(std::ostream& out,
                 ExperimentOptions const& options,
                 Report const& report);
 
-/// Says on standard error how far a run is: on a terminal in one line that is written over, else in
-/// a line now and then.
+/// Says on standard error how far a run is.
 class Progress {
  public:
-  Progress();
-  Progress(Progress const&) = delete;
-  Progress& operator=(Progress const&) = delete;
-  ~Progress();
-
   /// @param loss  the mean of the last epoch, once there is one
   void show(std::string_view run, std::size_t step, std::size_t steps, std::optional<double> loss);
 
  private:
-  bool is_terminal_;
-  bool has_line_ = false;
-  std::chrono::steady_clock::time_point last_;
+  command_line::Progress line_{true};
 };
 
 }  // namespace beyond

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import pathlib
 import random
 import subprocess
@@ -219,6 +220,16 @@ first = [sweeping.stdout.readline() for _ in range(2)]
 expect(sweeping.poll() is None and first[1].count(",") == 9, f"the first row comes before the last: {first}")
 sweeping.terminate()
 sweeping.wait()
+# On a terminal one line of its own, written over, says which capacity is being tried.
+terminal, standard_error = os.openpty()
+done = subprocess.run([PROGRAM, str(folder / "trace.csv"), "--sweep", "0.5x:1.0x:2", "--csv"], stdout=subprocess.PIPE,
+                      stderr=standard_error, text=True)
+os.close(standard_error)
+said = os.read(terminal, 4096).decode()
+expect("capacity 1 of 2: " in said and "capacity 2 of 2: " in said and said.endswith("\x1b[K") and "\n" not in said,
+       f"a sweep says how far it is: {said!r}")
+expect("capacity " not in done.stdout, "and not on standard output")
+
 for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0"], ["--prefetch", "x"],
                 ["--sweep", "1x:2x"], ["--sweep", "1x:2x:1"], ["--sweep", "1x:2x:many"], ["--sweep", "x:2x:3"],
                 ["--sweep", "1x:2x:3", "--capacity", "1x"], ["--csv"], ["--kernel-scale", "0"],
