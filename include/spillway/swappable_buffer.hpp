@@ -77,51 +77,36 @@ class SwappableBuffer {
   /// `write` discards the contents and brings nothing in: everything that is read later has to be
   /// written under this lease.
   ///
-  /// `file` and `line` are the caller's, here and below, for the text of a `ContractViolation`; leave
-  /// them out.
-  ///
   /// @param stream  work enqueued there until the lease ends may use the bytes
   /// @throws OutOfDeviceMemory, OutOfHostMemory, DeviceError, FileTierError; the contents are safe
   /// @stream  orders `stream` after earlier conflicting uses of the block; does not wait
   /// @cost    O(1) when the block is resident; else what making room and one swap-in cost
   template <Access access>
     requires(access == Access::read)
-  [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream,
-                                                     char const* file = __builtin_FILE(),
-                                                     int line = __builtin_LINE()) const {
-    return typed<access>(pager(file, line).acquire(id_, access, stream));
+  [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream, CallSite site = {}) const {
+    return typed<access>(pager(site).acquire(id_, access, stream));
   }
   template <Access access>
     requires(access != Access::read)
-  [[nodiscard]] LeaseFor<lease_type, access>
-  acquire(stream_type stream, char const* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return typed<access>(pager(file, line).acquire(id_, access, stream));
+  [[nodiscard]] LeaseFor<lease_type, access> acquire(stream_type stream, CallSite site = {}) {
+    return typed<access>(pager(site).acquire(id_, access, stream));
   }
   /// The same three by name. Templates need them, since `acquire<...>` would have to be written
   /// `template acquire<...>` there.
-  [[nodiscard]] auto acquire_read(stream_type stream,
-                                  char const* file = __builtin_FILE(),
-                                  int line = __builtin_LINE()) const {
-    return acquire<Access::read>(stream, file, line);
+  [[nodiscard]] auto acquire_read(stream_type stream, CallSite site = {}) const {
+    return acquire<Access::read>(stream, site);
   }
-  [[nodiscard]] auto acquire_write(stream_type stream,
-                                   char const* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
-    return acquire<Access::write>(stream, file, line);
+  [[nodiscard]] auto acquire_write(stream_type stream, CallSite site = {}) {
+    return acquire<Access::write>(stream, site);
   }
-  [[nodiscard]] auto acquire_read_write(stream_type stream,
-                                        char const* file = __builtin_FILE(),
-                                        int line = __builtin_LINE()) {
-    return acquire<Access::read_write>(stream, file, line);
+  [[nodiscard]] auto acquire_read_write(stream_type stream, CallSite site = {}) {
+    return acquire<Access::read_write>(stream, site);
   }
 
   /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
   /// address is `void*` for every access: see `Lease`. @throws as above
-  [[nodiscard]] lease_type acquire(Access access,
-                                   stream_type stream,
-                                   char const* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
-    return pager(file, line).acquire(id_, access, stream);
+  [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
+    return pager(site).acquire(id_, access, stream);
   }
 
   /// Copies the bytes to host swap and gives the device range back; drops the range without a copy
@@ -157,11 +142,10 @@ class SwappableBuffer {
   }
 
   /// The pager that owns the block. @throws ContractViolation for an empty buffer
-  [[nodiscard]] P& pager(char const* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+  [[nodiscard]] P& pager(CallSite site = {}) const {
     expects(pager_ != nullptr,
             "the buffer is empty: it was moved from, reset or never filled",
-            file,
-            line,
+            site,
             "SwappableBuffer");
     return *pager_;
   }

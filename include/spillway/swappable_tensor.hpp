@@ -89,16 +89,10 @@ class SwappableTensor {
 
   /// A tensor without contents: the first use must be an `Access::write`.
   ///
-  /// `file` and `line` are the caller's, here and below, for the text of a `ContractViolation`; leave
-  /// them out.
-  ///
   /// @param pager  not owned; must outlive the tensor
   /// @throws ContractViolation for an extent of 0 or a size that overflows; OutOfDeviceMemory
-  SwappableTensor(P& pager,
-                  Extents<Rank> const& extents,
-                  char const* file = __builtin_FILE(),
-                  int line = __builtin_LINE())
-      : buffer_{pager, bytes_of(extents, file, line)}, extents_{extents} {
+  SwappableTensor(P& pager, Extents<Rank> const& extents, CallSite site = {})
+      : buffer_{pager, bytes_of(extents, site)}, extents_{extents} {
     std::size_t stride = 1;
     for (std::size_t i = Rank; i-- > 0;) {
       strides_[i] = stride;
@@ -129,10 +123,9 @@ class SwappableTensor {
                                                       Extents<Rank> const& extents,
                                                       std::span<T const> host,
                                                       stream_type stream,
-                                                      char const* file = __builtin_FILE(),
-                                                      int line = __builtin_LINE()) {
-    SwappableTensor tensor{pager, extents, file, line};
-    tensor.copy_from_host_sync(host, stream, file, line);
+                                                      CallSite site = {}) {
+    SwappableTensor tensor{pager, extents, site};
+    tensor.copy_from_host_sync(host, stream, site);
     return tensor;
   }
 
@@ -149,57 +142,39 @@ class SwappableTensor {
   /// @cost    O(1) when the tensor is resident; else what making room and one swap-in cost
   template <Access access>
     requires(access == Access::read)
-  [[nodiscard]] lease_for<access> acquire(stream_type stream,
-                                          char const* file = __builtin_FILE(),
-                                          int line = __builtin_LINE()) const {
-    return {buffer_.pager(file, line).acquire(id(), access, stream), extents_, strides_};
+  [[nodiscard]] lease_for<access> acquire(stream_type stream, CallSite site = {}) const {
+    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
   }
   template <Access access>
     requires(access != Access::read)
-  [[nodiscard]] lease_for<access>
-  acquire(stream_type stream, char const* file = __builtin_FILE(), int line = __builtin_LINE()) {
-    return {buffer_.pager(file, line).acquire(id(), access, stream), extents_, strides_};
+  [[nodiscard]] lease_for<access> acquire(stream_type stream, CallSite site = {}) {
+    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
   }
   /// The same three by name. Templates need them, since `acquire<...>` would have to be written
   /// `template acquire<...>` there.
-  [[nodiscard]] auto acquire_read(stream_type stream,
-                                  char const* file = __builtin_FILE(),
-                                  int line = __builtin_LINE()) const {
-    return acquire<Access::read>(stream, file, line);
+  [[nodiscard]] auto acquire_read(stream_type stream, CallSite site = {}) const {
+    return acquire<Access::read>(stream, site);
   }
-  [[nodiscard]] auto acquire_write(stream_type stream,
-                                   char const* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
-    return acquire<Access::write>(stream, file, line);
+  [[nodiscard]] auto acquire_write(stream_type stream, CallSite site = {}) {
+    return acquire<Access::write>(stream, site);
   }
-  [[nodiscard]] auto acquire_read_write(stream_type stream,
-                                        char const* file = __builtin_FILE(),
-                                        int line = __builtin_LINE()) {
-    return acquire<Access::read_write>(stream, file, line);
+  [[nodiscard]] auto acquire_read_write(stream_type stream, CallSite site = {}) {
+    return acquire<Access::read_write>(stream, site);
   }
 
   /// The run-time form, for code that learns the access when it runs, such as adapters. The lease's
   /// address is `T*` for every access: see `TensorLease`. @throws as above
-  [[nodiscard]] lease_type acquire(Access access,
-                                   stream_type stream,
-                                   char const* file = __builtin_FILE(),
-                                   int line = __builtin_LINE()) {
-    return {buffer_.pager(file, line).acquire(id(), access, stream), extents_, strides_};
+  [[nodiscard]] lease_type acquire(Access access, stream_type stream, CallSite site = {}) {
+    return {buffer_.pager(site).acquire(id(), access, stream), extents_, strides_};
   }
 
   /// Overwrites the elements with those of `host`, in row-major order.
   ///
   /// @throws ContractViolation for another number of elements; else as `acquire`
   /// @stream copies on `stream` and waits on the host until `host` is not needed any more
-  void copy_from_host_sync(std::span<T const> host,
-                           stream_type stream,
-                           char const* file = __builtin_FILE(),
-                           int line = __builtin_LINE()) {
-    expects(host.size() == size(),
-            "the host span must have as many elements as the tensor",
-            file,
-            line);
-    auto const lease = buffer_.acquire_write(stream, file, line);
+  void copy_from_host_sync(std::span<T const> host, stream_type stream, CallSite site = {}) {
+    expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
+    auto const lease = buffer_.acquire_write(stream, site);
     buffer_.pager().copy_from_host_sync(lease.data(), host.data(), host.size_bytes(), stream);
   }
 
@@ -207,15 +182,9 @@ class SwappableTensor {
   ///
   /// @throws ContractViolation for another number of elements; else as `acquire`
   /// @stream copies on `stream` and waits on the host until the elements are there
-  void copy_to_host_sync(std::span<T> host,
-                         stream_type stream,
-                         char const* file = __builtin_FILE(),
-                         int line = __builtin_LINE()) const {
-    expects(host.size() == size(),
-            "the host span must have as many elements as the tensor",
-            file,
-            line);
-    auto const lease = buffer_.acquire_read(stream, file, line);
+  void copy_to_host_sync(std::span<T> host, stream_type stream, CallSite site = {}) const {
+    expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
+    auto const lease = buffer_.acquire_read(stream, site);
     buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
   }
 
@@ -256,18 +225,16 @@ class SwappableTensor {
   }
 
  private:
-  static std::size_t bytes_of(Extents<Rank> const& extents, char const* file, int line) {
+  static std::size_t bytes_of(Extents<Rank> const& extents, CallSite site) {
     std::size_t bytes = sizeof(T);
     for (std::size_t const extent : extents) {
       expects(extent != 0,
               "a tensor must have at least one element: an extent is 0",
-              file,
-              line,
+              site,
               "SwappableTensor");
       expects(extent <= std::numeric_limits<std::size_t>::max() / bytes,
               "the size in bytes does not fit in 64 bits",
-              file,
-              line,
+              site,
               "SwappableTensor");
       bytes *= extent;
     }
@@ -281,11 +248,9 @@ class SwappableTensor {
 
 /// A tensor of `T` on `pager`: `make_tensor<float>(allocator, {rows, columns})`.
 template <class T, std::size_t Rank, Pager P>
-[[nodiscard]] SwappableTensor<T, Rank, P> make_tensor(P& pager,
-                                                      std::size_t const (&extents)[Rank],
-                                                      char const* file = __builtin_FILE(),
-                                                      int line = __builtin_LINE()) {
-  return {pager, std::to_array(extents), file, line};
+[[nodiscard]] SwappableTensor<T, Rank, P>
+make_tensor(P& pager, std::size_t const (&extents)[Rank], CallSite site = {}) {
+  return {pager, std::to_array(extents), site};
 }
 
 }  // namespace spillway

@@ -113,6 +113,22 @@ class FileTierError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// Where a call stands, for the text of an error: the last argument of functions that check what
+/// they are given. Leave it out; a function that has its own caller's passes it on.
+class CallSite {
+ public:
+  CallSite(char const* file = __builtin_FILE(),  // NOLINT(google-explicit-constructor): see above
+           int line = __builtin_LINE()) noexcept
+      : file_{file}, line_{line} {}
+
+  [[nodiscard]] char const* file() const noexcept { return file_; }
+  [[nodiscard]] int line() const noexcept { return line_; }
+
+ private:
+  char const* file_;  // lives as long as the program
+  int line_;
+};
+
 /// Thrown when a caller breaks a documented precondition.
 class ContractViolation : public std::logic_error {
  public:
@@ -122,24 +138,22 @@ class ContractViolation : public std::logic_error {
 namespace detail {
 
 /// The head of a message: where a call stands, and the function that it stands in.
-inline Text call_site(char const* file, int line, char const* function) {
-  return Text{file} + ":" + static_cast<unsigned>(line) + ": " + function + ": ";
+inline Text head_of_error(CallSite site, char const* function) {
+  return Text{site.file()} + ":" + static_cast<unsigned>(site.line()) + ": " + function + ": ";
 }
 
 }  // namespace detail
 
 /// Checks a precondition of a public function.
 ///
-/// `file`, `line` and `function` are the caller's; leave them out. A function that has the file
-/// and line of its own caller passes them on.
-/// @throws ContractViolation naming all three when `ok` is false.
+/// `function` is the caller; leave it out, too.
+/// @throws ContractViolation naming where the call stands and the function when `ok` is false.
 inline void expects(bool ok,
                     char const* what,
-                    char const* file = __builtin_FILE(),
-                    int line = __builtin_LINE(),
+                    CallSite site = {},
                     char const* function = __builtin_FUNCTION()) {
   if (!ok) {
-    throw ContractViolation{detail::call_site(file, line, function) + what};
+    throw ContractViolation{detail::head_of_error(site, function) + what};
   }
 }
 

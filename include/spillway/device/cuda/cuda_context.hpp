@@ -18,24 +18,22 @@ namespace spillway {
 /// agree.
 class CudaError : public DeviceError {
  public:
-  CudaError(cudaError_t code, char const* file, int line, char const* call)
-      : DeviceError{detail::call_site(file, line, call) + cudaGetErrorName(code) + ": " +
+  CudaError(cudaError_t code, CallSite site, char const* call)
+      : DeviceError{detail::head_of_error(site, call) + cudaGetErrorName(code) + ": " +
                     cudaGetErrorString(code)},
         code_{code},
-        file_{file},
-        line_{line},
+        site_{site},
         call_{call} {}
 
   [[nodiscard]] cudaError_t code() const noexcept { return code_; }
-  [[nodiscard]] char const* file() const noexcept { return file_; }
-  [[nodiscard]] int line() const noexcept { return line_; }
+  [[nodiscard]] char const* file() const noexcept { return site_.file(); }
+  [[nodiscard]] int line() const noexcept { return site_.line(); }
   /// The function that made the call, such as `copy` or `record_event` of `CudaApi`.
   [[nodiscard]] char const* call() const noexcept { return call_; }
 
  private:
   cudaError_t code_;
-  char const* file_;  // this and `call_` come from the compiler and live as long as the program
-  int line_;
+  CallSite site_;
   char const* call_;
 };
 
@@ -43,15 +41,13 @@ class CudaError : public DeviceError {
 ///
 /// An error that has corrupted the context cannot be cleared, and later calls report it again.
 ///
-/// `file`, `line` and `call` are the caller's; leave them out.
+/// `site` and `call` are the caller's; leave them out.
 /// @throws CudaError carrying all three unless `code` is `cudaSuccess`
-inline void cuda_check(cudaError_t code,
-                       char const* file = __builtin_FILE(),
-                       int line = __builtin_LINE(),
-                       char const* call = __builtin_FUNCTION()) {
+inline void
+cuda_check(cudaError_t code, CallSite site = {}, char const* call = __builtin_FUNCTION()) {
   if (code != cudaSuccess) {
     (void)cudaGetLastError();
-    throw CudaError{code, file, line, call};
+    throw CudaError{code, site, call};
   }
 }
 
