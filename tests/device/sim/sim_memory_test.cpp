@@ -19,10 +19,10 @@ void* at(std::uintptr_t address) {
 
 TEST_SUITE("sim_ranges") {
   TEST_CASE("SimRanges: covers what lies in touching ranges, and no more") {
-    SimRanges<int> ranges;
-    ranges.insert(at(100), 50, 1);
-    ranges.insert(at(150), 50, 2);
-    ranges.insert(at(300), 10, 3);
+    SimRanges ranges;
+    ranges.insert(at(100), 50);
+    ranges.insert(at(150), 50);
+    ranges.insert(at(300), 10);
 
     CHECK(ranges.covers(at(100), 100));
     CHECK(ranges.covers(at(149), 2));
@@ -36,9 +36,9 @@ TEST_SUITE("sim_ranges") {
   }
 
   TEST_CASE("SimRanges: what is erased is no longer covered, though it was looked up last") {
-    SimRanges<int> ranges;
-    ranges.insert(at(100), 50, 1);
-    ranges.insert(at(150), 50, 2);
+    SimRanges ranges;
+    ranges.insert(at(100), 50);
+    ranges.insert(at(150), 50);
     REQUIRE(ranges.covers(at(120), 60));
 
     ranges.erase(ranges.find(at(150)));
@@ -53,7 +53,7 @@ TEST_SUITE("sim_ranges") {
     constexpr std::uintptr_t base = 1000;
     std::mt19937_64 random{11};
     INFO("seed 11");
-    SimRanges<int> ranges;
+    SimRanges ranges;
     std::array<bool, bytes> taken{};
     for (int round = 0; round < 20'000; ++round) {
       std::size_t const begin = random() % bytes;
@@ -67,7 +67,7 @@ TEST_SUITE("sim_ranges") {
       REQUIRE(ranges.covers(at(base + begin), n) == is_covered);
       REQUIRE(ranges.is_clear(at(base + begin), n) == is_clear);
       if (is_clear && random() % 2 == 0) {
-        ranges.insert(at(base + begin), n, 0);
+        ranges.insert(at(base + begin), n);
         std::fill_n(taken.begin() + static_cast<std::ptrdiff_t>(begin), n, true);
       } else if (auto const it = ranges.holder(at(base + begin));
                  it != ranges.end() && random() % 4 == 0) {

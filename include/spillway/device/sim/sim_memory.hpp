@@ -19,22 +19,22 @@
 
 namespace spillway::detail {
 
-/// A map of disjoint address ranges, with a value for each.
+/// A map of disjoint address ranges, each with the physical memory that is mapped there, if any.
 ///
 /// Threads  thread-unsafe: a lookup changes the cache of the last hit.
 /// Cost     O(log n); O(1) for `covers` inside its last hit.
-template <class T>
-class SimRanges {
+template <class Lazy = Lazily>
+class BasicSimRanges {
  public:
   struct Range {
     std::size_t bytes = 0;
-    T value{};
+    SimPhysical physical{};
   };
   using map_type = std::map<std::uintptr_t, Range>;
   using iterator = typename map_type::iterator;
 
-  void insert(void const* p, std::size_t bytes, T value) {
-    ranges_.emplace(address_of(p), Range{bytes, value});
+  void insert(void const* p, std::size_t bytes, SimPhysical physical = {}) {
+    ranges_.emplace(address_of(p), Range{bytes, physical});
   }
 
   /// The range that starts at `p`, or `end()`.
@@ -104,6 +104,8 @@ class SimRanges {
   std::uintptr_t hit_end_ = 0;
 };
 
+using SimRanges = BasicSimRanges<>;
+
 /// The memory of a simulated device: it keeps account of what is reserved, pinned and mapped, and
 /// enforces the limits.
 ///
@@ -152,8 +154,6 @@ class SimMemory {
     std::size_t bytes = 0;
     std::size_t mappings = 0;
   };
-  // Device memory by address. A mapping has the physical memory as its value, a reservation none.
-  using device_ranges = SimRanges<SimPhysical>;
   struct Departed {
     void* p = nullptr;
     std::size_t bytes = 0;
@@ -168,9 +168,9 @@ class SimMemory {
   Backing backing_;
   std::size_t used_bytes_ = 0;
   std::size_t pinned_bytes_ = 0;
-  device_ranges device_;
-  SimRanges<char> pinned_;
-  SimRanges<char> addresses_;
+  SimRanges device_;  // mappings, and reservations, which have no physical memory of their own
+  SimRanges pinned_;
+  SimRanges addresses_;
   SimTable<SimPhysicalTag, Physical> physical_;
   std::vector<Departed> departed_;
 };
@@ -184,7 +184,7 @@ SimMemory<Backing, Barrier>::~SimMemory() {
     return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
   };
   for (auto const& [address, range] : device_) {
-    if (range.value == SimPhysical{}) {
+    if (range.physical == SimPhysical{}) {
       backing_.unmap_memory(pointer(address), range.bytes);
     }
   }
@@ -207,7 +207,7 @@ void* SimMemory<Backing, Barrier>::try_reserve(std::size_t bytes) {
   }
   void* const p = backing_.try_map_memory(bytes, true);
   if (p != nullptr) {
-    device_.insert(p, bytes, SimPhysical{});
+    device_.insert(p, bytes);
     used_bytes_ += bytes;
   }
   return p;
@@ -216,7 +216,7 @@ void* SimMemory<Backing, Barrier>::try_reserve(std::size_t bytes) {
 template <class Backing, class Barrier>
 void SimMemory<Backing, Barrier>::release(void* p, std::size_t bytes, Barrier barrier) {
   auto const it = device_.find(p);
-  if (it == device_.end() || it->second.bytes != bytes || it->second.value != SimPhysical{}) {
+  if (it == device_.end() || it->second.bytes != bytes || it->second.physical != SimPhysical{}) {
     sim_misuse(Text{"release of "} + describe_range(p, bytes) + ", which is no live reservation");
   }
   device_.erase(it);
@@ -235,7 +235,7 @@ void* SimMemory<Backing, Barrier>::try_allocate_pinned(std::size_t bytes) {
   }
   void* const p = backing_.try_map_memory(bytes, true);
   if (p != nullptr) {
-    pinned_.insert(p, bytes, 0);
+    pinned_.insert(p, bytes);
     pinned_bytes_ += bytes;
   }
   return p;
@@ -304,7 +304,7 @@ template <class Backing, class Barrier>
 void* SimMemory<Backing, Barrier>::reserve_address(std::size_t bytes) {
   check_granularity(bytes, options_->granularity_bytes, "the size of an address range");
   void* const p = backing_.reserve_address(bytes);
-  addresses_.insert(p, bytes, 0);
+  addresses_.insert(p, bytes);
   return p;
 }
 
@@ -378,12 +378,12 @@ void SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
   std::uintptr_t at = address_of(p);
   while (at != end) {
     if (it == device_.end() || it->first != at || it->second.bytes > end - at ||
-        it->second.value == SimPhysical{}) {
+        it->second.physical == SimPhysical{}) {
       sim_misuse(Text{"unmap of "} + describe_range(p, bytes) +
                  ", which is not made of whole mappings");
     }
     at += it->second.bytes;
-    --physical_.expect(it->second.value, "unmap").mappings;
+    --physical_.expect(it->second.physical, "unmap").mappings;
     it = device_.erase(it);
   }
   backing_.unmap(p, bytes);
