@@ -17,6 +17,7 @@
 #include <random>
 #include <vector>
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 using namespace spillway;
@@ -78,6 +79,22 @@ TEST_SUITE("host_paged_api") {
     CHECK(p[n] == 0);
     device.free_address(p, 4 * n);
   }
+
+#ifdef MADV_POPULATE_WRITE
+  TEST_CASE("HostPagedApi: what is mapped is there at once, all of it") {
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
+    if (::madvise(p, 0, MADV_POPULATE_WRITE) == 0) {  // else the system does not know it
+      std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
+      device.map(p, n, two);
+      std::vector<unsigned char> is_there(2 * n / static_cast<std::size_t>(::getpagesize()));
+      REQUIRE(::mincore(p, 2 * n, is_there.data()) == 0);
+      CHECK(std::all_of(is_there.begin(), is_there.end(), [](auto page) { return page & 1; }));
+    }
+    device.free_address(p, 2 * n);
+  }
+#endif
 
   TEST_CASE("HostPagedApi: a range is vacated when its turn in the stream comes, not before") {
     HostPagedApi device;
