@@ -5,10 +5,11 @@
     build/tensorflow-2.21.0/bin/python scripts/test-keras.py [--quick] [--every-ms 2] [PART ...]
 
 With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
-A PART is a folder or file of Keras' sources, such as layers/rnn; by default those of PARTS, with --quick those of QUICK.
-The tests are those that the installed Keras comes with. scripts/test-tensorflow.sh makes the environment and builds the
-module. A part that ends its process counts all tests that were left as different. Exit status 1 if there is a
-difference.
+A PART is a folder or file of Keras' sources, such as layers/rnn; by default those of PARTS, each in two processes of its
+own. With --quick it is the files of QUICK, all of them in the same two processes, which takes a minute or two. The tests
+are those that the installed Keras comes with. scripts/test-tensorflow.sh makes the environment and builds the module;
+`scripts/test-tensorflow.sh --keras` does both and runs the quick part. Where a process ends early, all tests that were
+left count as different. Exit status 1 if there is a difference.
 """
 import argparse
 import importlib.util
@@ -26,6 +27,7 @@ QUICK = ["layers/convolutional/separable_conv_test.py", "layers/rnn/gru_test.py"
          "layers/normalization/batch_normalization_test.py", "optimizers/adam_test.py", "saving/saving_lib_test.py"]
 LIMIT = 4 << 30
 LEAST_BYTES = 512
+SWAPPED = "bytes swapped out"
 
 
 class Outcomes:
@@ -34,13 +36,16 @@ class Outcomes:
     def __init__(self, path):
         self.file = open(path, "w")
 
+    def write(self, name, outcome):
+        print(json.dumps([name, outcome]), file=self.file, flush=True)
+
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
-            print(json.dumps([report.nodeid, report.outcome]), file=self.file, flush=True)
+            self.write(report.nodeid, report.outcome)
 
 
-def work(part, every_ms, path):
-    """Runs the tests of a part in this process."""
+def work(parts, every_ms, path):
+    """Runs the tests of some parts in this process."""
     import threading
 
     import keras
@@ -56,20 +61,21 @@ def work(part, every_ms, path):
                 time.sleep(every_ms / 1000)
         threading.Thread(target=reclaim, daemon=True).start()
     sources = pathlib.Path(keras.__file__).parent / "src"
-    status = pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", str(sources), str(sources / part)],
-                         plugins=[Outcomes(path)])
+    outcomes = Outcomes(path)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", "--rootdir", str(sources),
+                          *(str(sources / part) for part in parts)], plugins=[outcomes])
     if every_ms:
-        print(f"swapped out {spillway_tf.get_bytes_reclaimed()} bytes")
+        outcomes.write(SWAPPED, spillway_tf.get_bytes_reclaimed())
     os._exit(int(status))  # the thread and TensorFlow's end when the process does
 
 
-def run(part, every_ms, log):
-    """What became of each test, and the seconds that took."""
+def run(parts, every_ms, log):
+    """What became of each test of some parts, and the seconds that took."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "outcomes"
         begin = time.monotonic()
-        subprocess.run([sys.executable, __file__, "--worker", str(path), "--every-ms", str(every_ms), part], check=False,
-                       stdout=log, stderr=subprocess.STDOUT,
+        subprocess.run([sys.executable, __file__, "--worker", str(path), "--every-ms", str(every_ms), *parts],
+                       check=False, stdout=log, stderr=subprocess.STDOUT,
                        env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **os.environ,
                             "KERAS_BACKEND": "tensorflow"})
         seconds = time.monotonic() - begin
@@ -86,26 +92,30 @@ def main():
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.parts[0], options.every_ms, options.worker)
+        work(options.parts, options.every_ms, options.worker)
     for name in ("keras", "pytest", "spillway_tf"):
         if importlib.util.find_spec(name) is None:
             print(f"** Keras' tests were NOT run: this Python has no {name}; scripts/test-tensorflow.sh makes an "
                   "environment that has", file=sys.stderr)
             sys.exit(77)
+    groups = [("quick", QUICK)] if options.quick else [(part, [part]) for part in options.parts or PARTS]
     differences = []
-    print("| part | tests | passed | skipped | failed | different with support | s without | s with |\n"
-          "|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    print("| part | tests | passed | skipped | failed | different with support | swapped out, MiB | s without | "
+          "s with |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     with open(options.log, "a") as log:
-        for part in options.parts or (QUICK if options.quick else PARTS):
-            expected, seconds = run(part, 0, log)
-            seen, seconds_with = run(part, options.every_ms, log)
-            wrong = [f"{name}: {outcome}, with support {seen.get(name, 'not reached')}"
-                     for name, outcome in expected.items() if seen.get(name) != outcome]
-            wrong += [f"{name}: with support only" for name in seen if name not in expected]
+        for name, parts in groups:
+            expected, seconds = run(parts, 0, log)
+            seen, seconds_with = run(parts, options.every_ms, log)
+            swapped = seen.pop(SWAPPED, None)
+            wrong = [] if swapped is not None else [f"{name}: the run with support ended early"]
+            wrong += [f"{test}: {outcome}, with support {seen.get(test, 'not reached')}"
+                     for test, outcome in expected.items() if seen.get(test) != outcome]
+            wrong += [f"{test}: with support only" for test in seen if test not in expected]
             outcomes = list(expected.values())
-            print(f"| {part} | {len(outcomes)} | {outcomes.count('passed')} | {outcomes.count('skipped')} | "
-                  f"{outcomes.count('failed')} | {len(wrong)} | {seconds:.0f} | {seconds_with:.0f} |", flush=True)
-            differences += wrong if outcomes else [f"{part}: no tests"]
+            print(f"| {name} | {len(outcomes)} | {outcomes.count('passed')} | {outcomes.count('skipped')} | "
+                  f"{outcomes.count('failed')} | {len(wrong)} | {(swapped or 0) / (1 << 20):.1f} | {seconds:.0f} | "
+                  f"{seconds_with:.0f} |", flush=True)
+            differences += wrong if outcomes else [f"{name}: no tests"]
     print("\n".join(differences))
     sys.exit(bool(differences))
 

@@ -4,7 +4,9 @@
 # GPUs can be tested without one, and on the GPU if there is one.
 #
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] [PYTEST OPTIONS]
+#   scripts/test-tensorflow.sh [--tensorflow VERSION] --keras [OPTIONS OF scripts/test-keras.py]
 #
+# With --keras it runs some of Keras' own tests instead, with and without support, or what the options say.
 # TensorFlow goes into build/tensorflow-VERSION, from wherever pip gets its packages, and stays there: the first
 # run fetches 800 MB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
 # SPILLWAY_REQUIRE_GPU=1 makes it a failure if there is no GPU.
@@ -35,6 +37,12 @@ if ! is_there; then
 fi
 
 install_module python/spillway_tf
+
+if [ "${1-}" = --keras ]; then
+  shift
+  [ $# -gt 0 ] || set -- --quick
+  exec "$python" scripts/test-keras.py "$@"
+fi
 
 read -r has_cuda library headers < <("$python" -c 'import tensorflow as tf
 print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include())')
