@@ -46,10 +46,10 @@ namespace spillway {
 /// Order    every slot carries the fences of its own transfers, and of those that used its memory
 ///          before; each transfer waits, on a stream, for what it must come after.
 /// Growth   a tier grows by slabs, when there is no room: by the 32nd part of what is in use, or by
-///          what one slot lacks. On a `SlowPinningApi` a thread of the pool pins the next slab ahead
-///          of need, once the pool is in use: as soon as less than half a slab, or than the 64th
-///          part of what is in use, is free. So what is taken is at most 1.05 times what was in use
-///          at once, from 64 MiB on.
+///          what one slot lacks. On a `SlowPinningApi` a thread of the pool pins the next slab
+///          ahead of need, once the pool is in use: as soon as less than half a slab, or than the
+///          64th part of what is in use, is free. So what is taken is at most 1.05 times what was
+///          in use at once, from 64 MiB on.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.

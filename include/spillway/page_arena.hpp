@@ -528,10 +528,10 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
 /// where a block needs them, and no byte moves.
 ///
 /// The device must model `VirtualMemoryApi`. Every block takes whole pages (2 MiB on today's GPUs,
-/// more with `page_bytes`), so this is for programs with few small blocks. A page is mapped elsewhere only after its last
-/// use has finished, which may mean a wait on the host. The technique is that of GMLake ("virtual
-/// memory stitching", ASPLOS 2024) and of PyTorch's expandable segments. The bundle's `compaction`
-/// is not asked.
+/// more with `page_bytes`), so this is for programs with few small blocks. A page is mapped
+/// elsewhere only after its last use has finished, which may mean a wait on the host. The technique
+/// is that of GMLake ("virtual memory stitching", ASPLOS 2024) and of PyTorch's expandable
+/// segments. The bundle's `compaction` is not asked.
 struct MappedPages {
   template <class Policies>
   using type = PageArena<typename Policies::device, typename Policies::fit, false>;

@@ -84,8 +84,8 @@ TEST_SUITE("replay") {
   TEST_CASE("StepBound: what is made in the first half of a step leaves in that half") {
     StepBound const bound{there_and_back(4), std::vector<std::uint64_t>(8, 10)};
 
-    // 200 of the 400 bytes are out when the fourth operation begins. From the fifth on, which begins
-    // with 200 bytes resident, 200 come in before the last one begins.
+    // 200 of the 400 bytes are out when the fourth operation begins. From the fifth on, which
+    // begins with 200 bytes resident, 200 come in before the last one begins.
     CHECK(bound.least_ns(200, 1) == 200 + 10 + 200 + 10);
   }
 
