@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 export SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_CUDA=${SPILLWAY_TORCH_CUDA-1}
 # From a copy: setuptools writes beside the sources.
 rm -rf "$folder/source"
-cp -r python/spillway_torch "$folder/source"
+cp -rL python/spillway_torch "$folder/source"
 cd "$folder/source"
 "${PYTHON:-python3}" setup.py -q build_ext --build-lib "$folder" --build-temp "$folder/objects"
 cp spillway_torch/*.py "$folder/spillway_torch/"

@@ -42,6 +42,6 @@ install_module() {
   fi
   # From a copy: setuptools writes beside the sources.
   rm -rf "$home/module"
-  cp -r "$1" "$home/module"
+  cp -rL "$1" "$home/module"
   "$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
 }

@@ -7,7 +7,6 @@
 before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
 results. The names are those of IBM's TensorFlow Large Model Support.
 """
-import os
 import re
 import threading
 
@@ -15,7 +14,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context as _context
 
 from . import _shims
+from ._bytes import file_bytes as _file_bytes
 from ._bytes import number_of_bytes as _bytes
+from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._keras import LMSStatsLogger
 from ._load import C as _C
 from ._load import built_for as _built_for
@@ -53,9 +54,8 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
     before this is called for a GPU.
     """
     global _host_limit
-    limit, host_limit, file_limit, least_bytes = (
-        _bytes(value or 0, "install", name) for name, value in
-        (("limit", limit), ("host_limit", host_limit), ("file_limit", file_limit), ("least_bytes", least_bytes)))
+    limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
+        "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
     with _lock:
         if not _C.is_installed() and _context.context_safe() is not None and _context.context()._initialized:
             raise RuntimeError(
@@ -65,7 +65,7 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
             _C.choose(_kind_of(device))
         _host_limit = host_limit or _host_limit
         _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
-                   file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
+                   _file_bytes(file_tier, file_limit), least_bytes)
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes them, or says why it cannot
         _C.enable(False)
@@ -89,11 +89,6 @@ def _kind_of(device):
             raise RuntimeError(f"spillway_tf.install(device={device!r}): TensorFlow finds no GPU here; device=\"CPU:0\" "
                                "works without one")
     return match[1].lower()
-
-
-def _free_bytes(folder):
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def set_lms_enabled(enabled):

@@ -2,7 +2,32 @@
 """Statistics, under the names of IBM's TensorFlow Large Model Support. Bytes are of what counts: tensors of
 `least_bytes` and more that operations made, and on a GPU what was copied there, too. The argument is there for programs
 written for several devices; there is one here."""
+from ._bytes import summary as _summary
 from ._load import C
+
+_READERS = {
+    "bytes_in_use": "Bytes on the device.",
+    "peak_bytes_in_use": "The most bytes that were on the device at once.",
+    "bytes_active": "Bytes that running operations use.",
+    "peak_bytes_active": "The most bytes that running operations used at once.",
+    "bytes_inactive": "Bytes on the device that no operation uses.",
+    "bytes_fixed": "Bytes that cannot leave: their addresses are known outside of operations.",
+    "bytes_reclaimed": "Bytes that left the device so far.",
+    "current_bytes_reclaimed": "Bytes that are away now.",
+    "peak_bytes_reclaimed": "The most bytes that were away at once.",
+    "num_single_reclaims": "Tensors that left because room was needed.",
+    "num_full_reclaims": "Times that everything inactive was made to leave: by `reclaim_inactive` alone. The original "
+                         "does so, too, when leaving one by one has made room, but not in one piece; any room will do here.",
+    "num_defragmentations": "0: memory is mapped where it is needed.",
+    "bytes_defragged": "0: no byte moves.",
+    "num_allocs": "Allocations so far.",
+    "largest_alloc_size": "The largest allocation so far.",
+    "bytes_limit": "The limit.",
+    "bytes_reserved": "Bytes taken from the device: those in use, and those that are free.",
+    "peak_bytes_reserved": "The most bytes that were taken from the device at once.",
+    "bytes_pinned": "Bytes on the device that cannot leave now: all of them while support is off.",
+    "host_bytes": "Bytes of host memory that swapped-out tensors take up.",
+}
 
 
 def _reader(name, text):
@@ -13,30 +38,8 @@ def _reader(name, text):
     return get
 
 
-get_bytes_in_use = _reader("bytes_in_use", "Bytes on the device.")
-get_peak_bytes_in_use = _reader("peak_bytes_in_use", "The most bytes that were on the device at once.")
-get_bytes_active = _reader("bytes_active", "Bytes that running operations use.")
-get_peak_bytes_active = _reader("peak_bytes_active", "The most bytes that running operations used at once.")
-get_bytes_inactive = _reader("bytes_inactive", "Bytes on the device that no operation uses.")
-get_bytes_fixed = _reader("bytes_fixed", "Bytes that cannot leave: their addresses are known outside of operations.")
-get_bytes_reclaimed = _reader("bytes_reclaimed", "Bytes that left the device so far.")
-get_current_bytes_reclaimed = _reader("current_bytes_reclaimed", "Bytes that are away now.")
-get_peak_bytes_reclaimed = _reader("peak_bytes_reclaimed", "The most bytes that were away at once.")
-get_num_single_reclaims = _reader("num_single_reclaims", "Tensors that left because room was needed.")
-get_num_full_reclaims = _reader(
-    "num_full_reclaims", "Times that everything inactive was made to leave: by `reclaim_inactive` alone. The original "
-    "does so, too, when leaving one by one has made room, but not in one piece; any room will do here.")
-get_num_defragmentations = _reader("num_defragmentations", "0: memory is mapped where it is needed.")
-get_bytes_defragged = _reader("bytes_defragged", "0: no byte moves.")
-get_num_allocs = _reader("num_allocs", "Allocations so far.")
-get_largest_alloc_size = _reader("largest_alloc_size", "The largest allocation so far.")
-get_bytes_limit = _reader("bytes_limit", "The limit.")
-get_bytes_reserved = _reader("bytes_reserved", "Bytes taken from the device: those in use, and those that are free.")
-get_peak_bytes_reserved = _reader("peak_bytes_reserved", "The most bytes that were taken from the device at once.")
-get_bytes_pinned = _reader("bytes_pinned", "Bytes on the device that cannot leave now: all of them while support is off.")
-get_host_bytes = _reader("host_bytes", "Bytes of host memory that swapped-out tensors take up.")
-
-NAMES = [name for name in globals() if name.startswith("get_")]
+globals().update({f"get_{name}": _reader(name, text) for name, text in _READERS.items()})
+NAMES = [f"get_{name}" for name in _READERS]
 
 
 def get_lms_stats(device=0):
@@ -48,13 +51,6 @@ def reset_peak_stats(device=0):
     """Peaks begin anew, and so do the counts of allocations."""
     if C.is_installed():
         C.reset_peaks()
-
-
-def _text(n):
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
-            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
-        n /= 1024
 
 
 def memory_summary(device=0):
@@ -78,8 +74,5 @@ def memory_summary(device=0):
         ("swapped in so far", now["swap_in_bytes"]),
         ("left without a copy so far", now["dropped_bytes"]),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = ["spillway_tf memory"] + [f"  {name:<{width}}  {_text(n):>12}" for name, n in rows]
-    lines.append(f"  out of memory: {now['num_ooms']}, prefetched in time: {now['prefetch_hits']}, "
-                 f"late: {now['prefetch_late']}, for nothing: {now['prefetch_wasted']}")
-    return "\n".join(lines)
+    return "\n".join(
+        _summary(rows, now["num_ooms"], *(now[f"prefetch_{outcome}"] for outcome in ("hits", "late", "wasted"))))

@@ -8,14 +8,15 @@ and a model whose tensors need more memory than there is trains, with bitwise th
 those of IBM's Large Model Support.
 """
 import gc
-import os
 import threading
 import warnings
 
 import torch
 
 from . import _chosen as _C, _shims
+from ._bytes import file_bytes as _file_bytes
 from ._bytes import number_of_bytes as _bytes
+from ._bytes import numbers_of_bytes as _numbers_of_bytes
 from ._paging import chunk, page, unpage
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
@@ -51,9 +52,8 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     Bytes are numbers, or text such as "2GB" or "512MiB".
     """
     least_bytes = _size_before_install if least_bytes is None else least_bytes
-    limit, host_limit, file_limit, least_bytes = (
-        _bytes(value or 0, "install", name) for name, value in
-        (("limit", limit), ("host_limit", host_limit), ("file_limit", file_limit), ("least_bytes", least_bytes)))
+    limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
+        "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
     with _lock:
         if device.type == "cuda":
@@ -63,7 +63,7 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
             raise RuntimeError("spillway_torch is installed already")
         _C.choose(module)
         _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, str(file_tier or ""),
-                   file_limit or (0 if file_tier is None else _free_bytes(file_tier) // 2), least_bytes)
+                   _file_bytes(file_tier, file_limit), least_bytes)
         _C.enable(False)
         _shims.install()
         watch_optimizers()
@@ -93,11 +93,6 @@ def _warn_of_earlier_tensors(device_type, least_bytes):
         warnings.warn(
             f"spillway_torch: {len(stay)} tensors ({sum(stay)} bytes) were made before install() and never leave: call "
             "it before the model is made, or replace them by clones.", stacklevel=4)
-
-
-def _free_bytes(folder):
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
 
 
 def set_enabled_lms(enabled):

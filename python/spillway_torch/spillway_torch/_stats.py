@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from . import _chosen as _C
+from ._bytes import summary, text_of
 
 
 def memory_stats(device=None):
@@ -12,13 +13,6 @@ def memory_stats(device=None):
 def reset_peak_memory_stats(device=None):
     if _C.is_installed():
         _C.reset_peaks()
-
-
-def _text(n):
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024 or unit == "GiB":
-            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
-        n /= 1024
 
 
 def memory_summary(device=None, holders=10):
@@ -44,14 +38,10 @@ def memory_summary(device=None, holders=10):
         ("swapped in so far", now["swap_in_bytes"]),
         ("moved so far", now["moved_bytes"]),
     ]
-    width = max(len(name) for name, _ in rows)
-    lines = ["spillway_torch memory"]
-    lines += [f"  {name:<{width}}  {_text(n):>12}" for name, n in rows]
-    lines.append(f"  out of memory: {now['num_ooms']}, prefetched in time: {now['prefetch.hits']}, "
-                 f"late: {now['prefetch.late']}, for nothing: {now['prefetch.wasted']}")
+    lines = summary(rows, now["num_ooms"], *(now[f"prefetch.{outcome}"] for outcome in ("hits", "late", "wasted")))
     lines.append("largest")
     for holder in _C.holders()[:holders]:
         where = ("kept" if holder["kept"] or holder["lent"] else "in use" if holder["in_use"] else
                  "on the device" if holder["resident"] else "on the host")
-        lines.append(f"  {_text(holder['bytes']):>12}  {holder['tensor']:<32}  {where}")
+        lines.append(f"  {text_of(holder['bytes']):>12}  {holder['tensor']:<32}  {where}")
     return "\n".join(lines)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of bytes: as programs give them, and as people read them. Both packages have this file, by a link."""
+import os
+import re
+
+_FACTORS = {"": 1} | {letter: 1000 ** (i + 1) for i, letter in enumerate("KMGT")} | {
+    letter + "I": 1024 ** (i + 1) for i, letter in enumerate("KMGT")}
+
+
+def number_of_bytes(value, call, name):
+    """The number that the argument `name` of `call` stands for: a whole number, or text such as "2GB" or "1.5 GiB"."""
+    number = value
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*((?:[KMGT]I?)?)B?", value.strip().upper())
+        number = int(float(match[1]) * _FACTORS[match[2]]) if match else -1
+    try:
+        if number >= 0 and number == int(number):
+            return int(number)
+    except (TypeError, ValueError, OverflowError):  # no number, not a number, infinite
+        pass
+    raise ValueError(f"{__package__}.{call}({name}={value!r}): bytes are a whole number, or text such as \"2GB\" or "
+                     "\"512MiB\"")
+
+
+def numbers_of_bytes(call, **values):
+    """The same for several arguments of one call; None stands for 0."""
+    return [number_of_bytes(value or 0, call, name) for name, value in values.items()]
+
+
+def file_bytes(folder, limit):
+    """The most bytes to put into a folder: `limit`, or half of what is free there."""
+    if folder is None or limit:
+        return limit
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize // 2
+
+
+def text_of(n):
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024 or unit == "GiB":
+            return f"{n:.1f} {unit}" if unit != "B" else f"{n} B"
+        n /= 1024
+
+
+def summary(rows, *counts):
+    """The lines of a table of bytes, and of four counts: failures for lack of memory, and how prefetches went."""
+    width = max(len(name) for name, _ in rows)
+    return [f"{__package__} memory"] + [f"  {name:<{width}}  {text_of(n):>12}" for name, n in rows] + [
+        "  out of memory: {}, prefetched in time: {}, late: {}, for nothing: {}".format(*counts)]
