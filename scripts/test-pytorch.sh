@@ -4,6 +4,9 @@
 # has its CUDA libraries, for CUDA on a stand-in for the CUDA runtime. On a GPU: bench/gpu_check.sh.
 #
 #   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
+#   scripts/test-pytorch.sh [--torch VERSION] --zoo [OPTIONS OF examples/pytorch/model_zoo.py]
+#
+# The second form trains models of other packages instead, which are fetched, too (about 200 MB), and prints a table.
 #
 # PyTorch goes into build/pytorch-VERSION, from wherever pip gets its packages, and stays there: the first
 # run fetches 2 GB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
@@ -40,6 +43,12 @@ fi
 
 export MAX_JOBS=${MAX_JOBS:-1} TORCHINDUCTOR_CACHE_DIR=$home/inductor
 install_module python/spillway_torch
+if [ "${1-}" = --zoo ]; then
+  packages=(accelerate diffusers lightning peft torchvision transformers)
+  "$python" -c 'import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, sys.argv[1:]))' "${packages[@]}" ||
+    pip "torch==$version" "${packages[@]}" || skip "pip could not install the zoo's packages: $(pip_failure)"
+  exec "$python" examples/pytorch/model_zoo.py "${@:2}"
+fi
 "$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests "$@"
 
 headers=$("$python" - <<'END'

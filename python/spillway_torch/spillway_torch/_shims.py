@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from . import _chosen as _C
+from . import _chosen as _C, _compiled
 
 _KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
 _HOLDING = ("tolist", "apply_", "map_", "map2_")
@@ -284,14 +284,6 @@ def _wrap_captured_graphs():
     torch.cuda.CUDAGraph.replay = _named_like(replay, inner)
 
 
-def _wrap_compiled_graphs(module):
-    """Kernels of a compiled graph take addresses without an operation: the graph is one operation as a whole."""
-    for name in ("CompiledFxGraph", "CompiledAOTI"):
-        cls = getattr(module, name, None)
-        if cls is not None:
-            cls.__call__ = _holding_inputs(cls.__call__)
-
-
 def _wrap_packaged_graphs(module):
     inner = module.AOTICompiledModel.__call__
 
@@ -348,13 +340,6 @@ def _keep_gradients(parameter):
     parameter.register_post_accumulate_grad_hook(lambda p: _C.bring_in(p.grad, True))
 
 
-def _holding_inputs(function):
-    def call(self, inputs):
-        with _C.Held([x for x in inputs if isinstance(x, torch.Tensor)]):
-            return function(self, inputs)
-    return _named_like(call, function)
-
-
 def install():
     global _is_installed
     if _is_installed:
@@ -377,7 +362,7 @@ def install():
     _wrap_packed_objects()
     _wrap_threads()
     _wrap_captured_graphs()
-    _after_import("torch._inductor.output_code", _wrap_compiled_graphs)
+    _after_import("torch._inductor.output_code", _compiled.wrap_graphs)
     _after_import("torch._inductor.package.package", _wrap_packaged_graphs)
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)

@@ -77,8 +77,8 @@ def script(tmp_path):
     import subprocess
     import sys
 
-    def run(code, **environment):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300,
+    def run(code, timeout=300, **environment):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout,
                               cwd=tmp_path, env={**os.environ, **environment})
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout

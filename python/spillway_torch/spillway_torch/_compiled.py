@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that Inductor has compiled: each of their kernels is an operation.
+
+The code that Inductor generates for a graph is a function in Python. It makes buffers, calls kernels of its own with
+tensors, and operations of PyTorch for the rest. Its kernels take addresses from the tensors without an operation, so each
+is called here with its tensors leased. What lies between two kernels may leave: inputs, buffers, and what is saved for the
+backward graph. Graphs that are not such functions (wrappers in C++, packages, captured graphs), and code that gives
+addresses to kernels by itself, are one operation as a whole.
+"""
+import types
+
+import torch
+
+from . import _chosen as _C
+
+#: What generated code has the name of if it passes addresses, or objects that hold addresses, on to kernels.
+_ADDRESSING = frozenset(("data_ptr", "c_void_p", "TensorDescriptor"))
+_GENERATED = "torch._inductor.runtime.compile_tasks."
+_MARK = "_spillway_kernels_lease"
+
+
+class _Kernel:
+    """A kernel that is called by its method `run`: one of Triton, for example."""
+
+    def __init__(self, kernel):
+        self._kernel = kernel
+        self.run = leasing(kernel.run)
+
+    def __getattr__(self, name):
+        return getattr(self._kernel, name)
+
+
+def leasing(kernel):
+    def run(*args, **kwargs):
+        with _C.Held(args):
+            return kernel(*args, **kwargs)
+    run.__wrapped__ = kernel
+    return run
+
+
+def lease_by_kernel(graph):
+    """Makes the kernels of a compiled graph lease their tensors. Returns whether all of them do now; if not, whoever calls
+    the graph must lease its inputs until it ends."""
+    function = getattr(graph, "__func__", graph)
+    if not isinstance(function, types.FunctionType):
+        return False
+    if function.__qualname__ == "align_inputs_from_check_idxs.<locals>.run":
+        inner = function.__closure__[function.__code__.co_freevars.index("model")].cell_contents
+        return lease_by_kernel(inner)
+    names = function.__globals__
+    if function.__name__ != "call" or not names["__name__"].startswith(_GENERATED):
+        return False
+    if _MARK not in names:
+        leases = not any(_takes_addresses(code) for code in _codes(names))
+        if leases:
+            _wrap_kernels(names)
+        names[_MARK] = leases
+    return names[_MARK]
+
+
+def _codes(names):
+    """The code of all functions and methods that a generated module defines."""
+    for value in list(names.values()):
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        for member in members:
+            if isinstance(member, types.FunctionType) and member.__globals__ is names:
+                yield member.__code__
+
+
+def _takes_addresses(code):
+    return not _ADDRESSING.isdisjoint(code.co_names) or any(
+        _takes_addresses(inner) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+def _wrap_kernels(names):
+    for name, value in list(names.items()):
+        if isinstance(value, types.BuiltinFunctionType):
+            if not (value.__module__ or "").startswith("torch"):
+                names[name] = leasing(value)
+        elif type(value).__module__.startswith("torch._inductor.") and callable(getattr(value, "run", None)):
+            names[name] = _Kernel(value)
+
+
+def wrap_graphs(module):
+    """Wraps the call of the classes of compiled graphs (`torch._inductor.output_code`)."""
+    for name in ("CompiledFxGraph", "CompiledAOTI"):
+        cls = getattr(module, name, None)
+        if cls is not None:
+            cls.__call__ = _leasing_graph(cls.__call__)
+
+
+def _leasing_graph(function):
+    def __call__(self, inputs):
+        # A thread without the hook leases nothing for PyTorch's own operations.
+        if lease_by_kernel(self.current_callable) and _C.has_hook():
+            return function(self, inputs)
+        with _C.Held([x for x in inputs if isinstance(x, torch.Tensor)]):
+            return function(self, inputs)
+    __call__.__wrapped__ = function
+    return __call__
