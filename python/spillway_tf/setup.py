@@ -3,11 +3,17 @@
 
 The part for GPUs is built where that TensorFlow was built with CUDA. SPILLWAY_TF_GPU=1 makes it an error if not, 0 leaves
 it out.
+
+What is built fits one minor version of TensorFlow, which its version names. A source distribution fits all, and carries the
+headers. Neither requires TensorFlow by name, since it is in packages of several names.
 """
 import os
 import pathlib
+import shutil
+import sys
 
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 try:
@@ -16,7 +22,8 @@ except ImportError as error:
     raise SystemExit(f"TensorFlow cannot be imported ({error}): install it, and build with --no-build-isolation")
 
 here = pathlib.Path(__file__).resolve().parent
-include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", here.parents[1] / "include"))
+root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
+include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
 if not (include / "spillway" / "interop" / "tensorflow.hpp").exists():
     raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
 tf_include = pathlib.Path(tf.sysconfig.get_include())
@@ -31,6 +38,15 @@ for folder in (tf_include, pybind11.parents[1]):
     flags += ["-isystem", str(folder)]  # no warnings about TensorFlow's own headers
 flags += ["-std=c++20", "-O2", "-g0", "-DNDEBUG", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wshadow"]
 flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
+
+
+class SourceDistribution(sdist):
+    """Carries the library's headers and licence, which lie outside of this folder."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        shutil.copytree(include, pathlib.Path(base_dir, "include"), dirs_exist_ok=True)
+        shutil.copy(root / "LICENSE", base_dir)
 
 
 def extension(kind, source, *more_flags):
@@ -62,4 +78,5 @@ if wanted != "0":
     else:
         print(f"spillway_tf is built without its part for GPUs: {gpu}")
 
-setup(ext_modules=extensions)
+local = "" if "sdist" in sys.argv else f"+tf{version.replace('_', '.')}"
+setup(version=f"0.1.0{local}", ext_modules=extensions, cmdclass={"sdist": SourceDistribution})

@@ -3,18 +3,24 @@
 
 The part for CUDA is built where PyTorch has its CUDA libraries and the CUDA runtime's headers are found, in
 CUDA_HOME or as packages beside PyTorch. SPILLWAY_TORCH_CUDA=1 makes it an error if not, 0 leaves it out.
+
+What is built fits one minor version of PyTorch, which its version and its requirements name. A source distribution
+fits all, and carries the headers.
 """
 import os
 import pathlib
 import shutil
+import sys
 import sysconfig
 
 import torch
 from setuptools import setup
+from setuptools.command.sdist import sdist
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, library_paths
 
 here = pathlib.Path(__file__).resolve().parent
-include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", here.parents[1] / "include"))
+root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
+include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
 if not (include / "spillway" / "interop" / "torch.hpp").exists():
     raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
 
@@ -22,6 +28,25 @@ flags = ["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wextra", 
 for folder in include_paths():
     flags += ["-isystem", folder]  # no warnings about PyTorch's own headers
 flags += os.environ.get("SPILLWAY_MODULE_FLAGS", "").split()
+torch_minor = ".".join(torch.__version__.split(".")[:2])
+
+
+class Build(BuildExtension):
+    """Leaves a note which PyTorch the module fits."""
+
+    def run(self):
+        super().run()
+        folder = here if self.inplace else pathlib.Path(self.build_lib)
+        (folder / "spillway_torch" / "_built_for.py").write_text(f'TORCH = "{torch_minor}"\n')
+
+
+class SourceDistribution(sdist):
+    """Carries the library's headers and licence, which lie outside of this folder."""
+
+    def make_release_tree(self, base_dir, files):
+        super().make_release_tree(base_dir, files)
+        shutil.copytree(include, pathlib.Path(base_dir, "include"), dirs_exist_ok=True)
+        shutil.copy(root / "LICENSE", base_dir)
 
 
 def cuda_toolkits():
@@ -86,7 +111,10 @@ def main():
             raise SystemExit(f"spillway_torch cannot be built for CUDA: {extension}")
         else:
             print(f"spillway_torch is built without its CUDA part: {extension}")
-    setup(ext_modules=extensions, cmdclass={"build_ext": BuildExtension})
+    is_source = "sdist" in sys.argv
+    setup(version="0.1.0" if is_source else f"0.1.0+torch{torch_minor}",
+          install_requires=["torch>=2.11" if is_source else f"torch=={torch_minor}.*"],
+          ext_modules=extensions, cmdclass={"build_ext": Build, "sdist": SourceDistribution})
 
 
 if __name__ == "__main__":  # the tests import what is above

@@ -21,9 +21,11 @@ def load(version=None, kind="cpu"):
         have = ", ".join(built_for(kind)) or "none"
         part = "spillway_tf" if kind == "cpu" else "spillway_tf's part for GPUs"
         raise ImportError(
-            f"{part} was not built for TensorFlow {version}, which is running; built for: {have}. Build it again "
-            "with this TensorFlow installed: pip install --no-build-isolation --force-reinstall "
-            "python/spillway_tf")
+            f"{part} was not built for TensorFlow {version}, which is running; built for: {have}. Build it for this one, "
+            "which needs a C++20 compiler and takes some minutes:\n"
+            "  pip install 'setuptools>=77' wheel\n"
+            "  pip install --no-build-isolation --no-deps --force-reinstall SOURCE\n"
+            "where SOURCE is spillway_tf-*.tar.gz, or python/spillway_tf in a checkout of spillway")
     name = "_spillway_tf_gpu" if kind == "gpu" else "_spillway_tf"
     return importlib.import_module(f"{__package__}.{name}_{version.replace('.', '_')}")
 

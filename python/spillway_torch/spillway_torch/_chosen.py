@@ -3,6 +3,21 @@
 import importlib
 import importlib.util
 
+import torch
+
+try:
+    from ._built_for import TORCH
+except ModuleNotFoundError:  # not built by setup.py, which leaves a note
+    TORCH = ".".join(torch.__version__.split(".")[:2])
+
+if not torch.__version__.startswith(f"{TORCH}."):
+    raise ImportError(
+        f"this spillway_torch was built for torch {TORCH}, and torch {torch.__version__} is running. Build it for this one, "
+        "which needs a C++20 compiler and takes some minutes:\n"
+        "  pip install 'setuptools>=77' wheel ninja\n"
+        "  pip install --no-build-isolation --no-deps --force-reinstall SOURCE\n"
+        "where SOURCE is spillway_torch-*.tar.gz, or python/spillway_torch in a checkout of spillway")
+
 from . import _spillway_torch as _host
 
 _module = _host

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the build looks for CUDA's headers and runtime."""
+"""Where the build looks for CUDA's headers and runtime, what a source distribution holds, and which PyTorch a build fits."""
 import importlib.util
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
 
 import pytest
 
@@ -41,3 +46,24 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(find_cuda, t
     packages = toolkit(tmp_path / "packages", *RUNTIME)
     assert "crt/host_defines.h: pip install 'nvidia-cuda-crt==13.*'" in find_cuda([packages], "13")
     assert "nvidia-cuda-runtime==12.*" in find_cuda([packages], "12")
+
+
+def test_another_pytorch_is_refused_with_the_commands_that_build_for_it():
+    program = "import torch; torch.__version__ = '2.99.0+cpu'; import spillway_torch"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "torch 2.99.0+cpu is running" in done.stderr, done.stderr
+    assert done.stderr.count("\n  pip install ") == 2, done.stderr
+
+
+def test_a_source_distribution_carries_the_headers(tmp_path):
+    root = SETUP.parents[2]
+    copy = tmp_path / "python" / "spillway_torch"  # setuptools writes beside the sources
+    shutil.copytree(SETUP.parent, copy)
+    for name in ("include", "LICENSE"):
+        (tmp_path / name).symlink_to(root / name)
+    environment = {name: value for name, value in os.environ.items() if name != "SPILLWAY_INCLUDE"}
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", tmp_path], cwd=copy, env=environment, check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp"} <= names

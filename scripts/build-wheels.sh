@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Builds wheels and source distributions of the Python modules, and tries each wheel in an environment without a compiler.
+#
+#   scripts/build-wheels.sh FOLDER PYTHON...
+#
+# Each PYTHON is that of an environment with PyTorch or TensorFlow, such as build/pytorch-2.15.0/bin/python, which
+# scripts/test-pytorch.sh makes. Its wheel fits that framework's minor version and that Python's. Where auditwheel is found
+# the wheel gets the manylinux tag of the oldest system that it works on; else it fits systems like this one.
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '3,9s/^# \?//p' "$0" >&2; exit 2; }
+mkdir -p "$1"
+folder=$(cd "$1" && pwd)
+shift
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export MAX_JOBS=${MAX_JOBS:-1} TF_CPP_MIN_LOG_LEVEL=2
+
+# The first training step whose tensors leave the device: with half of the memory that they need.
+cat > "$work/try_spillway_torch.py" <<'END'
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit="24MiB", host_limit="256MiB")
+spillway_torch.set_enabled_lms(True)
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model(torch.ones(1024, 512)).square().mean().backward()
+optimizer.step()
+assert all(p.isfinite().all() for p in model.parameters())
+print("swapped out", spillway_torch.memory_stats()["reclaimed_bytes"] >> 20, "MiB")
+assert spillway_torch.memory_stats()["reclaimed_bytes"] > 0
+END
+cat > "$work/try_spillway_tf.py" <<'END'
+import tensorflow as tf, spillway_tf
+spillway_tf.set_lms_limit(24 << 20)
+spillway_tf.set_lms_enabled(True)
+layers = [tf.Variable(tf.random.normal((512, 512)) / 22) for _ in range(12)]
+with tf.GradientTape() as tape:
+    x = tf.ones((1024, 512))
+    for layer in layers:
+        x = x @ layer
+    loss = tf.reduce_mean(x * x)
+for layer, gradient in zip(layers, tape.gradient(loss, layers)):
+    layer.assign_sub(0.1 * gradient)
+assert all(tf.reduce_all(tf.math.is_finite(layer)) for layer in layers)
+print("swapped out", spillway_tf.memory_stats()["reclaimed_bytes"] >> 20, "MiB")
+assert spillway_tf.memory_stats()["reclaimed_bytes"] > 0
+END
+
+# try_wheel PYTHON MODULE WHEEL: an environment of its own, which borrows the framework but no compiler.
+try_wheel() {
+  local packages started=$SECONDS
+  packages=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  rm -rf "$work/fresh"
+  "$1" -m venv --without-pip "$work/fresh"
+  echo "$packages" > "$("$work/fresh/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/framework.pth"
+  "$1" -m pip -q --python "$work/fresh/bin/python" install --no-index --no-deps --ignore-installed "$3"
+  (cd "$work/fresh" && env -i PATH="$work/fresh/bin" HOME="$work" TF_CPP_MIN_LOG_LEVEL=2 python "$work/try_$2.py")
+  echo "$(basename "$3"): the first training step with swapping was done after $((SECONDS - started)) s"
+}
+
+for python in "$@"; do
+  python=$(realpath -s "$python")
+  for module in spillway_torch spillway_tf; do
+    framework=torch
+    [ $module = spillway_torch ] || framework=tensorflow
+    "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$framework') is None)" || continue
+    # From a copy: setuptools writes beside the sources.
+    rm -rf "$work"/{tree,source,wheels,repaired}
+    mkdir -p "$work"/{tree/python,wheels}
+    cp -r "python/$module" "$work/tree/python/"
+    ln -s "$PWD/include" "$PWD/LICENSE" "$work/tree/"
+    (cd "$work/tree/python/$module" && "$python" setup.py -q sdist -d "$work/source")
+    rm -rf "$work/tree"  # what comes now has nothing but the source distribution
+    "$python" -m pip -q wheel --no-build-isolation --no-deps --no-index -w "$work/wheels" "$work"/source/*.tar.gz
+    if command -v auditwheel >/dev/null; then
+      auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libtensorflow*' --exclude 'libcudart*' \
+        -w "$work/repaired" "$work"/wheels/*.whl
+    else
+      echo "auditwheel was not found: the wheel is tagged for systems like this one"
+      mv "$work/wheels" "$work/repaired"
+    fi
+    wheel=$(basename "$work"/repaired/*.whl)
+    mv "$work/repaired/$wheel" "$work"/source/*.tar.gz "$folder/"
+    try_wheel "$python" $module "$folder/$wheel"
+  done
+done
