@@ -15,10 +15,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <vector>
 
 #include <support/small_allocator.hpp>
+#include <support/temporary_folder.hpp>
 
 using namespace spillway;
 using namespace spillway::literals;
@@ -349,6 +351,57 @@ TEST_SUITE("device_allocator") {
 
     CHECK(memory.observer().releases == std::vector<std::uint64_t>{0});
     CHECK(device.calls().releases == 1);
+  }
+
+  TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the memory goes back") {
+    TemporaryFolder folder;
+    auto options = support::small_options(1_MiB);
+    options.host.file_bytes = 16_MiB;
+    options.host.file = folder.path();
+    options.host.staging_bytes = 64_KiB;
+    SmallBench bench{options};
+    auto const host = [&](HostTier tier) { return bench.allocator.host_stats().tier(tier); };
+    std::deque<support::KnownBytes> known;
+    for (unsigned i = 0; i < 8; ++i) {
+      known.emplace_back(bench, 256_KiB, static_cast<std::uint8_t>(i));
+    }
+    CHECK(known[0].is_intact());  // it is on the device, and has a copy on the host
+    CHECK(host(HostTier::pinned).used_bytes >= 1_MiB);
+    CHECK(bench.allocator.trim_host_sync() == 0);  // all of it is needed
+
+    bench.allocator.set_first_host_tier(HostTier::file);
+    CHECK(bench.allocator.trim_host_sync() >= 1_MiB);
+    CHECK(host(HostTier::pinned).reserved_bytes == 0);
+    CHECK(host(HostTier::file).used_bytes >= 1_MiB);
+    bench.allocator.set_first_host_tier(HostTier::pinned);
+    for (auto& one : known) {
+      CHECK(one.is_intact());
+    }
+  }
+
+  TEST_CASE("DeviceAllocator: what the file has no room for stays in host memory") {
+    TemporaryFolder folder;
+    auto options = support::small_options(1_MiB);
+    options.host.file_bytes = 512_KiB;
+    options.host.file = folder.path();
+    options.host.staging_bytes = 64_KiB;
+    SmallBench bench{options};
+    std::deque<support::KnownBytes> known;
+    for (unsigned i = 0; i < 8; ++i) {
+      known.emplace_back(bench, 256_KiB, static_cast<std::uint8_t>(i));
+    }
+    for (auto& one : known) {
+      bench.allocator.swap_out(one.buffer().id());
+    }
+    bench.allocator.set_first_host_tier(HostTier::file);
+    (void)bench.allocator.trim_host_sync();
+    CHECK(bench.allocator.host_stats().tier(HostTier::file).used_bytes == 512_KiB);
+    CHECK(bench.allocator.host_stats().tier(HostTier::pinned).used_bytes == 1536_KiB);
+    CHECK(bench.allocator.stats().resident.bytes.current == 0);
+    bench.allocator.set_first_host_tier(HostTier::pinned);
+    for (auto& one : known) {
+      CHECK(one.is_intact());
+    }
   }
 }
 

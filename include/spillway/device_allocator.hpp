@@ -319,6 +319,20 @@ class DeviceAllocator {
     }
   }
 
+  /// Makes what is swapped out from now on go to `tier` of the host pool, or to a slower one.
+  void set_first_host_tier(HostTier tier) { pool_.set_first_tier(tier); }
+
+  /// Moves swapped-out bytes that lie in tiers before the first one to it, one block after the
+  /// other by way of the device, and gives host memory that is free then back to the system. Blocks
+  /// on the device lose their copies in those tiers. Blocks that find no room stay where they are.
+  ///
+  /// @pre     no block is deallocated meanwhile; `abandon` may be called
+  /// @returns bytes of host memory given back
+  /// @throws  OutOfDeviceMemory where a block finds no room on the device, DeviceError,
+  ///          FileTierError, std::bad_alloc. No byte is lost, and the call may be repeated
+  /// @stream  enqueues on the copy streams; waits on the host until the bytes have moved
+  std::size_t trim_host_sync();
+
   /// Changes the capacity, within what the options said. Under a lower one blocks leave until the
   /// rest fits, and what is reserved beyond it is given back to the device as far as it can be:
   /// all of it where memory is taken in pages or grows in place, unless leases stand in the way.
@@ -758,6 +772,50 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
     throw;
   }
   blocks_.plan();
+}
+
+template <PolicySet Policies>
+std::size_t DeviceAllocator<Policies>::trim_host_sync() {
+  HostTier const first = pool_.first_tier();
+  auto const is_before = [&](detail::BlockRecord const& block) {
+    return block.host != HostSlotId{} && pool_.tier(block.host) < first;
+  };
+  std::vector<BlockId> before;
+  {
+    std::lock_guard const guard{monitor_};
+    std::as_const(blocks_).for_each([&](BlockId id, detail::BlockRecord const& block) {
+      if (is_before(block)) {
+        before.push_back(id);
+      }
+    });
+  }
+  bool has_room = true;
+  for (BlockId const id : before) {
+    Call const call{*this};
+    detail::BlockRecord* block = blocks_.find(id);
+    bool const is_away = block != nullptr && !block->is_resident();
+    if (is_away && has_room) {
+      leases_.swap_in(id);
+    }
+    Exclusive const exclusive{monitor_};
+    block = blocks_.find(id);  // others may have freed it or brought it in
+    if (block == nullptr || !is_before(*block) || !block->is_resident() ||
+        block->is_in_transit() || block->state() == detail::BlockState::filling) {
+      continue;
+    }
+    transfers_.give_up_host_copy(*block);
+    if (is_away && block->can_leave()) {
+      blocks_.begin_swap_out(id);
+      has_room = transfers_.swap_out({id}, EvictionReason::requested) != 0;
+      if (!has_room) {  // back to where it came from
+        pool_.set_first_tier(HostTier::pinned);
+        blocks_.begin_swap_out(id);
+        (void)transfers_.swap_out({id}, EvictionReason::requested);
+        pool_.set_first_tier(first);
+      }
+    }
+  }
+  return pool_.trim_sync();
 }
 
 template <PolicySet Policies>

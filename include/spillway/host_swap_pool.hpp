@@ -26,6 +26,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 namespace spillway {
 
@@ -99,6 +100,23 @@ class HostSwapPool {
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
   [[nodiscard]] bool try_grow(std::size_t bytes);
+
+  /// Makes new slots begin with `tier`: the faster ones before it take and grow no more.
+  void set_first_tier(HostTier tier) {
+    std::scoped_lock const lock{mutex_};
+    ledger_.set_first_tier(tier);
+  }
+  [[nodiscard]] HostTier first_tier() const {
+    std::scoped_lock const lock{mutex_};
+    return ledger_.first_tier();
+  }
+
+  /// Gives pinned and pageable memory back to the system, slabs that are wholly free, after waiting
+  /// on the host for their last uses. The file keeps its size.
+  ///
+  /// @returns bytes given back
+  /// @throws DeviceError, std::bad_alloc
+  std::size_t trim_sync();
 
   /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of
   /// this slot, so `last_use` needs to name only what the pool cannot know.
@@ -348,7 +366,8 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
     return true;
   }
   Growing const growing{*this};  // ends under the lock, which is declared before it
-  for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
+  for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
+    auto const tier = static_cast<HostTier>(i);
     std::size_t refused = 0;
     for (std::size_t const least : {ledger_.slab_bytes(tier, slab_bytes_), std::size_t{0}}) {
       std::size_t const slab = ledger_.growth_for(tier, bytes, least);
@@ -362,6 +381,27 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
     }
   }
   return has_room(bytes);  // another thread may have given some back meanwhile
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
+  std::vector<typename Memory::Slab> gone;  // freed without the lock: that is a device call
+  std::size_t bytes = 0;
+  Fence last_uses;
+  {
+    std::scoped_lock const lock{mutex_};
+    gone.reserve(memory_.slab_count());
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable}) {
+      bytes += ledger_.stats(tier).reserved_bytes;
+      ledger_.remove_free_slabs(tier, [&](detail::HostSlab const& slab, Fence const& fence) {
+        last_uses.add(fence);
+        gone.push_back(memory_.release(slab));
+      });
+      bytes -= ledger_.stats(tier).reserved_bytes;
+    }
+  }
+  order_->synchronize(last_uses);
+  return bytes;
 }
 
 /// Ends with the pool, or when memory cannot be pinned: `try_grow` finds out again when there is
@@ -387,8 +427,12 @@ void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
 
 template <DeviceApi Device, FileIoApi FileIo>
 bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes) const noexcept {
-  return ledger_.can_take(HostTier::pinned, bytes) || ledger_.can_take(HostTier::pageable, bytes) ||
-         ledger_.can_take(HostTier::file, bytes);
+  for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
+    if (ledger_.can_take(static_cast<HostTier>(i), bytes)) {
+      return true;
+    }
+  }
+  return false;
 }
 
 /// Releases the lock while it asks the system for memory.
@@ -410,7 +454,7 @@ bool HostSwapPool<Device, FileIo>::try_add_slab(HostTier tier,
   }
   try {
     memory_.prepare_adopt();
-    ledger_.add_slab(tier, slab->place, bytes, slab->numa_bound_bytes);
+    ledger_.add_slab(tier, slab->place, bytes);
   } catch (...) {
     lock.unlock();  // freeing is a device call
     slab.reset();

@@ -37,7 +37,7 @@ LAYERS |= {
     "cuda.hpp": DOOR | {"device"},
     "testing": BASE | {"device", "host", "stream"},
     "observe": BASE | {"host", "pager"},
-    "interop": BASE | {"device", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},
+    "interop": BASE | {"device", "host", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},
 }
 LAYERS["spillway.hpp"] = set(LAYERS) - {"cuda.hpp"}
 

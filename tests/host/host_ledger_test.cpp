@@ -37,7 +37,7 @@ struct Bench {
     } else {
       slab.memory = memory.data();
     }
-    ledger.add_slab(tier, slab, slab_bytes, 0);
+    ledger.add_slab(tier, slab, slab_bytes);
   }
   HostSlot& slot(HostSlotId id) { return ledger.at(id); }
 

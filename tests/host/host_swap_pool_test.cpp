@@ -418,6 +418,48 @@ TEST_SUITE("host_swap_pool") {
     CHECK(pinned().slots == 1);
   }
 
+  TEST_CASE("HostSwapPool: slabs that are wholly free go back to the system, and others stay") {
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable}) {
+      Bench bench;
+      Bench::pool_type pool{bench.device, bench.order, bench.options(tier, 100'000), bench.io};
+      auto const reserved = [&] { return pool.stats().tier(tier).reserved_bytes; };
+      std::byte* const data = bench.reserve(16 << 10);
+      put_pattern(data, 16 << 10, 1);
+      auto const gone = Bench::take(pool, 16 << 10);
+      auto const stays = Bench::take(pool, 16 << 10);
+      (void)pool.write(gone, data, 16 << 10, bench.stream);
+      (void)pool.write(stays, data, 16 << 10, bench.stream);
+      CHECK(pool.trim_sync() == 0);
+      pool.give_back(gone);
+      CHECK(pool.trim_sync() == 16 << 10);
+      CHECK(reserved() == 16 << 10);
+      std::byte* const back = bench.reserve(16 << 10);
+      bench.order.synchronize(pool.read(stays, back, 16 << 10, bench.stream).device_done);
+      CHECK(has_pattern(back, 16 << 10, 1));
+      pool.give_back(stays);
+      CHECK(pool.trim_sync() == 16 << 10);
+      CHECK(reserved() == 0);
+      CHECK(pool.size_bytes(Bench::take(pool, 16 << 10)) == 16 << 10);  // it grows again
+      CHECK(reserved() == 16 << 10);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: new slots begin with the tier that was said to be the first") {
+    Bench bench;
+    Bench::pool_type pool{
+        bench.device, bench.order, bench.options(64'000, 64'000, 40'000), bench.io};
+    auto const pinned = Bench::take(pool, 1000);
+    pool.set_first_tier(HostTier::file);
+    auto const in_file = Bench::take(pool, 16'000);
+    CHECK(pool.tier(in_file) == HostTier::file);
+    CHECK(pool.tier(Bench::take(pool, 16'000)) == HostTier::file);
+    CHECK_FALSE(pool.try_take(16'000).has_value());  // there is room before it, and none there
+    CHECK_FALSE(pool.try_grow(16'000));
+    pool.set_first_tier(HostTier::pinned);
+    CHECK(pool.tier(Bench::take(pool, 1000)) == HostTier::pinned);
+    CHECK(pool.tier(pinned) == HostTier::pinned);
+  }
+
   TEST_CASE("HostSwapPool: where pinning is slow the next slab is pinned ahead of need") {
     SlowBench bench;
     constexpr std::size_t slab = 16 << 10;

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -264,5 +265,30 @@ TEST_SUITE("slab_map") {
 
     map.give_back(chain.id, Fence{ticket(4, 40)});
     CHECK(map.try_take(granule_bytes)->fence == Fence{ticket(4, 40)});
+  }
+
+  TEST_CASE("SlabMap: slabs that are wholly free are removed, and the others keep their numbers") {
+    SlabMap map;
+    map.add_slab(4 * granule_bytes);
+    map.add_slab(2 * granule_bytes);
+    map.add_slab(3 * granule_bytes);
+    auto const first = map.try_take(4 * granule_bytes).value();
+    auto const last = map.try_take(3 * granule_bytes).value();
+    map.give_back(first.id, Fence{ticket(1, 10)});
+
+    std::vector<std::uint32_t> removed;
+    map.remove_free_slabs([&](std::uint32_t slab, std::size_t bytes, Fence const& fence) {
+      removed.push_back(slab);
+      CHECK(bytes == (slab == 0 ? 4 : 2) * granule_bytes);
+      CHECK(fence == (slab == 0 ? Fence{ticket(1, 10)} : Fence{}));
+    });
+
+    std::sort(removed.begin(), removed.end());
+    CHECK(removed == std::vector<std::uint32_t>{0, 1});
+    CHECK(map.reserved_bytes() == 3 * granule_bytes);
+    CHECK(map.free_bytes() == 0);
+    CHECK(extents_of(map, last)[0].slab == 2);
+    CHECK(map.add_slab(granule_bytes) == 3);
+    CHECK(extents_of(map, map.try_take(granule_bytes).value())[0].slab == 3);
   }
 }

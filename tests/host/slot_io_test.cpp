@@ -34,7 +34,7 @@ struct Bench {
   explicit Bench(bool is_direct = false) : file{folder.path(), is_direct, faults} {
     REQUIRE(file.try_extend(16 << 10));
     ledger.open(HostTier::file, 16 << 10, granule_bytes);
-    ledger.add_slab(HostTier::file, HostSlab{}, 16 << 10, 0);
+    ledger.add_slab(HostTier::file, HostSlab{}, 16 << 10);
     for (HostSlotId& id : slots) {
       id = ledger.try_take(piece_bytes).value();
     }
@@ -120,7 +120,7 @@ TEST_SUITE("slot_io") {
     Bench now;
     std::array<std::byte, 4 * piece_bytes> memory{};
     now.ledger.open(HostTier::pageable, memory.size(), granule_bytes);
-    now.ledger.add_slab(HostTier::pageable, HostSlab{memory.data(), 0}, memory.size(), 0);
+    now.ledger.add_slab(HostTier::pageable, HostSlab{memory.data(), 0, 0}, memory.size());
     now.slots = {now.ledger.try_take(piece_bytes).value(),
                  now.ledger.try_take(piece_bytes).value()};
 

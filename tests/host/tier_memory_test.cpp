@@ -81,7 +81,7 @@ TEST_SUITE("tier_memory") {
 
     REQUIRE(slab.has_value());
     CHECK(slab->place.memory == slab->mapping.data());
-    CHECK(slab->numa_bound_bytes == 0);
+    CHECK(slab->place.numa_bound_bytes == 0);
     slab->place.memory[(64 << 10) - 1] = std::byte{1};
     CHECK_FALSE(memory.try_reserve(HostTier::pageable, std::size_t{1} << 60U).has_value());
   }

@@ -27,7 +27,8 @@ struct LeasesBench {
   using Leases = framework::BufferLeases<Allocator>;
   using Frame = Leases::Frame;
 
-  explicit LeasesBench(std::size_t capacity_bytes) : memory{device, options(capacity_bytes)} {}
+  explicit LeasesBench(std::size_t capacity_bytes) : LeasesBench{options(capacity_bytes)} {}
+  explicit LeasesBench(Allocator::Options const& options) : memory{device, options} {}
 
   static Allocator::Options options(std::size_t capacity_bytes) {
     Allocator::Options options;

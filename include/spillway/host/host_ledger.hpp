@@ -28,6 +28,7 @@ enum class SlotAccess : std::uint8_t { read, write };
 struct HostSlab {
   std::byte* memory = nullptr;
   std::uint64_t file_offset = 0;
+  std::size_t numa_bound_bytes = 0;
 };
 
 /// One contiguous piece of a slot.
@@ -187,15 +188,29 @@ class BasicHostLedger {
   }
 
   /// @throws std::bad_alloc, with nothing changed
-  void add_slab(HostTier tier, HostSlab slab, std::size_t bytes, std::size_t numa_bound_bytes) {
+  void add_slab(HostTier tier, HostSlab slab, std::size_t bytes) {
     Tier& grown = at(tier);
     SPILLWAY_ASSERT(bytes <= grown.growth_bytes());
     grown.slabs.reserve(grown.slabs.size() + 1);
     grown.map.add_slab(bytes);
     grown.slabs.push_back(slab);
-    grown.numa_bound_bytes += numa_bound_bytes;
+    grown.numa_bound_bytes += slab.numa_bound_bytes;
+  }
+  /// Removes every slab of `tier` that is wholly free, after `visit(HostSlab const&, Fence const&)`
+  /// for each: its memory may be freed after the fence.
+  template <class Visit>
+  void remove_free_slabs(HostTier tier, Visit visit) {
+    Tier& shrunk = at(tier);
+    shrunk.map.remove_free_slabs([&](std::uint32_t slab, std::size_t, Fence const& fence) {
+      visit(std::as_const(shrunk.slabs[slab]), fence);
+      shrunk.numa_bound_bytes -= shrunk.slabs[slab].numa_bound_bytes;
+      shrunk.slabs[slab] = {};
+    });
   }
 
+  /// The tier that new slots begin with: those before it get none.
+  void set_first_tier(HostTier tier) noexcept { first_tier_ = tier; }
+  [[nodiscard]] HostTier first_tier() const noexcept { return first_tier_; }
   /// A slot in the first tier that has room, scattered if need be.
   ///
   /// @throws std::bad_alloc, with nothing changed
@@ -334,6 +349,7 @@ class BasicHostLedger {
   std::uint32_t salt_ =
       static_cast<std::uint32_t>(mix_bits(reinterpret_cast<std::uintptr_t>(this)) >> 32U);
   std::array<Tier, host_tier_count> tiers_{};
+  HostTier first_tier_ = HostTier::pinned;
   std::optional<FileFailure> orphan_failure_;
   BlockTable<HostSlot> slots_;
 };
@@ -342,7 +358,7 @@ using HostLedger = BasicHostLedger<>;
 
 template <class Lazy>
 inline std::optional<HostSlotId> BasicHostLedger<Lazy>::try_take(std::size_t bytes) {
-  for (std::size_t i = 0; i < host_tier_count; ++i) {
+  for (auto i = static_cast<std::size_t>(first_tier_); i < host_tier_count; ++i) {
     Tier& tier = tiers_[i];
     if (tier.is_failed) {
       continue;

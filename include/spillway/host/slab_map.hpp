@@ -129,6 +129,26 @@ class BasicSlabMap {
   /// Frees a chain whose bytes may be touched after `fence`.
   void give_back(ChainId chain, Fence const& fence) noexcept;
 
+  /// Removes every slab that is wholly free, after `visit(std::uint32_t slab, std::size_t bytes,
+  /// Fence const&)` for each. The numbers of the others stay.
+  template <class Visit>
+  void remove_free_slabs(Visit visit) {
+    for (std::uint32_t const head : heads_) {
+      for (std::uint32_t at = head; at != none;) {
+        std::uint32_t const next = nodes_[at].next_linked;
+        if (Node const& node = nodes_[at];
+            node.previous_in_slab == none && node.next_in_slab == none) {
+          visit(node.extent.slab, node.extent.bytes, node.fence);
+          reserved_bytes_ -= node.extent.bytes;
+          free_bytes_ -= node.extent.bytes;
+          unlink(at);
+          push_vacant(at);
+        }
+        at = next;
+      }
+    }
+  }
+
   /// Whether `try_take(bytes)` would succeed if there were one more free slab of `extra_bytes`.
   [[nodiscard]] bool can_take(std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
 

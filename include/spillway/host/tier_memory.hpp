@@ -3,11 +3,13 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/host_mapping.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/swap_file.hpp>
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <utility>
@@ -67,7 +69,6 @@ class TierMemory {
     PinnedMemory<Device> pinned;
     HostMapping mapping;
     HostSlab place;
-    std::size_t numa_bound_bytes = 0;
   };
 
   /// @throws FileTierError
@@ -90,7 +91,7 @@ class TierMemory {
     case HostTier::pageable:
       slab.mapping = HostMapping::try_map(bytes, numa_node_);
       slab.place.memory = slab.mapping.data();
-      slab.numa_bound_bytes = slab.mapping.is_bound() ? bytes : 0;
+      slab.place.numa_bound_bytes = slab.mapping.is_bound() ? bytes : 0;
       break;
     case HostTier::file:
       slab.place.file_offset = file_->size_bytes();
@@ -103,6 +104,19 @@ class TierMemory {
   void prepare_adopt() { slabs_.reserve(slabs_.size() + 1); }
   /// Keeps the memory of a slab that the ledger has entered.
   void adopt(Slab slab) noexcept { slabs_.push_back(std::move(slab)); }
+  /// Hands out the memory of a slab that was adopted and that the ledger has removed.
+  [[nodiscard]] Slab release(HostSlab const& place) noexcept {
+    auto const at = std::find_if(slabs_.begin(), slabs_.end(), [&](Slab const& slab) {
+      return slab.place.memory == place.memory;
+    });
+    SPILLWAY_ASSERT(at != slabs_.end());
+    Slab gone = std::move(*at);
+    std::swap(*at, slabs_.back());
+    slabs_.pop_back();
+    return gone;
+  }
+  /// How many slabs of memory were adopted, and slabs of the file.
+  [[nodiscard]] std::size_t slab_count() const noexcept { return slabs_.size(); }
 
   /// The file, or null where there is no file tier.
   [[nodiscard]] SwapFile<FileIo>* file() noexcept { return file_ ? &*file_ : nullptr; }

@@ -64,6 +64,13 @@ class Transfers {
   Transfers(Transfers const&) = delete;
   Transfers& operator=(Transfers const&) = delete;
 
+  /// Frees the host slot of a resident block, which must be copied again when it leaves.
+  void give_up_host_copy(BlockRecord& block) {
+    pool_.give_back(std::exchange(block.host, HostSlotId{}));
+    block.is_host_valid = false;
+    block.is_read_unchecked = false;  // from now on the pool itself tells of a failure
+  }
+
   /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
   /// @returns the bytes that are to be carried by now
@@ -393,9 +400,7 @@ class Transfers {
     if (chosen == nullptr) {
       return false;
     }
-    pool_.give_back(std::exchange(chosen->host, HostSlotId{}));
-    chosen->is_host_valid = false;
-    chosen->is_read_unchecked = false;  // from now on the pool itself tells of a failure
+    give_up_host_copy(*chosen);
     return true;
   }
 

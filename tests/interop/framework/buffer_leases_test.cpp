@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <support/buffer_leases_bench.hpp>
+#include <support/temporary_folder.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -313,6 +314,38 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.view(b).is_resident);
     CHECK(bench.read({a, b}) == Bytes{1, 2});
     CHECK(bench.leases.wake() == 0);
+  }
+
+  TEST_CASE("BufferLeases: parked in a file, nothing stays in host memory either") {
+    TemporaryFolder const folder;
+    auto options = LeasesBench::options(8_MiB);
+    options.host.slab_bytes = 1_MiB;
+    options.host.file_bytes = 64_MiB;
+    options.host.file = folder.path();
+    LeasesBench bench{options};
+    auto const host = [&](HostTier tier) { return bench.memory.host_stats().tier(tier); };
+    auto* const away = bench.make(4_MiB, 1);
+    auto* const clean = bench.make(4_MiB, 2);
+    auto* const changed = bench.make(4_MiB, 3);
+    CHECK(bench.read({clean}) == Bytes{2});
+    CHECK(host(HostTier::pinned).used_bytes != 0);
+    (void)bench.leases.park(HostTier::file);
+    CHECK(bench.memory.stats().reserved_bytes == 0);
+    CHECK(host(HostTier::pinned).reserved_bytes == 0);
+    CHECK(host(HostTier::file).used_bytes == 12_MiB);
+    CHECK(bench.leases.wake() == 8_MiB);
+    CHECK(bench.read({away}) == Bytes{1});
+    CHECK(bench.read({clean}) == Bytes{2});
+    CHECK(bench.read({changed}) == Bytes{3});
+    CHECK(bench.make(4_MiB, 4) != nullptr);
+    CHECK(host(HostTier::file).used_bytes <= 16_MiB);
+  }
+
+  TEST_CASE("BufferLeases: without a file nothing can be parked there") {
+    LeasesBench bench{8_MiB};
+    auto* const a = bench.make(2_MiB, 1);
+    CHECK_THROWS_AS(bench.leases.park(HostTier::file), ContractViolation);
+    CHECK(bench.leases.view(a).is_resident);
   }
 
   TEST_CASE("BufferLeases: waking brings back no more than fits") {

@@ -212,9 +212,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Base::after_fork_in_child(frame);
   }
   /// As the base, counted as `reclaim` is.
-  std::size_t park() {
-    (void)reclaim();
-    return this->memory_->trim_sync();
+  std::size_t park(HostTier level = HostTier::pinned) {
+    return Base::park(level, [this] { (void)reclaim(); });
   }
   /// As the base; also says from which size on room is scarce.
   void set_capacity(std::size_t bytes) {

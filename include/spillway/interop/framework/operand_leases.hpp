@@ -5,6 +5,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/host_tier.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -110,11 +111,12 @@ class OperandLeases {
   /// Swaps out everything that no frame has pinned, and gives the device memory that is free then
   /// back to the system. What is used next comes back by itself.
   ///
-  /// @returns the bytes that were given back
-  std::size_t park() {
-    (void)reclaim();
-    memory_->synchronize();
-    return memory_->trim_sync();
+  /// @param level  where everything goes: with `HostTier::file` nothing stays in host memory either
+  ///               for which the file has room, and that memory is given back, too
+  /// @returns the bytes of the device that were given back
+  /// @throws  ContractViolation if there is no such tier; as `DeviceAllocator::trim_host_sync`
+  std::size_t park(HostTier level = HostTier::pinned) {
+    return park(level, [this] { (void)reclaim(); });
   }
   /// Brings back what is swapped out, in the order in which it was enrolled, as far as the capacity
   /// goes.
@@ -188,6 +190,28 @@ class OperandLeases {
                          std::optional<std::chrono::milliseconds> patience = std::nullopt)
       : memory_{&memory}, patience_{patience} {}
   ~OperandLeases() = default;
+
+  /// `park`, with what swaps out everything that is not in use.
+  template <class Reclaim>
+  std::size_t park(HostTier level, Reclaim const& reclaim) {
+    bool const spares_memory = level != HostTier::pinned;
+    expects(!spares_memory || memory_->host_stats().tier(level).capacity_bytes != 0,
+            "what is parked has no such tier to go to");
+    {
+      struct Slower {
+        Allocator& memory;
+        ~Slower() { memory.set_first_host_tier(HostTier::pinned); }
+      };
+      memory_->set_first_host_tier(level);
+      Slower const slower{*memory_};
+      reclaim();
+      memory_->synchronize();
+      if (spares_memory) {
+        (void)memory_->trim_host_sync();
+      }
+    }
+    return memory_->trim_sync();
+  }
 
   // The table of entries. The caller of each holds the lock.
 
