@@ -799,8 +799,8 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
     }
     Exclusive const exclusive{monitor_};
     block = blocks_.find(id);  // others may have freed it or brought it in
-    if (block == nullptr || !is_before(*block) || !block->is_resident() ||
-        block->is_in_transit() || block->state() == detail::BlockState::filling) {
+    if (block == nullptr || !is_before(*block) || !block->is_resident() || block->is_in_transit() ||
+        block->state() == detail::BlockState::filling) {
       continue;
     }
     transfers_.give_up_host_copy(*block);
