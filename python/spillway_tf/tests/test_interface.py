@@ -24,7 +24,9 @@ def test_statistics_follow_a_tensor_out_and_in(lms):
     assert CAPACITY >= reserved >= spillway_tf.get_bytes_in_use()
     assert spillway_tf.get_bytes_inactive() == spillway_tf.get_bytes_in_use()
     reclaimed, full = spillway_tf.get_bytes_reclaimed(), spillway_tf.get_num_full_reclaims()
+    pinned = spillway_tf.get_bytes_pinned()
     assert spillway_tf.reclaim_inactive() >= 1 << 20
+    assert spillway_tf.get_bytes_pinned() == pinned == spillway_tf.get_bytes_in_use()
     assert lms.is_away(x)
     assert spillway_tf.get_bytes_reserved() == reserved
     assert spillway_tf.get_bytes_reclaimed() - reclaimed >= 1 << 20
@@ -33,8 +35,10 @@ def test_statistics_follow_a_tensor_out_and_in(lms):
     assert spillway_tf.get_peak_bytes_reclaimed() >= 1 << 20
     assert spillway_tf.get_host_bytes() >= 1 << 20
     away = spillway_tf.get_current_bytes_reclaimed()
-    _ = x + 1.0
+    _ = tf.reduce_sum(x)
     assert spillway_tf.get_current_bytes_reclaimed() == away - (1 << 20)
+    assert spillway_tf.get_bytes_reserved() == reserved  # it came back without growing
+    _ = x + 1.0
     assert spillway_tf.get_peak_bytes_active() >= 2 << 20
     assert "swapped out so far" in spillway_tf.memory_summary()
 
