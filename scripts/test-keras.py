@@ -6,7 +6,7 @@
 
 With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
 A PART is a folder or file of Keras' sources, such as layers/rnn; by default those of PARTS, each in two processes of its
-own. With --quick it is the files of QUICK, all of them in the same two processes, which takes a minute or two. The tests
+own. With --quick it is the files of QUICK, all of them in the same two processes, which takes a few minutes. The tests
 are those that the installed Keras comes with. scripts/test-tensorflow.sh makes the environment and builds the module;
 `scripts/test-tensorflow.sh --keras` does both and runs the quick part. Where a process ends early, all tests that were
 left count as different. Exit status 1 if there is a difference.
