@@ -268,6 +268,17 @@ class DefragArena {
     return search_.plan_largest(map_, budget_bytes / granule_bytes, std::move(can_move));
   }
 
+  /// A plan that moves all blocks that may move as far down as they go, so that the pieces at the
+  /// top can be given back to the device.
+  ///
+  /// @return  nothing if no block can move down
+  /// @throws  std::bad_alloc
+  /// @cost    O(n) for n ranges; the moves may be all there is
+  template <std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_slide(CanMove can_move) {
+    return Compaction::moves_blocks ? search_.plan_slide(map_, std::move(can_move)) : std::nullopt;
+  }
+
   /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
   ///
   /// Blocks keep their addresses until the commit. Begun plans must be committed.

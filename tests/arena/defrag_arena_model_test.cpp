@@ -330,14 +330,18 @@ class Player {
     std::size_t const budget =
         below(4) == 0 ? arena_.capacity_bytes() / 16 : arena_.capacity_bytes();
     bool const is_pass = below(4) == 0;
-    auto plan = is_pass ? arena_.plan_pass(budget, can_move)
-                        : arena_.plan_compaction(wanted, budget, can_move);
+    bool const is_slide = !is_pass && below(8) == 0;
+    auto plan = is_slide  ? arena_.plan_slide(can_move)
+                : is_pass ? arena_.plan_pass(budget, can_move)
+                          : arena_.plan_compaction(wanted, budget, can_move);
     if (!plan) {
       return;
     }
     plans_ += plan->moves.empty() ? 0U : 1U;
-    REQUIRE(plan->cost_bytes <= budget);
-    REQUIRE(plan->makes_bytes >= (is_pass ? arena_.largest_free_bytes() : wanted));
+    REQUIRE((is_slide || plan->cost_bytes <= budget));
+    REQUIRE(plan->makes_bytes >= (is_slide  ? granule_bytes
+                                  : is_pass ? arena_.largest_free_bytes()
+                                            : wanted));
     arena_.begin_moves(*plan);
     moving_.clear();
     std::map<std::uint64_t, Live> old;

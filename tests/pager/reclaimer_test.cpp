@@ -179,4 +179,36 @@ TEST_SUITE("pager") {
     CHECK_THROWS_AS((support::SmallBuffer{bench.allocator, 1_MiB}), spillway::OutOfDeviceMemory);
     CHECK(blocks[3].is_intact());
   }
+
+  TEST_CASE("Reclaimer: a lowered capacity is what is reserved, though nothing can leave") {
+    auto options = support::small_options(1_MiB);
+    options.initial_bytes = 0;
+    options.growth_bytes = 128_KiB;
+    options.grows_in_place = true;
+    options.host.pinned_bytes = 16_KiB;
+    support::SmallBench bench{options, {.capacity_bytes = 64_MiB, .granularity_bytes = 16_KiB}};
+    std::deque<support::KnownBytes> blocks;
+    std::deque<support::KnownBytes> gaps;
+    for (std::uint8_t i = 0; i < 24; ++i) {  // of three sizes, and a third of them go
+      std::size_t const bytes = (24 + std::size_t{i} % 3 * 16) * 1_KiB;
+      (i % 3 == 1 ? gaps : blocks).emplace_back(bench, bytes, i);
+    }
+    std::size_t const lowest = bench.allocator.stats().resident.bytes.current - 8 * 40_KiB;
+    gaps.clear();
+    support::KnownBytes away{bench, 16_KiB, 99};
+    away.buffer().swap_out();  // the host is full
+
+    bench.allocator.set_capacity(lowest);
+
+    CHECK(bench.allocator.stats().resident.bytes.current == lowest);
+    CHECK(bench.allocator.stats().reserved_bytes <= lowest);
+    CHECK(bench.device.memory_info().total_bytes - bench.device.memory_info().free_bytes ==
+          bench.allocator.stats().reserved_bytes);
+    CHECK(bench.allocator.stats().swap_outs.count == 1);
+    bench.allocator.set_capacity(1_MiB);
+    CHECK(away.is_intact());
+    for (auto& block : blocks) {
+      CHECK(block.is_intact());
+    }
+  }
 }

@@ -35,8 +35,9 @@ using SmallBuffer = spillway::SwappableBuffer<SmallAllocator>;
 
 /// An allocator and one stream.
 struct SmallBench {
-  explicit SmallBench(SmallAllocator::Options options = small_options(1_MiB))
-      : allocator{device, options} {}
+  explicit SmallBench(SmallAllocator::Options options = small_options(1_MiB),
+                      spillway::SimOptions sim = {.capacity_bytes = 64_MiB})
+      : device{sim}, allocator{device, options} {}
   SmallBench(SmallBench const&) = delete;
   SmallBench& operator=(SmallBench const&) = delete;
   ~SmallBench() {
@@ -45,7 +46,7 @@ struct SmallBench {
     device.destroy_stream(stream);
   }
 
-  spillway::SimApi device{{.capacity_bytes = 64_MiB}};
+  spillway::SimApi device;
   SmallAllocator allocator;
   spillway::SimApi::stream_type stream = device.create_stream();
 };

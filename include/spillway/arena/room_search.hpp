@@ -374,6 +374,33 @@ class RoomSearch {
     return to_plan(map, best);
   }
 
+  /// A plan by which every block that may move slides down to the end of the one below it, so that
+  /// what is free lies at the top; nothing if none can move.
+  ///
+  /// @throws std::bad_alloc
+  template <class Map, std::predicate<BlockId> CanMove>
+  [[nodiscard]] std::optional<CompactionPlan> plan_slide(Map const& map, CanMove can_move) {
+    look_at(map, all_ranges);
+    snapshot_.read(map.list(), scope_, can_move);
+    Layout const layout = snapshot_.layout();
+    LayoutPlan slide;
+    std::uint32_t end = 0;  // of the blocks so far, where they are going to be
+    for (std::uint32_t i = 0; i < layout.blocks.size(); ++i) {
+      LayoutBlock const& block = layout.blocks[i];
+      if (block.is_fixed || block.first == end) {
+        end = block.end();
+        continue;
+      }
+      slide.moves.push_back({i, end});
+      slide.cost += block.count;
+      end += block.count;
+      slide.first = end;
+      slide.count =
+          (i + 1 < layout.blocks.size() ? layout.blocks[i + 1].first : layout.end) - slide.first;
+    }
+    return slide.moves.empty() ? std::nullopt : to_plan(map, slide);
+  }
+
   /// The run of addresses with room for `count` whose blocks cost least to evict, with a look at
   /// about `most_ranges` ranges.
   ///

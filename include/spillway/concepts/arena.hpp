@@ -138,6 +138,7 @@ concept GrowingArena =
 /// |                                      | moves if a range fits already                         |
 /// | `a.plan_pass(budget, m)`             | a plan for about the largest free range that moving   |
 /// |                                      | `budget` bytes can make                               |
+/// | `a.plan_slide(m)`                    | a plan that moves all blocks as far down as they go   |
 /// | `a.begin_moves(p)`                   | claim what the plan needs, or throw and change        |
 /// |                                      | nothing; blocks keep their addresses                  |
 /// | `a.commit_moves(p, done, f)`         | put the first `done` blocks where they went and undo  |
@@ -167,6 +168,7 @@ concept MovingArena =
       { p.fence                        } -> std::same_as<Fence&>;
       { a.plan_compaction(n, n, m, w)  } -> std::same_as<std::optional<typename A::plan_type>>;
       { a.plan_pass(n, m)              } -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.plan_slide(m)                } -> std::same_as<std::optional<typename A::plan_type>>;
       { a.begin_moves(p)               } -> std::same_as<void>;
       { a.commit_moves(p, n, f)        } noexcept -> std::same_as<void>;
       { a.cheapest_window(n, c, w)     } -> std::same_as<std::optional<EvictionWindow>>;

@@ -144,7 +144,8 @@ class Reclaimer {
   }
 
   /// Evicts blocks until the rest fits into the capacity, which has been lowered, and gives back to
-  /// the device what is reserved beyond it. What is leased, or has no room on the host, keeps its
+  /// the device what is reserved beyond it. Where that can be given back piece by piece, blocks are
+  /// moved down first, and evicted from the top if that does not suffice. What is leased keeps its
   /// part of the reservation.
   ///
   /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
@@ -157,9 +158,11 @@ class Reclaimer {
       }
     }
     if constexpr (GrowingArena<Arena>) {
+      bool may_slide = arena_.trims_anywhere();
       while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
         std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
-        if (trim(excess) == 0 && !(arena_.trims_anywhere() && vacate_top(excess))) {
+        if (trim(excess) == 0 && !(std::exchange(may_slide, false) && slide()) &&
+            !(arena_.trims_anywhere() && vacate_top(excess))) {
           break;
         }
       }
@@ -372,6 +375,19 @@ class Reclaimer {
         throw;
       }
     }
+  }
+
+  /// Moves blocks down, so that what is free lies at the top. @returns whether any has moved
+  bool slide() {
+    if constexpr (MovingArena<Arena>) {
+      if (options_.compaction) {
+        if (auto plan = arena_.plan_slide(can_move())) {
+          transfers_.move(*plan);
+          return true;
+        }
+      }
+    }
+    return false;
   }
 
   /// Evicts blocks from the highest addresses down until `bytes` have left, or all that may.
