@@ -64,6 +64,7 @@ def test_a_place_is_taken_before_streams_that_did_not_use_it(stand_in, takes_the
     stand_in.spillway_fake_stall(side.cuda_stream)
     with torch.cuda.stream(side):
         z.copy_(y)
+        torch.empty_like(y).copy_(y)  # whose end is a point on this stream
     for other in others:
         lent = lms.lend(x)
         with torch.cuda.stream(other):

@@ -364,7 +364,8 @@ std::size_t CudaTensorAllocator<Site>::workspace_bytes() const {
   std::size_t bytes = 0;
 #if defined(SPILLWAY_HAS_CUBLAS_WORKSPACES)
   auto const sum = [&bytes](auto const& workspaces) {
-    for (auto const& [handle_and_stream, workspace] : workspaces) {
+    for (auto const& entry : workspaces) {  // by handle and stream
+      auto const& workspace = entry.second;
       if constexpr (requires { workspace.first.get(); }) {
         bytes += Site::leases().raw_bytes(workspace.first.get());
       } else {
