@@ -66,5 +66,5 @@ ${CXX:-g++} -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers"
   tests/support/fake_cuda_device.cpp tests/support/fake_cuda_missing.cpp tests/support/fake_cudart.cpp \
   tests/support/fake_cuda_driver.cpp -pthread
 LD_PRELOAD=$home/stand-in/libcuda.so.1 LD_LIBRARY_PATH=$home/stand-in:${LD_LIBRARY_PATH-} \
-  SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) \
+  SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) SPILLWAY_FAKE_CUDA_MAPS=1 \
   "$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda "$@"

@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -188,6 +189,22 @@ TEST_SUITE("cuda_allocator") {
     device.synchronize(stream);
     device.destroy_stream(stream);
     CHECK(work.wrong() == 0);
+  }
+
+  TEST_CASE("DeviceAllocator: under pressure leases end together with one event") {
+    Capture now;
+    now.fill_device();  // with others away
+    std::vector<Allocator::lease_type> leases;
+    for (Buffer& buffer : std::span{now.others}.last(4)) {
+      leases.push_back(now.allocator.acquire(buffer.id(), Access::read, now.other));
+    }
+    std::size_t const records = now.fake.cuda.calls("cudaEventRecord");
+    std::size_t const questions = now.fake.cuda.calls("cudaStreamIsCapturing");
+
+    now.allocator.release_all(leases);
+
+    CHECK(now.fake.cuda.calls("cudaEventRecord") - records == 1);
+    CHECK(now.fake.cuda.calls("cudaStreamIsCapturing") - questions <= 1);
   }
 
   TEST_CASE("DeviceAllocator: pages side by side are made accessible, and unmapped, at once") {
