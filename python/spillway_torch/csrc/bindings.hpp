@@ -213,8 +213,17 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("set_foreach_bytes", [](std::size_t bytes) { installed().foreach_bytes = bytes; });
   m.def(
       "reclaim", [] { return installed().leases.reclaim(); }, WithoutLock());
+  m.def("has_file_tier", [] {
+    auto const host = installed().memory.host_stats();
+    return host.tier(spillway::HostTier::file).capacity_bytes != 0;
+  });
   m.def(
-      "park", [] { return installed().leases.park(); }, WithoutLock());
+      "park",
+      [](bool to_file) {
+        return installed().leases.park(to_file ? spillway::HostTier::file
+                                               : spillway::HostTier::pinned);
+      },
+      WithoutLock());
   m.def(
       "wake", [] { return installed().leases.wake(); }, WithoutLock());
   m.def(

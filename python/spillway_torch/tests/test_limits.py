@@ -167,6 +167,30 @@ print([int(t[-1]) for t in pile] == list(range(40)), kept[0].item())
     assert out.split() == ["True"] * 4 + ["3.0"] + ["True"] * 4 + ["1.0"]
 
 
+def test_parked_in_a_file_nothing_stays_in_host_memory_either(script, tmp_path):
+    out = script(f"""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, file_tier={str(tmp_path)!r}, file_limit=256 << 20)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((1 << 20,), float(i)) for i in range(30)]
+sums = [t.sum().item() for t in pile[:5]]
+print(spillway_torch.memory_stats()["host.pinned_bytes"] > 32 << 20)
+spillway_torch.park("file")
+now = spillway_torch.memory_stats()
+print(now["reserved_bytes.all.current"], now["host.pinned_bytes"], now["host.file_bytes"] >> 20)
+print([int(t[-1]) for t in pile] == list(range(30)), sums == [t.sum().item() for t in pile[:5]])
+print(spillway_torch.memory_stats()["host.pinned_bytes"] >= 0)
+""")
+    assert out.split() == ["True", "0", "0", "120", "True", "True", "True"]
+
+
+def test_where_to_park_is_checked(lms):
+    with pytest.raises(ValueError, match="file_tier"):
+        spillway_torch.park("file")
+    with pytest.raises(ValueError, match="level"):
+        spillway_torch.park("moon")
+
+
 def test_two_processes_take_turns_on_one_limit(script, tmp_path):
     """Each computes with three quarters of what there is for both, while the other one is parked."""
     import subprocess
