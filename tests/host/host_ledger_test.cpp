@@ -108,7 +108,7 @@ TEST_SUITE("host_ledger") {
     std::size_t const most = std::size_t{1} << 40U;
     ledger.open(HostTier::pinned, most, granule_bytes);
     auto const slab_when_used = [&](std::size_t bytes) {
-      ledger.add_slab(HostTier::pinned, {}, bytes - ledger.stats(HostTier::pinned).used_bytes, 0);
+      ledger.add_slab(HostTier::pinned, {}, bytes - ledger.stats(HostTier::pinned).used_bytes);
       CHECK(ledger.try_take(bytes - ledger.stats(HostTier::pinned).used_bytes).has_value());
       return ledger.slab_bytes(HostTier::pinned, 64_MiB);
     };
@@ -120,7 +120,7 @@ TEST_SUITE("host_ledger") {
     CHECK(slab_when_used(8_GiB) == 64_MiB);
     CHECK(ledger.slab_bytes(HostTier::pinned, 1_MiB) == 1_MiB);
     CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
-    ledger.add_slab(HostTier::pinned, {}, 128_MiB, 0);  // the 64th part is free
+    ledger.add_slab(HostTier::pinned, {}, 128_MiB);  // the 64th part is free
     CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
   }
 
