@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include <sys/wait.h>
@@ -60,6 +61,78 @@ TEST_SUITE("host_api") {
 
     CHECK(device.is_complete(event));
     CHECK(memory[64_MiB - 1] == 9);
+  }
+
+  TEST_CASE("HostApi: a thread that waits runs copies that nobody runs yet") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    auto const first = rig.stream();
+    auto const second = rig.stream();
+    auto const reached = rig.event();
+    auto const event = rig.event();
+    unsigned char* const from = rig.pinned(4096, 1);
+    unsigned char* const to = rig.device_memory(4096);
+
+    // The streams' threads sleep, since so little is enqueued.
+    device.copy(to, from, 4096, CopyKind::to_device, first);
+    device.record(reached, first);
+    device.wait(second, reached);
+    device.copy(to + 1, to, 1, CopyKind::on_device, second);
+    device.record(event, second);
+    CHECK_FALSE(device.is_complete(event));
+    CHECK(to[0] == 0);
+
+    device.synchronize(event);
+    CHECK(to[0] == 1);
+    CHECK(device.is_complete(reached));
+  }
+
+  TEST_CASE("HostApi: a stream goes on for one who asks again and again") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    auto const stream = rig.stream();
+    auto const event = rig.event();
+    unsigned char* const from = rig.pinned(4096, 1);
+    unsigned char* const to = rig.device_memory(4096);
+    device.copy(to, from, 4096, CopyKind::to_device, stream);
+    device.record(event, stream);
+    while (!device.is_complete(event)) {
+    }
+    CHECK(to[4095] == 1);
+  }
+
+  TEST_CASE("HostApi: threads that wait for other points of one stream all go on") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    constexpr int count = 64;
+    auto const stream = rig.stream();
+    auto const other = rig.stream();
+    std::atomic<int> calls{0};
+    unsigned char* const memory = rig.device_memory(64_KiB);
+    std::vector<HostEvent> events;
+    for (int i = 0; i < count; ++i) {
+      device.fill(memory, static_cast<unsigned char>(i), 64_KiB, stream);
+      if (i % 8 == 0) {
+        device.launch(other, [&calls] { ++calls; });
+        device.record(events.emplace_back(rig.event()), other);
+        device.wait(stream, events.back());
+      }
+      device.record(events.emplace_back(rig.event()), stream);
+    }
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < 4; ++i) {
+      threads.emplace_back([&device, &events, i] {
+        for (std::size_t at = i; at < events.size(); at += 4) {
+          device.synchronize(events[at]);
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    CHECK(calls == count / 8);
+    CHECK(memory[0] == count - 1);
+    CHECK(memory[64_KiB - 1] == count - 1);
   }
 
   TEST_CASE("HostApi: a stream that is destroyed finishes what it was given") {

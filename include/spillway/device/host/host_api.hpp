@@ -6,6 +6,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -39,6 +41,11 @@ enum class HostEvent : std::uint64_t {};
 /// Streams that are created have a thread each and run behind the program's back; copies in and out
 /// go there.
 ///
+/// To wake a thread and to wait for it costs as much as to copy some ten kilobytes. So a stream's
+/// thread sleeps until 1 MiB of copies is enqueued, a function is, or somebody has asked twice
+/// whether an event is complete; and a thread that waits for copies which nobody runs yet runs them
+/// itself.
+///
 /// Memory is taken from the system when it is touched, not when it is reserved, and is not
 /// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
 ///
@@ -55,6 +62,9 @@ class BasicHostApi {
   using event_type = HostEvent;
 
   static constexpr bool is_thread_safe = true;
+  [[nodiscard]] static constexpr bool is_caller(stream_type stream) noexcept {
+    return stream == HostStream::caller;
+  }
 
   BasicHostApi() = default;
   BasicHostApi(BasicHostApi const&) = delete;
@@ -118,9 +128,9 @@ class BasicHostApi {
   enum class Kind : std::uint8_t { copy, fill, call, wait };
 
   struct Stream;
-  /// A place in a stream's work: everything up to number `count`.
+  /// A place in a stream's work: everything up to number `count`. Of the caller's, no stream.
   struct Point {
-    std::shared_ptr<Stream> stream;
+    Stream* stream = nullptr;
     std::uint64_t count = 0;
   };
   struct Op {
@@ -134,34 +144,51 @@ class BasicHostApi {
   };
   struct Stream {
     std::deque<Op> queue;
-    std::condition_variable work;
+    std::condition_variable work;  // where its thread sleeps
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
+    std::uint64_t awaited = never;  // the first number that a sleeping thread waits for
+    std::size_t bytes = 0;          // to be copied or filled since the queue was empty
+    bool is_running = false;        // some thread runs an operation of this stream
+    bool is_due = false;            // the stream's thread is to run what is enqueued
+    bool is_asked = false;          // for an event that is not complete, since the last operation
     bool is_closing = false;
     std::thread thread;
+
+    [[nodiscard]] bool needs_thread() const noexcept {
+      return !is_running && (is_closing || (is_due && !queue.empty()));
+    }
   };
   using Guard = std::unique_lock<std::mutex>;
+
+  static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  /// What may be enqueued without waking the stream's thread: 100 us of copying.
+  static constexpr std::size_t most_idle_bytes = 1_MiB;
 
   [[nodiscard]] void* try_map(std::size_t bytes) noexcept;
   void unmap(void* p, std::size_t bytes) noexcept;
   void enqueue(stream_type stream, Op op);
   static void run_here(Op const& op) noexcept;
-  void serve(std::shared_ptr<Stream> const& stream);
-  void await(Guard& guard, Point const& point) {
-    progress_.wait(guard, [&point] { return is_past(point); });
-  }
+  /// @returns whether the stream's thread is to be woken, without the lock
+  [[nodiscard]] static bool add(Stream& stream, Op const& op);
+  void serve(Stream& stream);
+  void run_next(Guard& guard, Stream& stream);
+  void await(Guard& guard, Point const& point);
   [[nodiscard]] static bool is_past(Point const& point) noexcept {
     return point.stream == nullptr || point.stream->done >= point.count;
   }
+  static void close(Stream& stream) {
+    stream.is_closing = true;
+    stream.work.notify_one();
+  }
   /// Null for the caller. @throws DeviceError for a handle that names no stream
-  [[nodiscard]] std::shared_ptr<Stream> find(stream_type stream,
-                                             char const* call = __builtin_FUNCTION()) const;
+  [[nodiscard]] Stream* find(stream_type stream, char const* call = __builtin_FUNCTION()) const;
   [[nodiscard]] Point& find(event_type event, char const* call = __builtin_FUNCTION());
 
   mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
   std::condition_variable progress_;
-  std::unordered_map<HostStream, std::shared_ptr<Stream>> streams_;
-  std::vector<std::shared_ptr<Stream>> leaving_;  // destroyed, and their threads not joined yet
+  std::unordered_map<HostStream, Stream*> streams_;
+  std::vector<std::unique_ptr<Stream>> all_;  // with those that were destroyed: events name them
   std::unordered_map<HostEvent, Point> events_;
   std::uint32_t last_stream_ = 0;
   std::uint64_t last_event_ = 0;
@@ -178,15 +205,11 @@ template <class Lazy>
 BasicHostApi<Lazy>::~BasicHostApi() {
   {
     Guard const guard{mutex_};
-    for (auto& [name, stream] : streams_) {
-      leaving_.push_back(stream);
-    }
-    for (auto const& stream : leaving_) {
-      stream->is_closing = true;
-      stream->work.notify_one();
+    for (auto const& stream : all_) {
+      close(*stream);
     }
   }
-  for (auto const& stream : leaving_) {
+  for (auto const& stream : all_) {
     if (stream->thread.joinable()) {
       stream->thread.join();
     }
@@ -239,8 +262,7 @@ MemoryInfo BasicHostApi<Lazy>::memory_info() const {
 }
 
 template <class Lazy>
-auto BasicHostApi<Lazy>::find(stream_type stream, char const* call) const
-    -> std::shared_ptr<Stream> {
+auto BasicHostApi<Lazy>::find(stream_type stream, char const* call) const -> Stream* {
   if (stream == HostStream::caller) {
     return nullptr;
   }
@@ -280,51 +302,100 @@ void BasicHostApi<Lazy>::run_here(Op const& op) noexcept {
 }
 
 template <class Lazy>
-void BasicHostApi<Lazy>::enqueue(stream_type stream, Op op) {
-  {
-    Guard const guard{mutex_};
-    auto const on = find(stream);
-    if (on != nullptr && has_threads_) {
-      on->queue.push_back(std::move(op));
-      ++on->enqueued;
-      on->work.notify_one();
-      return;
-    }
-  }
-  run_here(op);
+bool BasicHostApi<Lazy>::add(Stream& stream, Op const& op) {
+  stream.queue.push_back(op);
+  ++stream.enqueued;
+  stream.bytes += op.bytes;
+  stream.is_due = stream.is_due || op.kind == Kind::call || stream.bytes >= most_idle_bytes;
+  return stream.needs_thread();
 }
 
 template <class Lazy>
-void BasicHostApi<Lazy>::serve(std::shared_ptr<Stream> const& stream) {
+void BasicHostApi<Lazy>::enqueue(stream_type stream, Op op) {
+  Stream* on = nullptr;
+  bool needs_thread = false;
+  {
+    Guard const guard{mutex_};
+    on = find(stream);
+    if (on != nullptr && has_threads_) {
+      needs_thread = add(*on, op);
+    } else {
+      on = nullptr;
+    }
+  }
+  if (needs_thread) {
+    on->work.notify_one();  // without the lock, which the thread needs at once
+  } else if (on == nullptr) {
+    run_here(op);
+  }
+}
+
+/// Runs the first operation of a stream that no thread runs now.
+template <class Lazy>
+void BasicHostApi<Lazy>::run_next(Guard& guard, Stream& stream) {
+  Op const op = stream.queue.front();
+  stream.queue.pop_front();
+  stream.is_running = true;
+  if (op.kind == Kind::wait) {
+    await(guard, op.after);
+  } else {
+    guard.unlock();
+    run_here(op);
+    guard.lock();
+  }
+  stream.is_running = false;
+  stream.is_asked = false;
+  ++stream.done;
+  if (stream.queue.empty()) {
+    stream.is_due = false;
+    stream.bytes = 0;
+  }
+  if (stream.done >= stream.awaited) {
+    stream.awaited = never;
+    progress_.notify_all();
+  }
+}
+
+/// Blocks until the point is past, and runs what leads there unless another thread does. Functions
+/// are left to the stream's own thread.
+template <class Lazy>
+void BasicHostApi<Lazy>::await(Guard& guard, Point const& point) {
+  while (!is_past(point)) {
+    Stream& stream = *point.stream;
+    if (!stream.is_running && stream.queue.front().kind != Kind::call) {
+      run_next(guard, stream);
+      if (stream.needs_thread()) {
+        stream.work.notify_one();  // it left this thread alone while it ran
+      }
+    } else {
+      stream.is_due = true;  // whoever runs the stream now may stop before this point
+      stream.awaited = std::min(stream.awaited, point.count);
+      progress_.wait(guard);
+    }
+  }
+}
+
+template <class Lazy>
+void BasicHostApi<Lazy>::serve(Stream& stream) {
   Guard guard{mutex_};
   for (;;) {
-    stream->work.wait(guard, [&] { return stream->is_closing || !stream->queue.empty(); });
-    if (stream->queue.empty()) {
+    stream.work.wait(guard, [&] { return stream.needs_thread(); });
+    if (stream.queue.empty()) {
       return;
     }
-    Op const op = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    if (op.kind == Kind::wait) {
-      await(guard, op.after);
-    } else {
-      guard.unlock();
-      run_here(op);
-      guard.lock();
-    }
-    ++stream->done;
-    progress_.notify_all();
+    run_next(guard, stream);
   }
 }
 
 template <class Lazy>
 auto BasicHostApi<Lazy>::create_stream() -> stream_type {
-  auto stream = std::make_shared<Stream>();
   Guard const guard{mutex_};
+  Stream& stream = *all_.emplace_back(std::make_unique<Stream>());
   HostStream const name{++last_stream_};
-  streams_.emplace(name, stream);
+  streams_.emplace(name, &stream);
   if (has_threads_) {
     try {
-      stream->thread = std::thread{[this, stream] { serve(stream); }};
+      stream.thread = std::thread{[this, &stream] { serve(stream); }};
     } catch (...) {
       streams_.erase(name);
       throw DeviceError{"HostApi: the system gave no thread for a stream"};
@@ -337,14 +408,10 @@ template <class Lazy>
 void BasicHostApi<Lazy>::destroy_stream(stream_type stream) noexcept {
   Guard const guard{mutex_};
   auto const found = streams_.find(stream);
-  if (found == streams_.end()) {
-    return;
+  if (found != streams_.end()) {
+    close(*found->second);
+    streams_.erase(found);
   }
-  auto const gone = std::move(found->second);
-  streams_.erase(found);
-  gone->is_closing = true;
-  gone->work.notify_one();
-  leaving_.push_back(gone);
 }
 
 template <class Lazy>
@@ -364,7 +431,7 @@ void BasicHostApi<Lazy>::destroy_event(event_type event) noexcept {
 template <class Lazy>
 void BasicHostApi<Lazy>::record(event_type event, stream_type stream) {
   Guard const guard{mutex_};
-  auto const on = find(stream);
+  Stream* const on = find(stream);
   find(event) = on == nullptr ? Point{} : Point{on, on->enqueued};
 }
 
@@ -372,12 +439,10 @@ template <class Lazy>
 void BasicHostApi<Lazy>::wait(stream_type stream, event_type event) {
   Guard guard{mutex_};
   Point const point = find(event);
-  auto const on = find(stream);
+  Stream* const on = find(stream);
   if (on == nullptr) {
     await(guard, point);
-  } else if (!is_past(point)) {
-    on->queue.push_back({.kind = Kind::wait, .after = point});
-    ++on->enqueued;
+  } else if (!is_past(point) && add(*on, {.kind = Kind::wait, .after = point})) {
     on->work.notify_one();
   }
 }
@@ -385,7 +450,16 @@ void BasicHostApi<Lazy>::wait(stream_type stream, event_type event) {
 template <class Lazy>
 bool BasicHostApi<Lazy>::is_complete(event_type event) {
   Guard const guard{mutex_};
-  return is_past(find(event));
+  Point const point = find(event);
+  if (is_past(point)) {
+    return true;
+  }
+  Stream& stream = *point.stream;
+  stream.is_due = stream.is_due || std::exchange(stream.is_asked, true);
+  if (stream.needs_thread()) {
+    stream.work.notify_one();
+  }
+  return false;
 }
 
 template <class Lazy>
@@ -398,7 +472,7 @@ void BasicHostApi<Lazy>::synchronize(event_type event) {
 template <class Lazy>
 void BasicHostApi<Lazy>::synchronize(stream_type stream) {
   Guard guard{mutex_};
-  if (auto const on = find(stream); on != nullptr) {
+  if (Stream* const on = find(stream); on != nullptr) {
     await(guard, Point{on, on->enqueued});
   }
 }
@@ -407,8 +481,8 @@ template <class Lazy>
 void BasicHostApi<Lazy>::before_fork() {
   mutex_.lock();
   Guard guard{mutex_, std::adopt_lock};
-  for (auto const& [name, stream] : streams_) {
-    await(guard, Point{stream, stream->enqueued});
+  for (std::size_t i = 0; i < all_.size(); ++i) {  // others may add to it meanwhile
+    await(guard, Point{all_[i].get(), all_[i]->enqueued});
   }
   (void)guard.release();
 }
@@ -416,10 +490,12 @@ void BasicHostApi<Lazy>::before_fork() {
 template <class Lazy>
 void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   has_threads_ = false;
-  for (auto& [name, stream] : streams_) {
-    // The thread is the parent's. Its handle must not be joined here nor destroyed joinable.
-    (void)new (std::nothrow) std::thread{std::move(stream->thread)};
+  for (auto& stream : all_) {
+    // Its thread is the parent's and sleeps there for good: neither that thread's handle nor what
+    // it sleeps on may be destroyed here.
+    (void)stream.release();
   }
+  all_.clear();
   mutex_.unlock();
 }
 
