@@ -23,6 +23,7 @@ static_assert(VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>);
 static_assert(!VirtualMemoryApi<HostApi>);
 static_assert(VacatingApi<HostPagedApi> && !VacatingApi<SimApi>);
 static_assert(ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>);
+static_assert(CallerStreamApi<HostApi> && !CallerStreamApi<SimApi>);
 static_assert(!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>);
 static_assert(KernelTimeApi<SimApi> && KernelTimeApi<ModelApi> && !KernelTimeApi<HostApi>);
 static_assert(VirtualClockApi<ModelApi> && !VirtualClockApi<SimApi> &&
@@ -87,6 +88,11 @@ struct StreamsOfAnObject : AllOfThem {
   [[nodiscard]] bool is_one_stream(stream_type) const noexcept;
 };
 static_assert(!PerThreadStreamApi<StreamsOfAnObject>);
+
+struct CallerOfAnObject : AllOfThem {
+  [[nodiscard]] bool is_caller(stream_type) const noexcept;
+};
+static_assert(!CallerStreamApi<CallerOfAnObject>);
 
 struct OrdinalIsAName : AllOfThem {
   [[nodiscard]] char const* ordinal() const noexcept;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/host/host_api.hpp>
 #include <spillway/stream/stream_order.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
@@ -245,5 +246,26 @@ TEST_SUITE("stream_order") {
       bench.device.run_all();
       CHECK(bench.ran == std::vector{1, 2});
     }
+  }
+
+  TEST_CASE("StreamOrder: nothing waits for what the caller has done already") {
+    spillway::HostApi device;
+    spillway::StreamOrder<spillway::HostApi> order{device};
+    StreamIndex const caller = order.index_of(spillway::HostStream::caller);
+    auto const stream = device.create_stream();
+    StreamIndex const other = order.index_of(stream);
+
+    CHECK(order.mark(caller).is_none());
+    order.record(caller);
+    order.wait_for_all(other);
+    CHECK(order.is_ordered(order.mark(caller), other));
+
+    Ticket const copied = order.mark(other);
+    CHECK_FALSE(copied.is_none());
+    CHECK_FALSE(order.is_ordered(copied, caller));
+    order.wait(caller, copied);
+    CHECK(order.is_ordered(copied, caller));
+    order.retire(stream);
+    device.destroy_stream(stream);
   }
 }

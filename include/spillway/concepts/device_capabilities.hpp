@@ -28,6 +28,8 @@
 /// |                      |                               | written                               |
 /// | `CapturingApi`       | `is_capturing`                | refuses what a capture does not allow |
 /// | `PerThreadStreamApi` | `is_one_stream`               | refuses handles that it cannot order  |
+/// | `CallerStreamApi`    | `is_caller`                   | keeps no order after what has         |
+/// |                      |                               | happened already                      |
 /// | `NumberedApi`        | `ordinal`                     | names the device in snapshots and     |
 /// |                      |                               | tensors                               |
 /// | `KernelTimeApi`      | `compute`                     | lets replays model the time of        |
@@ -155,6 +157,13 @@ concept CapturingApi = DeviceApi<D> && requires(D const cd, typename D::stream_t
 template <class D>
 concept PerThreadStreamApi = DeviceApi<D> && requires(typename D::stream_type s) {
   { D::is_one_stream(s) } noexcept -> std::same_as<bool>;
+};
+
+/// A device with streams that stand for the calling thread: what is enqueued on one has happened
+/// when the call returns, so nothing has to wait for it. `D::is_caller(s)` is true for them.
+template <class D>
+concept CallerStreamApi = DeviceApi<D> && requires(typename D::stream_type s) {
+  { D::is_caller(s) } noexcept -> std::same_as<bool>;
 };
 
 /// One of several devices of its kind: `cd.ordinal()` is its number, from 0.

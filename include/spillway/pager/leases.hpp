@@ -90,7 +90,7 @@ class Leases {
     } else {
       block.written.add(now);
     }
-    bool const is_exact_event_wanted = journal_.is_under_pressure();
+    bool const is_exact_event_wanted = journal_.is_under_pressure() && !now.is_none();
     --block.granted;
     uncount(lease.block, block);
     return is_exact_event_wanted;

@@ -54,7 +54,8 @@ class StreamOrder {
   ///         a handle that means another stream in every thread
   [[nodiscard]] StreamIndex index_of(stream_type stream);
 
-  /// A ticket for all work enqueued on `stream` so far. No device call.
+  /// A ticket for all work enqueued on `stream` so far; none where that has happened already, as on
+  /// streams that stand for the caller. No device call.
   [[nodiscard]] Ticket mark(StreamIndex stream) noexcept;
 
   /// True if work enqueued on `stream` from now on runs after `fence` without a further wait.
@@ -108,6 +109,7 @@ class StreamOrder {
     detail::RecordedEvents<Device> events;
     std::atomic<std::uint32_t> recorders{0};  // threads that are recording an event here
     bool is_retired = false;
+    bool is_caller = false;  // its work has happened when it is enqueued
   };
 
   /// An event that a thread is about to wait for. It is not recycled while the claim lives. A claim
@@ -204,6 +206,9 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   fresh.handle = stream;
   fresh.index = index;
   fresh.is_retired = false;
+  if constexpr (CallerStreamApi<Device>) {
+    fresh.is_caller = Device::is_caller(stream);
+  }
   std::uint64_t const first = next_sequence();
   fresh.epoch.start(first);
   fresh.completed = first - 1;  // points of the stream that had this index before
@@ -237,7 +242,13 @@ std::size_t StreamOrder<Device>::vacant_index() {
 
 template <DeviceApi Device>
 Ticket StreamOrder<Device>::mark(StreamIndex stream) noexcept {
-  return Ticket{stream, at(stream).epoch.mark()};
+  Stream& marked = at(stream);
+  if constexpr (CallerStreamApi<Device>) {
+    if (marked.is_caller) {
+      return {};
+    }
+  }
+  return Ticket{stream, marked.epoch.mark()};
 }
 
 template <DeviceApi Device>
@@ -336,6 +347,11 @@ void StreamOrder<Device>::wait_for_all(StreamIndex stream) {
 template <DeviceApi Device>
 void StreamOrder<Device>::record(StreamIndex stream) {
   Stream& recorded = at(stream);
+  if constexpr (CallerStreamApi<Device>) {
+    if (recorded.is_caller) {
+      return;
+    }
+  }
   {
     std::scoped_lock const lock{mutex_};
     if (recorded.events.covers(recorded.epoch.last())) {
