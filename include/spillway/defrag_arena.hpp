@@ -451,7 +451,7 @@ class DefragArena {
                 options.grows_in_place ? most_bytes_ : 0,
                 std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)},
         map_{std::move(fit)},
-        search_{std::move(compaction)} {
+        search_{std::move(compaction), options_.bytes_per_look} {
     if (memory_.is_one_line()) {
       auto const count = static_cast<std::uint32_t>(granules(memory_.line_bytes()));
       map_.add_segment(memory_.base(), count);

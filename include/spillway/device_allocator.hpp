@@ -499,6 +499,11 @@ class DeviceAllocator {
     }
   }
 
+  /// Where nothing can leave, room that is not found is an error, and a search may take its time.
+  static double bytes_per_look(PagerOptions const& options) noexcept {
+    constexpr double seconds = 20e-9;
+    return options.swapping ? options.device_bytes_per_second / 2 * seconds : 0;
+  }
   static ArenaOptions arena_options(device_type const& device, Options const& options) {
     std::size_t const capacity = options.capacity_bytes != 0
                                      ? options.capacity_bytes
@@ -508,7 +513,8 @@ class DeviceAllocator {
             .growth_bytes = options.growth_bytes,
             .grows_in_place = options.grows_in_place,
             .page_bytes = options.page_bytes,
-            .bounce_bytes = options.bounce_bytes};
+            .bounce_bytes = options.bounce_bytes,
+            .bytes_per_look = bytes_per_look(options.paging)};
   }
 
   /// Gives the arena what it takes: the order of streams if it maps, policies if it has any.

@@ -195,6 +195,9 @@ class BasicLayoutSnapshot {
  public:
   static constexpr bool is_thread_safe = false;
 
+  /// `granules_per_look` is as in `Layout`.
+  explicit BasicLayoutSnapshot(double granules_per_look) : granules_per_look_{granules_per_look} {}
+
   /// Reads the ranges in `scope`. What no planner may touch becomes a fixed block: blocks that may
   /// not move, claimed bytes, and all that lies between the stretches; the line ends with the last
   /// one.
@@ -226,7 +229,9 @@ class BasicLayoutSnapshot {
     }
   }
 
-  [[nodiscard]] Layout layout() const noexcept { return {blocks_, end_, is_part_}; }
+  [[nodiscard]] Layout layout() const noexcept {
+    return {blocks_, end_, is_part_, granules_per_look_};
+  }
 
   /// The moves of `answer`, a planner's answer to this layout. Call once for each `read`.
   ///
@@ -307,6 +312,7 @@ class BasicLayoutSnapshot {
   std::vector<std::uint32_t> nodes_;  // of each block; of a place between stretches what comes next
   std::uint32_t end_ = 0;
   bool is_part_ = false;
+  double granules_per_look_;
 };
 
 using LayoutSnapshot = BasicLayoutSnapshot<>;
@@ -321,7 +327,9 @@ class RoomSearch {
  public:
   static constexpr bool is_thread_safe = false;
 
-  explicit RoomSearch(Compaction compaction = {}) : compaction_{std::move(compaction)} {}
+  /// `bytes_per_look` is as in `ArenaOptions`.
+  explicit RoomSearch(Compaction compaction = {}, double bytes_per_look = 0)
+      : snapshot_{bytes_per_look / granule_bytes}, compaction_{std::move(compaction)} {}
 
   /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a
   /// look at about `most_ranges` ranges; nothing either if a wider search would take less time than

@@ -38,6 +38,9 @@ struct ArenaOptions {
   /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece;
   /// a larger one is searched in parts first.
   std::size_t few_ranges = 16'384;
+  /// What the device moves while the host looks at one range. A search for room then ends when it
+  /// has taken as long as the moves of the best plan it has found; 0: it always goes on.
+  double bytes_per_look = 0;
 };
 
 /// Divides device memory into ranges. The concepts below state what an arena may offer beyond this.

@@ -3,6 +3,7 @@
 
 #include <spillway/core/config.hpp>
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <optional>
@@ -28,6 +29,15 @@ struct Layout {
   /// True if only a part of the arena is shown, so that a plan is found fast. A planner then does
   /// not search long for a better one.
   bool is_part = false;
+  /// What the device moves while the host looks at one block or gap; 0: looking costs nothing.
+  double granules_per_look = 0;
+
+  /// How many looks take no longer than to move so many granules.
+  [[nodiscard]] constexpr std::uint64_t looks_worth(std::uint64_t granules) const noexcept {
+    constexpr double most = 1e18;
+    return static_cast<std::uint64_t>(
+        std::min(most, static_cast<double>(granules) / std::max(granules_per_look, 1 / most)));
+  }
 };
 
 /// Moves block number `block` of a layout so that it starts at granule `to`.

@@ -61,6 +61,18 @@ TEST_SUITE("sliding_compaction") {
     CHECK(plan->cost == 11);
   }
 
+  TEST_CASE("SlidingCompaction: searches no longer than the moves would take that it may save") {
+    auto layout = exchangeable.view();
+    layout.granules_per_look = 64;
+    auto plan = SlidingCompaction{}.plan(layout, 4, no_bound);
+    REQUIRE(plan);
+    CHECK(plan->cost == 11);
+    layout.granules_per_look = 1e-3;
+    plan = SlidingCompaction{}.plan(layout, 4, no_bound);
+    REQUIRE(plan);
+    CHECK(plan->cost == 3);
+  }
+
   TEST_CASE("SlidingCompaction: all that is free comes together in a large arena") {
     OwnedLayout layout;
     for (std::uint32_t i = 0; i < 2 * SlidingCompaction::few_blocks; ++i) {

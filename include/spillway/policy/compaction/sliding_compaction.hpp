@@ -65,7 +65,9 @@ class BasicSlidingCompaction {
         .search(count, bound, take);
     bool const is_dear = !best || 2 * best->cost > count;
     if (is_dear && is_searched_long(layout)) {
-      detail::ExchangeSearch{line, {}}.search(count, bound, take);
+      detail::ExchangeSearch::Limits limits;
+      limits.looks = std::min(limits.looks, layout.looks_worth(bound));
+      detail::ExchangeSearch{line, limits}.search(count, bound, take);
     }
     return best;
   }

@@ -30,7 +30,8 @@ namespace spillway::detail {
 /// - A try sends the blocks of a window, large ones first, to the smallest gap elsewhere that
 ///   holds each, until the remaining blocks leave enough room. If a block fits no gap, a place is
 ///   made for it in the same way, one level deep, or by the cheapest slide.
-/// - The search ends when the next window would move as much as the best plan, or at its limits.
+/// - The search ends when the next window would move as much as the best plan, when it has taken
+///   as long as the moves of the best plan, or at its limits.
 ///
 /// Example: 4 | gap 2 | 3 | gap 2 | 9 | gap 3, and 7 are wanted. The window of the block of 3 spans
 /// 7; the block goes into the gap of 3, and 3 granules moved make 7 free.
@@ -58,13 +59,16 @@ class BasicWindowSearch {
   template <class Use>
   void search(std::uint32_t count, std::uint64_t bound, Use use) {
     Trial trial;
+    limit_looks(bound);
     try_windows(trial, count, false, bound, [&](std::uint32_t first) {
       LayoutPlan plan;
       plan.moves = trial.moves;
       plan.cost = trial.cost;
       plan.first = first;
       plan.count = count;
-      return use(std::move(plan));
+      std::uint64_t const next = use(std::move(plan));
+      limit_looks(next);
+      return next;
     });
   }
 
@@ -106,10 +110,11 @@ class BasicWindowSearch {
     looks_ += window.to - window.from;
     return sum;
   }
-  // True when the limit of looks is reached.
-  [[nodiscard]] bool is_exhausted() const noexcept {
-    return looks_ + gaps_.looks() >= limits_.looks + line_.size();
+  // No search is worth more than the moves that it may save.
+  void limit_looks(std::uint64_t bound) noexcept {
+    most_looks_ = line_.size() + std::min(limits_.looks, line_.layout().looks_worth(bound));
   }
+  [[nodiscard]] bool is_exhausted() const noexcept { return looks_ + gaps_.looks() >= most_looks_; }
   // Whether a block has been put into `gap`: no window may reach across it then.
   [[nodiscard]] bool is_wall(std::size_t gap) const noexcept { return gaps_.filled(gap) != 0; }
   [[nodiscard]] static bool is_closed(Trial const& trial, std::size_t gap) noexcept {
@@ -357,6 +362,7 @@ class BasicWindowSearch {
   Limits limits_;
   GapIndex gaps_;
   std::uint64_t looks_ = 0;
+  std::uint64_t most_looks_ = 0;
 };
 
 using WindowSearch = BasicWindowSearch<>;
