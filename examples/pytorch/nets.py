@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks that the benchmarks train."""
+import types
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -52,6 +54,54 @@ def mlp():
     for _ in range(14):
         layers += [nn.Linear(192, 192), nn.LayerNorm(192), nn.GELU(), nn.Dropout(0.1)]
     return nn.Sequential(*layers, nn.Linear(192, 10))
+
+
+#: In the vocabulary of `language_model`.
+WORDS = 1000
+
+
+class MlpModel(nn.Module):
+    """Called as those of transformers are."""
+
+    def __init__(self, hidden, layers):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, hidden)
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.GELU())
+                                    for _ in range(4 * layers)])
+        self.head = nn.Linear(hidden, WORDS)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.body(self.words(input_ids)))
+        return types.SimpleNamespace(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def language_model(name, hidden, layers):
+    """A small model of a family that transformers has, from its configuration: `bert`, `llama`, `t5`, `mamba`, or `lora`,
+    a Llama with adapters of peft; or an `mlp`, which needs neither."""
+    if name == "mlp":
+        return MlpModel(hidden, layers)
+    import transformers as tf
+    heads = hidden // 64
+    if name == "bert":
+        return tf.BertForMaskedLM(tf.BertConfig(
+            vocab_size=WORDS, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+            intermediate_size=4 * hidden))
+    if name == "t5":
+        return tf.T5ForConditionalGeneration(tf.T5Config(
+            vocab_size=WORDS, d_model=hidden, num_layers=layers // 2, num_decoder_layers=layers // 2, num_heads=heads,
+            d_kv=64, d_ff=4 * hidden, decoder_start_token_id=0))
+    if name == "mamba":
+        return tf.MambaForCausalLM(tf.MambaConfig(vocab_size=WORDS, hidden_size=hidden, num_hidden_layers=layers))
+    if name not in ("llama", "lora"):
+        raise SystemExit(f"no such model: {name}")
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(
+        vocab_size=WORDS, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=heads, intermediate_size=3 * hidden))
+    if name == "llama":
+        return model
+    import peft
+    return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=[
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]))
 
 
 #: Parts that checkpointing computes again.

@@ -68,6 +68,12 @@ def test_the_benchmark_of_operations_runs(example):
     assert "add_, 2 tensors" in out and "worst case" in out
 
 
+def test_the_benchmark_of_swapping_separates_what_copies_cost(example):
+    row = json.loads(example(FOLDER / "bench_swap.py", "mlp", "--rounds", 1, "--steps", 3, "--layers", 2, "--json"))
+    assert row["copied_bytes"] > row["peak_bytes"] // 8 and row["frames"] > 50
+    assert 0 < row["copies_ms"] < row["capped_ms"]
+
+
 def test_the_benchmark_of_training_compares_equal_trainings(example):
     def run(*how):
         return json.loads(example(FOLDER / "bench_lms.py", "--worker", "--steps", 3, "--batch", 2, *how))

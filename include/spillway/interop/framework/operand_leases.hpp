@@ -414,6 +414,7 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
       guard.unlock();
     }
     auto const references = Traits::references(idle);
+    leases.reserve(idle.size());
     if constexpr (Traits::has_references) {
       guard.lock();
       for (Entry* const entry : idle) {
@@ -513,6 +514,7 @@ void OperandLeases<Traits>::release_pins(Pins& pins, Prepare prepare, Unpin unpi
   std::vector<Entry*> dead;
   {
     auto const references = Traits::references(pins);
+    leases.reserve(pins.size() + 1);  // seldom more: results, and leases on other streams
     Guard guard{mutex_};
     prepare(leases);
     bool const gives_up = is_under_pressure_;
