@@ -499,10 +499,13 @@ class DeviceAllocator {
     }
   }
 
-  /// Where nothing can leave, room that is not found is an error, and a search may take its time.
+  /// Where the caller is the device, the time of a search is the program's; else the host runs ahead
+  /// of the device. Where nothing can leave, room that is not found is an error, and a search may
+  /// take its time.
   static double bytes_per_look(PagerOptions const& options) noexcept {
     constexpr double seconds = 20e-9;
-    return options.swapping ? options.device_bytes_per_second / 2 * seconds : 0;
+    bool const is_priced = CallerStreamApi<device_type> && options.swapping;
+    return is_priced ? options.device_bytes_per_second / 2 * seconds : 0;
   }
   static ArenaOptions arena_options(device_type const& device, Options const& options) {
     std::size_t const capacity = options.capacity_bytes != 0
