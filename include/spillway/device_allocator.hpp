@@ -499,9 +499,9 @@ class DeviceAllocator {
     }
   }
 
-  /// Where the caller is the device, the time of a search is the program's; else the host runs ahead
-  /// of the device. Where nothing can leave, room that is not found is an error, and a search may
-  /// take its time.
+  /// Where the caller is the device, the time of a search is the program's; else the host runs
+  /// ahead of the device. Where nothing can leave, room that is not found is an error, and a search
+  /// may take its time.
   static double bytes_per_look(PagerOptions const& options) noexcept {
     constexpr double seconds = 20e-9;
     bool const is_priced = CallerStreamApi<device_type> && options.swapping;
