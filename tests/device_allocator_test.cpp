@@ -143,6 +143,27 @@ class Program {
   DeviceAllocator<Policies> memory_{device_, {.capacity_bytes = 1_MiB}};
 };
 
+/// Twice as many known bytes as the device holds, with a file behind the host's memory.
+struct FileBench {
+  explicit FileBench(std::size_t file_bytes) : bench{options(folder, file_bytes)} {
+    for (unsigned i = 0; i < 8; ++i) {
+      known.emplace_back(bench, 256_KiB, static_cast<std::uint8_t>(i));
+    }
+  }
+  static support::SmallAllocator::Options options(TemporaryFolder const& folder,
+                                                  std::size_t file_bytes) {
+    auto options = support::small_options(1_MiB);
+    options.host.file_bytes = file_bytes;
+    options.host.file = folder.path();
+    options.host.staging_bytes = 64_KiB;
+    return options;
+  }
+
+  TemporaryFolder folder;
+  SmallBench bench;
+  std::deque<support::KnownBytes> known;
+};
+
 }  // namespace
 
 TEST_SUITE("device_allocator") {
@@ -354,17 +375,10 @@ TEST_SUITE("device_allocator") {
   }
 
   TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the memory goes back") {
-    TemporaryFolder folder;
-    auto options = support::small_options(1_MiB);
-    options.host.file_bytes = 16_MiB;
-    options.host.file = folder.path();
-    options.host.staging_bytes = 64_KiB;
-    SmallBench bench{options};
+    FileBench file{16_MiB};
+    SmallBench& bench = file.bench;
     auto const host = [&](HostTier tier) { return bench.allocator.host_stats().tier(tier); };
-    std::deque<support::KnownBytes> known;
-    for (unsigned i = 0; i < 8; ++i) {
-      known.emplace_back(bench, 256_KiB, static_cast<std::uint8_t>(i));
-    }
+    auto& known = file.known;
     CHECK(known[0].is_intact());  // it is on the device, and has a copy on the host
     CHECK(host(HostTier::pinned).used_bytes >= 1_MiB);
     CHECK(bench.allocator.trim_host_sync() == 0);  // all of it is needed
@@ -380,16 +394,9 @@ TEST_SUITE("device_allocator") {
   }
 
   TEST_CASE("DeviceAllocator: what the file has no room for stays in host memory") {
-    TemporaryFolder folder;
-    auto options = support::small_options(1_MiB);
-    options.host.file_bytes = 512_KiB;
-    options.host.file = folder.path();
-    options.host.staging_bytes = 64_KiB;
-    SmallBench bench{options};
-    std::deque<support::KnownBytes> known;
-    for (unsigned i = 0; i < 8; ++i) {
-      known.emplace_back(bench, 256_KiB, static_cast<std::uint8_t>(i));
-    }
+    FileBench file{512_KiB};
+    SmallBench& bench = file.bench;
+    auto& known = file.known;
     for (auto& one : known) {
       bench.allocator.swap_out(one.buffer().id());
     }

@@ -504,8 +504,8 @@ class Blocks {
       });
     }
   }
-  /// What blocks with a use ahead may take up.
   void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
+  /// What blocks with a use ahead may take up.
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
     return arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), stuck_bytes_);
   }

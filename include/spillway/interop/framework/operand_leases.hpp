@@ -198,12 +198,12 @@ class OperandLeases {
     expects(!spares_memory || memory_->host_stats().tier(level).capacity_bytes != 0,
             "what is parked has no such tier to go to");
     {
-      struct Slower {
+      struct FirstTier {
         Allocator& memory;
-        ~Slower() { memory.set_first_host_tier(HostTier::pinned); }
+        ~FirstTier() { memory.set_first_host_tier(HostTier::pinned); }
       };
       memory_->set_first_host_tier(level);
-      Slower const slower{*memory_};
+      FirstTier const restored_at_the_end{*memory_};
       reclaim();
       memory_->synchronize();
       if (spares_memory) {
