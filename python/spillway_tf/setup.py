@@ -21,6 +21,8 @@ try:
 except ImportError as error:
     raise SystemExit(f"TensorFlow cannot be imported ({error}): install it, and build with --no-build-isolation")
 
+VERSION = "0.1.0"
+
 here = pathlib.Path(__file__).resolve().parent
 root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
 include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
@@ -79,4 +81,4 @@ if wanted != "0":
         print(f"spillway_tf is built without its part for GPUs: {gpu}")
 
 local = "" if "sdist" in sys.argv else f"+tf{version.replace('_', '.')}"
-setup(version=f"0.1.0{local}", ext_modules=extensions, cmdclass={"sdist": SourceDistribution})
+setup(version=VERSION + local, ext_modules=extensions, cmdclass={"sdist": SourceDistribution})

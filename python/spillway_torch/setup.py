@@ -18,6 +18,8 @@ from setuptools import setup
 from setuptools.command.sdist import sdist
 from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, library_paths
 
+VERSION = "0.1.0"
+
 here = pathlib.Path(__file__).resolve().parent
 root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
 include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
@@ -112,7 +114,7 @@ def main():
         else:
             print(f"spillway_torch is built without its CUDA part: {extension}")
     is_source = "sdist" in sys.argv
-    setup(version="0.1.0" if is_source else f"0.1.0+torch{torch_minor}",
+    setup(version=VERSION if is_source else f"{VERSION}+torch{torch_minor}",
           install_requires=["torch>=2.11" if is_source else f"torch=={torch_minor}.*"],
           ext_modules=extensions, cmdclass={"build_ext": Build, "sdist": SourceDistribution})
 
