@@ -73,6 +73,7 @@ set(SPILLWAY_HEADERS
     spillway/observe/snapshot.hpp
     spillway/observe/stats_json.hpp
     spillway/observe/summary.hpp
+    spillway/observe/timed_device.hpp
     spillway/observe/timeline.hpp
     spillway/page_arena.hpp
     spillway/pager/block_state.hpp

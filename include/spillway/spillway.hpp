@@ -18,6 +18,7 @@
 #include <spillway/observe/snapshot.hpp>
 #include <spillway/observe/stats_json.hpp>
 #include <spillway/observe/summary.hpp>
+#include <spillway/observe/timed_device.hpp>
 #include <spillway/observe/timeline.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>

@@ -38,9 +38,11 @@ std::uint64_t bytes(std::vector<Record> const& records, RecordKind kind) {
   return sum;
 }
 
-json written(std::vector<Record> const& records, Stats const& now) {
+json written(std::vector<Record> const& records,
+             Stats const& now,
+             std::vector<DeviceSpan> const& spans = {}) {
   std::ostringstream out;
-  write_chrome_trace(out, records, now);
+  write_chrome_trace(out, records, now, spans);
   return json::parse(out.str());
 }
 
@@ -218,6 +220,43 @@ TEST_SUITE("timeline") {
       }
     }
     CHECK(swapped_out == std::map<double, std::int64_t>{{0, 0}, {4, 4096}});
+  }
+
+  TEST_CASE("write_chrome_trace: copies and kernels have tracks on which no two overlap") {
+    std::array<std::byte, 1> place{};
+    json const trace = written(
+        {},
+        {},
+        {{.kind = SpanKind::kernel, .start_ns = 0, .end_ns = 5'000},
+         {.kind = SpanKind::copy_to_host,
+          .bytes = 64,
+          .address = place.data(),
+          .start_ns = 1'000,
+          .end_ns = 3'000},
+         {.kind = SpanKind::copy_to_host, .bytes = 32, .start_ns = 2'000, .end_ns = 4'000},
+         {.kind = SpanKind::copy_to_host, .bytes = 16, .start_ns = 3'000, .end_ns = 6'000}});
+
+    std::map<std::uint64_t, std::string> names;
+    for (json const& event : phase(trace, "M")) {
+      if (event.at("name") == "thread_name") {
+        CHECK(names.emplace(event.at("tid"), event.at("args").at("name")).second);
+      }
+    }
+    auto const spans = phase(trace, "X");
+    REQUIRE(spans.size() == 4);
+    for (json const& span : spans) {
+      CHECK(names.at(span.at("tid")) == span.at("name"));
+    }
+    auto const& first = spans.at(0);
+    CHECK(first.at("name") == "copy_to_host");
+    CHECK(first.at("ts") == 1);
+    CHECK(first.at("dur") == 2);
+    CHECK(first.at("args").at("bytes") == 64);
+    CHECK(first.at("args").at("address") == reinterpret_cast<std::uintptr_t>(place.data()));
+    CHECK(spans.at(1).at("tid") != first.at("tid"));
+    CHECK(spans.at(2).at("tid") == first.at("tid"));
+    CHECK(spans.at(3).at("name") == "kernel");
+    CHECK(spans.at(3).at("tid") > spans.at(1).at("tid"));
   }
 
   TEST_CASE("write_chrome_trace: no records make an empty trace") {

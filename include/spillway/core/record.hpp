@@ -29,13 +29,25 @@ enum class RecordKind : std::uint8_t {
 /// One thing that an allocator did. Its observer is given a record of each.
 ///
 /// Times are the device's `clock_ns()` when the call was made on the host; the work itself runs
-/// later, in stream order. Only a `host_wait` has a duration.
+/// later, in stream order: a `DeviceSpan` says when. Only a `host_wait` has a duration.
 struct Record {
   RecordKind kind{};
   BlockId block{};
   std::size_t bytes = 0;
   /// The address of the range that the block has now or has given up; null if there is none.
   void const* address = nullptr;
+  std::uint64_t start_ns = 0;
+  std::uint64_t end_ns = 0;
+};
+
+/// What kind of work a `DeviceSpan` tells of.
+enum class SpanKind : std::uint8_t { copy_to_host, copy_to_device, copy_on_device, kernel };
+
+/// A copy, a batch of copies or a kernel, and when the device ran it, on the clock of `clock_ns()`.
+struct DeviceSpan {
+  SpanKind kind{};
+  std::size_t bytes = 0;          ///< of all copies of a batch; 0 for a kernel
+  void const* address = nullptr;  ///< of the first copy: on the device, where it reads or writes
   std::uint64_t start_ns = 0;
   std::uint64_t end_ns = 0;
 };

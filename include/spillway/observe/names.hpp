@@ -41,6 +41,12 @@ template <std::size_t Count>
   return detail::name_at(names, static_cast<std::size_t>(kind));
 }
 
+[[nodiscard]] constexpr char const* name_of(SpanKind kind) noexcept {
+  constexpr std::array names{"copy_to_host", "copy_to_device", "copy_on_device", "kernel"};
+  static_assert(names.size() == static_cast<std::size_t>(SpanKind::kernel) + 1);
+  return detail::name_at(names, static_cast<std::size_t>(kind));
+}
+
 [[nodiscard]] constexpr char const* name_of(EvictionReason reason) noexcept {
   constexpr std::array names{"pressure", "watermark", "speculative", "prefetch", "requested"};
   static_assert(names.size() == static_cast<std::size_t>(EvictionReason::requested) + 1);

@@ -30,8 +30,10 @@ namespace detail {
 template <class = Lazily>
 class BasicChromeTraceWriter {
  public:
-  BasicChromeTraceWriter(std::ostream& out, std::span<Record const> records)
-      : json_{out}, records_{records} {}
+  BasicChromeTraceWriter(std::ostream& out,
+                         std::span<Record const> records,
+                         std::span<DeviceSpan const> spans)
+      : json_{out}, records_{records}, spans_{spans} {}
 
   void write(Stats const& now) {
     std::vector<RangeChange> const changes = range_changes(records_);
@@ -48,6 +50,7 @@ class BasicChromeTraceWriter {
       follow_unused(records_[i]);
       write_counters(records_[i].start_ns);
     }
+    write_spans();
     json_.new_line().end_array().end_object();
   }
 
@@ -122,10 +125,14 @@ class BasicChromeTraceWriter {
     write_name("process_name", 0, "spillway");
     for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(RecordKind::step); ++i) {
       auto const kind = static_cast<RecordKind>(i);
-      write_name("thread_name", track_of(kind), name_of(kind));
-      begin("thread_sort_index", "M", track_of(kind)).key("args").begin_object();
-      json_.member("sort_index", track_of(kind)).end_object().end_object();
+      write_track(track_of(kind), name_of(kind));
     }
+  }
+
+  void write_track(std::uint64_t track, char const* name) {
+    write_name("thread_name", track, name);
+    begin("thread_sort_index", "M", track).key("args").begin_object();
+    json_.member("sort_index", track).end_object().end_object();
   }
 
   void write_record(std::size_t i) {
@@ -152,6 +159,44 @@ class BasicChromeTraceWriter {
     }
     if (record.address != nullptr) {
       json_.member("address", reinterpret_cast<std::uintptr_t>(record.address));
+    }
+    json_.end_object().end_object();
+  }
+
+  /// Each kind has as many tracks as spans of it run at once: spans of one track must not overlap.
+  void write_spans() {
+    std::uint64_t track =
+        track_of(RecordKind::step) + static_cast<std::uint64_t>(RecordKind::step) + 2;
+    for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(SpanKind::kernel); ++i) {
+      auto const kind = static_cast<SpanKind>(i);
+      std::vector<std::uint64_t> ends_ns;  // of the last span of each track
+      for (DeviceSpan const& span : spans_) {
+        if (span.kind != kind) {
+          continue;
+        }
+        auto free = std::find_if(ends_ns.begin(), ends_ns.end(), [&](std::uint64_t end_ns) {
+          return end_ns <= span.start_ns;
+        });
+        auto const lane = static_cast<std::uint64_t>(free - ends_ns.begin());
+        if (free == ends_ns.end()) {
+          write_track(track + lane, name_of(kind));
+          free = ends_ns.insert(free, 0);
+        }
+        *free = span.end_ns;
+        write_span(span, track + lane);
+      }
+      track += ends_ns.size();
+    }
+  }
+
+  void write_span(DeviceSpan const& span, std::uint64_t track) {
+    begin(name_of(span.kind), "X", track).key("ts").microseconds(span.start_ns);
+    json_.key("dur").microseconds(span.end_ns - span.start_ns).key("args").begin_object();
+    if (span.bytes != 0) {
+      json_.member("bytes", span.bytes);
+    }
+    if (span.address != nullptr) {
+      json_.member("address", reinterpret_cast<std::uintptr_t>(span.address));
     }
     json_.end_object().end_object();
   }
@@ -183,6 +228,7 @@ class BasicChromeTraceWriter {
 
   JsonStream json_;
   std::span<Record const> records_;
+  std::span<DeviceSpan const> spans_;
   std::uint64_t resident_ = 0;
   std::uint64_t allocated_ = 0;
   std::uint64_t reserved_ = 0;
@@ -202,16 +248,21 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 /// counters: resident bytes, swapped-out bytes, and free bytes of the reservation. Swapped out are
 /// the blocks that are not resident, but for those that were made in the trace and never used. A
 /// record lies where the call was made on the host, so most have no duration; the copies themselves
-/// run later, in stream order. A step lasts until the next one.
+/// run later, in stream order, and have tracks of their own where a `TimedDevice` gives their spans.
+/// A step lasts until the next one.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
 /// @param now      the allocator's statistics after the last record. The counters are computed from
 ///                 them backwards, so they are right even if older records are forgotten.
+/// @param spans    when copies and kernels ran, in order of start, as `TimedDevice::spans` gives them
 /// @throws std::bad_alloc. Whether everything was written is asked of `out`.
 /// @cost   O(n log n)
 template <class = detail::Lazily>
-void write_chrome_trace(std::ostream& out, std::span<Record const> records, Stats const& now) {
-  detail::ChromeTraceWriter{out, records}.write(now);
+void write_chrome_trace(std::ostream& out,
+                        std::span<Record const> records,
+                        Stats const& now,
+                        std::span<DeviceSpan const> spans = {}) {
+  detail::ChromeTraceWriter{out, records, spans}.write(now);
 }
 
 /// An observer that remembers what an allocator did, for Perfetto, Chrome's tracing and snapshots.
@@ -276,8 +327,11 @@ class BasicTimeline {
 
   /// Writes what is remembered as a trace for Perfetto or Chrome, see `write_chrome_trace`.
   ///
-  /// @param now  `allocator.stats()`
-  void write(std::ostream& out, Stats const& now) const { write_chrome_trace(out, records(), now); }
+  /// @param now    `allocator.stats()`
+  /// @param spans  when copies and kernels ran: `spans()` of a `TimedDevice`
+  void write(std::ostream& out, Stats const& now, std::span<DeviceSpan const> spans = {}) const {
+    write_chrome_trace(out, records(), now, spans);
+  }
 
   /// How many records came and are not remembered.
   [[nodiscard]] std::uint64_t forgotten() const noexcept {
