@@ -68,7 +68,7 @@ for python in "$@"; do
     # From a copy: setuptools writes beside the sources.
     rm -rf "$work"/{tree,source,wheels,repaired}
     mkdir -p "$work"/{tree/python,wheels}
-    cp -r "python/$module" "$work/tree/python/"
+    cp -rL "python/$module" "$work/tree/python/"  # with what it shares with the other module
     ln -s "$PWD/include" "$PWD/LICENSE" "$work/tree/"
     (cd "$work/tree/python/$module" && "$python" setup.py -q sdist -d "$work/source")
     rm -rf "$work/tree"  # what comes now has nothing but the source distribution

@@ -194,6 +194,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_flag("--verify",
                arguments.settings.verify,
                "fill every buffer with a pattern and check it at each use");
+  app.add_option("--timeline",
+                 arguments.settings.timeline,
+                 "write what happened when to this file, for ui.perfetto.dev")
+      ->excludes("--sweep");
   auto* const json =
       app.add_flag("--json", arguments.json, "print one JSON object, or an array of a sweep's");
   app.add_flag("--csv", arguments.csv, "print a sweep as comma-separated values")
@@ -204,6 +208,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
 void check(Arguments const& arguments) {
   if (arguments.settings.verify && arguments.device == "model") {
     throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
+  }
+  if (!arguments.settings.timeline.empty() &&
+      (arguments.device != "model" || arguments.settings.eviction != replay::Eviction::schedule)) {
+    throw std::invalid_argument{"--timeline: only with --device model and --eviction schedule"};
   }
   if (arguments.settings.kernel_scale && arguments.device == "cuda") {
     throw std::invalid_argument{

@@ -27,6 +27,7 @@ struct Settings {
   std::optional<double> link_gbps;     // each way; the model takes 25 unless told
   std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
+  std::string timeline;  // the model only: a file for what happened when; empty: none
 };
 
 /// Counters of one repetition of the trace.

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <ostream>
 #include <type_traits>
 #include <vector>
 
@@ -87,6 +88,11 @@ class Replayer {
     }
     fill_in(result);
     return result;
+  }
+
+  /// Writes what was observed as a trace for Perfetto. @pre `run` has returned
+  void write_timeline(std::ostream& out) {
+    allocator_.observer().write(out, allocator_.stats(), device_.spans());
   }
 
  private:

@@ -205,6 +205,27 @@ expect(replay(small.rstrip("\n").replace("\n", "\r\n"))["lower_bound_bytes"] == 
 with open("/dev/zero") as endless:
     done = subprocess.run([PROGRAM, "/dev/stdin"], stdin=endless, capture_output=True, text=True, timeout=60)
 expect(done.returncode == 2 and "a line of more than" in done.stderr, f"input without an end is refused: {done.stderr!r}")
+# A timeline has what the statistics count, and shows that copies run while kernels do.
+timeline = folder / "timeline.json"
+result = replay(network(), "--capacity", "0.5x", "--steps", "2", "--timeline", str(timeline))
+events = json.loads(timeline.read_text())["traceEvents"]
+spans = {name: [(one["ts"], one["ts"] + one["dur"]) for one in events if one["ph"] == "X" and one["name"] == name]
+         for name in ("kernel", "copy_to_host", "copy_to_device")}
+moved = {name: sum(one["args"]["bytes"] for one in events if one["ph"] == "X" and one["name"] == name)
+         for name in ("copy_to_host", "copy_to_device")}
+rounded = 100_096 / 100_000  # a block of the trace takes up whole granules, of which its bytes are copied
+expect({name: round(count * rounded) for name, count in moved.items()} ==
+       {"copy_to_host": result["swapped_out_bytes"], "copy_to_device": result["swapped_in_bytes"]},
+       f"the timeline has all bytes: {moved}")
+expect(len(spans["kernel"]) == result["ops"] > 0, "the timeline has a span for each kernel")
+expect(any(start < end_of_copy and start_of_copy < end for start, end in spans["kernel"]
+           for start_of_copy, end_of_copy in spans["copy_to_device"]), "copies run while kernels do")
+for options in [("--device", "sim"), ("--eviction", "lru"), ("--sweep", "0.5x:1.0x:2")]:
+    status, _, err = run(network(), "--timeline", str(timeline), *options)
+    expect(status == 2 and "--timeline" in err, f"{options}: no timeline is made of that: {err}")
+status, _, err = run(network(), "--timeline", "/dev/full")
+expect(status == 1 and "/dev/full" in err, f"a timeline on a full disk is told: {err}")
+
 with open("/dev/full", "w") as full:
     for options in ([], ["--json"], ["--sweep", "0.5x:1.0x:2", "--csv"]):
         done = subprocess.run([PROGRAM, str(folder / "trace.csv"), *options], stdout=full, stderr=subprocess.PIPE, text=True)
