@@ -248,13 +248,13 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 /// counters: resident bytes, swapped-out bytes, and free bytes of the reservation. Swapped out are
 /// the blocks that are not resident, but for those that were made in the trace and never used. A
 /// record lies where the call was made on the host, so most have no duration; the copies themselves
-/// run later, in stream order, and have tracks of their own where a `TimedDevice` gives their spans.
-/// A step lasts until the next one.
+/// run later, in stream order; they have tracks of their own where a `TimedDevice` tells of them. A
+/// step lasts until the next one.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
 /// @param now      the allocator's statistics after the last record. The counters are computed from
 ///                 them backwards, so they are right even if older records are forgotten.
-/// @param spans    when copies and kernels ran, in order of start, as `TimedDevice::spans` gives them
+/// @param spans    when copies and kernels ran, in order of start, of `TimedDevice::spans`
 /// @throws std::bad_alloc. Whether everything was written is asked of `out`.
 /// @cost   O(n log n)
 template <class = detail::Lazily>
