@@ -4,7 +4,8 @@
 
     scripts/build-site.py FOLDER
 
-Needs mkdocs-material (pip install mkdocs-material). What the pages link to outside of docs/ becomes a part of the site.
+Needs mkdocs-material (pip install mkdocs-material). What the pages link to outside of docs/ becomes a part of the site. Where
+Doxygen is found the names of docs/api.md lead to pages that are made of the headers' comments.
 """
 import os
 import pathlib
@@ -13,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import api_reference
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(#[^)\s]*)?(?=\))")
@@ -27,12 +30,14 @@ def page_of(target: pathlib.Path) -> pathlib.PurePosixPath:
     return "project" / path if path.suffix == ".md" else "project" / path.with_name(path.name + ".md")
 
 
-def text_of(source: pathlib.Path, queue: list[pathlib.Path]) -> str:
+def text_of(source: pathlib.Path, queue: list[pathlib.Path], has_reference: bool) -> str:
     """A page made of a file. What it links to is added to the queue."""
     if source.is_dir():
         names = sorted(p.name + "/" * p.is_dir() for p in source.iterdir())
         return f"# {source.name}\n\n" + "".join(f"- {name}\n" for name in names)
     text = source.read_text()
+    if has_reference and source == ROOT / "docs" / "api.md":
+        text = api_reference.linked(text)
     if source.suffix != ".md":
         title = source.relative_to(ROOT).as_posix()
         return (f"---\nsearch:\n  exclude: true\n---\n\n# {title}\n\n"
@@ -55,6 +60,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         folder = pathlib.Path(work)
         shutil.copy(ROOT / "mkdocs.yml", folder)
+        has_doxygen = shutil.which("doxygen") is not None
+        if has_doxygen:
+            if wrong := api_reference.write(folder / "docs", folder):
+                sys.exit("\n".join(wrong))
+        else:
+            print("build-site.py: Doxygen was not found: the site has no reference made of the headers' comments")
         done, queue = set(), sorted((ROOT / "docs").glob("*.md"))
         while queue:
             source = queue.pop()
@@ -66,7 +77,7 @@ def main() -> int:
             if source.suffix in {".svg", ".png"}:
                 shutil.copy(source, page)
             else:
-                page.write_text(text_of(source, queue))
+                page.write_text(text_of(source, queue, has_doxygen))
         return subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "-f", folder / "mkdocs.yml",
                                "-d", pathlib.Path(sys.argv[1]).resolve()],
                               env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}).returncode

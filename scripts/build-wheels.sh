@@ -43,8 +43,8 @@ with tf.GradientTape() as tape:
 for layer, gradient in zip(layers, tape.gradient(loss, layers)):
     layer.assign_sub(0.1 * gradient)
 assert all(tf.reduce_all(tf.math.is_finite(layer)) for layer in layers)
-print("swapped out", spillway_tf.memory_stats()["reclaimed_bytes"] >> 20, "MiB")
-assert spillway_tf.memory_stats()["reclaimed_bytes"] > 0
+print("swapped out", spillway_tf.get_bytes_reclaimed() >> 20, "MiB")
+assert spillway_tf.get_bytes_reclaimed() > 0
 END
 
 # try_wheel PYTHON MODULE WHEEL: an environment of its own, which borrows the framework but no compiler.
@@ -56,7 +56,7 @@ try_wheel() {
   echo "$packages" > "$("$work/fresh/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/framework.pth"
   "$1" -m pip -q --python "$work/fresh/bin/python" install --no-index --no-deps --ignore-installed "$3"
   (cd "$work/fresh" && env -i PATH="$work/fresh/bin" HOME="$work" TF_CPP_MIN_LOG_LEVEL=2 python "$work/try_$2.py")
-  echo "$(basename "$3"): the first training step with swapping was done after $((SECONDS - started)) s"
+  echo "$(basename "$3"): the first training step with swapping was done after $((SECONDS - started)) s, at a load of $(cut -d ' ' -f 1 /proc/loadavg)"
 }
 
 for python in "$@"; do

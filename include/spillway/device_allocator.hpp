@@ -362,7 +362,10 @@ class DeviceAllocator {
   /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
   void order_after(stream_type stream, Fence const& fence) { order_.wait(index_of(stream), fence); }
   /// Makes later work on `stream` run after all work on all streams that leases were acquired on or
-  /// that `mark` has been called for. @throws, @stream as `order_after`
+  /// that `mark` has been called for.
+  ///
+  /// @throws as `order_after`
+  /// @stream as `order_after`
   void order_after_all(stream_type stream) { order_.wait_for_all(index_of(stream)); }
 
   /// A stream of this allocator's device that retires itself at its end. @throws DeviceError

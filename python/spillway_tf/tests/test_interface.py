@@ -197,8 +197,9 @@ def test_settings_of_the_installation_cannot_change_later():
 def test_a_tensorflow_that_it_was_not_built_for_is_refused_with_a_message():
     running = ".".join(tf.__version__.split(".")[:2])
     assert running in _load.built_for()
-    with pytest.raises(ImportError, match=rf"not built for TensorFlow 2\.99, .* built for: .*{running}"):
+    with pytest.raises(ImportError, match=rf"not built for TensorFlow 2\.99, .* built for: .*{running}") as refusal:
         _load.load("2.99.1")
+    assert str(refusal.value).count("\n  pip install ") == 2, refusal.value
 
 
 def test_installing_too_late_is_refused(script):

@@ -55,7 +55,7 @@ def test_another_pytorch_is_refused_with_the_commands_that_build_for_it():
     assert done.stderr.count("\n  pip install ") == 2, done.stderr
 
 
-def test_a_source_distribution_carries_the_headers(tmp_path):
+def test_a_source_distribution_carries_the_headers_and_all_of_the_package(tmp_path):
     root = SETUP.parents[2]
     copy = tmp_path / "python" / "spillway_torch"  # setuptools writes beside the sources
     shutil.copytree(SETUP.parent, copy)
@@ -67,3 +67,4 @@ def test_a_source_distribution_carries_the_headers(tmp_path):
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp"} <= names
+    assert {f"spillway_torch/{path.name}" for path in (SETUP.parent / "spillway_torch").glob("*.py")} <= names
