@@ -14,10 +14,10 @@ from xml.sax.saxutils import escape
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/compile"))
+import picture  # noqa: E402
 from layering import LAYERS  # noqa: E402
 
-PICTURE = ROOT / "docs/figures/rooms.svg"
-WIDTH, MARGIN, GAP, HEAD = 960, 24, 10, 64
+WIDTH, MARGIN, GAP, HEAD = 960, picture.MARGIN, 10, 64
 
 DOOR, PART, GROUND = "door", "part", "ground"
 # From the top floor down. A room: what it is to a user, its name, its share of the floor's width, what is in it, and which
@@ -49,24 +49,17 @@ FLOORS = [
     [(GROUND, "core", 1, "types, errors, statistics, ranges, fences, small containers", ["core"])],
 ]
 
-STYLE = """
-  text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; fill: #1f2937 }
-  .title { font-size: 20px; font-weight: 600 }
-  .note { font-size: 13px; fill: #4b5563 }
+LIGHT = """
   .name { font-size: 15px; font-weight: 600; font-family: ui-monospace, 'DejaVu Sans Mono', monospace }
   .what { font-size: 12.5px }
-  rect { stroke-width: 1.2; rx: 8px }
+  .door, .part, .ground { stroke-width: 1.2; rx: 8px }
   .door { fill: #dbeafe; stroke: #2563eb }
   .part { fill: #f3f4f6; stroke: #6b7280 }
-  .ground { fill: #ecfdf5; stroke: #059669 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e5e7eb }
-    .note { fill: #9ca3af }
+  .ground { fill: #ecfdf5; stroke: #059669 }"""
+DARK = """
     .door { fill: #1e3a5f; stroke: #60a5fa }
-    .part { fill: #1f2937; stroke: #9ca3af }
-    .ground { fill: #064e3b; stroke: #34d399 }
-  }
-"""
+    .part { fill: #2b303b; stroke: #9ca3af }
+    .ground { fill: #064e3b; stroke: #34d399 }"""
 
 
 def complaints():
@@ -113,28 +106,16 @@ def draw():
                      for line, text in enumerate(text_of[name])]
             x += width + GAP
         y += height + GAP
-    height = y + MARGIN - GAP
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
-        "<title>The rooms of spillway: each stands above all that it may include</title>",
-        f"<style>{STYLE}</style>",
-        f'<text class="title" x="{MARGIN}" y="30">The rooms of include/spillway</text>',
-        f'<text class="note" x="{MARGIN}" y="50">Each room stands above all that it may include. Blue: what a user includes. '
-        "Green: the ground that all others stand on.</text>",
-        *body, "</svg>"]) + "\n"
+    note = "Each room stands above all that it may include. Blue: what a user includes. Green: the ground that all others stand on."
+    return picture.svg(WIDTH, y + MARGIN - GAP, "The rooms of spillway: each stands above all that it may include",
+                       [*picture.heading("The rooms of include/spillway", note), *body], LIGHT, DARK)
 
 
 def main():
-    if sys.argv[1:] not in ([], ["--check"]):
-        sys.exit(__doc__)
-    wrong = list(complaints())
-    picture = draw()
-    if not wrong and sys.argv[1:] == ["--check"] and PICTURE.read_text() != picture:
-        wrong.append(f"{PICTURE.relative_to(ROOT)} is not what scripts/draw-rooms.py draws: run it")
-    if wrong:
+    arguments = picture.parser(__doc__).parse_args()
+    if wrong := list(complaints()):
         sys.exit("\n".join(wrong))
-    if not sys.argv[1:]:
-        PICTURE.write_text(picture)
+    picture.put({"rooms.svg": draw()}, arguments.check)
 
 
 if __name__ == "__main__":

@@ -7,37 +7,30 @@ usage: draw-timeline.py [--check] [--programs FOLDER]
 
 With --check nothing is written: it is an error if a picture in the tree is not the one that would be drawn.
 """
-import argparse
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+import picture
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures"
-WIDTH, MARGIN = 960, 24
+WIDTH, MARGIN = 960, picture.MARGIN
 MIB = 1 << 20
 
-STYLE = """
-  text { font-family: system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; font-size: 14px; fill: #1f2937 }
-  .title { font-size: 20px; font-weight: 600 }
-  .note { font-size: 13px; fill: #4b5563 }
+LIGHT = """
   .axis { stroke: #9ca3af; stroke-width: 1 }
   .room { fill: #f3f4f6; stroke: #9ca3af }
   .kernel { fill: #2563eb } .copy_to_device { fill: #059669 } .copy_to_host { fill: #d97706 } .copy_on_device { fill: #7c3aed }
   .block { fill: #93c5fd; stroke: #ffffff; stroke-width: 0.7 } .moved { fill: #7c3aed; stroke: #ffffff; stroke-width: 0.7 }
-  .way { fill: #7c3aed; opacity: 0.22 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e5e7eb }
-    .note { fill: #9ca3af }
+  .way { fill: #7c3aed; opacity: 0.22 }"""
+DARK = """
     .axis { stroke: #6b7280 }
-    .room { fill: #1f2937; stroke: #6b7280 }
+    .room { fill: #2b303b; stroke: #6b7280 }
     .kernel { fill: #60a5fa } .copy_to_device { fill: #34d399 } .copy_to_host { fill: #fbbf24 } .copy_on_device { fill: #a78bfa }
     .block { fill: #1e5a9c; stroke: #111827 } .moved { fill: #a78bfa; stroke: #111827 }
-    .way { fill: #a78bfa; opacity: 0.3 }
-  }
-"""
+    .way { fill: #a78bfa; opacity: 0.3 }"""
 
 
 def network(layers=16, mib=64, kernel_ns=4_000_000):
@@ -67,14 +60,6 @@ def replay(programs, trace, *options):
         return json.loads(done.stdout), json.loads((pathlib.Path(work) / "timeline.json").read_text())["traceEvents"]
 
 
-def picture(title, name, note, height, body):
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
-        f"<title>{title}</title>", f"<style>{STYLE}</style>",
-        f'<text class="title" x="{MARGIN}" y="30">{name}</text>', f'<text class="note" x="{MARGIN}" y="50">{note}</text>',
-        *body, "</svg>"]) + "\n"
-
-
 def draw_step(programs):
     trace, kernels = network()
     part, link = 0.5, 25
@@ -102,7 +87,8 @@ def draw_step(programs):
         body.append(f'<text class="note" x="{x:.1f}" y="{y + 20}" text-anchor="middle">{tick}{" ms" * (tick == 0)}</text>')
     note = (f"{kernels // 2} layers forward and back in {part:g} of the memory that they need, over {link} GB/s each way: "
             f"{(end - begin) / busy:.2f} of the time of the kernels")
-    return picture("Kernels and copies of one training step, over time", "One training step", note, y + 32, body)
+    return picture.svg(WIDTH, y + 32, "Kernels and copies of one training step, over time",
+                       [*picture.heading("One training step", note), *body], LIGHT, DARK)
 
 
 def maps(events):
@@ -154,26 +140,16 @@ def draw_compaction(programs):
     bytes_moved = sum(before[block][1] for block in moved)
     note = (f"{result['capacity_bytes'] / MIB:.0f} MiB, of which {sum(size for _, size in before.values()) / MIB:.0f} MiB are in "
             f"use: {len(moved)} blocks with {bytes_moved / MIB:.0f} MiB moved, none left")
-    return picture("Device memory before and after a compaction pass", "A compaction pass", note, 292, body)
-
-
-PICTURES = {"step.svg": draw_step, "compaction.svg": draw_compaction}
+    return picture.svg(WIDTH, 292, "Device memory before and after a compaction pass",
+                       [*picture.heading("A compaction pass", note), *body], LIGHT, DARK)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--check", action="store_true", help="fail if a picture of the tree is stale")
+    parser = picture.parser(__doc__)
     parser.add_argument("--programs", type=pathlib.Path, default=ROOT / "build" / "bin")
     arguments = parser.parse_args()
-    stale = []
-    for name, draw in PICTURES.items():
-        drawn, path = draw(arguments.programs.resolve()), FIGURES / name
-        if not arguments.check:
-            path.write_text(drawn)
-        elif not path.exists() or path.read_text() != drawn:
-            stale.append(name)
-    if stale:
-        sys.exit(f"{', '.join(stale)}: not what scripts/draw-timeline.py draws: run it")
+    programs = arguments.programs.resolve()
+    picture.put({"step.svg": draw_step(programs), "compaction.svg": draw_compaction(programs)}, arguments.check)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def main():
         lambda match: match[1] + TABLES[match[2]](arguments.programs, arguments.traces) + match[3], page)
     if not arguments.check:
         PAGE.write_text(made)
+        subprocess.run([sys.executable, ROOT / "scripts" / "draw-overlap.py"], check=True)  # its charts are drawn from the page
     elif made != page:
         sys.stdout.writelines(difflib.unified_diff(page.splitlines(True), made.splitlines(True),
                                                    "docs/benchmarks.md", "what the programs print"))
