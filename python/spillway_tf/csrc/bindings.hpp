@@ -173,8 +173,17 @@ struct Bindings {
     m.def("granularity", [] { return installed().device.granularity_bytes(); });
     m.def(
         "reclaim", [] { return installed().leases.reclaim(); }, release());
+    m.def("has_file_tier", [] {
+      auto const host = installed().memory.host_stats();
+      return host.tier(spillway::HostTier::file).capacity_bytes != 0;
+    });
     m.def(
-        "park", [] { return installed().leases.park(); }, release());
+        "park",
+        [](bool to_file) {
+          return installed().leases.park(to_file ? spillway::HostTier::file
+                                                 : spillway::HostTier::pinned);
+        },
+        release());
     m.def(
         "wake", [] { return installed().leases.wake(); }, release());
     m.def(

@@ -154,13 +154,18 @@ def empty_cache():
     return _C.trim() if _C.is_installed() else 0
 
 
-def park():
+def park(level="host"):
     """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the system,
-    for other processes. What is used next comes back by itself; `wake` brings back all at once. Returns the bytes that
-    were given back."""
+    for other processes. What is used next comes back by itself; `wake` brings back all at once. With level "file"
+    everything goes to the file tier of `install`, as far as that has room, and host memory is given back, too. Returns
+    the bytes of the device that were given back."""
     if not get_lms_enabled():
         raise RuntimeError("spillway_tf.park(): nothing can leave before set_lms_enabled(True)")
-    return _C.park()
+    if level not in ("host", "file"):
+        raise ValueError(f"spillway_tf.park(): level is \"host\" or \"file\", not {level!r}")
+    if level == "file" and not _C.has_file_tier():
+        raise ValueError("spillway_tf.park(\"file\"): install() was called without a file_tier")
+    return _C.park(level == "file")
 
 
 def wake():

@@ -150,6 +150,30 @@ def test_parked_the_memory_is_given_back_and_use_brings_back_what_it_uses(lms):
     assert (x.numpy().tobytes(), y.numpy().tobytes()) == expected
 
 
+def test_parked_in_a_file_nothing_stays_in_host_memory_either(script, tmp_path):
+    done = script("import tensorflow as tf, spillway_tf\n"
+                  f"spillway_tf.install(limit=64 << 20, file_tier={str(tmp_path)!r}, file_limit=256 << 20)\n"
+                  "spillway_tf.set_lms_enabled(True)\n"
+                  "xs = [tf.fill((1024, 1024), float(i)) for i in range(30)]\n"
+                  "print(spillway_tf.get_host_bytes() >= 48 << 20)\n"
+                  "print(spillway_tf.park('file') >= 48 << 20)\n"
+                  "now = spillway_tf.get_lms_stats()\n"
+                  "print(now['bytes_reserved'], now['host_bytes'], now['file_bytes'] >> 20)\n"
+                  "print(all(float(tf.reduce_mean(x)) == i for i, x in enumerate(xs)))\n"
+                  "xs.append(tf.fill((1024, 1024), 30.0))\n"
+                  "spillway_tf.park()  # in host memory again, but for what the file has already\n"
+                  "print(spillway_tf.get_host_bytes() == 4 << 20, spillway_tf.wake() >= 48 << 20)\n"
+                  "print(all(float(x[-1, -1]) == i for i, x in enumerate(xs)))\n")
+    assert done.stdout.split() == ["True", "True", "0", "0", "120", "True", "True", "True", "True"], done.stderr[-2000:]
+
+
+def test_where_to_park_is_checked():
+    with pytest.raises(ValueError, match="file_tier"):
+        spillway_tf.park("file")
+    with pytest.raises(ValueError, match="level"):
+        spillway_tf.park("moon")
+
+
 def test_switched_off_nothing_leaves_and_the_error_is_tensorflows():
     spillway_tf.set_lms_limit(32 << 20)
     spillway_tf.set_lms_enabled(False)
