@@ -51,10 +51,12 @@ set(SPILLWAY_HEADERS
     spillway/host/host_tier.hpp
     spillway/host/host_transfers.hpp
     spillway/host/posix_file_io.hpp
+    spillway/host/ring_file_io.hpp
     spillway/host/slab_map.hpp
     spillway/host/slot_io.hpp
     spillway/host/staging.hpp
     spillway/host/swap_file.hpp
+    spillway/host/system_file_io.hpp
     spillway/host/tier_memory.hpp
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp
@@ -158,6 +160,10 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/storage_table.hpp
     spillway/interop/torch/torch_version.hpp)
 
+# liburing. Compiled by its test, where the library is found.
+set(SPILLWAY_IO_URING_HEADERS
+    spillway/host/io_uring_file_io.hpp)
+
 # TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
 set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
@@ -174,6 +180,7 @@ function(spillway_add_headers target cuda_target)
                        ${target}:doctest_headers:SPILLWAY_DOCTEST_HEADERS
                        ${cuda_target}:cuda_headers:SPILLWAY_CUDA_HEADERS
                        ${target}:cccl_headers:SPILLWAY_CCCL_HEADERS
+                       ${target}:io_uring_headers:SPILLWAY_IO_URING_HEADERS
                        ${target}:json_headers:SPILLWAY_JSON_HEADERS
                        ${target}:torch_headers:SPILLWAY_TORCH_HEADERS
                        ${target}:tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)

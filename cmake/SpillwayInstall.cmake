@@ -18,6 +18,7 @@ install(
   FILE_SET HEADERS
   FILE_SET doctest_headers
   FILE_SET cccl_headers
+  FILE_SET io_uring_headers
   FILE_SET json_headers
   FILE_SET torch_headers
   FILE_SET tensorflow_headers)
@@ -29,6 +30,6 @@ if(TARGET spillway_compiled)
   install(TARGETS spillway_compiled EXPORT spillwayCompiledTargets)
   install(EXPORT spillwayCompiledTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 endif()
-install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
+install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake ${CMAKE_CURRENT_LIST_DIR}/SpillwayFileTier.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

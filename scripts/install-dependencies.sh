@@ -6,7 +6,8 @@
 #   scripts/install-dependencies.sh --ci    also what checks the code: clang, clang-tidy, clang-format
 set -euo pipefail
 
-packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev)
+packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev
+          liburing-dev)
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
   packages+=(libthrust-dev libcub-dev)  # the CUDA toolkit brings its own
 fi

@@ -22,9 +22,10 @@ enum class Through : std::uint8_t { streams, allocator };
 
 /// How the blocks of one transfer lie on the device.
 enum class Layout : std::uint8_t {
-  one,       ///< there is only one
-  packed,    ///< side by side
-  scattered  ///< in random order, with room between them
+  one,        ///< there is only one
+  packed,     ///< side by side
+  scattered,  ///< in random order, with room between them
+  apart       ///< scattered, and their slots lie in another random order in the file
 };
 
 struct Settings {
@@ -48,6 +49,7 @@ struct Settings {
 struct Rate {
   double median = 0;
   double best = 0;  ///< the shortest of the times: what a machine with something else to do hides
+  double cpu_s_per_gb = 0;  ///< processor time of all threads, at the median
 };
 
 struct Row {
@@ -59,8 +61,10 @@ struct Row {
   Rate ours{};            ///< both ways together
   Rate raw{};             ///< one plain copy of as many bytes, or plain file I/O
   Rate naive{};           ///< a copy and an event for each of several blocks
-  Rate memcpy_alone{};    ///< one thread copying as many bytes between two places in memory
+  Rate copies{};        ///< file tier: the device's copies between pinned memory and itself, alone
+  Rate memcpy_alone{};  ///< one thread copying as many bytes between two places in memory
   bool is_file_direct = false;
+  std::string file_calls;
 };
 
 using Report = std::function<void(Row const&)>;

@@ -23,7 +23,8 @@ class DeviceBlocks {
   DeviceBlocks(
       Device& device, std::size_t block_bytes, std::size_t count, Layout layout, std::uint64_t seed)
       : device_{&device} {
-    std::size_t const gap = layout == Layout::scattered ? spillway::granule_bytes : 0;
+    bool const is_scattered = layout == Layout::scattered || layout == Layout::apart;
+    std::size_t const gap = is_scattered ? spillway::granule_bytes : 0;
     bytes_ = count * (block_bytes + gap);
     memory_ = static_cast<std::byte*>(device.try_reserve(bytes_));
     if (memory_ == nullptr) {
@@ -33,7 +34,7 @@ class DeviceBlocks {
     for (std::size_t i = 0; i < count; ++i) {
       blocks_.push_back(memory_ + i * (block_bytes + gap));
     }
-    if (layout == Layout::scattered) {
+    if (is_scattered) {
       std::shuffle(blocks_.begin(), blocks_.end(), std::mt19937_64{seed});
     }
   }

@@ -37,8 +37,10 @@ Names<Direction> const directions{
     {"out", Direction::out}, {"in", Direction::in}, {"both", Direction::both}};
 Names<HostTier> const tiers{
     {"pinned", HostTier::pinned}, {"pageable", HostTier::pageable}, {"file", HostTier::file}};
-Names<Layout> const layouts{
-    {"one", Layout::one}, {"packed", Layout::packed}, {"scattered", Layout::scattered}};
+Names<Layout> const layouts{{"one", Layout::one},
+                            {"packed", Layout::packed},
+                            {"scattered", Layout::scattered},
+                            {"apart", Layout::apart}};
 Names<Through> const throughs{{"streams", Through::streams}, {"allocator", Through::allocator}};
 
 template <class Value>
@@ -79,6 +81,10 @@ nlohmann::ordered_json to_json(Arguments const& arguments, Row const& row) {
   }
   if (row.tier == HostTier::file) {
     json["file_direct_io"] = row.is_file_direct;
+    json["file_calls"] = row.file_calls;
+    json["cpu_s_per_gb"] = row.ours.cpu_s_per_gb;
+    json["raw_cpu_s_per_gb"] = row.raw.cpu_s_per_gb;
+    json["copies_cpu_s_per_gb"] = row.copies.cpu_s_per_gb;
   }
   return json;
 }
@@ -135,7 +141,12 @@ void print_row(Row const& row) {
     std::printf("  memcpy %.2f", row.memcpy_alone.median);
   }
   if (row.tier == HostTier::file) {
-    std::printf("  %s I/O", row.is_file_direct ? "direct" : "buffered");
+    std::printf("  %s I/O by %s, CPU s/GB: %.3f, raw %.3f, the device's copies %.3f",
+                row.is_file_direct ? "direct" : "buffered",
+                row.file_calls.c_str(),
+                row.ours.cpu_s_per_gb,
+                row.raw.cpu_s_per_gb,
+                row.copies.cpu_s_per_gb);
   }
   std::printf("\n");
   std::fflush(stdout);

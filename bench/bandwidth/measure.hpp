@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -41,6 +42,9 @@ class Measurement {
         measure({tier, count == 1 ? Layout::one : Layout::packed, size, count});
         if (count > 1 && settings_.through == Through::streams) {
           measure({tier, Layout::scattered, size, count});
+          if (tier == HostTier::file) {
+            measure({tier, Layout::apart, size, count});
+          }
         }
       }
     }
@@ -48,6 +52,7 @@ class Measurement {
 
  private:
   using HostTier = spillway::HostTier;
+  static constexpr std::size_t plain_call_bytes = 8_MiB;  // of sequential plain file I/O
   using CopyKind = spillway::CopyKind;
 
   struct Case {
@@ -105,29 +110,37 @@ class Measurement {
     }
     spillway::HostPoolOptions const options = pool_options(now);
     if (settings_.through == Through::streams) {
-      ThroughStreams<Device> carrier{
-          device_, options, now.size_bytes, {&peers.sets[0], &peers.sets[1]}};
-      measure(now, carrier, peers, options);
+      ThroughStreams<Device> carrier{device_,
+                                     options,
+                                     now.size_bytes,
+                                     {&peers.sets[0], &peers.sets[1]},
+                                     now.layout,
+                                     settings_.seed};
+      measure(now, carrier, peers);
     } else {
       ThroughAllocator<Policies> carrier{device_, options, now.size_bytes, now.count};
-      measure(now, carrier, peers, options);
+      measure(now, carrier, peers);
     }
   }
 
   template <class Carrier>
-  void measure(Case const& now,
-               Carrier& carrier,
-               Peers& peers,
-               spillway::HostPoolOptions const& options) {
+  void measure(Case const& now, Carrier& carrier, Peers& peers) {
     check(now, carrier, peers);
-    bool const is_direct = carrier.stats().is_file_direct;
+    spillway::HostPoolStats const stats = carrier.stats();
+    bool const is_direct = stats.is_file_direct;
     if (now.tier == HostTier::pageable) {
       peers.memory.resize(2 * now.bytes());
     }
     for (auto& file : peers.file) {
       if (now.tier == HostTier::file) {
-        file.emplace(settings_.file_folder, now.bytes(), options.staging_bytes, is_direct);
-        file->write(0, now.bytes());
+        bool const is_random = now.layout == Layout::apart;
+        file.emplace(settings_.file_folder,
+                     now.bytes(),
+                     is_random ? now.size_bytes : plain_call_bytes,
+                     is_direct,
+                     is_random,
+                     settings_.seed);
+        file->write(now.bytes());
       }
     }
     for (Direction const direction : settings_.directions) {
@@ -136,7 +149,8 @@ class Measurement {
               .layout = now.layout,
               .size_bytes = now.size_bytes,
               .count = now.count,
-              .is_file_direct = is_direct};
+              .is_file_direct = is_direct,
+              .file_calls = std::string{stats.file_calls}};
       time(row, carrier, peers);
       report_(row);
     }
@@ -174,6 +188,7 @@ class Measurement {
     Times ours;
     Times raw;
     Times naive;
+    Times copies;
     Times memcpy_alone;
     for (std::size_t i = 0; i < settings_.repetitions; ++i) {
       if (has_out) {
@@ -197,6 +212,8 @@ class Measurement {
         default:
           if (peers.naive[0]) {
             naive.add([&] { run_naive(peers, row.size_bytes, has_out, has_in); });
+          } else if (row.tier == HostTier::file) {
+            copies.add([&] { run_plain(peers, bytes, has_out, has_in); });
           }
         }
       }
@@ -209,6 +226,7 @@ class Measurement {
     row.ours = ours.rate(moved_bytes);
     row.raw = raw.rate(moved_bytes);
     row.naive = naive.rate(moved_bytes);
+    row.copies = copies.rate(moved_bytes);
     row.memcpy_alone = memcpy_alone.rate(bytes);
   }
 
@@ -255,12 +273,12 @@ class Measurement {
   void run_file(Peers& peers, std::size_t bytes, bool has_out, bool has_in) {
     std::thread writer;
     if (has_out && has_in) {
-      writer = std::thread{[&] { peers.file[0]->write(0, bytes); }};
+      writer = std::thread{[&] { peers.file[0]->write(bytes); }};
     } else if (has_out) {
-      peers.file[0]->write(0, bytes);
+      peers.file[0]->write(bytes);
     }
     if (has_in) {
-      peers.file[1]->read(0, bytes);
+      peers.file[1]->read(bytes);
     }
     if (writer.joinable()) {
       writer.join();

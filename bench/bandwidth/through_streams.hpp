@@ -7,9 +7,12 @@
 #include <spillway/pager/copy_streams.hpp>
 #include <spillway/stream/stream_order.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <new>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -26,7 +29,9 @@ class ThroughStreams {
   ThroughStreams(Device& device,
                  spillway::HostPoolOptions const& options,
                  std::size_t block_bytes,
-                 std::array<DeviceBlocks<Device> const*, 2> sets)
+                 std::array<DeviceBlocks<Device> const*, 2> sets,
+                 Layout layout,
+                 std::uint64_t seed)
       : device_{&device},
         order_{device},
         pool_{device, order_, options},
@@ -42,6 +47,9 @@ class ThroughStreams {
         }
         requests_[set].push_back(
             {.slot = *slot, .device = block, .bytes = block_bytes, .reservation = set + 1});
+      }
+      if (layout == Layout::apart) {
+        std::shuffle(requests_[set].begin(), requests_[set].end(), std::mt19937_64{seed + 2});
       }
     }
   }

@@ -11,9 +11,9 @@
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/host_transfers.hpp>
-#include <spillway/host/posix_file_io.hpp>
 #include <spillway/host/slot_io.hpp>
 #include <spillway/host/swap_file.hpp>
+#include <spillway/host/system_file_io.hpp>
 #include <spillway/host/tier_memory.hpp>
 #include <spillway/stream/stream_order.hpp>
 
@@ -54,7 +54,7 @@ namespace spillway {
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
-template <DeviceApi Device, FileIoApi FileIo = PosixFileIo>
+template <DeviceApi Device, FileIoApi FileIo = SystemFileIo>
 class HostSwapPool {
  public:
   using Options = HostPoolOptions;
@@ -111,8 +111,8 @@ class HostSwapPool {
     return ledger_.first_tier();
   }
 
-  /// Gives pinned and pageable memory back to the system, slabs that are wholly free, after waiting
-  /// on the host for their last uses. The file keeps its size.
+  /// Gives memory, and room in the file, back to the system, slabs that are wholly free, after
+  /// waiting on the host for their last uses.
   ///
   /// @returns bytes given back
   /// @throws DeviceError, std::bad_alloc
@@ -391,7 +391,7 @@ std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
   {
     std::scoped_lock const lock{mutex_};
     gone.reserve(memory_.slab_count());
-    for (HostTier const tier : {HostTier::pinned, HostTier::pageable}) {
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
       bytes += ledger_.stats(tier).reserved_bytes;
       ledger_.remove_free_slabs(tier, [&](detail::HostSlab const& slab, Fence const& fence) {
         last_uses.add(fence);
@@ -401,6 +401,9 @@ std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
     }
   }
   order_->synchronize(last_uses);
+  for (typename Memory::Slab& slab : gone) {
+    memory_.give_back(std::move(slab));
+  }
   return bytes;
 }
 
@@ -457,7 +460,7 @@ bool HostSwapPool<Device, FileIo>::try_add_slab(HostTier tier,
     ledger_.add_slab(tier, slab->place, bytes);
   } catch (...) {
     lock.unlock();  // freeing is a device call
-    slab.reset();
+    memory_.give_back(std::move(*slab));
     lock.lock();
     throw;
   }
@@ -470,6 +473,7 @@ HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
   HostPoolStats stats;
   stats.is_file_direct = memory_.file() != nullptr && memory_.file()->is_direct();
   stats.staging_waits = transfers_.staging_waits();
+  stats.file_calls = slot_io_.file_calls();
   std::scoped_lock const lock{mutex_};
   for (std::size_t i = 0; i < host_tier_count; ++i) {
     stats.tiers[i] = ledger_.stats(static_cast<HostTier>(i));

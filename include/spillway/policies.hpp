@@ -18,7 +18,7 @@
   SPILLWAY_INSTANTIATE class StreamOrder<Policies::device>;                                        \
   SPILLWAY_INSTANTIATE class HostSwapPool<Policies::device>;                                       \
   SPILLWAY_INSTANTIATE class DefragArena<Policies::device, Policies::fit, Policies::compaction>;   \
-  SPILLWAY_INSTANTIATE class detail::HostTransfers<Policies::device, PosixFileIo>;                 \
+  SPILLWAY_INSTANTIATE class detail::HostTransfers<Policies::device, SystemFileIo>;                \
   SPILLWAY_INSTANTIATE class detail::Journal<Policies>;                                            \
   SPILLWAY_INSTANTIATE class detail::Blocks<Policies>;                                             \
   SPILLWAY_INSTANTIATE class detail::Transfers<Policies>;                                          \

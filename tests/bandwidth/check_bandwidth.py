@@ -42,6 +42,10 @@ def check_row(row):
     expect(row["best_gbps"] >= row["gbps"], "the best is no worse than the median")
     expect(row["count"] == max(1, 65536 // row["size_bytes"]), "as many blocks as make up the bytes")
     expect((row["layout"] == "one") == (row["count"] == 1), "one block is not a pattern of several")
+    if row["tier"] == "file":
+        expect(row["file_calls"], "the calls that carry bytes to the file are named")
+        for rate in ("cpu_s_per_gb", "raw_cpu_s_per_gb", "copies_cpu_s_per_gb"):
+            expect(row[rate] >= 0 and math.isfinite(row[rate]), f"{rate} of {row}")
     has_naive = row["tier"] == "pinned" and row["count"] > 1
     expect(("naive_gbps" in row) == has_naive, "the naive loop is a peer of several blocks in the pinned tier")
 
@@ -60,7 +64,7 @@ wanted = {
     for way in ("out", "in", "both")
     for tier in ("pinned", "pageable", "file")
     for size, layouts in ((4096, ("packed", "scattered")), (16384, ("packed", "scattered")), (65536, ("one",)))
-    for layout in layouts
+    for layout in layouts + (("apart",) if tier == "file" and "packed" in layouts else ())
 }
 expect({key(row) for row in everything} == wanted and len(everything) == len(wanted), "one row for each case")
 

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include <support/archetypes/file_io_archetype.hpp>
 #include <support/pool_bench.hpp>
@@ -37,30 +38,49 @@ struct AllocateSaysBool : PosixFileIo {
 struct DiscardMayThrow : PosixFileIo {
   void discard(int fd, std::uint64_t offset, std::size_t bytes);
 };
-struct WriteWantsMutableBytes : PosixFileIo {
-  ssize_t write(int fd, void* from, std::size_t bytes, std::uint64_t offset) noexcept;
-};
-struct ReadMayThrow : PosixFileIo {
-  ssize_t read(int fd, void* to, std::size_t bytes, std::uint64_t offset);
-};
-struct ReadSaysUnsigned : PosixFileIo {
-  std::size_t read(int fd, void* to, std::size_t bytes, std::uint64_t offset) noexcept;
-};
-struct HasNoRead : private PosixFileIo {
+struct MakesNoQueue : private PosixFileIo {
   using PosixFileIo::allocate;
   using PosixFileIo::discard;
-  using PosixFileIo::write;
+};
+template <class Q>
+struct Makes : PosixFileIo {
+  Q make_queue(int fd, std::span<std::byte> memory);
+};
+struct NotMovable : PosixFileIo::Queue {
+  NotMovable(NotMovable&&) = delete;
+};
+struct CannotSayWhetherItBegins : PosixFileIo::Queue {
+  void can_begin() noexcept;
+};
+struct BeginMayThrow : PosixFileIo::Queue {
+  void begin(FileTransfer& transfer);
+};
+struct FinishMayThrow : PosixFileIo::Queue {
+  ssize_t finish(FileTransfer& transfer);
+};
+struct FinishSaysUnsigned : PosixFileIo::Queue {
+  std::size_t finish(FileTransfer& transfer) noexcept;
+};
+struct HasNoName : private PosixFileIo::Queue {
+  using Queue::begin;
+  using Queue::can_begin;
+  using Queue::finish;
 };
 
 static_assert(FileIoApi<PosixFileIo> && FileIoApi<FaultyFileIo>);
 static_assert(!FileIoApi<NotCopyable>);
 static_assert(!FileIoApi<AllocateSaysBool>);
 static_assert(!FileIoApi<DiscardMayThrow>);
-static_assert(!FileIoApi<WriteWantsMutableBytes>);
-static_assert(!FileIoApi<ReadMayThrow>);
-static_assert(!FileIoApi<ReadSaysUnsigned>);
-static_assert(!FileIoApi<HasNoRead>);
+static_assert(!FileIoApi<MakesNoQueue>);
 static_assert(!FileIoApi<int>);
+static_assert(FileIoApi<Makes<PosixFileIo::Queue>>);
+static_assert(!FileIoApi<Makes<NotMovable>>);
+static_assert(!FileIoApi<Makes<CannotSayWhetherItBegins>>);
+static_assert(!FileIoApi<Makes<BeginMayThrow>>);
+static_assert(!FileIoApi<Makes<FinishMayThrow>>);
+static_assert(!FileIoApi<Makes<FinishSaysUnsigned>>);
+static_assert(!FileIoApi<Makes<HasNoName>>);
+static_assert(!FileIoApi<Makes<int>>);
 
 }  // namespace
 

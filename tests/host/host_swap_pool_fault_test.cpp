@@ -19,6 +19,7 @@
 #include <support/pool_bench.hpp>
 
 using namespace spillway;
+using spillway::testing::FaultyFileIo;
 using spillway::testing::SteppedSimApi;
 
 namespace {
@@ -57,7 +58,9 @@ constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::
 struct FileCase {
   static constexpr std::size_t bytes = 10'000;
 
-  FileCase() : pool{bench.device, bench.order, bench.options(HostTier::file, 64 << 10), bench.io} {
+  explicit FileCase(bool can_begin = false)
+      : bench{{}, FaultyFileIo{can_begin}},
+        pool{bench.device, bench.order, bench.options(HostTier::file, 64 << 10), bench.io} {
     for (std::byte** const block : {&from, &to}) {
       *block = bench.reserve(bytes);
     }
@@ -167,6 +170,48 @@ TEST_SUITE("host_swap_pool_fault") {
     CHECK(now.read_gives(now.first, 7));
     CHECK(now.bench.io.calls().writes >= 20);
     CHECK(now.pool.stats().failed_writes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: file calls that begin early carry the right bytes in any order") {
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      CAPTURE(seed);
+      FileCase now{true};
+      auto const other = now.bench.device.create_stream();
+      std::byte* const between = now.bench.reserve(FileCase::bytes);
+      for (unsigned round = 0; round < 4; ++round) {
+        put_pattern(now.from, FileCase::bytes, round);
+        Transfer const out = now.pool.write(now.first, now.from, FileCase::bytes, now.bench.stream);
+        (void)now.pool.read(now.first, between, FileCase::bytes, other);
+        (void)now.pool.write(now.second, between, FileCase::bytes, other);
+        (void)now.pool.read(now.second, now.to, FileCase::bytes, other);
+        if (round == 3) {
+          now.pool.give_back(now.first, out.device_done);
+        }
+        now.bench.device.run_random(seed);
+        CHECK(has_pattern(now.to, FileCase::bytes, round));
+      }
+      CHECK(now.bench.io.calls().writes == 4 * 2 * 3);  // each of three chunks once
+      CHECK(now.bench.io.calls().reads == 4 * 2 * 3);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a call that begins early and fails is as one that fails in time") {
+    FileCase now{true};
+    now.write(now.second, 2);
+    now.bench.io.plant({.write_error = ENOSPC, .failing_from = 4096, .failing_to = 8192});
+    now.write(now.first, 1);
+    CHECK(now.pool.stats().rescued_bytes == 4096);
+    CHECK(now.read_gives(now.first, 1));
+
+    now.bench.io.plant({.read_error = EIO, .failing_from = 0, .failing_to = 4096});
+    (void)now.read_gives(now.first, 1);
+    CHECK_THROWS_AS(now.pool.check(now.first), FileTierError);
+    now.bench.io.plant({});
+    CHECK(now.read_gives(now.second, 2));
+
+    now.bench.io.plant({.most_bytes = 999, .interrupt_every = 2});
+    now.write(now.second, 3);
+    CHECK(now.read_gives(now.second, 3));
   }
 
   TEST_CASE("HostSwapPool: bytes that the file refuses stay in memory and come back") {
@@ -359,11 +404,11 @@ TEST_SUITE("host_swap_pool_fault") {
       // Whichever device call fails, and none of those that a transfer makes is left out.
       for (SimCall const call :
            {SimCall::copy, SimCall::launch_host, SimCall::wait, SimCall::record}) {
-        for (std::uint64_t nth = 1; nth <= 12; ++nth) {
+        for (std::uint64_t nth = 1; nth <= 24; ++nth) {
           CAPTURE(static_cast<int>(tier));
           CAPTURE(static_cast<int>(call));
           CAPTURE(nth);
-          SteppedBench bench;
+          SteppedBench bench{{}, FaultyFileIo{nth % 2 == 0}};
           SteppedBench::pool_type pool{
               bench.device, bench.order, bench.options(tier, 64 << 10), bench.io};
           auto const other = bench.device.create_stream();

@@ -419,7 +419,7 @@ TEST_SUITE("host_swap_pool") {
   }
 
   TEST_CASE("HostSwapPool: slabs that are wholly free go back to the system, and others stay") {
-    for (HostTier const tier : {HostTier::pinned, HostTier::pageable}) {
+    for (HostTier const tier : every_tier) {
       Bench bench;
       Bench::pool_type pool{bench.device, bench.order, bench.options(tier, 100'000), bench.io};
       auto const reserved = [&] { return pool.stats().tier(tier).reserved_bytes; };
@@ -439,6 +439,7 @@ TEST_SUITE("host_swap_pool") {
       pool.give_back(stays);
       CHECK(pool.trim_sync() == 16 << 10);
       CHECK(reserved() == 0);
+      CHECK(bench.io.calls().discards == (tier == HostTier::file ? 2 : 0));
       CHECK(pool.size_bytes(Bench::take(pool, 16 << 10)) == 16 << 10);  // it grows again
       CHECK(reserved() == 16 << 10);
     }

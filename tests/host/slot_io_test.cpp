@@ -32,13 +32,16 @@ constexpr std::size_t piece_bytes = 1024;
 /// A file tier of which the slots lie side by side, and a chunk with a place for each.
 struct Bench {
   explicit Bench(bool is_direct = false) : file{folder.path(), is_direct, faults} {
-    REQUIRE(file.try_extend(16 << 10));
+    REQUIRE(file.try_reserve(16 << 10));
     ledger.open(HostTier::file, 16 << 10, granule_bytes);
     ledger.add_slab(HostTier::file, HostSlab{}, 16 << 10);
     for (HostSlotId& id : slots) {
       id = ledger.try_take(piece_bytes).value();
     }
     put_pattern(chunk.data(), chunk.size(), 1);
+    for (SlotAccess const access : {SlotAccess::write, SlotAccess::read}) {
+      io.open_queue(access, chunk);
+    }
   }
 
   HostSlot& slot(std::size_t i) { return ledger.at(slots[i]); }
@@ -57,10 +60,8 @@ struct Bench {
     }
     return first;
   }
-  void write(std::initializer_list<std::size_t> which) {
-    Io::write(jobs(which, SlotAccess::write));
-  }
-  void read(std::initializer_list<std::size_t> which) { Io::read(jobs(which, SlotAccess::read)); }
+  void write(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::write)); }
+  void read(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::read)); }
 
   /// Whether the chunk has what `write` found there, in these places.
   [[nodiscard]] bool is_back(std::initializer_list<std::size_t> which) const {
@@ -196,7 +197,7 @@ TEST_SUITE("slot_io") {
     Io::Job* const job = now.jobs({0}, SlotAccess::write);
     CHECK(now.slot(0).write_jobs == 1);
 
-    Io::write(job);
+    Io::run(job);
 
     CHECK(now.slot(0).write_jobs == 0);
     Io::Job& next = now.io.take(now.slot(1), SlotAccess::read);
@@ -205,7 +206,7 @@ TEST_SUITE("slot_io") {
     CHECK(next.next == nullptr);
     CHECK(next.piece.bytes == 0);
     CHECK(now.slot(1).read_jobs == 1);
-    now.io.give_back(next, SlotAccess::read);
+    now.io.give_back(next);
     CHECK(now.slot(1).read_jobs == 0);
   }
 
@@ -220,12 +221,12 @@ TEST_SUITE("slot_io") {
     Io::Job* const read = is_read ? now.jobs({0}, SlotAccess::read) : nullptr;
     REQUIRE(now.ledger.give_back(now.slots[0], {}));
 
-    Io::write(write);
+    Io::run(write);
 
     CHECK(now.faults.calls().writes == (is_read ? 1 : 0));
     if (read != nullptr) {
       now.wipe();
-      Io::read(read);
+      Io::run(read);
       CHECK(now.is_back({0}));
     }
     std::size_t known = 0;

@@ -18,6 +18,7 @@
 
 #include <support/temporary_folder.hpp>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 using namespace spillway;
 using namespace spillway::detail;
@@ -51,25 +52,25 @@ TEST_SUITE("swap_file") {
   TEST_CASE("SwapFile: bytes come back from where they were written") {
     TemporaryFolder folder;
     File file{folder.path(), false, {}};
-    REQUIRE(file.try_extend(1000));
-    REQUIRE(file.try_extend(500));
+    auto queue = file.make_queue({});
+    CHECK(file.try_reserve(1000) == 0);
+    CHECK(file.try_reserve(500) == 1000);
     auto const first = pattern(1000, 1);
     auto const second = pattern(500, 2);
 
-    REQUIRE(file.write(second.data(), 500, 1000) == 0);
-    REQUIRE(file.write(first.data(), 1000, 0) == 0);
+    REQUIRE(queue.write(second.data(), 500, 1000) == 0);
+    REQUIRE(queue.write(first.data(), 1000, 0) == 0);
 
     std::vector<std::byte> back(1500);
-    REQUIRE(file.read(back.data(), 1500, 0) == 0);
+    REQUIRE(queue.read(back.data(), 1500, 0) == 0);
     CHECK(std::equal(first.begin(), first.end(), back.begin()));
     CHECK(std::equal(second.begin(), second.end(), back.begin() + 1000));
-    CHECK(file.size_bytes() == 1500);
   }
 
   TEST_CASE("SwapFile: in a folder it has no name") {
     TemporaryFolder folder;
     File file{folder.path(), false, {}};
-    REQUIRE(file.try_extend(10));
+    REQUIRE(file.try_reserve(10));
 
     CHECK(folder.entries() == 0);
   }
@@ -111,13 +112,14 @@ TEST_SUITE("swap_file") {
     TemporaryFolder folder;
     FaultyFileIo io;
     FaultyFile file{folder.path(), false, io};
-    REQUIRE(file.try_extend(1000));
+    auto queue = file.make_queue({});
+    REQUIRE(file.try_reserve(1000));
     auto const data = pattern(1000, 3);
     io.plant({.most_bytes = 7, .interrupt_every = 3});
 
-    REQUIRE(file.write(data.data(), data.size(), 0) == 0);
+    REQUIRE(queue.write(data.data(), data.size(), 0) == 0);
     std::vector<std::byte> back(1000);
-    REQUIRE(file.read(back.data(), back.size(), 0) == 0);
+    REQUIRE(queue.read(back.data(), back.size(), 0) == 0);
 
     CHECK(back == data);
     CHECK(io.calls().writes > 1000 / 7);
@@ -128,31 +130,30 @@ TEST_SUITE("swap_file") {
     TemporaryFolder folder;
     FaultyFileIo io;
     FaultyFile file{folder.path(), false, io};
-    REQUIRE(file.try_extend(100));
+    auto queue = file.make_queue({});
+    REQUIRE(file.try_reserve(100));
     auto data = pattern(100, 4);
 
     io.plant({.write_error = ENOSPC});
-    CHECK(file.write(data.data(), data.size(), 0) == ENOSPC);
+    CHECK(queue.write(data.data(), data.size(), 0) == ENOSPC);
     io.plant({.read_error = EIO});
-    CHECK(file.read(data.data(), data.size(), 0) == EIO);
+    CHECK(queue.read(data.data(), data.size(), 0) == EIO);
     io.plant({.is_truncated = true});
-    CHECK(file.read(data.data(), data.size(), 0) == EIO);
+    CHECK(queue.read(data.data(), data.size(), 0) == EIO);
   }
 
   TEST_CASE("SwapFile: where there is no room the size stays and the attempt is undone") {
     TemporaryFolder folder;
     FaultyFileIo io;
     FaultyFile file{folder.path(), false, io};
-    REQUIRE(file.try_extend(100));
+    REQUIRE(file.try_reserve(100));
     io.plant({.allocate_error = ENOSPC});
 
-    CHECK_FALSE(file.try_extend(100));
+    CHECK_FALSE(file.try_reserve(100));
 
-    CHECK(file.size_bytes() == 100);
     CHECK(io.calls().discards == 1);
     io.plant({});
-    CHECK(file.try_extend(100));
-    CHECK(file.size_bytes() == 200);
+    CHECK(file.try_reserve(100) == 100);
   }
 
   TEST_CASE("SwapFile: the system's limit on file sizes is met when the file grows") {
@@ -165,14 +166,41 @@ TEST_SUITE("swap_file") {
     auto const old_handler = std::signal(SIGXFSZ, SIG_IGN);
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
 
-    bool const small_fits = file.try_extend(32 << 10);
-    bool const large_fits = file.try_extend(64 << 10);
+    auto const small = file.try_reserve(32 << 10);
+    auto const large = file.try_reserve(64 << 10);
 
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
     std::signal(SIGXFSZ, old_handler);
-    CHECK(small_fits);
-    CHECK_FALSE(large_fits);
-    CHECK(file.size_bytes() == 32 << 10);
+    CHECK(small == 0);
+    CHECK_FALSE(large.has_value());
+  }
+
+  TEST_CASE("SwapFile: room that was released is gone from the disk and taken again first") {
+    TemporaryFolder folder;
+    File file{folder.path() / "swap", false, {}};
+    auto queue = file.make_queue({});
+    constexpr std::size_t part = 256 << 10;
+    std::vector<std::byte> const data(part, std::byte{7});
+    for (std::uint64_t const offset : {0U, 1U, 2U, 3U}) {
+      REQUIRE(file.try_reserve(part) == offset * part);
+      REQUIRE(queue.write(data.data(), part, offset * part) == 0);
+    }
+    auto const on_disk = [&] {
+      struct stat status {};
+      REQUIRE(::stat((folder.path() / "swap").c_str(), &status) == 0);
+      return static_cast<std::size_t>(status.st_blocks) * 512;
+    };
+    std::size_t const before = on_disk();
+
+    file.release(part, part);
+    file.release(2 * part, part);
+
+    CHECK(on_disk() <= before - 2 * part);
+    CHECK(file.try_reserve(2 * part) == part);  // the two became one
+    CHECK(file.try_reserve(part) == 4 * part);
+    file.release(0, part);
+    CHECK(file.try_reserve(part / 2) == 0);
+    CHECK(file.try_reserve(part / 2) == part / 2);
   }
 
   TEST_CASE("SwapFile: direct I/O is used where the file system has it, and said") {
@@ -181,7 +209,8 @@ TEST_SUITE("swap_file") {
     File plain{folder.path(), false, {}};
     CHECK_FALSE(plain.is_direct());
     constexpr std::size_t bytes = 4 * File::direct_alignment_bytes;
-    REQUIRE(direct.try_extend(bytes));
+    auto queue = direct.make_queue({});
+    REQUIRE(direct.try_reserve(bytes));
     std::vector<std::byte> memory(3 * bytes);
     void* aligned = memory.data();
     std::size_t space = memory.size();
@@ -190,8 +219,8 @@ TEST_SUITE("swap_file") {
     auto const expected = pattern(bytes, 5);
     std::copy(expected.begin(), expected.end(), data);
 
-    REQUIRE(direct.write(data, bytes, 0) == 0);
-    REQUIRE(direct.read(data + bytes, bytes, 0) == 0);
+    REQUIRE(queue.write(data, bytes, 0) == 0);
+    REQUIRE(queue.read(data + bytes, bytes, 0) == 0);
 
     CHECK(std::equal(expected.begin(), expected.end(), data + bytes));
   }

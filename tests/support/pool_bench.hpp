@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <support/temporary_folder.hpp>
@@ -40,7 +41,9 @@ class PoolBench {
   using stream_type = typename device_type::stream_type;
   using pool_type = spillway::HostSwapPool<device_type, spillway::testing::FaultyFileIo>;
 
-  explicit PoolBench(spillway::SimOptions options = {}) : device{options}, order{device} {
+  explicit PoolBench(spillway::SimOptions options = {},
+                     spillway::testing::FaultyFileIo file_io = {})
+      : io{std::move(file_io)}, device{options}, order{device} {
     stream = device.create_stream();
   }
 

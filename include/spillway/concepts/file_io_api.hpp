@@ -4,37 +4,78 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include <sys/types.h>
 
 namespace spillway {
 
+/// One read or write of the swap file. It stays where it is until `finish` has returned.
+struct FileTransfer {
+  enum class State : std::uint8_t { idle, waiting, in_flight, done };
+
+  std::byte* memory = nullptr;  ///< a write only reads it
+  std::size_t bytes = 0;
+  std::uint64_t offset = 0;  ///< in the file
+  bool is_write = false;
+  FileTransfer* next = nullptr;  ///< what is to begin with it; the queue's from then on
+  State state = State::idle;     ///< the queue's
+  ssize_t result = 0;            ///< the queue's
+};
+
+/// A queue of transfers of one file.
+///
+/// Given `q` of type `Q` and a transfer `t`:
+///
+/// | expression      | must                                                                       |
+/// |-----------------|----------------------------------------------------------------------------|
+/// | `q.can_begin()` | tell whether `begin` ever starts a transfer                                |
+/// | `q.begin(t)`    | start `t`, and all that follow it by `next`, now or as others end, and     |
+/// |                 | wait for nothing. A model may do nothing here                              |
+/// | `q.finish(t)`   | start `t` unless it has begun, and wait for its end. Returns the bytes     |
+/// |                 | moved, which may be fewer than asked for, 0 at the end of the file, or     |
+/// |                 | minus the error number                                                     |
+/// | `q.name()`      | name the calls that it makes, for statistics                               |
+///
+/// Any thread may call `begin` while one thread is in `finish`. What has begun is finished before
+/// the queue ends.
+// clang-format off
+template <class Q>
+concept FileQueueApi =
+    std::move_constructible<Q> &&
+    requires(Q q, FileTransfer& t) {
+      { q.can_begin() } noexcept -> std::same_as<bool>;
+      { q.begin(t)    } noexcept -> std::same_as<void>;
+      { q.finish(t)   } noexcept -> std::same_as<ssize_t>;
+      { q.name()      } noexcept -> std::same_as<std::string_view>;
+    };
+// clang-format on
+
 /// The system calls that the file tier makes on an open file.
 ///
-/// A parameter of `HostSwapPool`, so that tests can make the calls fail. The default is
-/// `PosixFileIo`.
+/// A parameter of `HostSwapPool`, so that tests can make the calls fail. `IoUringFileIo` hands many
+/// transfers to the kernel at once, `PosixFileIo` makes one call after the other.
 ///
-/// Given `io` of type `F`, file descriptor `fd`, memory `p`, `n` bytes, `offset` in the file:
+/// Given `io` of type `F`, file descriptor `fd`, `n` bytes, `offset` in the file, and `memory`, a
+/// span of bytes:
 ///
 /// | expression                   | must                                                          |
 /// |------------------------------|---------------------------------------------------------------|
 /// | `io.allocate(fd, offset, n)` | make sure that later writes there find room; 0 or an error    |
 /// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can            |
-/// | `io.write(fd, p, n, offset)` | as `pwrite`: bytes written, or -1 with `errno`                |
-/// | `io.read(fd, p, n, offset)`  | as `pread`: bytes read, 0 at the end, or -1 with `errno`      |
-///
-/// Reads and writes may do fewer bytes than `n`.
+/// | `io.make_queue(fd, memory)`  | a `FileQueueApi` for this file. Most transfers are to and     |
+/// |                              | from `memory`, which it may register with the kernel          |
 ///
 /// Copies of a model stand for the same thing. Thread-safe.
 // clang-format off
 template <class F>
 concept FileIoApi =
     std::copy_constructible<F> &&
-    requires(F io, int fd, void* p, void const* q, std::size_t n, std::uint64_t offset) {
+    requires(F io, int fd, std::size_t n, std::uint64_t offset, std::span<std::byte> memory) {
       { io.allocate(fd, offset, n) } noexcept -> std::same_as<int>;
       { io.discard(fd, offset, n)  } noexcept -> std::same_as<void>;
-      { io.write(fd, q, n, offset) } noexcept -> std::same_as<ssize_t>;
-      { io.read(fd, p, n, offset)  } noexcept -> std::same_as<ssize_t>;
+      { io.make_queue(fd, memory)  }          -> FileQueueApi;
     };
 // clang-format on
 

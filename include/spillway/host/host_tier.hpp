@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace spillway {
 
@@ -71,9 +72,10 @@ struct HostPoolOptions {
   /// The most by which a tier grows at once, unless one slot needs more. A tier in which there is
   /// less than 32 times as much grows by less.
   std::size_t slab_bytes = 64_MiB;
-  /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one.
-  std::size_t staging_chunks = 3;
-  std::size_t staging_bytes = 8_MiB;
+  /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one. Many
+  /// are on their way at once, and the first one fills or empties while nothing else happens.
+  std::size_t staging_chunks = 12;
+  std::size_t staging_bytes = 2_MiB;
   std::optional<int> numa_node{};  ///< of host memory; left out: the device's, -1: anywhere
   /// Keep the file out of the page cache (O_DIRECT), where the file system can do that.
   bool file_direct_io = false;
@@ -99,6 +101,7 @@ struct HostPoolStats {
   std::size_t rescued_bytes = 0;    ///< held in memory because the file refused them
   std::uint64_t staging_waits = 0;  ///< times a thread waited for another to finish enqueueing
   bool is_file_direct = false;      ///< `file_direct_io` was asked for and is in effect
+  std::string_view file_calls{};    ///< what carries bytes to the file: "io_uring", for example
 
   [[nodiscard]] HostTierStats const& tier(HostTier tier) const noexcept {
     return tiers[static_cast<std::size_t>(tier)];

@@ -39,9 +39,11 @@ namespace spillway::detail {
 ///
 ///   Staged tiers: pieces are cut at the size of a chunk and packed into chunks. For each chunk of
 ///   a write, one batch of copies (device to chunk) goes to the caller's stream, and one host
-///   function (chunk to slot, `SlotIo::write`) to the stream of the write lane. A read does the
+///   function (chunk to slot, `SlotIo::run`) to the stream of the write lane. A read does the
 ///   same in reverse order. The two streams wait for each other by the chunk's fence, so that the
-///   next chunk leaves the device while the last one is written to the file.
+///   next chunk leaves the device while the last one is written to the file. Where the file's queue
+///   has room for several chunks, a second stream of the lane begins the file calls of a chunk as
+///   soon as they may begin (`SlotIo::begin`), while those of the chunk before are being finished.
 ///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
@@ -79,8 +81,8 @@ class HostTransfers {
   ///
   /// @throws DeviceError
   void drain_sync(SlotAccess access) {
-    if (std::optional<Lane>& lane = access == SlotAccess::write ? write_lane_ : read_lane_; lane) {
-      lane->drain_sync();
+    if (std::optional<Lane>& used = lane(access)) {
+      used->drain_sync();
     }
   }
 
@@ -112,7 +114,7 @@ class HostTransfers {
       while (first_chunk_ != nullptr) {
         Job* job = std::exchange(first_chunk_, first_chunk_->next_chunk);
         while (job != nullptr) {
-          owner_->io_->give_back(*std::exchange(job, job->next), access_);
+          owner_->io_->give_back(*std::exchange(job, job->next));
         }
       }
       for (std::size_t i = 0; i < entries().size(); ++i) {
@@ -163,6 +165,7 @@ class HostTransfers {
     [[nodiscard]] CopyKind kind() const noexcept {
       return is_write() ? CopyKind::to_host : CopyKind::to_device;
     }
+    [[nodiscard]] SlotAccess access() const noexcept { return access_; }
     [[nodiscard]] bool is_write() const noexcept { return access_ == SlotAccess::write; }
 
     /// Adds a copy between a piece's place on the host and the device.
@@ -278,6 +281,9 @@ class HostTransfers {
     return std::max<std::size_t>(count, 1);
   }
 
+  [[nodiscard]] std::optional<Lane>& lane(SlotAccess access) noexcept {
+    return access == SlotAccess::write ? write_lane_ : read_lane_;
+  }
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
 
   Device* device_;
@@ -319,6 +325,11 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       }
     }
   }
+  for (SlotAccess const access : {SlotAccess::write, SlotAccess::read}) {
+    if (options.file_bytes > 0 && io.open_queue(access, lane(access)->memory())) {
+      lane(access)->open_begin_stream();
+    }
+  }
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -333,13 +344,15 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
     Batch batch{*this, access};
     batch.begin(requests.first(batch_limit(requests, at)));
     bool const is_pinned = batch.tier() == HostTier::pinned;
-    StreamIndex const slot_stream =
-        is_pinned ? at : (batch.is_write() ? write_lane_ : read_lane_)->index();
+    StreamIndex const slot_stream = is_pinned ? at : lane(access)->index();
     for (TransferRequest const& request : batch.requests()) {
       order_->wait(at, request.after);
     }
     for (Entry const& entry : batch.entries()) {
       order_->wait(slot_stream, entry.before);
+      if (batch.tier() == HostTier::file && lane(access)->has_begin_stream()) {
+        order_->wait(lane(access)->begin_index(), entry.before);
+      }
     }
     Transfer done;
     try {
@@ -369,7 +382,8 @@ void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
                                                    Transfer& done,
                                                    stream_type stream,
                                                    StreamIndex at) {
-  Lane& lane = batch.is_write() ? *write_lane_ : *read_lane_;
+  Lane& lane = *this->lane(batch.access());
+  bool const begins = batch.tier() == HostTier::file && lane.has_begin_stream();
   while (Job* const first = batch.first_chunk()) {
     typename Lane::Chunk chunk{lane};
     batch.copies().clear();
@@ -388,9 +402,21 @@ void HostTransfers<Device, FileIo>::enqueue_staged(Batch& batch,
     auto const launch = [&] {
       order_->wait(lane.index(), chunk.fence());
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
-      lane.launch(batch.is_write() ? &Io::write : &Io::read, first);
+      if (begins) {
+        order_->wait(lane.begin_index(), chunk.fence());
+        io_->expect_begin(*first);
+      }
+      lane.launch(&Io::run, first);
       batch.set_first_chunk(next);
       done.host_done = chunk.fence() = order_->mark(lane.index());
+      if (begins) {
+        try {
+          lane.launch_begin(&Io::begin, first);
+        } catch (...) {
+          io_->end_call(*first);
+          throw;
+        }
+      }
     };
     try {
       if (batch.is_write()) {

@@ -3,8 +3,11 @@
 
 #include <spillway/concepts/file_io_api.hpp>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 #include <fcntl.h>
 #include <sys/types.h>
@@ -12,9 +15,28 @@
 
 namespace spillway {
 
-/// The default `FileIoApi` of a host pool: the operating system's calls, unchanged.
+/// A `FileIoApi` that makes one call of the operating system for each transfer, when it is
+/// finished: on the thread that runs the long host functions of a stream.
 class PosixFileIo {
  public:
+  class Queue {
+   public:
+    explicit Queue(int fd) noexcept : fd_{fd} {}
+
+    [[nodiscard]] bool can_begin() const noexcept { return false; }
+    void begin(FileTransfer& /*transfer*/) noexcept {}
+    [[nodiscard]] ssize_t finish(FileTransfer& transfer) noexcept {
+      auto const at = static_cast<off_t>(transfer.offset);
+      ssize_t const moved = transfer.is_write ? ::pwrite(fd_, transfer.memory, transfer.bytes, at)
+                                              : ::pread(fd_, transfer.memory, transfer.bytes, at);
+      return moved < 0 ? -errno : moved;
+    }
+    [[nodiscard]] std::string_view name() const noexcept { return "pread, pwrite"; }
+
+   private:
+    int fd_;
+  };
+
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   }
@@ -30,14 +52,8 @@ class PosixFileIo {
 #endif
   }
 
-  [[nodiscard]] ssize_t
-  write(int fd, void const* from, std::size_t bytes, std::uint64_t offset) const noexcept {
-    return ::pwrite(fd, from, bytes, static_cast<off_t>(offset));
-  }
-
-  [[nodiscard]] ssize_t
-  read(int fd, void* to, std::size_t bytes, std::uint64_t offset) const noexcept {
-    return ::pread(fd, to, bytes, static_cast<off_t>(offset));
+  [[nodiscard]] Queue make_queue(int fd, std::span<std::byte> /*memory*/) const noexcept {
+    return Queue{fd};
   }
 };
 

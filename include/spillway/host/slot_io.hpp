@@ -7,6 +7,7 @@
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/swap_file.hpp>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,7 +15,10 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -22,10 +26,13 @@ namespace spillway::detail {
 
 /// The host half of transfers to the slower tiers: copies between staging chunks and slots.
 ///
-/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `write` or `read` on a
-/// stream, as a function that runs on the host. It then copies each piece between the chunk and
+/// `HostTransfers` prepares a list of jobs for each chunk and enqueues `run` on a stream, as a
+/// function that runs on the host. It then copies each piece between the chunk and
 /// pageable memory or the file. Pieces that are adjacent in the file and in the chunk share one
-/// file call.
+/// file call. All calls of a chunk are begun before the first of them is waited for. Where the
+/// file's queue can begin calls, `begin` is enqueued beside it, on another stream: it begins them
+/// while `run` is still busy with an earlier chunk. Whichever of both comes first
+/// begins them; the jobs are used again when both have returned.
 ///
 /// A write that the file refuses loses nothing as long as there is memory. The call is first
 /// repeated piece by piece. Each piece that fails again is copied to the heap, into the slot's
@@ -37,7 +44,7 @@ namespace spillway::detail {
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
 /// arguments.
 ///
-/// Threads  `write` and `read` run on threads of the device and make no device call. They lock the
+/// Threads  `run` and `begin` run on threads of the device and make no device call. They lock the
 ///          pool's mutex for the ledger only. All other functions are called under that mutex.
 template <FileIoApi FileIo>
 class SlotIo {
@@ -51,6 +58,10 @@ class SlotIo {
     HostPiece piece{};
     std::byte* chunk = nullptr;  // set when the staging chunk is known
     std::size_t chunk_offset = 0;
+    FileTransfer transfer{};  // of this job, or of all that are adjacent, in the first of them
+    SlotAccess access{};
+    bool is_begun = false;   // in the first job of a chunk: the file calls
+    std::uint8_t calls = 1;  // in the first job of a chunk: host functions that have not returned
     // The device's side, which is enqueued beside the host function.
     std::byte* device = nullptr;
     std::size_t reservation = 0;
@@ -71,48 +82,50 @@ class SlotIo {
       idle_ = &jobs_.emplace_back();
     }
     Job& job = *std::exchange(idle_, idle_->next);
-    job = Job{.owner = this, .slot = &slot};
+    job = Job{.owner = this, .slot = &slot, .access = access};
     ++slot.jobs(access);
     return job;
   }
 
-  void give_back(Job& job, SlotAccess access) noexcept {
-    --job.slot->jobs(access);
-    ledger_->forget_if_unused(*job.slot);
+  /// Ends a job that no host function was enqueued for.
+  void give_back(Job& job) noexcept {
+    end_use(job);
     job.next = std::exchange(idle_, &job);
   }
 
-  /// Host function: from the chunk to the slots. `argument` is the first job of a list.
-  static void write(void* argument) noexcept {
-    auto* job = static_cast<Job*>(argument);
-    SlotIo& self = *job->owner;
-    while (job != nullptr) {
-      Job* const end = self.end_of_adjacent(job);
-      if (end != job->next && self.write_adjacent(*job, end)) {
-        for (Job const* done = job; done != end; done = done->next) {
-          self.forget_rescued(*done);
-        }
-      } else {
-        for (Job const* each = job; each != end; each = each->next) {
-          self.write_one(*each);
-        }
-      }
-      self.finish(std::exchange(job, end), end, SlotAccess::write);
-    }
+  /// Opens the file's queue for one direction. `memory` has the chunks.
+  ///
+  /// @returns whether `begin` has anything to begin there; @throws std::bad_alloc
+  bool open_queue(SlotAccess access, std::span<std::byte> memory) {
+    return queue(access).emplace(file_->make_queue(memory)).can_begin();
   }
 
-  /// Host function: from the slots to the chunk. `argument` is the first job of a list.
-  static void read(void* argument) noexcept {
-    auto* job = static_cast<Job*>(argument);
-    SlotIo& self = *job->owner;
-    while (job != nullptr) {
-      Job* const end = self.end_of_adjacent(job);
-      if (end == job->next || !self.read_adjacent(*job, end)) {
-        for (Job const* each = job; each != end; each = each->next) {
-          self.read_one(*each);
-        }
-      }
-      self.finish(std::exchange(job, end), end, SlotAccess::read);
+  /// Says, before the host functions of a chunk are enqueued, that `begin` is one of them.
+  void expect_begin(Job& first) noexcept { first.calls = 2; }
+
+  /// Host function: begins the file calls of a chunk. `argument` is the first job of a list.
+  static void begin(void* argument) noexcept {
+    auto& first = *static_cast<Job*>(argument);
+    first.owner->begin_calls(first);
+    first.owner->end_call(first);
+  }
+
+  /// Host function: moves the bytes of a chunk to the slots, or from them. `argument` is the first
+  /// job of a list.
+  static void run(void* argument) noexcept {
+    auto& first = *static_cast<Job*>(argument);
+    first.owner->finish(first);
+  }
+
+  /// Counts a host function of a chunk as returned. After the last its jobs can be used again.
+  void end_call(Job& first) noexcept {
+    std::scoped_lock const lock{*mutex_};
+    if (--first.calls > 0) {
+      return;
+    }
+    for (Job* job = &first; job != nullptr;) {
+      Job* const done = std::exchange(job, job->next);
+      done->next = std::exchange(idle_, done);
     }
   }
 
@@ -125,50 +138,133 @@ class SlotIo {
   }
   [[noreturn]] void throw_lost(FileFailure const& failure) const;
 
+  /// The name of the calls that carry bytes to the file, empty where there is none. Needs no lock.
+  [[nodiscard]] std::string_view file_calls() const noexcept {
+    return queues_[0] ? queues_[0]->name() : std::string_view{};
+  }
   [[nodiscard]] std::size_t failed_writes() const noexcept { return failed_writes_; }
   [[nodiscard]] std::size_t failed_reads() const noexcept { return failed_reads_; }
 
  private:
-  void write_one(Job const& job) noexcept {
-    if (!is_needed(job)) {
+  using Queue = typename SwapFile<FileIo>::Queue;
+
+  [[nodiscard]] std::optional<Queue>& queue(SlotAccess access) noexcept {
+    return queues_[static_cast<std::size_t>(access)];
+  }
+
+  void begin_calls(Job& first) noexcept {
+    std::scoped_lock const lock{begin_mutex_[static_cast<std::size_t>(first.access)]};
+    if (std::exchange(first.is_begun, true)) {
       return;
     }
-    if (job.piece.memory != nullptr) {
-      std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
-    } else if (int const error = file_->write(job.chunk, file_bytes(job), job.piece.file_offset);
-               error != 0) {
+    FileTransfer* first_call = nullptr;
+    FileTransfer* last_call = nullptr;
+    for (Job* job = &first; job != nullptr;) {
+      Job* const end = end_of_adjacent(job);
+      if (job->piece.memory == nullptr && can_share(*job, end)) {
+        job->transfer = transfer_of(*job, adjacent_bytes(*job, end));
+        (first_call == nullptr ? first_call : last_call->next) = &job->transfer;
+        last_call = &job->transfer;
+      }
+      job = end;
+    }
+    if (first_call != nullptr) {
+      queue(first.access)->begin(*first_call);
+    }
+  }
+
+  void finish(Job& first) noexcept {
+    begin_calls(first);
+    for (Job* job = &first; job != nullptr;) {
+      Job* const end = end_of_adjacent(job);
+      finish_adjacent(*job, end);
+      std::scoped_lock const lock{*mutex_};
+      for (; job != end; job = job->next) {
+        end_use(*job);
+      }
+    }
+    end_call(first);
+  }
+
+  /// Whether one file call can carry all of these jobs. Not where nobody needs them written, and
+  /// not where bytes of a slot were rescued: the file does not have all of them then.
+  [[nodiscard]] bool can_share(Job const& first, Job const* end) const noexcept {
+    std::scoped_lock const lock{*mutex_};
+    if (first.access == SlotAccess::write) {
+      return first.next != end || is_needed(first);
+    }
+    for (Job const* job = &first; job != end; job = job->next) {
+      if (!job->slot->rescued.empty()) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  [[nodiscard]] static FileTransfer transfer_of(Job const& job, std::size_t bytes) noexcept {
+    return {.memory = job.chunk,
+            .bytes = bytes,
+            .offset = job.piece.file_offset,
+            .is_write = job.access == SlotAccess::write};
+  }
+
+  void finish_adjacent(Job& first, Job* end) noexcept {
+    if (first.piece.memory != nullptr) {
+      copy(first);
+      return;
+    }
+    if (first.transfer.bytes > 0) {
+      int const error = queue(first.access)->finish(first.transfer);
+      if (error == 0 || first.next == end) {
+        for (Job const* job = &first; job != end; job = job->next) {
+          note_result(*job, error);
+        }
+        return;
+      }
+    }
+    for (Job* job = &first; job != end; job = job->next) {
+      finish_one(*job);
+    }
+  }
+
+  void finish_one(Job& job) noexcept {
+    if (job.access == SlotAccess::read) {
+      if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
+        std::memcpy(job.chunk, rescued, job.piece.bytes);
+        return;
+      }
+    } else if (std::scoped_lock const lock{*mutex_}; !is_needed(job)) {
+      return;
+    }
+    job.transfer = transfer_of(job, file_bytes(job));
+    note_result(job, queue(job.access)->finish(job.transfer));
+  }
+
+  /// Between a chunk and pageable memory.
+  void copy(Job const& job) const noexcept {
+    if (job.access == SlotAccess::read) {
+      std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
+      return;
+    }
+    {
+      std::scoped_lock const lock{*mutex_};
+      if (!is_needed(job)) {
+        return;
+      }
+    }
+    std::memcpy(job.piece.memory, job.chunk, job.piece.bytes);
+  }
+
+  void note_result(Job const& job, int error) noexcept {
+    if (job.access == SlotAccess::read) {
+      if (error != 0) {
+        note_lost_read(job, error);
+      }
+    } else if (error != 0) {
       rescue(job, error);
     } else {
       forget_rescued(job);
     }
-  }
-
-  void read_one(Job const& job) noexcept {
-    if (job.piece.memory != nullptr) {
-      std::memcpy(job.chunk, job.piece.memory, job.piece.bytes);
-    } else if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
-      std::memcpy(job.chunk, rescued, job.piece.bytes);
-    } else if (int const error = file_->read(job.chunk, file_bytes(job), job.piece.file_offset);
-               error != 0) {
-      note_lost_read(job, error);
-    }
-  }
-
-  [[nodiscard]] bool write_adjacent(Job const& first, Job const* end) noexcept {
-    return file_->write(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
-  }
-
-  /// Fails, too, where bytes of a slot were rescued: the file does not have all of them then.
-  [[nodiscard]] bool read_adjacent(Job const& first, Job const* end) noexcept {
-    {
-      std::scoped_lock const lock{*mutex_};
-      for (Job const* job = &first; job != end; job = job->next) {
-        if (!job->slot->rescued.empty()) {
-          return false;
-        }
-      }
-    }
-    return file_->read(first.chunk, adjacent_bytes(first, end), first.piece.file_offset) == 0;
   }
 
   /// The first job after `job` whose piece is not adjacent to the one before, in the file and in
@@ -193,9 +289,8 @@ class SlotIo {
   }
 
   /// Returns false for a slot that was given back and has no read enqueued: nobody can read its
-  /// bytes any more.
+  /// bytes any more. The lock is held.
   [[nodiscard]] bool is_needed(Job const& job) const noexcept {
-    std::scoped_lock const lock{*mutex_};
     return !job.slot->is_given_back || job.slot->read_jobs > 0;
   }
 
@@ -261,16 +356,17 @@ class SlotIo {
                           FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
   }
 
-  void finish(Job* job, Job const* end, SlotAccess access) noexcept {
-    std::scoped_lock const lock{*mutex_};
-    while (job != end) {
-      give_back(*std::exchange(job, job->next), access);
-    }
+  /// The slot can be forgotten as far as this job is concerned. The lock is held.
+  void end_use(Job& job) noexcept {
+    --job.slot->jobs(job.access);
+    ledger_->forget_if_unused(*job.slot);
   }
 
   std::mutex* mutex_;
   HostLedger* ledger_;
   SwapFile<FileIo>* file_;
+  std::array<std::optional<Queue>, 2> queues_;  // by `SlotAccess`, where there is a file
+  std::array<std::mutex, 2> begin_mutex_;       // held while the calls of a chunk are begun
   std::deque<Job> jobs_;
   Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;

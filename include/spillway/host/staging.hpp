@@ -19,6 +19,8 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,18 @@ class StagingLane {
     Piece piece_;
   };
 
+  /// The memory of all chunks.
+  [[nodiscard]] std::span<std::byte> memory() const noexcept { return all_; }
+
+  /// Makes a second stream, for functions that begin what those of `launch` finish. They do not
+  /// wait and so need no worker. @throws DeviceError
+  void open_begin_stream() { begin_stream_.emplace(*device_, *order_); }
+  [[nodiscard]] bool has_begin_stream() const noexcept { return begin_stream_.has_value(); }
+  [[nodiscard]] StreamIndex begin_index() const noexcept { return begin_stream_->index(); }
+  void launch_begin(HostFunction function, void* argument) {
+    device_->launch_host(begin_stream_->handle(), function, argument);
+  }
+
   /// Enqueues a call of `function(argument)` on the lane's stream. @throws DeviceError
   void launch(HostFunction function, void* argument) {
     if constexpr (HostWorkApi<Device>) {
@@ -102,6 +116,9 @@ class StagingLane {
   /// Waits on the host until every function that was launched has returned and no chunk is in use.
   void drain_sync() {
     device_->synchronize(stream_.handle());
+    if (begin_stream_) {
+      device_->synchronize(begin_stream_->handle());
+    }
     std::vector<Piece> idle;
     {
       std::scoped_lock const lock{mutex_};
@@ -157,7 +174,9 @@ class StagingLane {
   StreamOrder<Device>* order_;
   std::size_t chunk_bytes_;
   PinnedMemory<Device> memory_;
+  std::span<std::byte> all_;
   OwnedStream<Device> stream_;
+  std::optional<OwnedStream<Device>> begin_stream_;
   decltype(make_host_worker(std::declval<Device&>(), stream_type{})) worker_;
   mutable std::mutex mutex_;  // guards what follows; never held across a device call
   std::condition_variable returned_;
@@ -184,6 +203,7 @@ StagingLane<Device>::StagingLane(Device& device,
   std::size_t space = memory_.size_bytes();
   auto* const first =
       static_cast<std::byte*>(std::align(alignment_bytes, chunk_count * chunk_bytes_, data, space));
+  all_ = {first, chunk_count * chunk_bytes_};
   ring_.resize(chunk_count);
   for (std::size_t i = 0; i < chunk_count; ++i) {
     ring_[i].data = first + i * chunk_bytes_;

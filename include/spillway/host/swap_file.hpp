@@ -4,12 +4,18 @@
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/error.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkostemp is POSIX
@@ -20,15 +26,62 @@ namespace spillway::detail {
 
 /// The file of the file tier: opened at construction, removed at destruction.
 ///
-/// `TierMemory` owns it and extends it slab by slab; `SlotIo` reads and writes the slots' pieces.
+/// `TierMemory` owns it, takes room in it slab by slab and gives that back; `SlotIo` reads and
+/// writes the slots' pieces through a queue for each direction.
 ///
 /// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
 /// the file must not exist: nobody's data is overwritten.
 ///
-/// Threads  `write`, `read`: any number at once. `try_extend`: one at a time.
+/// Threads  thread-safe. A queue: as its model says.
 template <FileIoApi FileIo>
 class SwapFile {
+  using ModelQueue = decltype(std::declval<FileIo&>().make_queue(0, std::span<std::byte>{}));
+
  public:
+  /// Carries transfers to their end: signals interrupt, and any call may move less than it was
+  /// asked to.
+  class Queue {
+   public:
+    explicit Queue(ModelQueue queue) : queue_{std::move(queue)} {}
+
+    [[nodiscard]] bool can_begin() const noexcept { return queue_.can_begin(); }
+    [[nodiscard]] std::string_view name() const noexcept { return queue_.name(); }
+    void begin(FileTransfer& transfer) noexcept { queue_.begin(transfer); }
+
+    /// Moves all of it. @returns 0, or the error number; EIO where the file ends early
+    [[nodiscard]] int finish(FileTransfer& transfer) noexcept {
+      while (transfer.bytes > 0) {
+        ssize_t const moved = queue_.finish(transfer);
+        if (moved == 0) {
+          return EIO;
+        }
+        if (moved < 0) {
+          if (moved == -EINTR) {
+            continue;
+          }
+          return static_cast<int>(-moved);
+        }
+        transfer.memory += moved;
+        transfer.offset += static_cast<std::uint64_t>(moved);
+        transfer.bytes -= static_cast<std::size_t>(moved);
+      }
+      return 0;
+    }
+    /// As `finish`, of a transfer that nobody has begun.
+    [[nodiscard]] int
+    write(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
+      FileTransfer transfer{const_cast<std::byte*>(from), bytes, offset, true};
+      return finish(transfer);
+    }
+    [[nodiscard]] int read(std::byte* to, std::size_t bytes, std::uint64_t offset) noexcept {
+      FileTransfer transfer{to, bytes, offset, false};
+      return finish(transfer);
+    }
+
+   private:
+    mutable ModelQueue queue_;
+  };
+
   /// What O_DIRECT asks of offsets, sizes and addresses.
   static constexpr std::size_t direct_alignment_bytes = 4096;
 
@@ -64,35 +117,52 @@ class SwapFile {
     }
   }
 
-  /// Makes room for `bytes` more at the end; false when the disk is full or refuses.
-  [[nodiscard]] bool try_extend(std::size_t bytes) noexcept {
-    if (io_.allocate(fd_, size_bytes_, bytes) != 0) {
-      io_.discard(fd_, size_bytes_, bytes);  // what was taken before the disk was full
-      return false;
+  /// Takes room for `bytes`: of what was released, else at the end.
+  ///
+  /// @returns the offset, or nothing when the disk is full or refuses
+  [[nodiscard]] std::optional<std::uint64_t> try_reserve(std::size_t bytes) noexcept {
+    std::scoped_lock const lock{mutex_};
+    auto const hole = std::find_if(
+        holes_.begin(), holes_.end(), [&](Hole const& each) { return each.bytes >= bytes; });
+    std::uint64_t const offset = hole != holes_.end() ? hole->offset : size_bytes_;
+    if (io_.allocate(fd_, offset, bytes) != 0) {
+      io_.discard(fd_, offset, bytes);  // what was taken before the disk was full
+      return std::nullopt;
     }
-    size_bytes_ += bytes;
-    return true;
+    if (hole == holes_.end()) {
+      size_bytes_ += bytes;
+    } else if (hole->bytes == bytes) {
+      holes_.erase(hole);
+    } else {
+      *hole = {offset + bytes, hole->bytes - bytes};
+    }
+    return offset;
   }
 
-  /// Writes all of it. @returns 0, or the error number
-  [[nodiscard]] int write(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
-    return transfer(from, bytes, offset, [&](std::byte const* at, std::size_t n, std::uint64_t to) {
-      return io_.write(fd_, at, n, to);
-    });
+  /// Gives the room of a range back to the file system. @throws std::bad_alloc, then it is kept
+  void release(std::uint64_t offset, std::size_t bytes) {
+    std::scoped_lock const lock{mutex_};
+    auto const next = std::find_if(
+        holes_.begin(), holes_.end(), [&](Hole const& each) { return each.offset > offset; });
+    auto const made = holes_.insert(next, Hole{offset, bytes});
+    io_.discard(fd_, offset, bytes);
+    if (auto const after = made + 1; after != holes_.end() && after->offset == offset + bytes) {
+      made->bytes += after->bytes;
+      holes_.erase(after);
+    }
+    if (made != holes_.begin() && (made - 1)->offset + (made - 1)->bytes == offset) {
+      (made - 1)->bytes += made->bytes;
+      holes_.erase(made);
+    }
   }
 
-  /// Reads all of it. @returns 0, or the error number; EIO where the file ends early
-  [[nodiscard]] int read(std::byte* to, std::size_t bytes, std::uint64_t offset) noexcept {
-    return transfer(to, bytes, offset, [&](std::byte* at, std::size_t n, std::uint64_t from) {
-      return io_.read(fd_, at, n, from);
-    });
+  /// A queue of transfers, most of them to and from `memory`. @throws std::bad_alloc
+  [[nodiscard]] Queue make_queue(std::span<std::byte> memory) {
+    return Queue{io_.make_queue(fd_, memory)};
   }
 
   [[nodiscard]] std::string const& path() const noexcept {
     return path_;
-  }
-  [[nodiscard]] std::uint64_t size_bytes() const noexcept {
-    return size_bytes_;
   }
   [[nodiscard]] bool is_direct() const noexcept {
     return is_direct_;
@@ -113,34 +183,19 @@ class SwapFile {
     }
   }
 
-  /// Repeats `call` until everything has been done: signals interrupt, and any call may do less.
-  template <class Byte, class Call>
-  static int
-  transfer(Byte* memory, std::size_t bytes, std::uint64_t offset, Call const& call) noexcept {
-    while (bytes > 0) {
-      ssize_t const done = call(memory, bytes, offset);
-      if (done < 0) {
-        if (errno == EINTR) {
-          continue;
-        }
-        return errno;
-      }
-      if (done == 0) {
-        return EIO;
-      }
-      memory += done;
-      offset += static_cast<std::uint64_t>(done);
-      bytes -= static_cast<std::size_t>(done);
-    }
-    return 0;
-  }
+  struct Hole {
+    std::uint64_t offset = 0;
+    std::size_t bytes = 0;
+  };
 
   std::string path_;
   [[no_unique_address]] FileIo io_;
   int fd_ = -1;
-  std::uint64_t size_bytes_ = 0;
   bool is_named_ = false;
   bool is_direct_ = false;
+  std::mutex mutex_;  // guards what follows, and is held while the file system makes room
+  std::uint64_t size_bytes_ = 0;
+  std::vector<Hole> holes_;  // by offset; none touches the next
 };
 
 }  // namespace spillway::detail

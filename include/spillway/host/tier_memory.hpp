@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -64,11 +65,13 @@ class PinnedMemory {
 template <DeviceApi Device, FileIoApi FileIo>
 class TierMemory {
  public:
-  /// Memory for one slab. It is freed with this object unless `adopt` takes it.
+  /// Memory for one slab, freed with this object unless `adopt` takes it, or room in the file,
+  /// which only `give_back` frees.
   struct Slab {
     PinnedMemory<Device> pinned;
     HostMapping mapping;
     HostSlab place;
+    std::size_t bytes = 0;
   };
 
   /// @throws FileTierError
@@ -83,6 +86,7 @@ class TierMemory {
   /// system calls. @throws DeviceError
   [[nodiscard]] std::optional<Slab> try_reserve(HostTier tier, std::size_t bytes) {
     Slab slab;
+    slab.bytes = bytes;
     switch (tier) {
     case HostTier::pinned:
       slab.pinned = PinnedMemory<Device>::try_allocate(*device_, bytes, numa_node_);
@@ -94,8 +98,11 @@ class TierMemory {
       slab.place.numa_bound_bytes = slab.mapping.is_bound() ? bytes : 0;
       break;
     case HostTier::file:
-      slab.place.file_offset = file_->size_bytes();
-      return file_->try_extend(bytes) ? std::optional{std::move(slab)} : std::nullopt;
+      if (auto const offset = file_->try_reserve(bytes)) {
+        slab.place.file_offset = *offset;
+        return slab;
+      }
+      return std::nullopt;
     }
     return slab.place.memory != nullptr ? std::optional{std::move(slab)} : std::nullopt;
   }
@@ -107,13 +114,22 @@ class TierMemory {
   /// Hands out the memory of a slab that was adopted and that the ledger has removed.
   [[nodiscard]] Slab release(HostSlab const& place) noexcept {
     auto const at = std::find_if(slabs_.begin(), slabs_.end(), [&](Slab const& slab) {
-      return slab.place.memory == place.memory;
+      return slab.place.memory == place.memory && slab.place.file_offset == place.file_offset;
     });
     SPILLWAY_ASSERT(at != slabs_.end());
     Slab gone = std::move(*at);
     std::swap(*at, slabs_.back());
     slabs_.pop_back();
     return gone;
+  }
+  /// Frees a slab that is not adopted. Makes device and system calls.
+  void give_back(Slab slab) noexcept {
+    if (slab.place.memory == nullptr) {
+      try {
+        file_->release(slab.place.file_offset, slab.bytes);
+      } catch (std::bad_alloc const&) {  // NOLINT(bugprone-empty-catch): the file keeps the room
+      }
+    }
   }
   /// How many slabs of memory were adopted, and slabs of the file.
   [[nodiscard]] std::size_t slab_count() const noexcept { return slabs_.size(); }

@@ -10,6 +10,11 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <sys/types.h>
 
 namespace spillway::testing {
 
@@ -36,6 +41,11 @@ class FaultyFileIo {
     std::size_t reads = 0;
   };
 
+  FaultyFileIo() = default;
+  /// Queues that begin make a call when it is begun, so that a test sees one that comes too early,
+  /// and tell of its end when it is finished.
+  explicit FaultyFileIo(bool can_begin) : can_begin_{can_begin} {}
+
   void plant(Faults const& faults) const {
     std::scoped_lock const lock{shared_->mutex};
     shared_->faults = faults;
@@ -51,33 +61,10 @@ class FaultyFileIo {
     return shared_->faults.allocate_error != 0 ? shared_->faults.allocate_error
                                                : PosixFileIo{}.allocate(fd, offset, bytes);
   }
-
   void discard(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     std::scoped_lock const lock{shared_->mutex};
     ++shared_->calls.discards;
     PosixFileIo{}.discard(fd, offset, bytes);
-  }
-
-  [[nodiscard]] ssize_t
-  write(int fd, void const* from, std::size_t bytes, std::uint64_t offset) const noexcept {
-    Faults const faults = next_call(&Calls::writes);
-    if (int const error = error_of(faults, faults.write_error, offset); error != 0) {
-      errno = error;
-      return -1;
-    }
-    return PosixFileIo{}.write(fd, from, std::min(bytes, faults.most_bytes), offset);
-  }
-
-  [[nodiscard]] ssize_t
-  read(int fd, void* to, std::size_t bytes, std::uint64_t offset) const noexcept {
-    Faults const faults = next_call(&Calls::reads);
-    if (int const error = error_of(faults, faults.read_error, offset); error != 0) {
-      errno = error;
-      return -1;
-    }
-    return faults.is_truncated
-               ? 0
-               : PosixFileIo{}.read(fd, to, std::min(bytes, faults.most_bytes), offset);
   }
 
  private:
@@ -86,25 +73,68 @@ class FaultyFileIo {
     Faults faults;
     Calls calls;
     unsigned since_interrupt = 0;
+
+    [[nodiscard]] Faults next_call(bool is_write) noexcept {
+      std::scoped_lock const lock{mutex};
+      ++(is_write ? calls.writes : calls.reads);
+      Faults now = faults;
+      if (now.interrupt_every != 0 && ++since_interrupt % now.interrupt_every != 0) {
+        now.interrupt_every = 0;
+      }
+      return now;
+    }
   };
 
-  [[nodiscard]] Faults next_call(std::size_t Calls::*counter) const noexcept {
-    std::scoped_lock const lock{shared_->mutex};
-    ++(shared_->calls.*counter);
-    Faults faults = shared_->faults;
-    if (faults.interrupt_every != 0 && ++shared_->since_interrupt % faults.interrupt_every != 0) {
-      faults.interrupt_every = 0;
+ public:
+  class Queue {
+   public:
+    [[nodiscard]] bool can_begin() const noexcept { return can_begin_; }
+    [[nodiscard]] std::string_view name() const noexcept { return "faulty"; }
+    void begin(FileTransfer& first) noexcept {
+      for (FileTransfer* each = &first; can_begin_ && each != nullptr; each = each->next) {
+        each->result = call(*each);
+        each->state = FileTransfer::State::done;
+      }
     }
-    return faults;
+    [[nodiscard]] ssize_t finish(FileTransfer& transfer) noexcept {
+      bool const has_begun =
+          std::exchange(transfer.state, FileTransfer::State::idle) == FileTransfer::State::done;
+      return has_begun ? transfer.result : call(transfer);
+    }
+
+   private:
+    friend FaultyFileIo;
+    Queue(std::shared_ptr<Shared> shared, int fd, bool can_begin)
+        : shared_{std::move(shared)}, plain_{fd}, can_begin_{can_begin} {}
+
+    [[nodiscard]] ssize_t call(FileTransfer transfer) noexcept {
+      Faults const faults = shared_->next_call(transfer.is_write);
+      int const planted = transfer.is_write ? faults.write_error : faults.read_error;
+      if (faults.interrupt_every != 0) {
+        return -EINTR;
+      }
+      if (planted != 0 && transfer.offset >= faults.failing_from &&
+          transfer.offset < faults.failing_to) {
+        return -planted;
+      }
+      if (faults.is_truncated && !transfer.is_write) {
+        return 0;
+      }
+      transfer.bytes = std::min(transfer.bytes, faults.most_bytes);
+      return plain_.finish(transfer);
+    }
+
+    std::shared_ptr<Shared> shared_;
+    PosixFileIo::Queue plain_;
+    bool can_begin_;
+  };
+
+  [[nodiscard]] Queue make_queue(int fd, std::span<std::byte> /*memory*/) const {
+    return Queue{shared_, fd, can_begin_};
   }
 
-  static int error_of(Faults const& faults, int planted, std::uint64_t offset) noexcept {
-    if (faults.interrupt_every != 0) {
-      return EINTR;
-    }
-    return offset >= faults.failing_from && offset < faults.failing_to ? planted : 0;
-  }
-
+ private:
+  bool can_begin_ = false;
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
 
 namespace spillway::test {
 
@@ -24,12 +26,23 @@ class FileIoArchetype {
   void discard(int fd, std::uint64_t offset, std::size_t bytes) noexcept {
     PosixFileIo{}.discard(fd, offset, bytes);
   }
-  ssize_t write(int fd, void const* from, std::size_t bytes, std::uint64_t offset) noexcept {
-    return PosixFileIo{}.write(fd, from, bytes, offset);
-  }
-  ssize_t read(int fd, void* to, std::size_t bytes, std::uint64_t offset) noexcept {
-    return PosixFileIo{}.read(fd, to, bytes, offset);
-  }
+
+  class Queue {
+   public:
+    explicit Queue(int fd) : plain_{fd} {}
+    Queue(Queue&&) = default;
+    Queue& operator=(Queue&&) = delete;
+    ~Queue() = default;
+
+    bool can_begin() noexcept { return false; }
+    void begin(FileTransfer& /*transfer*/) noexcept {}
+    ssize_t finish(FileTransfer& transfer) noexcept { return plain_.finish(transfer); }
+    std::string_view name() noexcept { return "archetype"; }
+
+   private:
+    PosixFileIo::Queue plain_;
+  };
+  Queue make_queue(int fd, std::span<std::byte> /*memory*/) { return Queue{fd}; }
 };
 
 static_assert(FileIoApi<FileIoArchetype>);

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#if defined(SPILLWAY_WITH_IO_URING)
+#  include <spillway/host/io_uring_file_io.hpp>
+#else
+#  include <spillway/host/posix_file_io.hpp>
+#endif
+
+namespace spillway {
+
+/// The file calls of a host pool that is told nothing else. Programs that link
+/// `spillway::io_uring` use the kernel's ring where it has one.
+#if defined(SPILLWAY_WITH_IO_URING)
+using SystemFileIo = IoUringFileIo;
+#else
+using SystemFileIo = PosixFileIo;
+#endif
+
+}  // namespace spillway
