@@ -34,6 +34,14 @@ std::uint64_t bytes_of(std::vector<DeviceSpan> const& spans, SpanKind kind) {
 SimOptions const gigabyte_a_second{
     .link_bytes_per_second = 1'000'000'000, .poison = false, .checked = false};
 
+/// A device that can be told that its streams are captured.
+struct CapturingDevice : SimApi {
+  using SimApi::SimApi;
+  [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
+  bool captures = false;
+};
+static_assert(CapturingApi<CapturingDevice>);
+
 }  // namespace
 
 TEST_SUITE("timed_device") {
@@ -164,5 +172,22 @@ TEST_SUITE("timed_device") {
     device.destroy_stream(stream);
     device.free_pinned(host, 4096);
     device.release(memory, 1_MiB);
+  }
+
+  TEST_CASE("TimedDevice: what is captured into a graph is enqueued, and is not timed") {
+    TimedDevice<CapturingDevice> device;
+    auto const stream = device.create_stream();
+    int calls = 0;
+
+    device.captures = true;
+    device.launch(stream, [&calls] { ++calls; });
+    device.captures = false;
+    device.launch(stream, [&calls] { ++calls; });
+    device.synchronize(stream);
+
+    CHECK(calls == 2);
+    CHECK(device.calls().host_launches == 4);  // the two calls, and two that time the second one
+    CHECK(device.spans().size() == 1);
+    device.destroy_stream(stream);
   }
 }

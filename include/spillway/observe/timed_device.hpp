@@ -29,9 +29,9 @@ namespace spillway {
 ///   using observer = spillway::Timeline;
 /// };
 /// ```
-/// A host function before the work and one behind it, on the same stream, read the clock. They
-/// take time themselves: some microseconds a copy on a GPU. What waits for a copy engine that other
-/// streams use counts as running. Work of a stream that is being captured must not be timed.
+/// A host function before the work and one behind it, on the same stream, read the clock, which
+/// takes time itself: this is for looking, not for measuring a throughput. What waits for a copy
+/// engine that other streams use counts as running. What is captured into a graph is not timed.
 ///
 /// Threads  thread-safe.
 /// Memory   40 bytes a span, taken as they come, until `clear_spans`.
@@ -145,20 +145,33 @@ class TimedDevice : public Device {
     return {.kind = SpanKind::copy_on_device, .bytes = bytes, .address = to};
   }
 
-  /// Runs `enqueue` between the two host functions. Work is not timed where the device refuses
-  /// them: what the caller asked for must not fail because it is watched.
+  /// Runs `enqueue` between the two host functions. Work is not timed where they cannot be
+  /// enqueued: what the caller asked for must not fail because it is watched.
   template <class Enqueue>
   void timed(DeviceSpan const& span, stream_type stream, Enqueue&& enqueue) {
-    auto const note = std::make_shared<DeviceSpan>(span);
-    bool const is_started = try_launch(stream, [log = log_, note] { log->start(*note); });
+    std::shared_ptr<DeviceSpan> const note = try_start(span, stream);
     std::forward<Enqueue>(enqueue)();
-    if (is_started) {
+    if (note) {
       try_launch(stream, [log = log_, note] { log->end(*note); });
     }
   }
 
+  std::shared_ptr<DeviceSpan> try_start(DeviceSpan const& span, stream_type stream) {
+    try {
+      if constexpr (CapturingApi<Device>) {
+        if (Device::is_capturing(stream)) {
+          return nullptr;  // a graph would call the functions again and again
+        }
+      }
+      auto note = std::make_shared<DeviceSpan>(span);
+      return try_launch(stream, [log = log_, note] { log->start(*note); }) ? note : nullptr;
+    } catch (std::exception const&) {
+      return nullptr;
+    }
+  }
+
   template <class Work>
-  bool try_launch(stream_type stream, Work work) {
+  bool try_launch(stream_type stream, Work work) noexcept {
     try {
       detail::launch_callable(static_cast<Device&>(*this), stream, std::move(work));
       return true;
