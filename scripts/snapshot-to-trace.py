@@ -9,13 +9,18 @@ blocks can be moved, and how many bytes are moved then, is said by `spillway-rep
 A buffer lives from its allocation until its memory may be used again; one of which the history does not have the
 allocation lives from the first event on. Times are not copied: a snapshot does not say what operations use.
 
-No class of the pickle is loaded, so that a file of strangers can do no harm.
+No class of the pickle is loaded, so that a file of strangers can do no harm. `python -m spillway_torch.plan SNAPSHOT.pickle`
+shares this code.
 """
 import argparse
 import collections
 import csv
+import pathlib
 import pickle
 import sys
+
+
+NAME = pathlib.Path(sys.argv[0]).name
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -28,11 +33,11 @@ def read(path):
         with open(path, "rb") as file:
             snapshot = PlainUnpickler(file).load()
     except OSError as error:
-        sys.exit(f"snapshot-to-trace.py: {path}: {error.strerror}")
+        sys.exit(f"{NAME}: {path}: {error.strerror}")
     except Exception as error:  # a broken pickle raises nearly anything
-        sys.exit(f"snapshot-to-trace.py: {path} is no snapshot: {error}")
+        sys.exit(f"{NAME}: {path} is no snapshot: {error}")
     if not isinstance(snapshot, dict) or not {"segments", "device_traces"} <= snapshot.keys():
-        sys.exit(f"snapshot-to-trace.py: {path} is no snapshot: it has no segments and device_traces")
+        sys.exit(f"{NAME}: {path} is no snapshot: it has no segments and device_traces")
     return snapshot
 
 
@@ -41,7 +46,7 @@ def choose_device(snapshot, wanted):
     if wanted is None:
         wanted = max(range(len(lengths)), key=lengths.__getitem__, default=0)
     if not 0 <= wanted < len(lengths) or lengths[wanted] == 0:
-        sys.exit(f"snapshot-to-trace.py: the snapshot has no history of device {wanted}; record one with "
+        sys.exit(f"{NAME}: the snapshot has no history of device {wanted}; record one with "
                  "torch.cuda.memory._record_memory_history()")
     return wanted
 
@@ -86,6 +91,16 @@ def peak(lives):
     return most
 
 
+def reserved_bytes(snapshot, device):
+    return sum(segment["total_size"] for segment in snapshot["segments"] if segment.get("device", 0) == device)
+
+
+def write(lives, file):
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["id", "lower", "upper", "size"])
+    rows.writerows((number, *life) for number, life in enumerate(lives))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("snapshot", help="a pickle of torch.cuda.memory._dump_snapshot")
@@ -94,12 +109,9 @@ def main():
     snapshot = read(arguments.snapshot)
     device = choose_device(snapshot, arguments.device)
     lives = sorted(life for life in lifetimes(snapshot, device) if life[2] > 0)
-    rows = csv.writer(sys.stdout, lineterminator="\n")
-    rows.writerow(["id", "lower", "upper", "size"])
-    rows.writerows((number, *life) for number, life in enumerate(lives))
-    reserved = sum(s["total_size"] for s in snapshot["segments"] if s.get("device", 0) == device)
+    write(lives, sys.stdout)
     print(f"device {device}: {len(lives)} buffers, at most {peak(lives) / 2**20:.1f} MiB alive at once; PyTorch has "
-          f"reserved {reserved / 2**20:.1f} MiB at the end", file=sys.stderr)
+          f"reserved {reserved_bytes(snapshot, device) / 2**20:.1f} MiB at the end", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ struct Settings {
   std::optional<double> link_gbps;     // each way; the model takes 25 unless told
   std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
+  bool uses_write = false;  // each use may write, so that nothing leaves without a copy
   std::string timeline;  // the model only: a file for what happened when; empty: none
 };
 
@@ -62,6 +63,9 @@ struct Result {
   std::uint64_t verified_bytes = 0;
   std::uint64_t corrupt_bytes = 0;
   std::string first_corruption;
+  /// What of each tensor has left the device in the last repetition, if the policies' observer
+  /// counts it (`CountsLeaving`).
+  std::vector<std::uint64_t> left_bytes;
 };
 
 /// On a virtual clock that holds no bytes.

@@ -1,35 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/device/sim/model_api.hpp>
 #include <spillway/observe/timed_device.hpp>
 #include <spillway/observe/timeline.hpp>
-#include <spillway/sim.hpp>
 
 #include <fstream>
 #include <stdexcept>
 
+#include "model.hpp"
 #include "replayer.hpp"
 
 namespace replay {
 
 namespace {
 
-struct ModelPolicies : spillway::SimPolicies {
-  using device = spillway::ModelApi;
-  using lock = spillway::NullLock;
-};
-
 struct WatchedPolicies : ModelPolicies {
   using device = spillway::TimedDevice<spillway::ModelApi>;
   using observer = spillway::Timeline;
 };
-
-spillway::SimOptions model_options(Settings const& settings) {
-  return {.capacity_bytes = std::size_t{1} << 60U,
-          .link_bytes_per_second =
-              static_cast<std::uint64_t>(settings.link_gbps.value_or(default_link_gbps) * 1e9),
-          .on_device_bytes_per_second = 750'000'000'000,  // each byte is read and written
-          .checked = false};
-}
 
 }  // namespace
 

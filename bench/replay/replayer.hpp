@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,6 +23,13 @@
 #include "verifier.hpp"
 
 namespace replay {
+
+/// An observer that counts for each block the bytes that have left the device. `take` returns them
+/// and counts anew.
+template <class O>
+concept CountsLeaving = requires(O& observer, spillway::BlockId block) {
+  { observer.take(block) } -> std::same_as<std::uint64_t>;
+};
 
 /// Runs a trace through an allocator, operation by operation, on one stream.
 ///
@@ -67,8 +75,12 @@ class Replayer {
     try {
       for (std::size_t step = 0; step < settings_.steps; ++step) {
         allocator_.begin_step();
+        result.left_bytes.clear();
         for (Operation const& operation : trace_.operations) {
           run_operation(operation, result);
+        }
+        for (std::size_t tensor = 0; tensor < blocks_.size(); ++tensor) {
+          take_left(tensor, result);
         }
         bool const is_last_step = step + 1 == settings_.steps;
         if (is_last_step) {
@@ -123,12 +135,12 @@ class Replayer {
         result.allocated_bytes +=
             spillway::round_up(trace_.tensors[operand->tensor].bytes, spillway::granule_bytes);
       }
-      requests_.push_back({id, exists ? spillway::Access::read : spillway::Access::write});
+      requests_.push_back({id, exists ? later_access() : spillway::Access::write});
     }
     auto leases = allocator_.acquire_all(requests_, stream_);
     for (std::size_t i = 0; i < leases.size(); ++i) {
       Tensor const& tensor = trace_.tensors[first[i].tensor];
-      if (requests_[i].access == spillway::Access::read) {
+      if (requests_[i].access != spillway::Access::write) {
         check(tensor, leases[i].data());
       } else {
         fill(tensor, leases[i].data());
@@ -142,12 +154,24 @@ class Replayer {
     leases.clear();
     for (Operand const* operand = first; operand != last; ++operand) {
       if (operand->is_last) {
+        take_left(operand->tensor, result);
         allocator_.deallocate(blocks_[operand->tensor]);
         blocks_[operand->tensor] = spillway::BlockId{};
       }
     }
     op_ns_.push_back(static_cast<std::uint64_t>(
         std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count()));
+  }
+
+  [[nodiscard]] spillway::Access later_access() const noexcept {
+    return settings_.uses_write ? spillway::Access::read_write : spillway::Access::read;
+  }
+
+  void take_left(std::size_t tensor, Result& result) {
+    if constexpr (CountsLeaving<typename Policies::observer>) {
+      result.left_bytes.resize(blocks_.size());
+      result.left_bytes[tensor] += allocator_.observer().take(blocks_[tensor]);
+    }
   }
 
   void fill(Tensor const& tensor, void* address) {

@@ -56,6 +56,20 @@ def mlp():
     return nn.Sequential(*layers, nn.Linear(192, 10))
 
 
+class Transformer(nn.Module):
+    """Of PyTorch's own layers; tells sequences apart by their first place."""
+
+    def __init__(self, hidden=128, layers=4, words=1000):
+        super().__init__()
+        self.words = nn.Embedding(words, hidden)
+        layer = nn.TransformerEncoderLayer(hidden, hidden // 32, 4 * hidden, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(hidden, 10)
+
+    def forward(self, x):
+        return self.head(self.body(self.words(x))[:, 0])
+
+
 #: In the vocabulary of `language_model`.
 WORDS = 1000
 
@@ -116,5 +130,8 @@ def make(net, batch=None, size=None):
     if net == "resnet50":
         batch, size = batch or 4, size or 128
         return resnet50(), torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,))
+    if net == "transformer":
+        batch = batch or 32
+        return Transformer(), torch.randint(0, 1000, (batch, 128)), torch.randint(0, 10, (batch,))
     batch, size = batch or 16, size or 64
     return conv(), torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))

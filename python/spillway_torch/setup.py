@@ -102,7 +102,9 @@ def cuda_extension():
 def main():
     extensions = [
         CppExtension("spillway_torch._spillway_torch", ["csrc/module.cpp"], include_dirs=[str(include)],
-                     extra_compile_args=flags)
+                     extra_compile_args=flags),
+        CppExtension("spillway_torch._plan_module", ["csrc/plan_module.cpp", "csrc/bench/replay/trace.cpp"],
+                     include_dirs=[str(include), "csrc"], extra_compile_args=flags),
     ]
     wanted = os.environ.get("SPILLWAY_TORCH_CUDA", "")
     if wanted != "0":

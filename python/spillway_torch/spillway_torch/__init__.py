@@ -8,6 +8,7 @@ and a model whose tensors need more memory than there is trains, with bitwise th
 those of IBM's Large Model Support.
 """
 import gc
+import sys
 import threading
 import warnings
 
@@ -24,7 +25,7 @@ from ._steps import begin_step, watch_optimizers
 __all__ = [
     "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "set_size_lms", "get_size_lms",
     "reclaim_inactive", "park", "wake", "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache",
-    "begin_step", "keep", "hold", "page", "chunk", "unpage",
+    "begin_step", "keep", "hold", "page", "chunk", "unpage", "plan",
 ]
 
 #: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.
@@ -191,3 +192,23 @@ def hold(*tensors):
     """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
     made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing."""
     return _C.Held(tensors)
+
+
+def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,
+         picture=None, out=sys.stdout):
+    """A context around one step of a program, best not the first. It records the step at full memory, so nothing needs to be
+    installed, and then prints what the step costs under limits; see `python -m spillway_torch.plan` for whole programs.
+
+    limits       bytes, or text such as "8GiB"; by default parts of the peak, and the smallest limit that trains
+    links        bandwidths of the host link to try, GB/s each way
+    overlap      False: copies take the time of what computes, as on the CPU device
+    tflops       estimate times for a device of this many TFLOP/s, instead of measuring them here
+    memory_gbps  and of this bandwidth of its memory, GB/s; by default 1500
+    least_bytes  as of `install`
+    picture      a file to draw into, as SVG
+    out          where to print the table; None: nowhere
+    """
+    from . import _plan, _record
+    limits = limits and [_bytes(limit, "plan", "limits") for limit in limits]
+    estimate = _record.Estimate(tflops, memory_gbps or 1500.0) if tflops else None
+    return _plan.Plan(limits, links, overlap, estimate, least_bytes, out, picture)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How well `spillway_torch.plan` predicts: its figures beside those of training on the CPU device under limits.
+
+    python bench_plan.py [MODEL ...] [--caps 0.7 0.5 0.3 0.2] [--rounds 3] [--steps 5] [--json]
+
+MODEL is conv, mlp or transformer; each is planned in one process, with support off, and trained in another, on one thread. Times are the processor's, of all threads: a copy takes it as long as it takes to copy the bytes. Of each the least
+of all rounds counts. Steps under a limit count from the third one.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+import nets
+from bench_swap import seconds_per_byte
+
+MIB = 1 << 20
+BATCH = {"conv": (16, 64), "mlp": (4096, None), "transformer": (32, None)}
+
+
+def make(name):
+    """A training step, as a function."""
+    torch.manual_seed(0)
+    model, x, y = nets.make(name, *BATCH[name])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return step
+
+
+def plan(options):
+    import spillway_torch
+    spillway_torch.install(device="cpu", limit="16GB")  # support is off, but memory is reused as under a limit
+    step = make(options.models[0])
+    step()
+    best = None
+    for _ in range(options.rounds * options.steps):
+        with spillway_torch.plan(links=[1.0], limits=[1 << 50], overlap=False, out=None) as made:
+            made.clock = time.thread_time_ns
+            step()
+        if best is None or made.recording.compute_ns < best.recording.compute_ns:
+            best = made
+    link = 1e-9 / seconds_per_byte()
+    rows = best.sweep([int(cap * best.peak_bytes) for cap in options.caps], [link])
+    return {"peak": best.peak_bytes, "smallest": best.smallest_limit, "compute_ms": best.recording.compute_ns / 1e6, "link_gbps": link,
+            "rows": [{key: row.get(key) for key in ("limit", "completed", "step_ns", "in_bytes", "out_bytes")} for row in rows]}
+
+
+def train(options):
+    import spillway_torch
+    spillway_torch.install(device="cpu", limit="16GB")
+    spillway_torch.set_enabled_lms(True)
+    step = make(options.models[0])
+    step()
+    spillway_torch.reset_peak_memory_stats()
+    step()
+    peak = spillway_torch.memory_stats()["tensor_bytes.all.peak"]
+    best = {}
+    for _ in range(options.rounds):
+        for cap in (None, *options.caps):
+            spillway_torch.set_limit_lms(int(cap * peak) if cap else 16 * 10**9)
+            for i in range(options.steps):
+                before, start = spillway_torch.memory_stats(), time.process_time()
+                step()
+                seconds, after = time.process_time() - start, spillway_torch.memory_stats()
+                if i >= 2 and seconds < best.get(cap, (float("inf"),))[0]:
+                    best[cap] = seconds, after["swap_in_bytes"] - before["swap_in_bytes"], after["swap_out_bytes"] - before["swap_out_bytes"]
+    return {"peak": peak, "rows": [{"cap": cap, "ms": 1e3 * s, "in_bytes": i, "out_bytes": o} for cap, (s, i, o) in best.items()]}
+
+
+def run(options, name, what):
+    command = [sys.executable, os.path.abspath(__file__), name, "--only", what, "--rounds", str(options.rounds),
+               "--steps", str(options.steps), "--caps", *map(str, options.caps)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip().splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=[*BATCH])
+    parser.add_argument("--caps", type=float, nargs="*", default=[0.7, 0.5, 0.3, 0.2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="an object for each model")
+    parser.add_argument("--only", choices=["plan", "train"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        torch.set_num_threads(1)
+        print(json.dumps(plan(options) if options.only == "plan" else train(options)))
+        return
+    if not options.json:
+        print("| | limit | peak, MiB: predicted | trained | in, MiB: predicted | trained | out, MiB: predicted | trained | "
+              "step, ms: predicted | trained | predicted / trained |")
+        print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    for name in options.models:
+        planned, trained = run(options, name, "plan"), run(options, name, "train")
+        if options.json:
+            print(json.dumps({"model": name, "planned": planned, "trained": trained}), flush=True)
+            continue
+        free = {"completed": True, "step_ns": planned["compute_ms"] * 1e6, "in_bytes": 0, "out_bytes": 0}
+        for mine, real in zip([free, *sorted(planned["rows"], key=lambda row: -row["limit"])], trained["rows"]):
+            cap = f"{real['cap']:g} P" if real["cap"] else "none"
+            print(f"| {name} | {cap} | {planned['peak'] / MIB:.1f} | {trained['peak'] / MIB:.1f} | "
+                  f"{mine['in_bytes'] / MIB:.0f} | {real['in_bytes'] / MIB:.0f} | {mine['out_bytes'] / MIB:.0f} | {real['out_bytes'] / MIB:.0f} | "
+                  f"{mine['step_ns'] / 1e6:.0f} | {real['ms']:.0f} | {mine['step_ns'] / 1e6 / real['ms']:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+../../../scripts/plot-sweep.py

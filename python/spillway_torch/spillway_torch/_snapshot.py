@@ -1,0 +1,1 @@
+../../../scripts/snapshot-to-trace.py

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Will a training program fit under a memory limit, and what will a step cost then?
+
+    python -m spillway_torch.plan [OPTIONS] train.py [ITS ARGUMENTS]
+    python -m spillway_torch.plan snapshot.pickle [--device N]
+
+The first form runs the program until its optimizer has made two steps, records the second at full memory, without
+limit or swapping, and prints what the step would cost under limits and over links. --fake does so with tensors that have no
+bytes, for programs that do not fit here; times are estimated then.
+
+The second reads a memory snapshot of torch.cuda.memory._dump_snapshot, and says in how much memory the program fits if
+blocks can be moved. It does not say what operations use, so nothing can be said of times. No class of the pickle is loaded.
+"""
+# The function of this name is in the package; this module is only run.
+import argparse
+import contextlib
+import os
+import pathlib
+import runpy
+import sys
+
+
+class Recorded(BaseException):
+    """Ends the program when its step has been recorded."""
+
+
+class StepRecorder:
+    """Records the step that ends with the `wanted`th step of an optimizer, the one that has made most so far."""
+
+    def __init__(self, plan, wanted):
+        self.plan, self.wanted, self.steps = plan, wanted, 0
+
+    def after_step(self, *_):
+        self.steps += 1
+        if self.steps == self.wanted - 1:
+            self.plan.__enter__()
+        elif self.steps == self.wanted:
+            raise Recorded
+
+
+def run(arguments, plan):
+    """Runs the program as if alone, until its step has been recorded."""
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    import spillway_torch
+    for name in ("install", "set_enabled_lms", "set_limit_lms"):  # the step is recorded at full memory
+        setattr(spillway_torch, name, lambda *_, **__: None)
+    steps = StepRecorder(plan, arguments.step)
+    register_optimizer_step_post_hook(steps.after_step)
+    sys.argv = [arguments.program, *arguments.arguments]
+    sys.path.insert(0, str(pathlib.Path(arguments.program).resolve().parent))
+    with contextlib.ExitStack() as context:
+        if arguments.fake:
+            context.enter_context(fake_tensors())
+        if steps.wanted == 1:
+            plan.__enter__()
+        try:
+            runpy.run_path(arguments.program, run_name="__main__")
+        except Recorded:
+            plan.__exit__(None, None, None)
+            return
+    sys.exit(f"spillway_torch.plan: {arguments.program} ended after {steps.steps} steps of its optimizer, and {steps.wanted} are "
+             "needed (--step). Of a program without one, put `with spillway_torch.plan():` around a step")
+
+
+@contextlib.contextmanager
+def fake_tensors():
+    """All tensors that are made are fake, and modules of such tensors can be converted, which PyTorch refuses: a fake
+    parameter has a weak reference from the start, so that it cannot be swapped with its successor."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.weak import WeakIdKeyDictionary
+    successors = WeakIdKeyDictionary()  # so that modules that share a parameter go on sharing one
+
+    def apply(module, convert, recurse=True):
+        for child in module.children() if recurse else ():
+            child._apply(convert)
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is not None and tensor not in successors:
+                    with torch.no_grad():
+                        made = convert(tensor)
+                    if made is not tensor and isinstance(tensor, torch.nn.Parameter):
+                        made = torch.nn.Parameter(made, tensor.requires_grad)
+                    if made is not tensor:
+                        successors[tensor] = made
+                table[name] = successors.get(tensor, tensor)
+        return module
+
+    original, torch.nn.Module._apply = torch.nn.Module._apply, apply
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        torch.nn.Module._apply = original
+
+
+def read_snapshot(arguments):
+    import tempfile
+
+    from . import _plan_module, _snapshot
+    from ._bytes import text_of
+    from ._plan import smallest
+    snapshot = _snapshot.read(arguments.program)
+    device = _snapshot.choose_device(snapshot, arguments.device)
+    lives = sorted(life for life in _snapshot.lifetimes(snapshot, device) if life[2] > 0)
+    if not lives:
+        sys.exit(f"spillway_torch.plan: the snapshot's history of device {device} has no allocation")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.csv")
+        with open(path, "w", encoding="utf-8") as file:
+            _snapshot.write(lives, file)
+        replay = _plan_module.Replay(path)
+    reserved = _snapshot.reserved_bytes(snapshot, device)
+
+    def fits(limit):
+        return replay.run(limit, steps=1, swapping=False)["completed"]
+    limit = smallest(fits, replay.peak_bytes, max(reserved, 2 * replay.peak_bytes))
+    result = replay.run(limit, steps=1, swapping=False)
+    print(f"Snapshot of device {device}: {len(lives)} buffers, at most {text_of(replay.peak_bytes)} alive at once; PyTorch has reserved "
+          f"{text_of(reserved)} at the end\n"
+          f"Fits with compaction at {text_of(limit)}, {limit / replay.peak_bytes:.3f} of that peak, where {text_of(result['moved_bytes'])} "
+          "are moved\n"
+          "What operations use is not in a snapshot, so there is nothing to say of swapping and of times")
+
+
+def number_list(text):
+    return [float(part) for part in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m spillway_torch.plan", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limits", help="such as 8GiB,4GiB; by default parts of the peak and the smallest that trains")
+    parser.add_argument("--links", type=number_list, help="bandwidths of the host link, GB/s each way; by default 12,25")
+    parser.add_argument("--no-overlap", action="store_true", help="copies take the time of what computes, as on the CPU device")
+    parser.add_argument("--step", type=int, default=2, help="which step of the optimizer ends the recorded one; by default 2")
+    parser.add_argument("--picture", metavar="FILE.svg", help="draw step time and bytes against the limit")
+    parser.add_argument("--trace", metavar="FILE.csv", help="write the step as a trace for spillway-replay")
+    parser.add_argument("--fake", action="store_true", help="run the program on tensors without bytes")
+    parser.add_argument("--tflops", type=float, help="estimate times for a device of this many TFLOP/s; with --fake 100")
+    parser.add_argument("--memory-gbps", type=float, help="and with this bandwidth of its memory, GB/s; 1500 unless given")
+    parser.add_argument("--device", type=int, help="of a snapshot; the one with the longest history unless given")
+    parser.add_argument("program", help="a Python program, or a memory snapshot (.pickle, .pkl)")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    arguments = parser.parse_args()
+    if arguments.step < 1:
+        parser.error("--step is 1 or more")
+    if not os.path.exists(arguments.program):
+        parser.error(f"{arguments.program}: no such file")
+    if arguments.program.endswith((".pickle", ".pkl")):
+        if arguments.arguments:  # argparse leaves to the program what stands behind it
+            arguments.device = parser.parse_args([*arguments.arguments, "-"]).device
+        read_snapshot(arguments)
+        return
+    import spillway_torch
+    tflops = arguments.tflops or (100.0 if arguments.fake or arguments.memory_gbps else None)
+    options = {"limits": arguments.limits.split(",") if arguments.limits else None, "links": arguments.links,
+               "overlap": not arguments.no_overlap, "picture": arguments.picture, "tflops": tflops,
+               "memory_gbps": arguments.memory_gbps}
+    plan = spillway_torch.plan(**{name: value for name, value in options.items() if value is not None})
+    run(arguments, plan)
+    if arguments.trace:
+        plan.write_trace(arguments.trace)
+
+
+if __name__ == "__main__":
+    main()

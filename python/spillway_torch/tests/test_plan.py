@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`spillway_torch.plan`: what it predicts is what the module then does, and what its program prints."""
+import json
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytorch"
+
+TRAIN = f"""
+import json, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+import torch, torch.nn.functional as F
+import nets, spillway_torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+def make(net, batch, size, foreach=None):
+    model, x, y = nets.make(net, batch, size)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=foreach)
+    def step():
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return step
+"""
+
+COMPARE = TRAIN + """
+spillway_torch.install(device="cpu", limit="1GiB")
+step = make(NET, FOREACH)
+step()
+with spillway_torch.plan(out=None) as plan:
+    step()
+spillway_torch.set_enabled_lms(True)
+step()
+spillway_torch.reset_peak_memory_stats()
+before = spillway_torch.memory_stats()
+step()
+after = spillway_torch.memory_stats()
+result = {"peak": [plan.peak_bytes, after["tensor_bytes.all.peak"]], "bytes": {}}
+used = sum(bool(operation.buffers) for operation in plan.recording.operations)
+result["frames"] = [used, after["frames"] - before["frames"]]
+born = {b.id for b in plan.recording.buffers if b.born >= 0}
+result["made"] = [len(born), after["tensor.all.allocated"] - before["tensor.all.allocated"]]
+for part in (0.7, 0.5, 0.3):
+    limit = int(part * plan.peak_bytes)
+    spillway_torch.set_limit_lms(limit)
+    for _ in range(4):
+        before = spillway_torch.memory_stats()
+        step()
+        after = spillway_torch.memory_stats()
+    (row,) = plan.sweep([limit], [8.0])
+    result["bytes"][part] = [row["in_bytes"], after["swap_in_bytes"] - before["swap_in_bytes"],
+                             row["out_bytes"], after["swap_out_bytes"] - before["swap_out_bytes"]]
+spillway_torch.set_limit_lms(int(1.05 * plan.smallest_limit))
+step()
+step()
+result["smallest"] = plan.smallest_limit / plan.peak_bytes
+print(json.dumps(result))
+"""
+
+
+@pytest.mark.parametrize("net, foreach", [("'conv', 4, 32", None), ("'mlp', 512, None", True), ("'transformer', 4, None", None)])
+def test_what_is_predicted_is_what_happens(script, net, foreach):
+    seen = json.loads(script(COMPARE.replace("NET", net).replace("FOREACH", str(foreach))))
+    predicted, real = seen["peak"]
+    assert predicted == pytest.approx(real, rel=0.02)
+    for part, (in_bytes, real_in, out_bytes, real_out) in seen["bytes"].items():  # how far ahead copies are made depends on times
+        assert in_bytes == pytest.approx(real_in, rel=0.25), part
+        assert out_bytes == pytest.approx(real_out, rel=0.4), part
+    assert seen["smallest"] < 0.2
+
+
+def test_the_table_names_limits_links_and_who_holds_the_peak(script, tmp_path):
+    printed = script(TRAIN + """
+step = make("mlp", 256, None)
+step()
+with spillway_torch.plan(limits=["6MiB", "64KiB"], links=[5, 10], picture="plan.svg") as plan:
+    step()
+plan.write_trace("plan.csv")
+roles = plan.holders()
+assert sum(nbytes for nbytes, _ in roles.values()) == plan.peak_bytes, roles
+assert roles["weights"][1] == 15 and roles["optimizer state"][1] == 30, roles
+""")
+    lines = printed.splitlines()
+    assert lines[0].startswith("One step on cpu: ") and "measured" in lines[0]
+    assert [line.split()[0] for line in lines if line.endswith("does not fit")] == ["5", "10"]
+    assert sum("activations" in line and "MiB" in line for line in lines[lines.index(""):]) == 2
+    ElementTree.parse(tmp_path / "plan.svg")
+    header, *rows = (tmp_path / "plan.csv").read_text().splitlines()
+    assert header == "step,id,size,weight,kernel_ns" and len(rows) > 100
+
+
+def test_tensors_before_the_step_that_it_makes_anew_do_not_live_throughout(script):
+    """Gradients and batches of the last step end before those of the next are made."""
+    script(TRAIN + """
+step = make("mlp", 64, None)
+step()
+with spillway_torch.plan(out=None) as plan:
+    step()
+weights = [b for b in plan.recording.buffers if b.weight]
+assert {b.role for b in weights} == {"weights", "optimizer state", "others before the step"}, {b.role for b in weights}
+gradients = [b for b in plan.recording.buffers if b.role == "gradients" and b.born >= 0]
+assert len(gradients) == 15 and not any(b.weight for b in gradients)
+""")
+
+
+def test_a_step_cannot_be_recorded_while_tensors_may_leave(script):
+    script("""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit="1GiB")
+spillway_torch.set_enabled_lms(True)
+try:
+    with spillway_torch.plan():
+        pass
+except RuntimeError as error:
+    assert "set_enabled_lms(False)" in str(error)
+else:
+    raise SystemExit("nothing was raised")
+""")
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "spillway_torch.plan", *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def peak_of(printed):
+    return float(printed.split("Peak: ")[1].split()[0])
+
+
+def test_a_program_is_recorded_on_tensors_with_and_without_bytes(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN + """
+spillway_torch.install(device="cpu", limit="1MiB")  # too little: a plan is made at full memory
+spillway_torch.set_enabled_lms(True)
+assert sys.argv[1:] == ["--batch", "512"], sys.argv
+step = make("mlp", int(sys.argv[2]), None)
+for i in range(5):
+    step()
+    print("step", i, flush=True)
+raise SystemExit("the program ran to its end")
+""")
+    real, fake = (run(*options, "--picture", tmp_path / "plan.svg", program, "--batch", 512) for options in ([], ["--fake"]))
+    assert real.returncode == 0 and "step 0" in real.stdout and "step 1\n" not in real.stdout, real.stderr
+    assert fake.returncode == 0 and "estimated" in fake.stdout.splitlines()[1], fake.stderr
+    assert peak_of(fake.stdout) == pytest.approx(peak_of(real.stdout), rel=0.02)
+    ElementTree.parse(tmp_path / "plan.svg")
+
+
+def test_a_program_without_steps_is_told_what_to_do(tmp_path):
+    program = tmp_path / "none.py"
+    program.write_text("import torch\ntorch.ones(10)\n")
+    done = run(program)
+    assert done.returncode == 1 and "ended after 0 steps" in done.stderr and "with spillway_torch.plan()" in done.stderr
+
+
+def test_a_snapshot_tells_where_the_program_fits_and_runs_nothing(tmp_path):
+    def event(action, addr, size):
+        return {"action": action, "addr": addr, "size": size, "stream": 0}
+    history = [event("alloc", 0, 4096), event("alloc", 4096, 4096), event("free_completed", 0, 4096), event("alloc", 8192, 8192)]
+    snapshot = {"segments": [{"device": 0, "address": 0, "total_size": 1 << 16, "blocks": []}], "device_traces": [history]}
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    done = run(path)
+    assert done.returncode == 0, done.stderr
+    assert "3 buffers, at most 12.0 KiB" in done.stdout and "Fits with compaction at 12.0 KiB" in done.stdout
+    assert run(path, "--device", 3).returncode == 1
+
+    class Harm:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "was-run"),)
+    path.write_bytes(pickle.dumps([Harm()]))
+    done = run(path)
+    assert done.returncode == 1 and "is no snapshot" in done.stderr and not (tmp_path / "was-run").exists()

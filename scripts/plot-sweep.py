@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Draws what a step costs under memory limits: its time beside the least, and the bytes that cross the link.
+
+usage: spillway-replay TRACE --sweep 0.2x:1x:17 --csv | plot-sweep.py [TITLE] > sweep.svg
+
+Rows of several sweeps, one for each --link-gbps, may follow one another; each link gets a column. The picture is also what
+spillway_torch.plan draws. It needs nothing beside Python, and the same numbers make the same picture.
+"""
+import csv
+import math
+import sys
+from xml.sax.saxutils import escape
+
+PANEL, HEIGHT, LEFT, TOP, GAP = 250, 170, 64, 66, 22
+STYLE = """
+  text { font: 12px system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; fill: #374151 }
+  .title { font-size: 16px; font-weight: 600 }
+  .frame { fill: none; stroke: #9ca3af }
+  .grid { stroke: #9ca3af; stroke-opacity: .3 }
+  .line { fill: none; stroke-width: 2 }
+  .step { stroke: #107040 } .dot { fill: #107040 }
+  .least { stroke: #6b7280; stroke-dasharray: 2 4 }
+  .in { stroke: #2563eb } .out { stroke: #b05020; stroke-dasharray: 6 3 }
+  .none { fill: #b05020; fill-opacity: .12 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e5e7eb }
+    .step { stroke: #34d399 } .dot { fill: #34d399 }
+    .least { stroke: #d1d5db }
+    .in { stroke: #60a5fa } .out { stroke: #f0a070 }
+    .none { fill: #f0a070; fill-opacity: .18 }
+  }
+"""
+
+
+def ticks(most):
+    """Round numbers from 0 to about `most`, at most six."""
+    step = 10 ** math.floor(math.log10(most / 5)) if most > 0 else 1
+    step = next(step * factor for factor in (1, 2, 5, 10) if step * factor * 6 >= most)
+    return [i * step for i in range(int(most / step) + 1)]
+
+
+class Panel:
+    """A place to draw in, with an axis for each direction."""
+
+    def __init__(self, column, line, least_x, most_y):
+        self.x, self.y = LEFT + column * (PANEL + GAP), TOP + line * (HEIGHT + 2 * GAP)
+        self.least_x, self.most_y = least_x, most_y or 1
+        self.parts = []
+
+    def at(self, x, y):
+        return (self.x + PANEL * (x - self.least_x) / max(1 - self.least_x, 1e-9), self.y + HEIGHT * (1 - y / self.most_y))
+
+    def text(self, x, y, text, anchor="middle", kind=""):
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind and f" class={chr(34)}{kind}{chr(34)}"}>'
+                          f"{escape(text)}</text>")
+
+    def axes(self, has_numbers):
+        for value in ticks(self.most_y):
+            _, y = self.at(0, value)
+            self.parts.append(f'<path class="grid" d="M{self.x} {y:.1f}h{PANEL}"/>')
+            if has_numbers:
+                self.text(self.x - 6, y + 4, f"{value:g}", "end")
+        for tenth in range(math.ceil(self.least_x * 10 - 1e-9), 11, 2 if self.least_x < 0.7 else 1):
+            x, _ = self.at(tenth / 10, 0)
+            self.parts.append(f'<path class="grid" d="M{x:.1f} {self.y}v{HEIGHT}"/>')
+            self.text(x, self.y + HEIGHT + 15, f"{tenth / 10:g}")
+        self.parts.append(f'<rect class="frame" x="{self.x}" y="{self.y}" width="{PANEL}" height="{HEIGHT}"/>')
+
+    def refuse(self, up_to):
+        """Marks the limits under which the program does not run."""
+        x, _ = self.at(up_to, 0)
+        self.parts.append(f'<rect class="none" x="{self.x}" y="{self.y}" width="{max(x - self.x, 0):.1f}" height="{HEIGHT}"/>')
+
+    def line(self, kind, points, dots=False):
+        if not points:
+            return
+        places = [self.at(x, y) for x, y in points]
+        self.parts.append(f'<path class="line {kind}" d="M' + "L".join(f"{x:.1f} {y:.1f}" for x, y in places) + '"/>')
+        if dots:
+            self.parts += [f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places]
+
+
+def draw(rows, title):
+    """An SVG of dictionaries with link_gbps, capacity_factor, completed, step_ns, least_ns (which may be missing),
+    swapped_in_bytes and swapped_out_bytes."""
+    links = sorted({row["link_gbps"] for row in rows})
+    done = [row for row in rows if row["completed"]]
+    least_x = math.floor(min((row["capacity_factor"] for row in rows), default=0) * 10) / 10
+    least_x = min(least_x, 0.9)
+    time_unit, per_ns = next(((u, f) for u, f in (("s", 1e-9), ("ms", 1e-6)) if
+                              max((row["step_ns"] for row in done), default=0) * f >= 2), ("us", 1e-3))
+    most_bytes = max((max(row["swapped_in_bytes"], row["swapped_out_bytes"]) for row in done), default=0)
+    bytes_unit, per_byte = ("GiB", 2 ** -30) if most_bytes >= 2 ** 31 else ("MiB", 2 ** -20)
+    parts = []
+    for column, link in enumerate(links):
+        mine = sorted((row for row in done if row["link_gbps"] == link), key=lambda row: row["capacity_factor"])
+        failed = max((row["capacity_factor"] for row in rows if row["link_gbps"] == link and not row["completed"]), default=0)
+        time = Panel(column, 0, least_x, 1.1 * per_ns * max((row["step_ns"] for row in done), default=0))
+        copied = Panel(column, 1, least_x, 1.1 * per_byte * most_bytes)
+        for panel in (time, copied):
+            panel.axes(column == 0)
+            if failed:
+                panel.refuse(failed)
+        time.text(time.x + PANEL / 2, time.y - 7, f"{link:g} GB/s each way")
+        time.line("least", [(row["capacity_factor"], row["least_ns"] * per_ns) for row in mine if row.get("least_ns")])
+        time.line("step", [(row["capacity_factor"], row["step_ns"] * per_ns) for row in mine], dots=True)
+        copied.line("in", [(row["capacity_factor"], row["swapped_in_bytes"] * per_byte) for row in mine])
+        copied.line("out", [(row["capacity_factor"], row["swapped_out_bytes"] * per_byte) for row in mine])
+        copied.text(copied.x + PANEL / 2, copied.y + HEIGHT + 32, "limit / peak")
+        if column == 0:
+            time.text(time.x, time.y - 7, f"step, {time_unit}", "end")
+            copied.text(copied.x, copied.y - 7, bytes_unit, "end")
+        parts += time.parts + copied.parts
+    width = max(LEFT + len(links) * (PANEL + GAP), LEFT + 2 * PANEL)
+    height = TOP + 2 * (HEIGHT + 2 * GAP) + 6
+    legend, x = [], LEFT
+    for kind, text in (("step", "step"), ("least", "least that any plan of copies takes"), ("in", "in"), ("out", "out")):
+        legend.append(f'<path class="line {kind}" d="M{x} 40h22"/><text x="{x + 28}" y="44">{text}</text>')
+        x += 44 + 7 * len(text)
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
+        f"<title>{escape(title)}: step time and bytes copied against the memory limit</title>", f"<style>{STYLE}</style>",
+        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>', *legend, *parts, "</svg>"]) + "\n"
+
+
+def number(text):
+    return float(text) if text else None
+
+
+def main():
+    if len(sys.argv) > 2 or sys.argv[1:] in (["-h"], ["--help"]):
+        sys.exit(__doc__)
+    rows = []
+    for row in csv.DictReader(line for at, line in enumerate(sys.stdin) if at == 0 or not line.startswith("capacity_bytes,")):
+        if not {"capacity_factor", "completed", "step_ns", "link_gbps"} <= row.keys():
+            sys.exit("plot-sweep.py: standard input is not what spillway-replay --sweep --csv prints")
+        rows.append({"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
+                     **{key: number(row.get(key)) for key in (
+                         "capacity_factor", "step_ns", "least_ns", "swapped_in_bytes", "swapped_out_bytes")}})
+    if not rows:
+        sys.exit("plot-sweep.py: no rows on standard input")
+    sys.stdout.write(draw(rows, sys.argv[1] if len(sys.argv) > 1 else "A sweep"))
+
+
+if __name__ == "__main__":
+    main()
