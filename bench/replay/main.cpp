@@ -264,7 +264,7 @@ std::unique_ptr<replay::SweepPrinter> make_printer(Arguments const& arguments,
   if (arguments.json) {
     return std::make_unique<JsonPrinter>(arguments, trace);
   }
-  return arguments.csv ? replay::make_csv_printer(trace)
+  return arguments.csv ? replay::make_csv_printer(trace, arguments.settings)
                        : replay::make_table_printer(arguments.trace, trace, arguments.settings);
 }
 

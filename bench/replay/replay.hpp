@@ -28,7 +28,7 @@ struct Settings {
   std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
   bool uses_write = false;  // each use may write, so that nothing leaves without a copy
-  std::string timeline;  // the model only: a file for what happened when; empty: none
+  std::string timeline;     // the model only: a file for what happened when; empty: none
 };
 
 /// Counters of one repetition of the trace.

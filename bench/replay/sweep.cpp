@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "../step_bound.hpp"
+#include "../trace_step.hpp"
 #include "capacity.hpp"
 
 namespace replay {
@@ -27,6 +29,23 @@ std::string reason_of(Trace const& trace, SweepRow const& row) {
   }
   return "operation " + std::to_string(row.result.failed_at.value_or(0)) + ": " +
          std::string{failure.substr(0, failure.find_first_of(".;\n"))};
+}
+
+/// Of longer steps the bound would take too long: the square of their operations.
+constexpr std::size_t most_bounded_operations = 20'000;
+
+std::optional<spillway::bench::StepBound> bound_of(Trace const& trace, Settings const& settings) {
+  if (trace.form != Trace::Form::accesses || trace.operations.size() > most_bounded_operations ||
+      !settings.link_gbps) {
+    return std::nullopt;
+  }
+  std::vector<std::uint64_t> kernel_ns;
+  kernel_ns.reserve(trace.operations.size());
+  for (Operation const& operation : trace.operations) {
+    kernel_ns.push_back(static_cast<std::uint64_t>(static_cast<double>(operation.kernel_ns) *
+                                                   settings.kernel_scale.value_or(1)));
+  }
+  return spillway::bench::StepBound{spillway::bench::step_of(trace), std::move(kernel_ns)};
 }
 
 double gib(std::uint64_t bytes) {
@@ -94,9 +113,9 @@ class TablePrinter final : public SweepPrinter {
 
 class CsvPrinter final : public SweepPrinter {
  public:
-  explicit CsvPrinter(Trace const& trace) : trace_{trace} {
+  CsvPrinter(Trace const& trace, Settings const& settings) : trace_{trace}, settings_{settings} {
     std::printf("capacity_bytes,capacity_factor,completed,step_ns,slowdown,swapped_in_bytes,"
-                "swapped_out_bytes,dropped_bytes,moved_bytes,reason\n");
+                "swapped_out_bytes,dropped_bytes,moved_bytes,reason,least_ns,link_gbps\n");
   }
 
   void print(SweepRow const& row) override {
@@ -105,7 +124,8 @@ class CsvPrinter final : public SweepPrinter {
     if (!row.is_completed) {
       std::string reason = row.reason;
       std::replace(reason.begin(), reason.end(), '"', '\'');
-      std::printf(",,,,,,\"%s\"\n", reason.c_str());
+      std::printf(",,,,,,\"%s\",", reason.c_str());
+      print_link();
       return;
     }
     std::printf("%llu,", static_cast<unsigned long long>(row.step.simulated_ns));
@@ -118,11 +138,24 @@ class CsvPrinter final : public SweepPrinter {
                                       row.step.moved_bytes}) {
       std::printf(",%llu", static_cast<unsigned long long>(bytes));
     }
-    std::printf(",\n");
+    std::printf(",,");
+    if (row.least_ns) {
+      std::printf("%.0f", *row.least_ns);
+    }
+    print_link();
   }
 
  private:
+  void print_link() const {
+    if (settings_.link_gbps) {
+      std::printf(",%g\n", *settings_.link_gbps);
+    } else {
+      std::printf(",\n");
+    }
+  }
+
   Trace const& trace_;
+  Settings const& settings_;
 };
 
 }  // namespace
@@ -132,6 +165,7 @@ void run_sweep(Trace const& trace,
                std::vector<std::size_t> const& capacities,
                std::function<Result(Trace const&, Settings const&)> const& run,
                std::function<void(SweepRow const&)> const& report) {
+  auto const bound = bound_of(trace, settings);
   for (std::size_t const capacity_bytes : capacities) {
     Settings with_capacity = settings;
     with_capacity.capacity_bytes = capacity_bytes;
@@ -144,6 +178,9 @@ void run_sweep(Trace const& trace,
       std::uint64_t const compute_ns = row.result.compute_ns / settings.steps;
       if (row.result.has_run_kernels && compute_ns != 0) {
         row.slowdown = static_cast<double>(row.step.simulated_ns) / static_cast<double>(compute_ns);
+        if (bound) {
+          row.least_ns = bound->least_ns(capacity_bytes, *settings.link_gbps);
+        }
       }
     } else {
       row.reason = reason_of(trace, row);
@@ -157,8 +194,8 @@ make_table_printer(std::string const& name, Trace const& trace, Settings const& 
   return std::make_unique<TablePrinter>(name, trace, settings);
 }
 
-std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace) {
-  return std::make_unique<CsvPrinter>(trace);
+std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace, Settings const& settings) {
+  return std::make_unique<CsvPrinter>(trace, settings);
 }
 
 }  // namespace replay

@@ -21,6 +21,7 @@ struct SweepRow {
   std::string reason;  ///< why it is not
   StepResult step;     ///< the last repetition, in which a program that repeats is steady
   std::optional<double> slowdown;  ///< its time over that of its kernels alone, if those take any
+  std::optional<double> least_ns;  ///< no plan of copies takes less; of accesses over a known link
   Result result;                   ///< of all repetitions
 };
 
@@ -48,7 +49,8 @@ class SweepPrinter {
 [[nodiscard]] std::unique_ptr<SweepPrinter>
 make_table_printer(std::string const& name, Trace const& trace, Settings const& settings);
 
-/// Comma-separated values, the names of the columns first. The trace must outlive the printer.
-[[nodiscard]] std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace);
+/// Comma-separated values, the names of the columns first. The arguments must outlive the printer.
+[[nodiscard]] std::unique_ptr<SweepPrinter> make_csv_printer(Trace const& trace,
+                                                             Settings const& settings);
 
 }  // namespace replay

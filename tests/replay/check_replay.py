@@ -9,9 +9,11 @@ import random
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as ElementTree
 
 PROGRAM = sys.argv[1]
 MAKE_TRACE = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "make-trace.py"
+PLOT_SWEEP = MAKE_TRACE.with_name("plot-sweep.py")
 KEYS = {
     "completed", "failed_at", "capacity_bytes", "lower_bound_bytes", "peak_reserved_bytes",
     "swapped_out_bytes", "swapped_in_bytes", "dropped_bytes", "moved_bytes", "compaction_passes",
@@ -137,6 +139,8 @@ expect(float(rows[-1]["slowdown"]) == 1 and int(rows[-1]["swapped_in_bytes"]) ==
 expect(float(rows[1]["slowdown"]) > 1.01, f"at a quarter of it a slow link shows: {rows[1]}")
 single = replay(trace, "--capacity", rows[2]["capacity_bytes"], "--steps", "3", "--link-gbps", "0.1")
 expect(single["steps"][-1]["simulated_ns"] == int(rows[2]["step_ns"]), "a row is a run's last step")
+expect(all(0.999 * float(row["least_ns"]) <= int(row["step_ns"]) for row in rows[1:]), f"no step beats the bound: {rows}")
+expect({row["link_gbps"] for row in rows} == {"0.1"} and not rows[0]["least_ns"], f"a row names its link: {rows[0]}")
 _, slower = sweep(trace, "--sweep", "1.0x:1.0x:2", "--kernel-scale", "2")
 expect(int(slower[0]["step_ns"]) == 2 * times[-1], "kernels take the time they are told")
 
@@ -153,6 +157,20 @@ status, out, err = run(trace, "--sweep", "0.5x:1.0x:2", "--json")
 expect(status == 0 and [KEYS <= one.keys() for one in json.loads(out)] == [True, True], "a sweep as JSON")
 status, rows = sweep(trace, "--sweep", "0.5x:1.0x:2", "--device", "sim", "--kernel-scale", "0.01", "--verify")
 expect(status == 0 and float(rows[0]["slowdown"]) >= 1, f"on the device kernels take real time: {rows}")
+
+# A picture of sweeps over two links, one after the other.
+def plot(text):
+    return subprocess.run([sys.executable, PLOT_SWEEP, "A <step>"], input=text, capture_output=True, text=True)
+
+
+sweeps = "".join(run(trace, "--sweep", "0.05x:1.0x:5", "--link-gbps", link, "--csv")[1] for link in ("0.1", "1"))
+picture = plot(sweeps)
+expect(picture.returncode == 0 and picture.stdout == plot(sweeps).stdout, f"a picture: {picture.stderr}")
+drawn = [element.text for element in ElementTree.fromstring(picture.stdout).iter("{http://www.w3.org/2000/svg}text")]
+expect("A <step>" in drawn and {"0.1 GB/s each way", "1 GB/s each way"} <= set(drawn), f"it names its links: {drawn}")
+expect(picture.stdout.count('class="dot"') == 8 and picture.stdout.count('class="none"') == 4, "what works, and what does not")
+for text in ("", "a,b\n1,2\n"):
+    expect(plot(text).returncode == 1 and "standard input" in plot(text).stderr, f"no picture of {text!r}")
 
 # Transfers that a schedule sees coming hide behind kernels.
 def steady(*options):

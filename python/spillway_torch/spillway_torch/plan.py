@@ -78,7 +78,9 @@ def fake_tensors():
             child._apply(convert)
         for table in (module._parameters, module._buffers):
             for name, tensor in table.items():
-                if tensor is not None and tensor not in successors:
+                if tensor is None:
+                    continue
+                if tensor not in successors:
                     with torch.no_grad():
                         made = convert(tensor)
                     if made is not tensor and isinstance(tensor, torch.nn.Parameter):
