@@ -1,1 +1,1 @@
-../../../scripts/plot-sweep.py
+../../../scripts/draw-sweep.py

@@ -66,5 +66,6 @@ def test_a_source_distribution_carries_the_headers_and_all_of_the_package(tmp_pa
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp"} <= names
+    assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp",
+            "csrc/bench/step_bound.hpp", "csrc/bench/replay/trace.cpp"} <= names
     assert {f"spillway_torch/{path.name}" for path in (SETUP.parent / "spillway_torch").glob("*.py")} <= names

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what a step costs under memory limits: its time beside the least, and the bytes that cross the link.
 
-usage: spillway-replay TRACE --sweep 0.2x:1x:17 --csv | plot-sweep.py [TITLE] > sweep.svg
+usage: spillway-replay TRACE --sweep 0.2x:1x:17 --csv | draw-sweep.py [TITLE] > sweep.svg
 
 Rows of several sweeps, one for each --link-gbps, may follow one another; each link gets a column. The picture is also what
 spillway_torch.plan draws. It needs nothing beside Python, and the same numbers make the same picture.
@@ -12,25 +12,28 @@ import math
 import sys
 from xml.sax.saxutils import escape
 
-PANEL, HEIGHT, LEFT, TOP, GAP = 250, 170, 64, 66, 22
-STYLE = """
-  text { font: 12px system-ui, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; fill: #374151 }
-  .title { font-size: 16px; font-weight: 600 }
+try:
+    from . import _svg as picture  # a part of spillway_torch
+except ImportError:
+    import picture
+
+PANEL, HEIGHT, LEFT, TOP, GAP = 250, 170, 64, 104, 22
+LIGHT = """
+  .tick { font-size: 12px; fill: #4b5563 }
   .frame { fill: none; stroke: #9ca3af }
-  .grid { stroke: #9ca3af; stroke-opacity: .3 }
+  .grid { stroke: #d1d5db }
   .line { fill: none; stroke-width: 2 }
-  .step { stroke: #107040 } .dot { fill: #107040 }
-  .least { stroke: #6b7280; stroke-dasharray: 2 4 }
-  .in { stroke: #2563eb } .out { stroke: #b05020; stroke-dasharray: 6 3 }
-  .none { fill: #b05020; fill-opacity: .12 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e5e7eb }
+  .step { stroke: #047857 } .dot { fill: #047857 }
+  .least { stroke: #111827; stroke-dasharray: 2 4 }
+  .in { stroke: #2563eb } .out { stroke: #c2410c; stroke-dasharray: 6 3 }
+  .none { fill: #c2410c; fill-opacity: .12 }"""
+DARK = """
+    .tick { fill: #9ca3af }
+    .grid { stroke: #374151 }
     .step { stroke: #34d399 } .dot { fill: #34d399 }
-    .least { stroke: #d1d5db }
-    .in { stroke: #60a5fa } .out { stroke: #f0a070 }
-    .none { fill: #f0a070; fill-opacity: .18 }
-  }
-"""
+    .least { stroke: #f9fafb }
+    .in { stroke: #60a5fa } .out { stroke: #fb923c }
+    .none { fill: #fb923c; fill-opacity: .18 }"""
 
 
 def ticks(most):
@@ -51,9 +54,8 @@ class Panel:
     def at(self, x, y):
         return (self.x + PANEL * (x - self.least_x) / max(1 - self.least_x, 1e-9), self.y + HEIGHT * (1 - y / self.most_y))
 
-    def text(self, x, y, text, anchor="middle", kind=""):
-        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind and f" class={chr(34)}{kind}{chr(34)}"}>'
-                          f"{escape(text)}</text>")
+    def text(self, x, y, text, anchor="middle", kind="tick"):
+        self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def axes(self, has_numbers):
         for value in ticks(self.most_y):
@@ -112,16 +114,14 @@ def draw(rows, title):
             time.text(time.x, time.y - 7, f"step, {time_unit}", "end")
             copied.text(copied.x, copied.y - 7, bytes_unit, "end")
         parts += time.parts + copied.parts
-    width = max(LEFT + len(links) * (PANEL + GAP), LEFT + 2 * PANEL)
+    width = max(LEFT + len(links) * (PANEL + GAP), LEFT + 2 * PANEL + 2 * GAP)
     height = TOP + 2 * (HEIGHT + 2 * GAP) + 6
-    legend, x = [], LEFT
-    for kind, text in (("step", "step"), ("least", "least that any plan of copies takes"), ("in", "in"), ("out", "out")):
-        legend.append(f'<path class="line {kind}" d="M{x} 40h22"/><text x="{x + 28}" y="44">{text}</text>')
-        x += 44 + 7 * len(text)
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">',
-        f"<title>{escape(title)}: step time and bytes copied against the memory limit</title>", f"<style>{STYLE}</style>",
-        f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>', *legend, *parts, "</svg>"]) + "\n"
+    body, x = picture.heading(escape(title), "step time and bytes that are copied, with a part of the memory that the step needs"), 24
+    for kind, text in (("step", "step"), ("least", "the least that any plan of copies takes"), ("in", "in"), ("out", "out")):
+        body.append(f'<path class="line {kind}" d="M{x} 72h22"/><text class="note" x="{x + 28}" y="76">{text}</text>')
+        x += 48 + 7 * len(text)
+    return picture.svg(width, height, f"{escape(title)}: step time and bytes copied against the memory limit", [*body, *parts],
+                       LIGHT, DARK)
 
 
 def number(text):
@@ -134,12 +134,12 @@ def main():
     rows = []
     for row in csv.DictReader(line for at, line in enumerate(sys.stdin) if at == 0 or not line.startswith("capacity_bytes,")):
         if not {"capacity_factor", "completed", "step_ns", "link_gbps"} <= row.keys():
-            sys.exit("plot-sweep.py: standard input is not what spillway-replay --sweep --csv prints")
+            sys.exit("draw-sweep.py: standard input is not what spillway-replay --sweep --csv prints")
         rows.append({"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
                      **{key: number(row.get(key)) for key in (
                          "capacity_factor", "step_ns", "least_ns", "swapped_in_bytes", "swapped_out_bytes")}})
     if not rows:
-        sys.exit("plot-sweep.py: no rows on standard input")
+        sys.exit("draw-sweep.py: no rows on standard input")
     sys.stdout.write(draw(rows, sys.argv[1] if len(sys.argv) > 1 else "A sweep"))
 
 
