@@ -208,3 +208,15 @@ print(run(True) == good)
     lines = done.stdout.splitlines()
     assert lines[0] == "as it should be", done.stderr[-3000:]
     assert lines[1:] == ["False"] or done.returncode == -signal.SIGSEGV, done.stderr[-3000:]
+
+
+def test_what_an_operation_in_place_has_overwritten_can_leave_before_backward(lms):
+    x = torch.randn(1 << 18, requires_grad=True)
+    expected, = torch.autograd.grad(torch.nn.functional.silu(x * 2).sum(), x)
+    lms.evict()
+    before = lms.stats()["allocated_bytes.all.current"]
+    y = torch.nn.functional.silu(x * 2, inplace=True)  # autograd copies the product
+    lms.evict()
+    assert lms.stats()["allocated_bytes.all.current"] == before
+    gradient, = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient, expected)

@@ -328,6 +328,10 @@ class FrameHook {
         }
       });
     }
+    /// Enrols results of a nested operation, which stay until the outermost one ends.
+    void enrol(Operands const& results) {
+      Site::leases().enter(frames_, frames_.pins, results, /*enrols=*/true);
+    }
     /// Called when the kernel of `op` has run out of memory: leases the operands anew, side by
     /// side, if there is room but in pieces, and if the kernel can run again.
     ///

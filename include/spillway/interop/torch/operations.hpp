@@ -596,11 +596,28 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
       is_dense = is_dense && is_plain(tensor);
     };
     (for_each_typed(arguments, look), ...);
+    if constexpr (std::is_same_v<Op, at::_ops::clone>) {
+      if (is_dense) {
+        Result copy = redispatch(keys, std::forward<Arguments>(arguments)...);
+        enrol_copy(copy);
+        return copy;
+      }
+    }
     return is_dense ? redispatch(keys, std::forward<Arguments>(arguments)...)
                     : run_not_dense(keys, std::forward<Arguments>(arguments)...);
   }
 
  private:
+  /// Enrols a copy that was made inside of another operation: autograd copies what an operation is
+  /// about to overwrite, and no other operation sees the copy before the backward pass.
+  C10_NOINLINE static void enrol_copy(at::Tensor const& copy) {
+    Operands operands;
+    UnseenCollector<Leases>{operands}(copy, false);
+    if (!operands.empty()) {
+      typename Hook::Frame frame;
+      frame.enrol(operands);
+    }
+  }
   C10_NOINLINE static Result run_not_dense(c10::DispatchKeySet keys, Arguments... arguments) {
     return run(keys, std::forward<Arguments>(arguments)...);
   }
