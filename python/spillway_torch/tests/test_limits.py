@@ -76,7 +76,6 @@ spillway_torch.install(device="cpu", limit=64 << 20)
 spillway_torch.set_enabled_lms(True)
 MiB = 1 << 20
 def split_room():
-    spillway_torch.reclaim_inactive()  # the operation at which pressure begins runs once, if its arguments are boxed
     # Eight tensors fill the limit. The second and the fifth, used together, leave 48 MiB in three pieces.
     tensors = [torch.full((8 * MiB - 4096,), i, dtype=torch.uint8) for i in range(8)]
     return tensors[1], tensors[4], tensors

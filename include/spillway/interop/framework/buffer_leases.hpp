@@ -7,7 +7,6 @@
 #include <spillway/interop/framework/operand_leases.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -215,11 +214,6 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   std::size_t park(HostTier level = HostTier::pinned) {
     return Base::park(level, [this] { (void)reclaim(); });
   }
-  /// As the base; also says from which size on room is scarce.
-  void set_capacity(std::size_t bytes) {
-    Base::set_capacity(bytes);
-    capacity_bytes_ = bytes;
-  }
 
   /// What is counted of buffers.
   struct Sizes {
@@ -227,8 +221,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     std::size_t bytes = 0;  // of all buffers, wherever they are
     std::size_t peak_bytes = 0;
     std::size_t largest_bytes = 0;  // of one buffer, since the peaks were reset
-    std::size_t largest_ever_bytes = 0;
-    std::size_t active_bytes = 0;  // in use by frames
+    std::size_t active_bytes = 0;   // in use by frames
     std::size_t peak_active_bytes = 0;
     std::size_t fixed_bytes = 0;  // never leave: no result of an operation yet, or kept
     std::size_t peak_reclaimed_bytes = 0;
@@ -264,11 +257,6 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     auto const found = buffers_.find(address);
     return found == buffers_.end() ? nullptr : found->second;
   }
-  /// Whether two operations at once might not fit. The caller holds the lock.
-  [[nodiscard]] bool is_room_scarce() const noexcept {
-    std::size_t const expected = sizes_.bytes + 8 * sizes_.largest_ever_bytes;
-    return this->is_under_pressure_ || std::max(expected, 2 * sizes_.bytes) > capacity_bytes_;
-  }
   /// The caller holds the lock.
   void pin(Frame& frame, Entry& entry) {
     frame.pins_.push_back(&entry);
@@ -299,7 +287,6 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   Sizes sizes_{};
   std::string failure_;
   bool is_exclusive_right_taken_ = false;
-  std::atomic<std::size_t> capacity_bytes_{this->memory_->stats().capacity_bytes};
 };
 
 template <class Allocator>
@@ -324,7 +311,7 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         sizes_.bytes += bytes;
         sizes_.peak_bytes = std::max(sizes_.peak_bytes, sizes_.bytes);
         sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
-        sizes_.largest_ever_bytes = std::max(sizes_.largest_ever_bytes, bytes);
+        this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
         sizes_.fixed_bytes += bytes;
       });
   if (!has_room) {
@@ -353,6 +340,7 @@ bool BufferLeases<Allocator>::free(void* address) noexcept {
     this->unlink(*entry);
     --sizes_.buffers;
     sizes_.bytes -= entry->bytes;
+    this->count_bytes(-static_cast<std::ptrdiff_t>(entry->bytes));
     sizes_.fixed_bytes -= entry->is_fixed() ? entry->bytes : 0;
     block = entry->block;
     lease = std::move(entry->lease);
@@ -372,7 +360,7 @@ bool BufferLeases<Allocator>::free(void* address) noexcept {
 /// Waits while room is scarce and another exclusive frame is open. Nothing is pinned yet.
 template <class Allocator>
 void BufferLeases<Allocator>::wait_for_exclusive_right(Guard& guard, Frame& frame) {
-  if (frame.is_exclusive_ && is_room_scarce()) {
+  if (frame.is_exclusive_ && this->is_room_scarce()) {
     frame.has_exclusive_right_ =
         this->wait_until(guard, [this] { return !is_exclusive_right_taken_; });
     is_exclusive_right_taken_ = true;
@@ -516,7 +504,8 @@ template <class Allocator>
 std::string BufferLeases<Allocator>::describe_failure(std::string const& why) {
   Guard const guard{mutex_};
   ++this->counts_.out_of_memory;
-  failure_ = why + " The limit is " + std::to_string(capacity_bytes_) + " bytes: set_lms_limit. " +
+  failure_ = why + " The limit is " + std::to_string(this->capacity_bytes_) +
+             " bytes: set_lms_limit. " +
              (this->is_enabled_ ? "" : "Support for large models is off: set_lms_enabled(True). ") +
              std::to_string(sizes_.active_bytes) + " bytes are in use by " +
              std::to_string(this->counts_.active_frames) + " operations, " +

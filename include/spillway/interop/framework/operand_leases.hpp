@@ -175,6 +175,11 @@ class OperandLeases {
   }
   [[nodiscard]] bool is_enabled() const noexcept { return is_enabled_; }
   [[nodiscard]] bool is_under_pressure() const noexcept { return is_under_pressure_; }
+  /// Whether operations that run now might find no room: under pressure, and when pressure may not
+  /// be far.
+  [[nodiscard]] bool is_room_scarce() const noexcept {
+    return is_under_pressure_ || is_pressure_near_.load(std::memory_order_relaxed);
+  }
   [[nodiscard]] Allocator& memory() const noexcept { return *memory_; }
 
  protected:
@@ -275,6 +280,14 @@ class OperandLeases {
 
   // Allocations and acquisitions.
 
+  /// Counts an allocation that has been made or, with its size negated, freed. The caller holds the
+  /// lock.
+  void count_bytes(std::ptrdiff_t bytes) noexcept {
+    all_bytes_ += static_cast<std::size_t>(bytes);
+    largest_bytes_ =
+        std::max(largest_bytes_, static_cast<std::size_t>(std::max<std::ptrdiff_t>(bytes, 0)));
+    update_nearness();
+  }
   /// Allocates a block and leases it for writing, as often as room can be made.
   ///
   /// @param adopt    called with the block and the lease; takes the lease or throws
@@ -324,11 +337,18 @@ class OperandLeases {
 
   Allocator* memory_;
   mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
+  std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
   OperationCounts counts_{};
   std::atomic<bool> is_enabled_{true};
   std::atomic<bool> is_under_pressure_{false};
 
  private:
+  /// Pressure is taken to be near when as much again would not fit, or some more allocations of the
+  /// largest size. The caller holds the lock.
+  void update_nearness() noexcept {
+    is_pressure_near_.store(all_bytes_ + std::max(all_bytes_, 8 * largest_bytes_) > capacity_bytes_,
+                            std::memory_order_relaxed);
+  }
   /// Called after an allocation failed. @returns whether it may succeed now
   [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen) {
     if (!is_enabled_) {
@@ -381,7 +401,10 @@ class OperandLeases {
 
   std::optional<std::chrono::milliseconds> patience_;
   std::condition_variable changed_;
-  Entry all_{};  // the head of a ring of all entries
+  Entry all_{};                    // the head of a ring of all entries
+  std::size_t all_bytes_ = 0;      // of allocations, wherever they are
+  std::size_t largest_bytes_ = 0;  // of one allocation so far
+  std::atomic<bool> is_pressure_near_{false};
   std::uint64_t evictions_seen_ = 0;
   int starving_frames_ = 0;      // active frames of threads that wait for memory
   std::atomic<int> waiters_{0};  // threads that sleep
@@ -493,6 +516,9 @@ void OperandLeases<Traits>::set_capacity(std::size_t bytes) {
     }
     memory_->set_capacity(bytes);
   }
+  Guard const guard{mutex_};
+  capacity_bytes_ = bytes;
+  update_nearness();
 }
 
 template <class Traits>

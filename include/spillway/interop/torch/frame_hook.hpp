@@ -443,14 +443,14 @@ class FrameHook {
   }
 
   /// Runs `call`, and once more if the frame can make room for it. The arguments are copied for
-  /// that under pressure only, so the very operation at which pressure begins cannot run again.
+  /// that only where room is scarce.
   template <class Call>
   static void call_repeatably(c10::OperatorHandle const& op,
                               Stack* stack,
                               Frame& frame,
                               Operands const& operands,
                               Call const& call) {
-    if (!Site::leases().is_under_pressure() || !frame.is_outermost() ||
+    if (!Site::leases().is_room_scarce() || !frame.is_outermost() ||
         !Site::hook().kinds.is_repeatable(op)) {
       call();
       return;

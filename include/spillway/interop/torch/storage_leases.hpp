@@ -494,6 +494,7 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
         {
           Guard const guard{mutex_};
           Entry& entry = table_.add(p);
+          this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
           entry.block = block;
           entry.bytes = bytes;
           entry.leases = {std::move(lease), stream};
@@ -526,6 +527,7 @@ bool StorageLeases<Site>::free_raw(void* p, bool is_fixed) noexcept {
     }
     block = entry->block;
     bytes = entry->bytes;
+    this->count_bytes(-static_cast<std::ptrdiff_t>(bytes));
     leases = std::move(entry->leases);
     if (table_.try_recycle(*entry)) {
       (void)entry.release();
@@ -550,6 +552,7 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
   {
     Guard const guard{mutex_};
     this->unlink(entry);
+    this->count_bytes(-static_cast<std::ptrdiff_t>(bytes));
     entry.is_dead = true;
     is_captured = entry.is_captured;
     leases = std::move(entry.leases);
