@@ -30,14 +30,6 @@ function(spillway_compile_options target)
                                            "$<$<COMPILE_LANGUAGE:CUDA>:${cuda}>")
 endfunction()
 
-# spillway_runs_long(<target>): optimises a program that takes longer to run with sanitizers than to
-# compile. All others are not, in a build without a type.
-function(spillway_runs_long target)
-  if(SPILLWAY_SANITIZE)
-    target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
-  endif()
-endfunction()
-
 # spillway_add_program(<name> SOURCES <file>... [LIBRARIES <target>...]): one program in BUILD/bin.
 # <name> is the target and the file. It is left out where a .cu source has no compiler, and where one of
 # the libraries was not found. The folder says with spillway_option which option asks for it.

@@ -13,7 +13,7 @@ if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
 fi
 case "${1-}" in
   "") ;;
-  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev ccache git) ;;
+  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev git) ;;
   *) sed -n '3,6s/^# \?//p' "$0" >&2; exit 2 ;;
 esac
 
