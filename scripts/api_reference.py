@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 INCLUDE = ROOT / "include" / "spillway"
 ROW = re.compile(r"^\| (`[^|]*) \| \[[^\]]*\]\(\.\./include/spillway/([^)]*)\) \|", re.MULTILINE)
 
-# A class comment has lines such as `Threads  thread-safe.`, which become paragraphs of their own. What the project leaves out
-# on purpose, parameters whose name says it all, is no warning.
+# A class comment has lines such as `Threads  thread-safe.`, which become paragraphs of their own; a constraint behind a function
+# is taken for its body and has to go. What the project leaves out on purpose, parameters whose name says it all, is no warning.
 SETTINGS = r"""
 INPUT = {include}
 RECURSIVE = YES
@@ -31,14 +31,14 @@ HAVE_DOT = NO
 EXTRACT_ALL = YES
 JAVADOC_AUTOBRIEF = YES
 ALIASES = "stream=@par Streams^^" "threads=@par Threads^^" "cost=@par Cost^^" "titled{{1}}=@par \1^^"
-INPUT_FILTER = "sed -E 's#^( *)/// (Shape|Units|Threads|Streams|Address|Memory|Cost)  +(.*)#\1/// @titled{{\2}} \3#'"
+INPUT_FILTER = "sed -E 's#^( *)/// (Shape|Units|Threads|Streams|Address|Memory|Cost)  +(.*)#\1/// @titled{{\2}} \3#; s# requires [A-Za-z:_<>]+ \{{$# {{#'"
 QUIET = YES
 WARN_IF_UNDOCUMENTED = NO
 WARN_IF_INCOMPLETE_DOC = NO
 WARN_LOGFILE = {folder}/warnings
 """
-# Of Doxygen's own making: it takes a constraint for the begin of a list of initialisers, and a template of `std` for one of ours.
-HARMLESS = ("Found ';' while parsing initializer list", "scope for class std::")
+# Of Doxygen's own making: it takes a template of `std` for one of ours.
+HARMLESS = "scope for class std::"
 
 
 def listed() -> dict[str, list[str]]:
@@ -57,7 +57,7 @@ def page_of(header: str) -> str:
 def tidy(code: str) -> str:
     """A declaration on one line, with the spaces that the headers have."""
     code = re.sub(r"(?<!<)([<(]) (?!<)", r"\1", " ".join(code.split()))
-    code = re.sub(r"(?<!>) ([>,)])(?!>)", r"\1", code)
+    code = re.sub(r" (?=[>,)])", "", code)
     code = re.sub(r" ([&*]+)(?=[\w.])", r"\1 ", code)
     return re.sub(r"(?<!operator)(?<=[\w>])=(?=[^=])", " = ", code)
 
@@ -106,7 +106,13 @@ class Markdown:
             mark = "-" if kind == "itemizedlist" else "1."
             return "\n\n" + "\n".join(f"{mark} {self.inline(item).strip()}" for item in node.findall("listitem")) + "\n\n"
         if kind == "table":
-            rows = [[self.inline(entry).strip() for entry in row.findall("entry")] for row in node.findall("row")]
+            rows: list[list[str]] = []
+            for row in node.findall("row"):
+                cells = [self.inline(entry).strip() for entry in row.findall("entry")]
+                if cells[0] or not rows:
+                    rows.append(cells)
+                else:  # a line of a comment goes on in the next one
+                    rows[-1] = [" ".join(filter(None, pair)) for pair in zip(rows[-1], cells)]
             rows.insert(1, ["---"] * len(rows[0]))
             return "\n\n" + "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n\n"
         if kind == "parameterlist":
@@ -197,6 +203,8 @@ class Reference:
                 meant = self.meant(header, name)
                 if isinstance(meant, list):
                     parts.append(f"## {name} {{ #{name} }}\n\n" + "\n\n".join(self.member(markdown, one) for one in meant))
+                    if (hidden := self.hidden_class(meant)) is not None:
+                        parts.append(self.content(markdown, hidden, name, "##"))
                 elif meant is not None:
                     parts.append(self.compound(markdown, meant, name, "##"))
             path.write_text("\n\n".join(parts) + "\n")
@@ -219,7 +227,18 @@ class Reference:
             own = one.findtext("compoundname").split("::")[-1]
             is_alias = own != name.split("::")[-1]  # then its parameters are no business of who names it
             parts.append(f"```cpp\n{'' if is_alias else self.template(one)}{keyword};\n```")
-        parts.append(markdown.description(one))
+        return "\n\n".join([*parts, self.content(markdown, one, name, level)])
+
+    def hidden_class(self, members):
+        """The class behind an alias that has a comment of its own, if a program knows the class by the alias only."""
+        reference = members[0].find("type/ref") if members[0].get("kind") == "typedef" else None
+        hidden = self.compounds.get(reference.get("refid")) if reference is not None else None
+        is_hidden = hidden is not None and hidden.findtext("compoundname").startswith("spillway::detail::")
+        return hidden if is_hidden else None
+
+    def content(self, markdown: Markdown, one, name: str, level: str) -> str:
+        """What a class says of itself, its data in a table, and its functions under headings."""
+        parts = [markdown.description(one)]
         sections = [section for section in one.findall("sectiondef")
                     if section.get("kind").startswith("public") or one.get("kind") == "namespace"]
         members = [member for section in sections for member in section.findall("memberdef")]
@@ -245,7 +264,7 @@ class Reference:
             if title not in titles:  # the first of its overloads, which are in one place
                 parts.append(f"{level}# {title} {{ #{self.anchor(name, member)} data-toc-label=\"{title}\" }}")
             titles.add(title)
-            parts.append(self.member(markdown, member).replace(own + "(", title + "("))
+            parts.append(self.member(markdown, member).replace(own, name.split("::")[-1]))
         return "\n\n".join(filter(None, parts))
 
     def anchor(self, name: str, member) -> str:
@@ -286,10 +305,11 @@ class Reference:
             rows = [f"| `{value.findtext('name')}` | {markdown.description(value)} |" for value in member.findall("enumvalue")]
             table = "\n\n| value | |\n| --- | --- |\n" + "\n".join(rows) if rows else ""
         elif kind == "typedef":
-            code, table = f"using {name} = {text_of(member.find('type'))};", ""
+            code, table = f"{self.template(member)}using {name} = {text_of(member.find('type'))};", ""
         else:
             before = "static " if member.get("static") == "yes" else ""
-            code = f"{self.template(member)}{before}{text_of(member.find('type'))} {name}{text_of(member.find('argsstring'))};"
+            kind = re.sub(r" ([*&]+)$", r"\1", text_of(member.find("type")))
+            code = f"{self.template(member)}{before}{kind} {name}{text_of(member.find('argsstring'))};"
             table = ""
         code = "\n".join(tidy(line) if not line.startswith("  ") else line for line in code.split("\n"))
         return f"```cpp\n{code}\n```\n\n{markdown.description(member)}{table}".strip()
@@ -310,5 +330,5 @@ def write(folder: pathlib.Path, work: pathlib.Path) -> list[str]:
     settings.write_text(SETTINGS.format(include=INCLUDE, root=ROOT, folder=work))
     subprocess.run(["doxygen", settings], check=True)
     warnings = [line for line in (work / "warnings").read_text().splitlines()
-                if "warning: " in line and not any(text in line for text in HARMLESS)]
+                if "warning: " in line and HARMLESS not in line]
     return warnings + [f"docs/api.md lists what Doxygen does not find: {name}" for name in Reference(work).write(folder)]
