@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# spillway::io_uring, where liburing is found: the library with io_uring for the file tier. Used by the
-# project and, installed, by its package.
+# The library with what the file tier can use besides the system's calls. Used by the project and, installed,
+# by its package.
+#   spillway::io_uring   where liburing is found: file calls that are in flight together
+#   spillway::checksums  where the header of xxHash is found: corrupted bytes are not given out
 find_path(SPILLWAY_LIBURING_INCLUDE_DIR liburing.h)
 find_library(SPILLWAY_LIBURING_LIBRARY uring)
 mark_as_advanced(SPILLWAY_LIBURING_INCLUDE_DIR SPILLWAY_LIBURING_LIBRARY)
@@ -9,4 +11,12 @@ if(SPILLWAY_LIBURING_INCLUDE_DIR AND SPILLWAY_LIBURING_LIBRARY AND NOT TARGET sp
   target_include_directories(spillway::io_uring SYSTEM INTERFACE ${SPILLWAY_LIBURING_INCLUDE_DIR})
   target_link_libraries(spillway::io_uring INTERFACE spillway::spillway ${SPILLWAY_LIBURING_LIBRARY})
   target_compile_definitions(spillway::io_uring INTERFACE SPILLWAY_WITH_IO_URING=1)
+endif()
+find_path(SPILLWAY_XXHASH_INCLUDE_DIR xxhash.h)
+mark_as_advanced(SPILLWAY_XXHASH_INCLUDE_DIR)
+if(SPILLWAY_XXHASH_INCLUDE_DIR AND NOT TARGET spillway::checksums)
+  add_library(spillway::checksums INTERFACE IMPORTED)
+  target_include_directories(spillway::checksums SYSTEM INTERFACE ${SPILLWAY_XXHASH_INCLUDE_DIR})
+  target_link_libraries(spillway::checksums INTERFACE spillway::spillway)
+  target_compile_definitions(spillway::checksums INTERFACE SPILLWAY_WITH_XXHASH=1)
 endif()

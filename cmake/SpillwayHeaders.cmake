@@ -47,6 +47,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_options.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
+    spillway/host/file_checksums.hpp
     spillway/host/host_ledger.hpp
     spillway/host/host_tier.hpp
     spillway/host/host_transfers.hpp

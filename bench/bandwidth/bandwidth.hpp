@@ -37,6 +37,7 @@ struct Settings {
   std::vector<Direction> directions{Direction::out, Direction::in, Direction::both};
   std::vector<spillway::HostTier> tiers{spillway::HostTier::pinned, spillway::HostTier::pageable};
   std::string file_folder;
+  bool has_file_checksums = false;
   std::uint64_t seed = 1;
   std::size_t staging_bytes = spillway::HostPoolOptions{}.staging_bytes;
   std::size_t staging_chunks = spillway::HostPoolOptions{}.staging_chunks;
@@ -64,6 +65,7 @@ struct Row {
   Rate copies{};        ///< file tier: the device's copies between pinned memory and itself, alone
   Rate memcpy_alone{};  ///< one thread copying as many bytes between two places in memory
   bool is_file_direct = false;
+  bool is_file_checked = false;
   std::string file_calls;
 };
 

@@ -81,6 +81,7 @@ nlohmann::ordered_json to_json(Arguments const& arguments, Row const& row) {
   }
   if (row.tier == HostTier::file) {
     json["file_direct_io"] = row.is_file_direct;
+    json["file_checksums"] = row.is_file_checked;
     json["file_calls"] = row.file_calls;
     json["cpu_s_per_gb"] = row.ours.cpu_s_per_gb;
     json["raw_cpu_s_per_gb"] = row.raw.cpu_s_per_gb;
@@ -141,9 +142,10 @@ void print_row(Row const& row) {
     std::printf("  memcpy %.2f", row.memcpy_alone.median);
   }
   if (row.tier == HostTier::file) {
-    std::printf("  %s I/O by %s, CPU s/GB: %.3f, raw %.3f, the device's copies %.3f",
+    std::printf("  %s I/O by %s%s, CPU s/GB: %.3f, raw %.3f, the device's copies %.3f",
                 row.is_file_direct ? "direct" : "buffered",
                 row.file_calls.c_str(),
+                row.is_file_checked ? " with checksums" : "",
                 row.ours.cpu_s_per_gb,
                 row.raw.cpu_s_per_gb,
                 row.copies.cpu_s_per_gb);
@@ -175,6 +177,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->transform(command_line::one_of(tiers));
   app.add_option("--file-folder", settings.file_folder, "where the file tier's file goes")
       ->check(CLI::ExistingDirectory);
+  app.add_flag("--file-checksums", settings.has_file_checksums, "compare what the file gives back");
   app.add_option("--through",
                  settings.through,
                  "streams: the host pool on copy streams; allocator: its swap_out and swap_in")

@@ -90,6 +90,7 @@ class Measurement {
       options.file_bytes = bytes;
       options.file = settings_.file_folder;
       options.file_direct_io = true;
+      options.file_checksums = settings_.has_file_checksums;
       break;
     }
     return options;
@@ -150,6 +151,7 @@ class Measurement {
               .size_bytes = now.size_bytes,
               .count = now.count,
               .is_file_direct = is_direct,
+              .is_file_checked = stats.is_file_checked,
               .file_calls = std::string{stats.file_calls}};
       time(row, carrier, peers);
       report_(row);

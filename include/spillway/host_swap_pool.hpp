@@ -286,11 +286,10 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
       memory_{device, options, numa_node_, std::move(file_io)},
       slot_io_{mutex_, ledger_, memory_.file()},
       transfers_{device, order, mutex_, ledger_, slot_io_, options, numa_node_} {
-  bool const is_direct = memory_.file() != nullptr && memory_.file()->is_direct();
+  bool const has_units = memory_.file() != nullptr && memory_.file()->moves_units();
   ledger_.open(HostTier::pinned, options.pinned_bytes, granule_bytes);
   ledger_.open(HostTier::pageable, options.pageable_bytes, granule_bytes);
-  ledger_.open(
-      HostTier::file, options.file_bytes, is_direct ? File::direct_alignment_bytes : granule_bytes);
+  ledger_.open(HostTier::file, options.file_bytes, has_units ? File::unit_bytes : granule_bytes);
   reserve_pinned(options.initial_pinned_bytes);  // after the staging, which nothing replaces
   if (grows_ahead && options.pinned_bytes > options.initial_pinned_bytes) {
     try {
@@ -473,6 +472,7 @@ HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
   HostPoolStats stats;
   stats.is_file_direct = memory_.file() != nullptr && memory_.file()->is_direct();
   stats.staging_waits = transfers_.staging_waits();
+  stats.is_file_checked = memory_.file() != nullptr && memory_.file()->is_checked();
   stats.file_calls = slot_io_.file_calls();
   std::scoped_lock const lock{mutex_};
   for (std::size_t i = 0; i < host_tier_count; ++i) {

@@ -28,7 +28,7 @@ namespace {
 using Pool = HostSwapPool<SimApi, FaultyFileIo>;
 
 struct World {
-  explicit World(HostPoolOptions options) : order{device} {
+  explicit World(HostPoolOptions options, bool can_begin = false) : io{can_begin}, order{device} {
     options.file = folder.path();
     pool.emplace(device, order, options, io);
   }
@@ -235,8 +235,19 @@ TEST_SUITE("host_swap_pool_race") {
     run_workers(staged, 500, 80, Way::together);
   }
 
+  TEST_CASE("HostSwapPool: so do threads whose file calls begin before they are waited for") {
+    World world{small_tiers(0, 0, 96 << 10), true};
+    run_workers(world, 600, 100);
+    run_workers(world, 700, 80, Way::together);
+  }
+
   TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {
-    World world{small_tiers(24 << 10, 0, 96 << 10)};
+    bool can_begin = false;
+    SUBCASE("in time") {}
+    SUBCASE("early") {
+      can_begin = true;
+    }
+    World world{small_tiers(24 << 10, 0, 96 << 10), can_begin};
     world.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
     {
       Worker first{world, 299};

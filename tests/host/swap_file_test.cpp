@@ -208,14 +208,14 @@ TEST_SUITE("swap_file") {
     File direct{folder.path(), true, {}};
     File plain{folder.path(), false, {}};
     CHECK_FALSE(plain.is_direct());
-    constexpr std::size_t bytes = 4 * File::direct_alignment_bytes;
+    constexpr std::size_t bytes = 4 * File::unit_bytes;
     auto queue = direct.make_queue({});
     REQUIRE(direct.try_reserve(bytes));
     std::vector<std::byte> memory(3 * bytes);
     void* aligned = memory.data();
     std::size_t space = memory.size();
-    auto* const data = static_cast<std::byte*>(
-        std::align(File::direct_alignment_bytes, 2 * bytes, aligned, space));
+    auto* const data =
+        static_cast<std::byte*>(std::align(File::unit_bytes, 2 * bytes, aligned, space));
     auto const expected = pattern(bytes, 5);
     std::copy(expected.begin(), expected.end(), data);
 

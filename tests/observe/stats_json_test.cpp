@@ -69,5 +69,7 @@ TEST_SUITE("stats_json") {
     CHECK(host.at("tiers").at("pageable").at("is_failed") == true);
     CHECK(host.at("tiers").at("pinned").at("is_failed") == false);
     CHECK(host.at("is_file_direct") == true);
+    CHECK(host.at("is_file_checked") == true);
+    CHECK(host.at("file_calls") == "io_uring");
   }
 }

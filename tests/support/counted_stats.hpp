@@ -61,6 +61,8 @@ struct CountedStats {
     }
     host.staging_waits = next++;
     host.is_file_direct = true;
+    host.is_file_checked = true;
+    host.file_calls = "io_uring";
   }
 
   void count(spillway::Gauge& gauge) {

@@ -79,6 +79,9 @@ struct HostPoolOptions {
   std::optional<int> numa_node{};  ///< of host memory; left out: the device's, -1: anywhere
   /// Keep the file out of the page cache (O_DIRECT), where the file system can do that.
   bool file_direct_io = false;
+  /// Compare what is read from the file with a checksum of what was written, in programs that link
+  /// `spillway::checksums`.
+  bool file_checksums = true;
 };
 
 /// One tier as it is now. Bytes are rounded up to the granule.
@@ -101,6 +104,7 @@ struct HostPoolStats {
   std::size_t rescued_bytes = 0;    ///< held in memory because the file refused them
   std::uint64_t staging_waits = 0;  ///< times a thread waited for another to finish enqueueing
   bool is_file_direct = false;      ///< `file_direct_io` was asked for and is in effect
+  bool is_file_checked = false;     ///< `file_checksums` was asked for and is in effect
   std::string_view file_calls{};    ///< what carries bytes to the file: "io_uring", for example
 
   [[nodiscard]] HostTierStats const& tier(HostTier tier) const noexcept {

@@ -294,11 +294,11 @@ class SlotIo {
     return !job.slot->is_given_back || job.slot->read_jobs > 0;
   }
 
-  /// The bytes that a file call has to move for a job. Direct I/O moves whole sectors. The chunk
-  /// has room for them, and so has the slot: its granule is a sector.
+  /// The bytes that a file call has to move for a job. Direct I/O moves whole sectors, and so do
+  /// checksums. The chunk has room for them, and so has the slot: its granule is a sector.
   [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept {
-    return file_->is_direct() ? round_up(job.piece.bytes, SwapFile<FileIo>::direct_alignment_bytes)
-                              : job.piece.bytes;
+    return file_->moves_units() ? round_up(job.piece.bytes, SwapFile<FileIo>::unit_bytes)
+                                : job.piece.bytes;
   }
 
   /// The rescued bytes of a piece, or null. They stay where they are while this job runs: what
@@ -377,8 +377,10 @@ template <FileIoApi FileIo>
 void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
   throw FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
                       failure.bytes + " bytes at offset " + failure.file_offset +
-                      " of the swap file at " + file_->path() +
-                      " failed: " + std::generic_category().message(failure.error) +
+                      " of the swap file at " + file_->path() + " failed: " +
+                      (failure.error == SwapFile<FileIo>::is_corrupt
+                           ? "they are not what was written there (their checksums differ)"
+                           : std::generic_category().message(failure.error)) +
                       (failure.is_read ? "" : "; there was no memory to keep them in either") +
                       ". These swapped-out bytes are lost; all other slots are intact."};
 }

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/error.hpp>
+#include <spillway/host/file_checksums.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -38,18 +39,47 @@ class SwapFile {
   using ModelQueue = decltype(std::declval<FileIo&>().make_queue(0, std::span<std::byte>{}));
 
  public:
+  static constexpr int is_corrupt = EBADMSG;
+
   /// Carries transfers to their end: signals interrupt, and any call may move less than it was
-  /// asked to.
+  /// asked to. Notes the checksums of what is written and looks at those of what was read.
   class Queue {
    public:
-    explicit Queue(ModelQueue queue) : queue_{std::move(queue)} {}
+    Queue(ModelQueue queue, FileChecksums* sums) : queue_{std::move(queue)}, sums_{sums} {}
 
     [[nodiscard]] bool can_begin() const noexcept { return queue_.can_begin(); }
     [[nodiscard]] std::string_view name() const noexcept { return queue_.name(); }
     void begin(FileTransfer& transfer) noexcept { queue_.begin(transfer); }
 
-    /// Moves all of it. @returns 0, or the error number; EIO where the file ends early
+    /// Moves all of it. @returns 0, or the error number: EIO where the file ends early,
+    /// `is_corrupt` for bytes that are not those that were written
     [[nodiscard]] int finish(FileTransfer& transfer) noexcept {
+      std::byte const* const memory = transfer.memory;
+      std::size_t const bytes = transfer.bytes;
+      std::uint64_t const offset = transfer.offset;
+      if (sums_ != nullptr && transfer.is_write) {  // while the disk is at work, if it has begun
+        sums_->note(memory, bytes, offset);
+      }
+      if (int const error = move(transfer); error != 0) {
+        return error;
+      }
+      bool const is_good =
+          sums_ == nullptr || transfer.is_write || sums_->match(memory, bytes, offset);
+      return is_good ? 0 : is_corrupt;
+    }
+    /// As `finish`, of a transfer that nobody has begun.
+    [[nodiscard]] int
+    write(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
+      FileTransfer transfer{const_cast<std::byte*>(from), bytes, offset, true};
+      return finish(transfer);
+    }
+    [[nodiscard]] int read(std::byte* to, std::size_t bytes, std::uint64_t offset) noexcept {
+      FileTransfer transfer{to, bytes, offset, false};
+      return finish(transfer);
+    }
+
+   private:
+    [[nodiscard]] int move(FileTransfer& transfer) noexcept {
       while (transfer.bytes > 0) {
         ssize_t const moved = queue_.finish(transfer);
         if (moved == 0) {
@@ -67,27 +97,19 @@ class SwapFile {
       }
       return 0;
     }
-    /// As `finish`, of a transfer that nobody has begun.
-    [[nodiscard]] int
-    write(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
-      FileTransfer transfer{const_cast<std::byte*>(from), bytes, offset, true};
-      return finish(transfer);
-    }
-    [[nodiscard]] int read(std::byte* to, std::size_t bytes, std::uint64_t offset) noexcept {
-      FileTransfer transfer{to, bytes, offset, false};
-      return finish(transfer);
-    }
 
-   private:
     mutable ModelQueue queue_;
+    FileChecksums* sums_;  // null where there are none
   };
 
-  /// What O_DIRECT asks of offsets, sizes and addresses.
-  static constexpr std::size_t direct_alignment_bytes = 4096;
+  /// What O_DIRECT asks of offsets, sizes and addresses, and what has a checksum.
+  static constexpr std::size_t unit_bytes = FileChecksums::unit_bytes;
 
   /// @throws FileTierError naming the path and the system's reason
-  SwapFile(std::string path, bool wants_direct_io, FileIo io)
-      : path_{std::move(path)}, io_{std::move(io)} {
+  SwapFile(std::string path, bool wants_direct_io, FileIo io, bool wants_checksums = false)
+      : path_{std::move(path)},
+        io_{std::move(io)},
+        is_checked_{wants_checksums && FileChecksums::is_available} {
     struct stat status {};
     if (::stat(path_.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
       open_nameless();
@@ -120,11 +142,15 @@ class SwapFile {
   /// Takes room for `bytes`: of what was released, else at the end.
   ///
   /// @returns the offset, or nothing when the disk is full or refuses
-  [[nodiscard]] std::optional<std::uint64_t> try_reserve(std::size_t bytes) noexcept {
+  /// @throws  std::bad_alloc, with nothing changed
+  [[nodiscard]] std::optional<std::uint64_t> try_reserve(std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
     auto const hole = std::find_if(
         holes_.begin(), holes_.end(), [&](Hole const& each) { return each.bytes >= bytes; });
     std::uint64_t const offset = hole != holes_.end() ? hole->offset : size_bytes_;
+    if (is_checked_) {
+      sums_.grow(offset + bytes);
+    }
     if (io_.allocate(fd_, offset, bytes) != 0) {
       io_.discard(fd_, offset, bytes);  // what was taken before the disk was full
       return std::nullopt;
@@ -158,7 +184,7 @@ class SwapFile {
 
   /// A queue of transfers, most of them to and from `memory`. @throws std::bad_alloc
   [[nodiscard]] Queue make_queue(std::span<std::byte> memory) {
-    return Queue{io_.make_queue(fd_, memory)};
+    return Queue{io_.make_queue(fd_, memory), is_checked_ ? &sums_ : nullptr};
   }
 
   [[nodiscard]] std::string const& path() const noexcept {
@@ -166,6 +192,14 @@ class SwapFile {
   }
   [[nodiscard]] bool is_direct() const noexcept {
     return is_direct_;
+  }
+  /// Whether bytes are compared with their checksums when they are read.
+  [[nodiscard]] bool is_checked() const noexcept {
+    return is_checked_;
+  }
+  /// Whether offsets and sizes have to be multiples of the unit.
+  [[nodiscard]] bool moves_units() const noexcept {
+    return is_direct_ || is_checked_;
   }
 
  private:
@@ -193,6 +227,8 @@ class SwapFile {
   int fd_ = -1;
   bool is_named_ = false;
   bool is_direct_ = false;
+  bool is_checked_ = false;
+  FileChecksums sums_;
   std::mutex mutex_;  // guards what follows, and is held while the file system makes room
   std::uint64_t size_bytes_ = 0;
   std::vector<Hole> holes_;  // by offset; none touches the next

@@ -78,7 +78,8 @@ class TierMemory {
   TierMemory(Device& device, HostPoolOptions const& options, int numa_node, FileIo file_io)
       : device_{&device}, numa_node_{numa_node} {
     if (options.file_bytes > 0) {
-      file_.emplace(options.file, options.file_direct_io, std::move(file_io));
+      file_.emplace(
+          options.file, options.file_direct_io, std::move(file_io), options.file_checksums);
     }
   }
 

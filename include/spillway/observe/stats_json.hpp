@@ -95,6 +95,7 @@ inline void write_value(detail::JsonStream& json, HostPoolStats const& stats) {
       .member("rescued_bytes", stats.rescued_bytes)
       .member("staging_waits", stats.staging_waits)
       .member("is_file_direct", stats.is_file_direct)
+      .member("is_file_checked", stats.is_file_checked)
       .member("file_calls", stats.file_calls)
       .end_object();
 }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#if defined(SPILLWAY_WITH_XXHASH)
+#  define XXH_INLINE_ALL
+#  include <xxhash.h>
+#  undef XXH_INLINE_ALL
+#endif
+
+namespace spillway::detail {
+
+/// A checksum for each unit of the swap file, by xxHash, so that bytes that changed on the disk are
+/// not given out.
+///
+/// Threads  thread-safe, as long as no two threads note or check the same unit.
+/// Cost     four bytes of memory for 4096 of the file, and one pass over what is moved.
+class FileChecksums {
+ public:
+  static constexpr std::size_t unit_bytes = 4096;
+#if defined(SPILLWAY_WITH_XXHASH)
+  static constexpr bool is_available = true;
+#else
+  static constexpr bool is_available = false;
+#endif
+
+  /// Makes room for the sums of a file of this size. @throws std::bad_alloc
+  void grow(std::uint64_t file_bytes) {
+    std::scoped_lock const lock{mutex_};
+    if (std::size_t const units = file_bytes / unit_bytes; units > sums_.size()) {
+      sums_.resize(units);
+    }
+  }
+
+  /// Notes what `bytes` bytes at `offset` of the file should be. Both are multiples of the unit.
+  void note(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
+    for_each_batch(from, bytes, offset, [this](Batch const& batch, std::size_t first) {
+      std::copy_n(batch.sums.begin(), batch.count, sums_.begin() + std::ptrdiff_t(first));
+      return true;
+    });
+  }
+
+  /// Whether `bytes` bytes at `offset` are what was noted.
+  [[nodiscard]] bool
+  match(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
+    return for_each_batch(from, bytes, offset, [this](Batch const& batch, std::size_t first) {
+      return std::equal(batch.sums.begin(),
+                        batch.sums.begin() + std::ptrdiff_t(batch.count),
+                        sums_.begin() + std::ptrdiff_t(first));
+    });
+  }
+
+ private:
+  struct Batch {
+    std::array<std::uint32_t, 64> sums{};
+    std::size_t count = 0;
+  };
+
+  [[nodiscard]] static std::uint32_t sum_of([[maybe_unused]] std::byte const* unit) noexcept {
+#if defined(SPILLWAY_WITH_XXHASH)
+    return static_cast<std::uint32_t>(XXH3_64bits(unit, unit_bytes));
+#else
+    return 0;
+#endif
+  }
+
+  /// Calls `use(batch, number of its first unit)` under the lock until it returns false. The sums
+  /// are made without the lock.
+  template <class Use>
+  bool for_each_batch(std::byte const* from, std::size_t bytes, std::uint64_t offset, Use use) {
+    SPILLWAY_ASSERT(bytes % unit_bytes == 0 && offset % unit_bytes == 0);
+    std::size_t left = bytes / unit_bytes;
+    for (std::size_t first = offset / unit_bytes; left > 0;) {
+      Batch batch;
+      for (; batch.count < std::min(left, batch.sums.size()); ++batch.count, from += unit_bytes) {
+        batch.sums[batch.count] = sum_of(from);
+      }
+      std::scoped_lock const lock{mutex_};
+      SPILLWAY_ASSERT(first + batch.count <= sums_.size());
+      if (!use(batch, first)) {
+        return false;
+      }
+      first += batch.count;
+      left -= batch.count;
+    }
+    return true;
+  }
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<std::uint32_t> sums_;
+};
+
+}  // namespace spillway::detail
