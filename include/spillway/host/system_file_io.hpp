@@ -2,6 +2,9 @@
 #pragma once
 
 #if defined(SPILLWAY_WITH_IO_URING)
+#  if defined(SPILLWAY_COMPILED)
+#    error "spillway::compiled has single file calls: link spillway::spillway instead"
+#  endif
 #  include <spillway/host/io_uring_file_io.hpp>
 #else
 #  include <spillway/host/posix_file_io.hpp>
