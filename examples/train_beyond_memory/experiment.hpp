@@ -102,6 +102,9 @@ class Experiment {
     auto const device =
         Platform::make_device(plan.capacity_bytes == 0 ? Platform::unlimited_bytes()
                                                        : plan.capacity_bytes + scratch_bytes);
+    if constexpr (requires { device->set_timing(true); }) {
+      device->set_timing(plan.recorded);
+    }
     Allocator allocator{*device, allocator_options(plan)};
     if (plan.recorded) {
       allocator.observer().start();

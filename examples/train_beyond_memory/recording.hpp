@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <vector>
 
 #include "data.hpp"
 
@@ -50,7 +51,11 @@ class RecordFiles {
   void write(Allocator& allocator) {
     spillway::Timeline const& timeline = allocator.observer().timeline();
     if (timeline_) {
-      timeline.write(timeline_->out, allocator.stats());
+      std::vector<spillway::DeviceSpan> spans;
+      if constexpr (requires { allocator.device().spans(); }) {
+        spans = allocator.device().spans();
+      }
+      timeline.write(timeline_->out, allocator.stats(), spans);
       timeline_->finish();
     }
     if (snapshot_) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/observe/timed_device.hpp>
+#include <spillway/policies.hpp>
 #include <spillway/sim.hpp>
 
 #include <cstddef>
@@ -16,14 +18,15 @@ namespace {
 using namespace spillway::literals;
 
 struct SimPlatform {
-  using policies = spillway::SimPolicies;
+  using device = spillway::TimedDevice<spillway::SimApi>;  // so that a timeline shows what overlaps
+  using policies = spillway::PoliciesFor<device>;
   using execution = SimExecution;
 
   [[nodiscard]] static std::string name() { return "sim"; }
   [[nodiscard]] static std::size_t unlimited_bytes() { return 16_GiB; }
   /// A device that has so much memory and no more.
-  [[nodiscard]] static std::unique_ptr<spillway::SimApi> make_device(std::size_t memory_bytes) {
-    return std::make_unique<spillway::SimApi>(spillway::SimOptions{.capacity_bytes = memory_bytes});
+  [[nodiscard]] static std::unique_ptr<device> make_device(std::size_t memory_bytes) {
+    return std::make_unique<device>(spillway::SimOptions{.capacity_bytes = memory_bytes});
   }
 };
 

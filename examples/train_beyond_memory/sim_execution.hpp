@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/device/sim/sim_api.hpp>
-
 #include <thrust/system/cpp/execution_policy.h>
 
 #include <utility>
@@ -16,8 +14,8 @@ struct SimExecution {
   using tiling = HostTiling;
 
   /// Enqueues `work(policy)` on `stream`. Does not wait.
-  template <class Work>
-  static void launch(spillway::SimApi& device, spillway::SimApi::stream_type stream, Work work) {
+  template <class Device, class Work>
+  static void launch(Device& device, typename Device::stream_type stream, Work work) {
     device.launch(stream, [work = std::move(work)] { work(thrust::cpp::par); });
   }
 };

@@ -73,6 +73,9 @@ def check_recordings() -> None:
         swapped_out = sum(e["args"]["bytes"] for e in events if e["name"] in ("swap_out", "copy_out"))
         assert swapped_out == last["swapped_out_bytes"] > 0, (swapped_out, last)
         assert sum(e["name"] == "step" for e in events) == report["steps"], report
+        if DEVICE == "sim":  # it says when copies and kernels ran
+            for name in ("kernel", "copy_to_host", "copy_to_device"):
+                assert any(e["name"] == name and e["ph"] == "X" and e["dur"] > 0 for e in events), name
         segments = json.loads(snapshot.read_text())["segments"]
         assert sum(s["total_size"] for s in segments) == last["capacity_bytes"], segments
     assert "cannot be opened" in run("--timeline", "/nonexistent/timeline.json", status=2).stderr

@@ -174,7 +174,8 @@ TEST_SUITE("timed_device") {
     device.release(memory, 1_MiB);
   }
 
-  TEST_CASE("TimedDevice: what is captured into a graph is enqueued, and is not timed") {
+  TEST_CASE(
+      "TimedDevice: what is captured into a graph, or switched off, is enqueued and not timed") {
     TimedDevice<CapturingDevice> device;
     auto const stream = device.create_stream();
     int calls = 0;
@@ -182,11 +183,14 @@ TEST_SUITE("timed_device") {
     device.captures = true;
     device.launch(stream, [&calls] { ++calls; });
     device.captures = false;
+    device.set_timing(false);
+    device.launch(stream, [&calls] { ++calls; });
+    device.set_timing(true);
     device.launch(stream, [&calls] { ++calls; });
     device.synchronize(stream);
 
-    CHECK(calls == 2);
-    CHECK(device.calls().host_launches == 4);  // the two calls, and two that time the second one
+    CHECK(calls == 3);
+    CHECK(device.calls().host_launches == 5);  // the three calls, and two that time the last one
     CHECK(device.spans().size() == 1);
     device.destroy_stream(stream);
   }

@@ -7,6 +7,7 @@
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -90,6 +91,9 @@ class TimedDevice : public Device {
     timed({.kind = SpanKind::kernel}, stream, enqueue);
   }
 
+  /// Whether work that is enqueued from now on is timed; at first it is. Not timing costs nothing.
+  void set_timing(bool on) noexcept { is_timing_.store(on, std::memory_order_relaxed); }
+
   /// What has run since construction or `clear_spans`, in order of start.
   ///
   /// @throws std::bad_alloc
@@ -157,6 +161,9 @@ class TimedDevice : public Device {
   }
 
   std::shared_ptr<DeviceSpan> try_start(DeviceSpan const& span, stream_type stream) {
+    if (!is_timing_.load(std::memory_order_relaxed)) {
+      return nullptr;
+    }
     try {
       if constexpr (CapturingApi<Device>) {
         if (Device::is_capturing(stream)) {
@@ -187,6 +194,7 @@ class TimedDevice : public Device {
   }
 
   std::shared_ptr<Log> log_ = make_log(*this);
+  std::atomic<bool> is_timing_{true};
 };
 
 }  // namespace spillway
