@@ -86,6 +86,7 @@ set(SPILLWAY_HEADERS
     spillway/pager/leases.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/monitor.hpp
+    spillway/pager/recipes.hpp
     spillway/pager/reclaimer.hpp
     spillway/pager/transfers.hpp
     spillway/policies.hpp

@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -242,22 +243,56 @@ class DeviceAllocator {
   /// lease costs an event on its stream: a group costs one for each stream.
   void release_all(std::span<lease_type> leases) noexcept;
 
-  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid, and
-  /// gives its range back.
+  /// Copies a block's bytes to the host pool, or drops them if the copy there is still valid or if
+  /// its recipe makes them again for less, and gives its range back. No effect while another thread
+  /// makes a block again from this one.
   ///
   /// @throws ContractViolation if the block is unknown or leased, OutOfHostMemory, DeviceError,
   ///         FileTierError; the block then stays resident
   /// @stream enqueues on the outgoing copy stream; does not wait
   void swap_out(BlockId id);
 
-  /// Brings a block's bytes back ahead of need. No effect on a resident block or one without
-  /// contents.
+  /// Brings a block's bytes back ahead of need. No effect on a resident block, one without
+  /// contents, or one that its recipe makes again, which needs a stream.
   ///
   /// @throws as `acquire`; the block then stays on the host
   /// @stream enqueues on the incoming copy stream; does not wait
   void swap_in(BlockId id) {
     Call const call{*this};
     leases_.swap_in(id);
+  }
+
+  /// Gives a block a recipe: work that makes its bytes again from those of other blocks. It may
+  /// then leave the device without a copy, and `acquire` makes it again when it is used.
+  ///
+  /// The recipe lives until the block or an operand is acquired for writing, or an operand is
+  /// freed. A block that has nothing else by then is saved first: it is made again before an
+  /// operand is written, and the bytes of an operand that is freed stay for as long as it needs
+  /// them.
+  ///
+  /// @param operands  the blocks that the bytes are made from
+  /// @param cost      what `make` takes on the device. By it the pager decides whether to copy the
+  ///                  block out or to make it again
+  /// @param make      `make(stream, operands, result)` enqueues the work on `stream`. `operands`, a
+  ///                  `std::span<void const* const>`, has the addresses in the order of the blocks,
+  ///                  and `result`, a `void*`, is where the bytes are to be. It must be copyable,
+  ///                  always make the same bytes, enqueue nothing on another stream and not call
+  ///                  the allocator. What it throws comes out of `acquire`
+  /// @pre     the block holds what the recipe would make now, and no operand is leased for writing
+  ///          or acquired for it meanwhile
+  /// @throws  ContractViolation for a block that is unknown, was never written, is its own operand
+  ///          or needs the recipe that it has; std::bad_alloc. The block then has no other recipe
+  template <class Make>
+  void set_recipe(BlockId id,
+                  std::span<BlockId const> operands,
+                  std::chrono::nanoseconds cost,
+                  Make make);
+  template <class Make>
+  void set_recipe(BlockId id,
+                  std::initializer_list<BlockId> operands,
+                  std::chrono::nanoseconds cost,
+                  Make make) {
+    set_recipe(id, std::span{operands.begin(), operands.size()}, cost, std::move(make));
   }
 
   /// Where the bytes are now. Asks the device whether a copy is still in flight.
@@ -491,6 +526,13 @@ class DeviceAllocator {
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
   void release(LeaseRecord const& lease) noexcept;
+  void free_now_or_later(BlockId id, detail::BlockRecord& block) noexcept {
+    if (block.is_leased()) {
+      block.is_abandoned = true;
+    } else {
+      blocks_.free(id, block);
+    }
+  }
   void record_exactly(StreamIndex stream) noexcept;
   [[nodiscard]] StreamIndex index_of(stream_type stream) {
     std::lock_guard const guard{monitor_};
@@ -623,7 +665,14 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
       arena_(make_arena(options)),
       pool_{*device_, order_, host_options(*device_, options)},
       prefetcher_{chosen(options.prefetch)},
-      blocks_{*device_, arena_, pool_, prefetcher_, journal_, monitor_, chosen(options.eviction)} {
+      blocks_{*device_,
+              arena_,
+              pool_,
+              prefetcher_,
+              journal_,
+              monitor_,
+              chosen(options.eviction),
+              paging_.link_bytes_per_second} {
   journal_.reset_peaks(arena_.reserved_bytes());
 }
 
@@ -665,9 +714,9 @@ template <PolicySet Policies>
 void DeviceAllocator<Policies>::deallocate(BlockId id) {
   Call const call{*this};
   detail::BlockRecord& block = blocks_.expect(id);
-  expects(!block.is_leased(), "a leased block cannot be freed: release its leases first");
+  expects(block.owner_leases() == 0, "a leased block cannot be freed: release its leases first");
   blocks_.wait_until_settled(block, nullptr);
-  blocks_.free(id, block);
+  free_now_or_later(id, block);
 }
 
 template <PolicySet Policies>
@@ -679,11 +728,7 @@ void DeviceAllocator<Policies>::abandon(BlockId id) noexcept {
     return;
   }
   blocks_.wait_until_settled(*block, nullptr);
-  if (block->is_leased()) {
-    block->is_abandoned = true;
-  } else {
-    blocks_.free(id, *block);
-  }
+  free_now_or_later(id, *block);
 }
 
 template <PolicySet Policies>
@@ -731,9 +776,9 @@ void DeviceAllocator<Policies>::swap_out(BlockId id) {
   (void)blocks_.expect(id);
   Exclusive const exclusive{monitor_};
   detail::BlockRecord& block = blocks_.expect(id);
-  expects(!block.is_leased(), "a leased block cannot be swapped out: release its leases first");
-  blocks_.wait_until_settled(block, nullptr);
-  if (!block.is_resident()) {
+  expects(block.owner_leases() == 0,
+          "a leased block cannot be swapped out: release its leases first");
+  if (!block.is_resident() || block.is_leased()) {
     return;
   }
   std::size_t const bytes = block.bytes;
@@ -742,6 +787,34 @@ void DeviceAllocator<Policies>::swap_out(BlockId id) {
     throw OutOfHostMemory{
         bytes, pool_.free_bytes(), "Raise the capacity of a tier of the host pool or free blocks."};
   }
+}
+
+template <PolicySet Policies>
+template <class Make>
+void DeviceAllocator<Policies>::set_recipe(BlockId id,
+                                           std::span<BlockId const> operands,
+                                           std::chrono::nanoseconds cost,
+                                           Make make) {
+  Call const call{*this};
+  auto const has_bytes = [this](BlockId one) {
+    (void)blocks_.expect(one);
+    blocks_.wait_until_settled(blocks_.at(one), nullptr);
+    return blocks_.expect(one).has_contents();
+  };
+  expects(has_bytes(id) && std::all_of(operands.begin(), operands.end(), has_bytes),
+          "a recipe is given once the block and its operands have been written");
+  expects(std::find(operands.begin(), operands.end(), id) == operands.end(),
+          "a block cannot be made again from itself");
+  expects(!blocks_.at(id).needs_recipe(),
+          "the block needs the recipe that it has: acquire it before it is given another");
+  blocks_.recipes().give(id,
+                         {operands.begin(), operands.end()},
+                         static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
+                         [make = std::move(make)](void const* stream,
+                                                  std::span<void const* const> addresses,
+                                                  void* result) {
+                           make(*static_cast<stream_type const*>(stream), addresses, result);
+                         });
 }
 
 template <PolicySet Policies>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs against an allocator on a stepped device, with an oracle that knows what every
-// block must hold. Faults are injected; nothing may be lost.
+// block must hold. Faults are injected; nothing may be lost. Every second program makes blocks
+// again by recipes.
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
@@ -15,11 +16,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -116,6 +119,7 @@ class Program {
         settle();
       }
     }
+    has_fault_ = false;
     leases_.clear();
     allocator_.set_capacity(capacity_bytes);
     capacity_in_force_ = capacity_bytes;
@@ -192,7 +196,17 @@ class Program {
         resident += rounded(block.bytes);
       }
     }
-    REQUIRE(stats.allocated.blocks.current == blocks_.size());
+    std::size_t orphans = 0;  // freed, and kept for dropped blocks
+    allocator_.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
+      if (block.is_abandoned) {
+        ++orphans;
+        bytes += block.bytes;
+        requested += block.requested_bytes;
+        resident += block.is_resident() ? block.bytes : 0;
+      }
+    });
+    REQUIRE((orphans == 0 || has_recipes_));
+    REQUIRE(stats.allocated.blocks.current == blocks_.size() + orphans);
     REQUIRE(stats.allocated.bytes.current == bytes);
     REQUIRE(stats.requested_bytes.current == requested);
     REQUIRE(stats.resident.bytes.current == resident);
@@ -213,7 +227,8 @@ class Program {
     REQUIRE(now.resident.bytes.current <= wanted);
     bool const gives_back_all =
         options(seed_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
-    if (gives_back_all && !has_fault_ && leases_.empty() && now.reserved_bytes > wanted) {
+    if (gives_back_all && !has_fault_ && !has_recipes_ && leases_.empty() &&
+        now.reserved_bytes > wanted) {
       for (Expected const& block : blocks_) {  // what is left has no room on the host
         if (allocator_.residency(block.id) == spillway::Residency::device) {
           REQUIRE_THROWS_AS(allocator_.swap_out(block.id), spillway::OutOfHostMemory);
@@ -264,6 +279,8 @@ class Program {
       return;
     case 9:
       return use_several();
+    case 10:
+      return give_recipe();
     default:
       return use_one();
     }
@@ -337,6 +354,46 @@ class Program {
     }
   }
 
+  /// Says of a block that it could be made of some others as they are now. The recipe checks that
+  /// they still are. It may fail, as other work does that is enqueued.
+  void give_recipe() {
+    Expected* const block = any_block_to_use();
+    if (!has_recipes_ || block == nullptr || !block->content ||
+        allocator_.residency(block->id) == spillway::Residency::none) {
+      return;
+    }
+    struct Content {
+      std::size_t bytes;
+      std::uint64_t seed;
+    };
+    std::vector<BlockId> operands;
+    std::vector<Content> contents;
+    for (std::size_t i = draw(3); i-- != 0;) {
+      Expected* const operand = any_block_to_use();
+      if (operand != nullptr && operand->content && operand->id != block->id) {
+        operands.push_back(operand->id);
+        contents.push_back({operand->bytes, *operand->content});
+      }
+    }
+    Content const result{block->bytes, *block->content};
+    allocator_.set_recipe(
+        block->id,
+        operands,
+        std::chrono::nanoseconds{draw(2) == 0 ? 0 : draw(20'000)},
+        [this, contents, result](typename Device::stream_type stream,
+                                 std::span<void const* const> addresses,
+                                 void* address) {
+          for (std::size_t i = 0; i < contents.size(); ++i) {
+            void* const from = const_cast<void*>(addresses[i]);  // NOLINT: the kernel only reads
+            kernels_.check(device_, stream, from, contents[i].bytes, contents[i].seed);
+          }
+          kernels_.write(device_, stream, address, result.bytes, result.seed);
+          if (has_fault_ && draw(4) == 0) {
+            throw spillway::DeviceError{"the recipe fails once its work is enqueued"};
+          }
+        });
+  }
+
   Access access_to(Expected const& block) {
     return block.content ? static_cast<Access>(draw(3)) : Access::write;
   }
@@ -393,6 +450,7 @@ class Program {
   std::vector<typename Allocator::lease_type> leases_;
   std::uint64_t contents_ = 0;
   std::uint64_t seed_;
+  bool has_recipes_ = seed_ % 2 == 0;
   std::size_t capacity_in_force_ = capacity_bytes;
   bool has_fault_ = false;  // a device call of this operation fails
 };
@@ -419,13 +477,15 @@ TEST_SUITE("allocator_model") {
       MESSAGE("seed " << seed << ": " << program.kernels().checks() << " checks, "
                       << stats.swap_outs.count << " swap-outs, " << stats.swap_ins.count
                       << " swap-ins, " << stats.drops.count << " drops, " << stats.moves.count
-                      << " moves, " << program.faults << " faults, " << program.out_of_memory
+                      << " moves, " << stats.recomputations.count << " recomputations, "
+                      << program.faults << " faults, " << program.out_of_memory
                       << " out of memory");
       // The program must have done what it is there to test.
       CHECK(program.kernels().checks() > operations_per_program() / 10);
       CHECK(stats.swap_outs.count > 0);
       CHECK(stats.swap_ins.count > 0);
       CHECK(stats.drops.count > 0);
+      CHECK((stats.recomputations.count > 0) == (seed % 2 == 0));
       CHECK(program.faults > 0);
       CHECK(program.out_of_memory > 0);
     }

@@ -30,17 +30,18 @@ using enum BlockState;
 std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {vacant, {blank}},
     {on_host, {swapping_in, filling}},
+    {dropped, {filling}},
     {lost_away, {lost}},
     {swapping_in, {arriving, prefetched}},
     {blank, {resident, swapping_out, moving}},
     {resident, {swapping_out, copying_out, moving}},
     {arriving, {resident, swapping_out, copying_out, moving}},
     {prefetched, {arriving, swapping_out, copying_out, moving}},
-    {filling, {resident, on_host, moving}},
+    {filling, {resident, arriving, on_host, dropped, moving}},
     {lost, {resident, swapping_out, moving}},
-    {swapping_out, {on_host, vacant, lost_away}},
+    {swapping_out, {on_host, dropped, vacant, lost_away}},
     {copying_out, {}},
-    {moving, {lost, on_host}},
+    {moving, {lost, on_host, dropped}},
 };
 
 /// Statuses that came to `state` in each way that makes a transit go back to another state.
@@ -54,6 +55,7 @@ std::vector<BlockStatus> statuses_in(BlockState state) {
   way(blank) = {blank};
   way(resident) = {blank, resident};
   way(on_host) = {blank, resident, swapping_out, on_host};
+  way(dropped) = {blank, resident, swapping_out, dropped};
   way(arriving) = {blank, resident, swapping_out, on_host, swapping_in, arriving};
   way(prefetched) = {blank, resident, swapping_out, on_host, swapping_in, prefetched};
   way(filling) = {blank, resident, swapping_out, on_host, filling};
@@ -155,12 +157,12 @@ TEST_SUITE("block_state") {
     };
     using States = std::vector<BlockState>;
     CHECK(of([](BlockState s) { return !is_resident(s); }) ==
-          States{vacant, on_host, lost_away, swapping_in});
+          States{vacant, on_host, dropped, lost_away, swapping_in});
     CHECK(of([](BlockState s) { return is_in_transit(s); }) ==
           States{swapping_in, swapping_out, copying_out, moving});
     CHECK(of([](BlockState s) { return is_at_hand(s); }) == States{blank, resident, arriving});
     CHECK(of([](BlockState s) { return !is_in_transit(s) && has_contents(s); }) ==
-          States{on_host, resident, arriving, prefetched, filling});
+          States{on_host, dropped, resident, arriving, prefetched, filling});
   }
 
   TEST_CASE("BlockRecord: in transit a block has the contents that it had before") {

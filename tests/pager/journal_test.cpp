@@ -156,7 +156,7 @@ TEST_SUITE("pager") {
 
     journal.range_lost(BlockId{1}, bench.block);
     CHECK(journal.stats().drops == Tally{});
-    journal.dropped(BlockId{1}, bench.block);
+    journal.dropped(BlockId{1}, bench.block, false);
     CHECK(journal.stats().drops == Tally{1, 1024});
     CHECK(journal.stats().swap_outs == Tally{1, 1024});
   }

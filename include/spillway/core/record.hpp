@@ -18,6 +18,7 @@ enum class RecordKind : std::uint8_t {
   swap_in,        ///< bytes are on their way back, because an acquire needs them
   prefetch,       ///< bytes are on their way back ahead of need
   drop,           ///< a range was given up without a copy
+  recompute,      ///< bytes are being made again by the block's recipe
   move,           ///< bytes are on their way to another place in the device
   grow,           ///< the reservation grew
   trim,           ///< the reservation shrank

@@ -101,7 +101,13 @@ struct Stats {
 
   Tally swap_outs;  ///< copies to the host pool, with or without giving up the range
   Tally swap_ins;   ///< copies back
-  Tally drops;  ///< ranges given up without a copy: the host copy was valid, or nothing was written
+  /// Ranges given up without a copy: the host copy was valid, nothing was written, or a recipe
+  /// makes the bytes again.
+  Tally drops;
+  Tally spared;          ///< of the drops, those for which a recipe made a copy needless
+  Tally recomputations;  ///< blocks whose bytes were made again by their recipes
+  /// What those took, as it was stated; as it was measured where the calling thread is the device.
+  std::uint64_t recompute_ns = 0;
   std::array<Tally, eviction_reason_count> evictions{};           ///< by `EvictionReason`
   std::array<std::uint64_t, range_source_count> range_sources{};  ///< by `RangeSource`
 

@@ -33,8 +33,8 @@ enum class BlockId : std::uint64_t {};
 /// Where the bytes of a block are.
 ///
 /// `moving_out` and `moving_in` say that the copy is enqueued and has not finished yet; for every
-/// decision the pager takes they count as `host` and `device`. `none` is a block whose contents
-/// were never written, or were dropped by an `Access::write`: it has bytes nowhere.
+/// decision the pager takes they count as `host` and `device`. `none` is a block that has bytes
+/// nowhere: they were never written, were dropped by an `Access::write`, or its recipe makes them.
 enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in };
 
 /// What a lease holder will do with the bytes; `write` discards the old contents.

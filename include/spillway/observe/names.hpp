@@ -31,6 +31,7 @@ template <std::size_t Count>
                              "swap_in",
                              "prefetch",
                              "drop",
+                             "recompute",
                              "move",
                              "grow",
                              "trim",

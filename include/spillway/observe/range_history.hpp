@@ -55,6 +55,7 @@ class BasicRangeHistory {
         leave(record, is_new);
         break;
       case RecordKind::allocate:
+      case RecordKind::recompute:
       case RecordKind::grow:
       case RecordKind::trim:
       case RecordKind::host_wait:

@@ -60,6 +60,9 @@ inline void write_value(detail::JsonStream& json, Stats const& stats) {
       .member("swap_outs", stats.swap_outs)
       .member("swap_ins", stats.swap_ins)
       .member("drops", stats.drops)
+      .member("spared", stats.spared)
+      .member("recomputations", stats.recomputations)
+      .member("recompute_ns", stats.recompute_ns)
       .key("evictions")
       .begin_object();
   for (std::size_t i = 0; i < eviction_reason_count; ++i) {

@@ -10,7 +10,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
 #include <thread>
+#include <vector>
 
 namespace spillway::detail {
 
@@ -21,6 +25,8 @@ namespace spillway::detail {
 /// | `vacant`       | no           | nothing was written yet      | `blank`                      |
 /// | `on_host`      | no           | the only valid copy is in    | `swapping_in`, `filling`     |
 /// |                |              | the host pool                |                              |
+/// | `dropped`      | no           | the bytes are nowhere; the   | `filling`                    |
+/// |                |              | block's recipe makes them    |                              |
 /// | `lost_away`    | no           | the device lost the bytes; a | `lost`                       |
 /// |                |              | write makes the block whole  |                              |
 /// | `swapping_in`  | no           | a thread enqueues the copy   | `arriving`, `prefetched`, or |
@@ -35,18 +41,19 @@ namespace spillway::detail {
 /// |                |              | flight                       |                              |
 /// | `prefetched`   | yes          | as `arriving`, but swapped   | `arriving`, `swapping_out`,  |
 /// |                |              | in ahead of need             | `copying_out`, `moving`      |
-/// | `filling`      | yes          | to be overwritten; until the | `resident`, `on_host`,       |
-/// |                |              | lease the host has the only  | `moving`                     |
-/// |                |              | copy                         |                              |
+/// | `filling`      | yes          | to be overwritten; until it  | `resident`, `arriving`,      |
+/// |                |              | is, the host has the only    | `on_host`, `dropped`,        |
+/// |                |              | copy, or only the recipe can | `moving`                     |
+/// |                |              | make the bytes               |                              |
 /// | `lost`         | yes          | the device lost the bytes; a | `resident`, `swapping_out`,  |
 /// |                |              | write makes the block whole  | `moving`                     |
-/// | `swapping_out` | yes          | a thread drops the block or  | `on_host`, `vacant`,         |
-/// |                |              | enqueues its copy to the     | `lost_away`, or back         |
-/// |                |              | host                         |                              |
+/// | `swapping_out` | yes          | a thread drops the block or  | `on_host`, `dropped`,        |
+/// |                |              | enqueues its copy to the     | `vacant`, `lost_away`, or    |
+/// |                |              | host                         | back                         |
 /// | `copying_out`  | yes          | a thread enqueues a copy to  | back                         |
 /// |                |              | the host ahead of need       |                              |
-/// | `moving`       | yes          | a thread enqueues a move     | `lost`, `on_host`, or back   |
-/// |                |              | inside the device            |                              |
+/// | `moving`       | yes          | a thread enqueues a move     | `lost`, `on_host`,           |
+/// |                |              | inside the device            | `dropped`, or back           |
 ///
 /// *Back* is the state before the transit. A state in transit lasts only while one thread makes
 /// device calls without the lock; other threads leave the block alone or wait. States are decided
@@ -56,6 +63,7 @@ namespace spillway::detail {
 enum class BlockState : std::uint8_t {
   vacant,
   on_host,
+  dropped,
   lost_away,
   swapping_in,
   blank,
@@ -68,7 +76,7 @@ enum class BlockState : std::uint8_t {
   copying_out,
   moving
 };
-inline constexpr std::size_t block_state_count = 13;
+inline constexpr std::size_t block_state_count = 14;
 
 /// The block has a device range.
 [[nodiscard]] constexpr bool is_resident(BlockState state) noexcept {
@@ -82,10 +90,10 @@ inline constexpr std::size_t block_state_count = 13;
 [[nodiscard]] constexpr bool is_at_hand(BlockState state) noexcept {
   return state >= BlockState::blank && state <= BlockState::arriving;
 }
-/// The block has bytes somewhere. Not for a state in transit, in which that is up to the state
-/// before.
+/// The block has bytes somewhere, or a recipe that makes them. Not for a state in transit, in which
+/// that is up to the state before.
 [[nodiscard]] constexpr bool has_contents(BlockState state) noexcept {
-  return state == BlockState::on_host ||
+  return state == BlockState::on_host || state == BlockState::dropped ||
          (state >= BlockState::resident && state <= BlockState::filling);
 }
 
@@ -122,6 +130,8 @@ class BlockStatus {
       return bit(blank);
     case on_host:
       return bit(swapping_in) | bit(filling);
+    case dropped:
+      return bit(filling);
     case lost_away:
       return bit(lost);
     case swapping_in:
@@ -135,15 +145,15 @@ class BlockStatus {
     case prefetched:
       return bit(arriving) | bit(swapping_out) | bit(copying_out) | bit(moving);
     case filling:
-      return bit(resident) | bit(on_host) | bit(moving);
+      return bit(resident) | bit(arriving) | bit(on_host) | bit(dropped) | bit(moving);
     case lost:
       return bit(resident) | bit(swapping_out) | bit(moving);
     case swapping_out:
-      return bit(on_host) | bit(vacant) | bit(lost_away);
+      return bit(on_host) | bit(dropped) | bit(vacant) | bit(lost_away);
     case copying_out:
       return 0;
     case moving:
-      return bit(lost) | bit(on_host);
+      return bit(lost) | bit(on_host) | bit(dropped);
     }
     return 0;
   }
@@ -154,6 +164,20 @@ class BlockStatus {
  private:
   BlockState state_ = BlockState::vacant;
   BlockState before_ = BlockState::vacant;  // the present transit, or the last one
+};
+
+/// How a block's bytes are made again, and which blocks are made again from them. Only blocks that
+/// have a recipe or are an operand of one have this.
+struct Recipe {
+  using Make =
+      std::function<void(void const* stream, std::span<void const* const> operands, void* result)>;
+
+  Make make;  // empty: the block has no recipe of its own
+  std::vector<BlockId> operands;
+  std::vector<BlockId> dependents;  // blocks whose recipes read this one
+  std::uint64_t cost_ns = 0;
+  std::uint32_t readers = 0;  // recomputations that hold the block now
+  bool is_orphan = false;     // freed by its owner, and kept for dependents that are dropped
 };
 
 /// All that a pager knows of one block.
@@ -175,6 +199,7 @@ struct BlockRecord {
   bool is_parked = false;          // not resident, and `range` is kept for its address
   bool is_read_unchecked = false;  // a file was to give the bytes back; whether it did is not known
   bool is_abandoned = false;       // to be freed when the last lease ends
+  std::unique_ptr<Recipe> recipe{};  // null for most blocks
 
   [[nodiscard]] BlockState state() const noexcept { return status.state(); }
   [[nodiscard]] bool is_resident() const noexcept { return detail::is_resident(state()); }
@@ -186,9 +211,20 @@ struct BlockRecord {
   [[nodiscard]] bool is_lost() const noexcept {
     return status.settled() == BlockState::lost || status.settled() == BlockState::lost_away;
   }
+  [[nodiscard]] bool has_recipe() const noexcept { return recipe != nullptr && recipe->make; }
+  /// Nothing but the recipe can make the bytes again, or soon nothing else may.
+  [[nodiscard]] bool needs_recipe() const noexcept {
+    BlockState const now = state();
+    return now == BlockState::dropped || now == BlockState::swapping_out ||
+           (status.settled() == BlockState::filling && !is_host_valid);
+  }
   /// Leaving costs no transfer.
   [[nodiscard]] bool is_clean() const noexcept { return is_host_valid || !has_contents(); }
   [[nodiscard]] bool is_leased() const noexcept { return leases != 0; }
+  /// Leases but those of recomputations, which the block's owner does not know of.
+  [[nodiscard]] std::uint32_t owner_leases() const noexcept {
+    return leases - (recipe == nullptr ? 0 : recipe->readers);
+  }
   [[nodiscard]] bool can_leave() const noexcept {
     return is_resident() && !is_leased() && !is_in_transit();
   }

@@ -15,6 +15,7 @@
 #include <spillway/pager/block_state.hpp>
 #include <spillway/pager/journal.hpp>
 #include <spillway/pager/monitor.hpp>
+#include <spillway/pager/recipes.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
 #include <spillway/stream_prefetcher.hpp>
@@ -75,14 +76,16 @@ class Blocks {
          Prefetcher& prefetcher,
          Journal<Policies>& journal,
          MonitorType& monitor,
-         Eviction eviction = {})
+         Eviction eviction = {},
+         double link_bytes_per_second = 25e9)
       : device_{device},
         arena_{arena},
         pool_{pool},
         prefetcher_{prefetcher},
         journal_{journal},
         monitor_{monitor},
-        eviction_{std::move(eviction)} {}
+        eviction_{std::move(eviction)},
+        link_bytes_per_second_{link_bytes_per_second} {}
   Blocks(Blocks const&) = delete;
   Blocks& operator=(Blocks const&) = delete;
 
@@ -122,26 +125,20 @@ class Blocks {
     table_.erase(id);
   }
 
-  /// Frees a block that is not in transit, with its range and its host slot.
+  /// Frees a block that is not in transit, with its range and its host slot. One that dropped
+  /// blocks are made from stays without an owner for as long as they need it.
   void free(BlockId id, BlockRecord& block) noexcept {
-    journal_.block_freed(id, block);
-    if (block.is_resident()) {
-      eviction_.on_erase(id);
-      leave_range(block, block.last_uses(), Leaves::for_good);
-    } else if (block.state() == BlockState::on_host) {
-      --on_host_count_;
+    if (recipes_.may_go(id)) {
+      erase(id, block);
     }
-    if constexpr (keeps_addresses) {
-      if (block.is_parked) {
-        arena_.release(block.range);
-      }
+    free_orphans();
+  }
+  /// Frees the blocks without an owner that nothing needs any more. Called where blocks may have
+  /// ceased to need them.
+  void free_orphans() noexcept {
+    while (auto const id = recipes_.take_orphan()) {
+      erase(*id, at(*id));
     }
-    if (block.host != HostSlotId{}) {
-      pool_.give_back(block.host);
-    }
-    prefetcher_.on_destroy(id);
-    table_.erase(id);
-    monitor_.notify_release();
   }
 
   [[nodiscard]] BlockRecord* find(BlockId id) noexcept { return table_.find(id); }
@@ -242,6 +239,7 @@ class Blocks {
 
   void begin_step() {
     prefetcher_.begin_step();
+    watch_link();
     plan_ = &Blocks::plan_step;
     count_stuck_bytes();
     plan();
@@ -254,6 +252,24 @@ class Blocks {
   }
 
   // Which blocks may leave.
+
+  /// Which blocks can be made again from which others.
+  [[nodiscard]] Recipes& recipes() noexcept { return recipes_; }
+
+  /// Whether a block could leave without a copy, although nothing else has its bytes: its recipe
+  /// makes them again.
+  [[nodiscard]] bool may_drop(BlockId id) const noexcept {
+    return table_.find(id)->recipe != nullptr && recipes_.may_drop(id, plannable_bytes());
+  }
+  /// Whether that costs less than a copy. Making the bytes keeps the device from other work; a copy
+  /// can overlap with it, but takes the link from other copies.
+  [[nodiscard]] bool should_drop(BlockId id) const noexcept {
+    if (is_link_idle_ || !may_drop(id)) {
+      return false;
+    }
+    double const link_ns = static_cast<double>(table_.find(id)->bytes) / link_bytes_per_second_;
+    return static_cast<double>(recipes_.cost_ns(id)) <= 1e9 * link_ns;
+  }
 
   /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
   [[nodiscard]] std::optional<BlockId> victim(std::size_t short_bytes,
@@ -271,7 +287,7 @@ class Blocks {
   [[nodiscard]] std::optional<BlockId> early_victim() noexcept requires is_speculative {
     return eviction_.early_victim([&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       BlockRecord const* const block = find(id);
-      if (block == nullptr || !block->can_leave() || block->is_clean()) {
+      if (block == nullptr || !block->can_leave() || block->is_clean() || should_drop(id)) {
         return std::nullopt;
       }
       return EvictionCandidate{block->bytes, false, true};
@@ -294,7 +310,7 @@ class Blocks {
 
   // Changes of state.
 
-  /// Gives a block its range, and no bytes: there are none, or `filler` will overwrite them.
+  /// Gives a block its range, and no bytes: there are none, or `filler` will write them.
   ///
   /// @throws std::bad_alloc; the range is then back in the arena
   void place(BlockId id, Placement const& placement, Use use, void const* filler = nullptr) {
@@ -307,21 +323,21 @@ class Blocks {
     BlockRecord& block = at(id);
     BlockState const before = block.state();
     take_range(block, placement);
-    if (before == BlockState::on_host) {
+    if (before == BlockState::on_host || before == BlockState::dropped) {
       block.status.become(BlockState::filling);
       block.filler = filler;
-      --on_host_count_;
+      on_host_count_ -= before == BlockState::on_host ? 1 : 0;
     } else {
       block.status.become(before == BlockState::vacant ? BlockState::blank : BlockState::lost);
     }
     journal_.made_resident(id, block);
   }
 
-  /// The acquire that was to overwrite the block has failed: the host copy is still the only one.
+  /// The acquire that was to write the block has failed: what had the bytes before still has them.
   void undo_filling(BlockId id, BlockRecord& block) noexcept {
     eviction_.on_erase(id);
     journal_.range_lost(id, block);
-    leave_for_host(block, block.last_uses(), Leaves::parked);
+    leave_device(block, block.last_uses(), Leaves::parked);
   }
 
   /// A lease was granted: the block is in use, and its bytes may be others from now on.
@@ -342,6 +358,16 @@ class Blocks {
     } else if (state == BlockState::arriving) {
       block.status.become(BlockState::resident);
     }
+  }
+
+  /// The block's recipe has been enqueued on a stream, and has run at `done`.
+  void commit_recompute(BlockId id, BlockRecord& block, Ticket done, std::uint64_t ns) noexcept {
+    block.status.become(BlockState::arriving);
+    block.filler = nullptr;
+    block.written = done;
+    block.used.clear();
+    journal_.recomputed(id, block, ns);
+    monitor_.notify();
   }
 
   /// A prefetched block is used for the first time.
@@ -392,11 +418,11 @@ class Blocks {
       block.is_host_valid = true;
       journal_.swapped_out(id, block);
     } else {
-      journal_.dropped(id, block);
+      journal_.dropped(id, block, !block.is_clean());
     }
     Leaves const how = is_vacated ? Leaves::vacated : Leaves::parked;
     if (block.has_contents()) {
-      leave_for_host(block, after, how);
+      leave_device(block, after, how);
     } else {
       BlockState const next = block.is_lost() ? BlockState::lost_away : BlockState::vacant;
       leave_range(block, after, how);
@@ -415,10 +441,10 @@ class Blocks {
 
   /// A move tore the block's bytes on the device: what is left is the host copy, if it is valid.
   void lose_bytes(BlockId id, BlockRecord& block) noexcept {
-    if (block.is_host_valid) {
+    if (block.is_host_valid || block.status.settled() == BlockState::filling) {
       eviction_.on_erase(id);
       journal_.range_lost(id, block);
-      leave_for_host(block, block.last_uses(), Leaves::parked);
+      leave_device(block, block.last_uses(), Leaves::parked);
     } else {
       forget_prefetch(block);
       block.status.become(BlockState::lost);
@@ -426,6 +452,27 @@ class Blocks {
   }
 
  private:
+  void erase(BlockId id, BlockRecord& block) noexcept {
+    journal_.block_freed(id, block);
+    if (block.is_resident()) {
+      eviction_.on_erase(id);
+      leave_range(block, block.last_uses(), Leaves::for_good);
+    } else if (block.state() == BlockState::on_host) {
+      --on_host_count_;
+    }
+    if constexpr (keeps_addresses) {
+      if (block.is_parked) {
+        arena_.release(block.range);
+      }
+    }
+    if (block.host != HostSlotId{}) {
+      pool_.give_back(block.host);
+    }
+    prefetcher_.on_destroy(id);
+    table_.erase(id);
+    monitor_.notify_release();
+  }
+
   /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
   enum class Leaves : std::uint8_t { for_good, parked, vacated };
 
@@ -476,11 +523,11 @@ class Blocks {
     forget_prefetch(block);
   }
 
-  void leave_for_host(BlockRecord& block, Fence const& after, Leaves how) noexcept {
+  void leave_device(BlockRecord& block, Fence const& after, Leaves how) noexcept {
     leave_range(block, after, how);
-    block.status.become(BlockState::on_host);
+    block.status.become(block.is_host_valid ? BlockState::on_host : BlockState::dropped);
     block.filler = nullptr;
-    ++on_host_count_;
+    on_host_count_ += block.is_host_valid ? 1 : 0;
   }
 
   /// A block that was prefetched goes without having been used.
@@ -504,6 +551,19 @@ class Blocks {
       });
     }
   }
+  /// Notes whether all that could have crossed the link in the step that ends would have taken a
+  /// small part of the time that its work is known to take. Then copies hide behind the work.
+  void watch_link() noexcept {
+    constexpr double small_part = 0.25;
+    Stats const& stats = journal_.stats();
+    std::uint64_t const out = stats.swap_outs.bytes + stats.spared.bytes;
+    std::uint64_t const in = stats.swap_ins.bytes + stats.recomputations.bytes;
+    auto const bytes = static_cast<double>(std::max(out - step_out_bytes_, in - step_in_bytes_));
+    auto const work_ns = static_cast<double>(recipes_.take_stated_ns());
+    is_link_idle_ = 1e9 * bytes / link_bytes_per_second_ < small_part * work_ns;
+    step_out_bytes_ = out;
+    step_in_bytes_ = in;
+  }
   void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
   /// What blocks with a use ahead may take up.
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
@@ -517,10 +577,15 @@ class Blocks {
   Journal<Policies>& journal_;
   MonitorType& monitor_;
   BlockTable<BlockRecord> table_;
+  Recipes recipes_{table_};
   Eviction eviction_;
+  double link_bytes_per_second_;
   std::size_t on_host_count_ = 0;
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
+  std::uint64_t step_out_bytes_ = 0;  // that had crossed the link, or been spared that, by the step
+  std::uint64_t step_in_bytes_ = 0;
+  bool is_link_idle_ = false;
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;
 };

@@ -79,9 +79,18 @@ class Journal {
     eviction(EvictionReason::speculative).add(block.bytes);
     log(RecordKind::copy_out, id, block.bytes, block.address);
   }
-  void dropped(BlockId id, BlockRecord const& block) noexcept {
+  /// `spares_copy`: the block's recipe makes its bytes again.
+  void dropped(BlockId id, BlockRecord const& block, bool spares_copy) noexcept {
     stats_.drops.add(block.bytes);
+    if (spares_copy) {
+      stats_.spared.add(block.bytes);
+    }
     range_lost(id, block);
+  }
+  void recomputed(BlockId id, BlockRecord const& block, std::uint64_t ns) noexcept {
+    stats_.recomputations.add(block.bytes);
+    stats_.recompute_ns += ns;
+    log(RecordKind::recompute, id, block.bytes, block.address);
   }
   /// A range was given up that held nothing anybody needs; not counted as a drop.
   void range_lost(BlockId id, BlockRecord const& block) noexcept {

@@ -17,9 +17,14 @@
 #include <spillway/schedule/use.hpp>
 #include <spillway/stream/stream_order.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <forward_list>
 #include <functional>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -96,8 +101,8 @@ class Leases {
     return is_exact_event_wanted;
   }
 
-  /// Brings a block's bytes in without a lease. No effect on a block that is resident or has no
-  /// contents.
+  /// Brings a block's bytes in without a lease. No effect on a block that is resident, has no
+  /// contents or is made again by its recipe: that needs a stream.
   ///
   /// @throws as `acquire`
   void swap_in(BlockId id) {
@@ -129,6 +134,13 @@ class Leases {
   void forget_streams() noexcept { stream_cache_.fill({}); }
 
  private:
+  /// Leases all operands of a group, none of which may leave for another.
+  template <class Give>
+  void acquire_together(std::span<LeaseRequest const> requests,
+                        stream_type stream,
+                        StreamIndex on,
+                        Give const& give);
+
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
 
@@ -162,7 +174,7 @@ class Leases {
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
-        block->is_abandoned) {
+        block->is_abandoned || (block->recipe != nullptr && request.access != Access::read)) {
       return nullptr;
     }
     if constexpr (ReadCheckingApi<Device>) {
@@ -271,26 +283,202 @@ class Leases {
     }
   }
 
-  /// Gives a counted block its range, and its bytes unless they will be overwritten.
+  /// Gives a counted block its range, and its bytes unless they will be written. One that needs its
+  /// recipe for that has been made again before.
   void make_resident(LeaseRequest request, Use use, Pending const& group) {
     BlockRecord& block = blocks_.at(request.id);
-    blocks_.wait_until_settled(block, &group);
-    if (!block.is_resident()) {
-      Exclusive const exclusive{monitor_};
+    for (;;) {
+      // Never waits with the exclusive right: whoever it would wait for may need that first.
       blocks_.wait_until_settled(block, &group);
-      if (!block.is_resident()) {
-        Placement const placement = reclaimer_.take_range(block.bytes, request.id);
-        if (block.state() != BlockState::on_host || request.access == Access::write) {
-          blocks_.place(request.id, placement, use, &group);
-        } else {
-          blocks_.begin_swap_in(request.id);
-          transfers_.stage_swap_in(request.id, placement, use, false);
-          transfers_.swap_in();
+      if (block.is_resident()) {
+        return blocks_.touch(request.id, use);
+      }
+      Exclusive const exclusive{monitor_};
+      if (block.is_resident() || block.is_in_transit()) {
+        continue;
+      }
+      Placement const placement = reclaimer_.take_range(block.bytes, request.id);
+      if (block.state() != BlockState::on_host || request.access == Access::write) {
+        blocks_.place(request.id, placement, use, &group);
+      } else {
+        blocks_.begin_swap_in(request.id);
+        transfers_.stage_swap_in(request.id, placement, use, false);
+        transfers_.swap_in();
+      }
+      return;
+    }
+  }
+
+  // Recipes. To make a block again is to acquire it for writing, with its operands for reading, and
+  // to enqueue its recipe before anybody else may lease it.
+
+  /// A block that is to be made again, and its operands, none of which may leave meanwhile.
+  class Recomputation {
+   public:
+    Recomputation(Leases& leases, BlockId id)
+        : blocks_{leases.blocks_},
+          requests_{requests_of(id, *blocks_.at(id).recipe)},
+          pending_{leases, requests_} {
+      for (LeaseRequest const& request : requests_) {
+        pending_.add(blocks_.at(request.id));
+        blocks_.recipes().begin_reading(request.id);
+      }
+    }
+    Recomputation(Recomputation const&) = delete;
+    Recomputation& operator=(Recomputation const&) = delete;
+    ~Recomputation() {
+      for (LeaseRequest const& request : requests_) {
+        blocks_.recipes().end_reading(request.id);
+      }
+    }
+    /// The block, to be written, and then its operands.
+    [[nodiscard]] std::span<LeaseRequest const> requests() const noexcept { return requests_; }
+    [[nodiscard]] Pending const& group() const noexcept { return pending_; }
+
+   private:
+    static std::vector<LeaseRequest> requests_of(BlockId id, Recipe const& recipe) {
+      std::vector<LeaseRequest> requests{{id, Access::write}};
+      for (BlockId const operand : recipe.operands) {
+        requests.push_back({operand, Access::read});
+      }
+      return requests;
+    }
+
+    Blocks<Policies>& blocks_;
+    std::vector<LeaseRequest> requests_;
+    Pending pending_;
+  };
+
+  /// Makes the bytes of a block again if it needs that, after those of its operands that need it.
+  ///
+  /// @throws as `acquire`, and what the recipe throws; the block then needs its recipe as before
+  void recompute(BlockId id, stream_type stream, StreamIndex on) {
+    // Each is needed for the one after it, so that a failure takes them back in this order.
+    std::forward_list<Recomputation> work;
+    for (BlockId next = id;;) {
+      blocks_.wait_until_settled(blocks_.at(next), nullptr);
+      if (blocks_.at(next).state() == BlockState::dropped) {
+        work.emplace_front(*this, next);
+      }
+      next = BlockId{};
+      while (!work.empty() && next == BlockId{}) {
+        for (LeaseRequest const& operand : work.front().requests().subspan(1)) {
+          next = blocks_.at(operand.id).needs_recipe() ? operand.id : next;
         }
+        if (next == BlockId{}) {
+          run_recipe(work.front(), stream, on);
+          work.pop_front();
+        }
+      }
+      if (work.empty()) {
         return;
       }
     }
-    blocks_.touch(request.id, use);
+  }
+
+  /// Brings the operands in and enqueues the work that makes the block's bytes, unless another
+  /// thread has done so.
+  void run_recipe(Recomputation const& work, stream_type stream, StreamIndex on) {
+    std::span<LeaseRequest const> const requests = work.requests();
+    for (LeaseRequest const& request : requests) {
+      refuse_lost(blocks_.at(request.id), request);
+    }
+    for (LeaseRequest const& request : requests) {
+      make_resident(request, prefetcher_.schedule().use_of(request.id), work.group());
+    }
+    for (LeaseRequest const& request : requests) {
+      check_arrival(request, work.group());
+    }
+    order_after_earlier_uses(requests, on, work.group());
+    BlockId const id = requests.front().id;
+    BlockRecord& block = blocks_.at(id);
+    if (block.state() != BlockState::filling) {
+      return;
+    }
+    std::vector<void const*> operands;
+    operands.reserve(requests.size());
+    for (LeaseRequest const& request : requests.subspan(1)) {
+      operands.push_back(blocks_.at(request.id).address);
+    }
+    hold(requests);
+    std::uint64_t ns = block.recipe->cost_ns;
+    std::exception_ptr failure;
+    try {
+      Unlocked const unlocked{monitor_};
+      std::uint64_t const start_ns = device_.clock_ns();
+      block.recipe->make(&stream, operands, block.address);
+      if constexpr (CallerStreamApi<Device>) {
+        ns = device_.clock_ns() - start_ns;
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    Ticket const done = order_.mark(on);
+    for (LeaseRequest const& request : requests) {
+      --blocks_.at(request.id).granted;
+      blocks_.at(request.id).used.add(done);  // of a failure, too: part may have been enqueued
+    }
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    blocks_.commit_recompute(id, block, done, ns);
+    if (!done.is_none()) {
+      Unlocked const unlocked{monitor_};
+      try {
+        order_.record(on);  // who waits for the bytes need not wait for what is enqueued later
+      } catch (...) {  // NOLINT(bugprone-empty-catch): a thread that waits records a later event
+      }
+    }
+  }
+  /// Keeps blocks where they are while a recipe is run.
+  void hold(std::span<LeaseRequest const> requests) noexcept {
+    for (LeaseRequest const& request : requests) {
+      ++blocks_.at(request.id).granted;
+    }
+  }
+
+  /// The recipes die that read what is about to be written, or make it. A block that has nothing
+  /// but its recipe keeps it until its lease is granted. @returns whether there were any
+  bool forget_recipes(std::span<LeaseRequest const> requests) noexcept {
+    bool has_recipes = false;
+    for (LeaseRequest const& request : requests) {
+      BlockRecord const& block = blocks_.at(request.id);
+      has_recipes = has_recipes || block.recipe != nullptr;
+      if (block.recipe != nullptr && request.access != Access::read) {
+        blocks_.recipes().forget_dependents(request.id);
+        if (!block.needs_recipe()) {
+          blocks_.recipes().forget(request.id);
+        }
+      }
+    }
+    return has_recipes;
+  }
+
+  /// A block that must be made again before the lease is given: the block itself if it is read, or
+  /// one that would be lost when it is written.
+  [[nodiscard]] std::optional<BlockId> to_recompute(LeaseRequest request) noexcept {
+    if (request.access != Access::write && blocks_.at(request.id).needs_recipe()) {
+      return request.id;
+    }
+    return request.access == Access::read ? std::nullopt
+                                          : blocks_.recipes().dependent_in_need(request.id);
+  }
+
+  /// Makes all those again. @param for_good  they lose their recipes, so that they do not leave
+  /// again without a copy
+  void recompute_for(std::span<LeaseRequest const> requests,
+                     stream_type stream,
+                     StreamIndex on,
+                     bool for_good) {
+    for (LeaseRequest const& request : requests) {
+      while (auto const id = to_recompute(request)) {
+        recompute(*id, stream, on);
+        if (for_good || *id != request.id) {
+          blocks_.recipes().forget(*id);
+        }
+      }
+    }
+    forget_recipes(requests);
   }
 
   /// Learns what became of the swap-in of a block that is used for the first time since.
@@ -407,15 +595,43 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
                                stream_type stream,
                                StreamIndex on,
                                Give const& give) {
-  refuse_capture(stream);
   for (LeaseRequest const& request : requests) {  // all are known before any is counted
     refuse_lost(blocks_.expect(request.id), request);
   }
+  bool const has_recipes = forget_recipes(requests);
+  if (has_recipes && try_acquire(requests, on, give)) {
+    return;
+  }
+  refuse_capture(stream);
   refuse_unwritten(requests);
+  auto const is_incomplete = [this](LeaseRequest request) {
+    return to_recompute(request).has_value();
+  };
+  try {
+    acquire_together(requests, stream, on, give);
+  } catch (OutOfDeviceMemory const&) {
+    if (!has_recipes || std::none_of(requests.begin(), requests.end(), is_incomplete)) {
+      throw;
+    }
+    // There is no room for a recipe's operands beside those of the group. Without the group there
+    // is, since only a block for which it suffices is dropped.
+    recompute_for(requests, stream, on, true);
+    acquire_together(requests, stream, on, give);
+  }
+  blocks_.free_orphans();
+}
+
+template <PolicySet Policies>
+template <class Give>
+void Leases<Policies>::acquire_together(std::span<LeaseRequest const> requests,
+                                        stream_type stream,
+                                        StreamIndex on,
+                                        Give const& give) {
   Pending pending{*this, requests};
   for (LeaseRequest const& request : requests) {
     pending.add(blocks_.at(request.id));
   }
+  recompute_for(requests, stream, on, false);
   for (LeaseRequest const& request : requests) {
     make_resident(request, blocks_.record_access(request), pending);
   }
@@ -426,6 +642,9 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   for (std::size_t i = 0; i < requests.size(); ++i) {
     BlockRecord& block = blocks_.at(requests[i].id);
     give(i, grant(block, requests[i], on), block);
+    if (block.recipe != nullptr && requests[i].access != Access::read) {
+      blocks_.recipes().forget(requests[i].id);
+    }
   }
   pending.keep();
 }

@@ -97,6 +97,7 @@ class Reclaimer {
   ///         or validly swapped out
   Placement take_range(std::size_t bytes, BlockId owner) {
     RangeSource source = RangeSource::free_range;
+    blocks_.free_orphans();
     // Each round frees, moves or waits; other threads may take what a round made, so it is bounded.
     std::size_t const most_rounds = 16 + 4 * blocks_.size();
     for (std::size_t round = 0; round < most_rounds; ++round) {
@@ -427,7 +428,9 @@ class Reclaimer {
   /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
   bool evict_for_room(std::size_t wanted_bytes) {
     // With the host pool full, blocks that need no room there may still leave.
-    auto const clean = [this](BlockId id) noexcept { return blocks_.at(id).is_clean(); };
+    auto const clean = [this](BlockId id) noexcept {
+      return blocks_.at(id).is_clean() || blocks_.may_drop(id);
+    };
     return evict(wanted_bytes, EvictionReason::pressure, any_block) != 0 ||
            evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
   }

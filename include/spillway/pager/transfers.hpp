@@ -129,10 +129,10 @@ class Transfers {
     end(failure);
   }
 
-  /// Makes blocks that are `swapping_out` leave the device: dropped if clean, else copied to the
-  /// host.
+  /// Makes blocks that are `swapping_out` leave the device: dropped if clean or if it costs less to
+  /// make them again, else copied to the host.
   ///
-  /// Blocks for which the host pool has no room stay.
+  /// Blocks for which the host pool has no room stay, unless they can be made again.
   ///
   /// @returns the bytes of device ranges given up
   /// @throws DeviceError, FileTierError once what could be committed is committed; std::bad_alloc
@@ -147,8 +147,10 @@ class Transfers {
     }
     for (BlockId const id : victims) {
       BlockRecord& block = blocks_.at(id);
-      departures.push_back(
-          {.id = id, .block = &block, .after = block.last_uses(), .needs_copy = !block.is_clean()});
+      departures.push_back({.id = id,
+                            .block = &block,
+                            .after = block.last_uses(),
+                            .needs_copy = !block.is_clean() && !blocks_.should_drop(id)});
     }
     sort_small(departures);
     std::vector<TransferRequest> requests;
@@ -157,6 +159,10 @@ class Transfers {
       requests.reserve(departures.size());
       for (Departure& departure : departures) {
         departure.may_leave = !departure.needs_copy || take_host_slot(*departure.block);
+        if (!departure.may_leave && blocks_.may_drop(departure.id)) {
+          departure.needs_copy = false;
+          departure.may_leave = true;
+        }
         if (departure.may_leave && departure.needs_copy) {
           requests.push_back(request_for(*departure.block, departure.after));
         }
@@ -186,6 +192,9 @@ class Transfers {
       }
       if (departure.may_leave && (is_copied || !departure.needs_copy)) {
         freed += departure.block->bytes;
+        if (!is_copied && !departure.block->is_clean() && departure.block->host != HostSlotId{}) {
+          give_up_host_copy(*departure.block);  // of older bytes
+        }
         blocks_.commit_swap_out(
             departure.id, is_copied, departure.copy, departure.is_vacated, reason);
       } else {

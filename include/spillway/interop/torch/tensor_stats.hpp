@@ -253,6 +253,7 @@ class TensorObserver {
       return;
     case RecordKind::allocate:  // takes up nothing yet
     case RecordKind::copy_out:
+    case RecordKind::recompute:
     case RecordKind::move:
     case RecordKind::host_wait:
     case RecordKind::step:

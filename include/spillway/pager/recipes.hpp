@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/block_table.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/pager/block_state.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// Knows which blocks can be made again from which others, and which of them may therefore leave
+/// the device without a copy.
+///
+/// A recipe lives until its block is written, or an operand is written or freed. A block that has
+/// nothing but its recipe is kept whole before that: it is made again before an operand is written
+/// (`Leases` does that), and an operand that is freed stays as an *orphan*, a block without an
+/// owner, until no dropped block needs it.
+///
+/// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
+/// the lock.
+class Recipes {
+ public:
+  /// The longest chain of dropped blocks, each of which is an operand of the one before.
+  static constexpr std::uint32_t most_chained = 8;
+
+  /// The table is not owned and must outlive this object.
+  explicit Recipes(BlockTable<BlockRecord>& table) noexcept : table_{table} {}
+
+  /// Gives a block that is not dropped a recipe, in place of the one it may have.
+  ///
+  /// @throws std::bad_alloc; the block then has none
+  void give(BlockId id, std::vector<BlockId> operands, std::uint64_t cost_ns, Recipe::Make make) {
+    forget(id);
+    Recipe& recipe = node(id);
+    recipe.operands.reserve(operands.size());
+    for (BlockId const operand : operands) {
+      if (std::find(recipe.operands.begin(), recipe.operands.end(), operand) ==
+          recipe.operands.end()) {
+        try {
+          node(operand).dependents.push_back(id);
+        } catch (...) {
+          unlink(id);
+          throw;
+        }
+      }
+      recipe.operands.push_back(operand);  // in the order in which `make` wants their addresses
+    }
+    recipe.cost_ns = cost_ns;
+    stated_ns_ += cost_ns;
+    recipe.make = std::move(make);
+  }
+
+  /// The recipe of a block that does not need it dies.
+  void forget(BlockId id) noexcept {
+    if (BlockRecord& block = at(id); block.recipe != nullptr) {
+      unlink(id);
+    }
+  }
+
+  /// The recipes die that read a block, except those of blocks that have nothing else.
+  /// @returns whether any is left
+  bool forget_dependents(BlockId id) noexcept {
+    BlockRecord& block = at(id);
+    for (std::size_t i = 0; block.recipe != nullptr && i < block.recipe->dependents.size();) {
+      BlockId const dependent = block.recipe->dependents[i];
+      if (at(dependent).needs_recipe()) {
+        ++i;
+      } else {
+        forget(dependent);  // removes itself from the list
+      }
+    }
+    return block.recipe != nullptr && !block.recipe->dependents.empty();
+  }
+
+  /// A block that would be lost if the bytes of this one changed now, or may soon be one.
+  [[nodiscard]] std::optional<BlockId> dependent_in_need(BlockId id) const noexcept {
+    BlockRecord const& block = at(id);
+    if (block.recipe != nullptr) {
+      for (BlockId const dependent : block.recipe->dependents) {
+        if (at(dependent).needs_recipe()) {
+          return dependent;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// A block without leases is freed. @returns false if it stays for others as an orphan, until
+  /// `take_orphan`
+  bool may_go(BlockId id) noexcept {
+    BlockRecord& block = at(id);
+    if (block.recipe != nullptr && block.recipe->is_orphan) {
+      return false;
+    }
+    if (!forget_dependents(id)) {
+      forget(id);
+      return true;
+    }
+    block.is_abandoned = true;
+    block.recipe->is_orphan = true;
+    orphans_.push_back(id);  // `node` has made room for it
+    return false;
+  }
+
+  /// An orphan that nobody needs any more, and that is no orphan from now on.
+  std::optional<BlockId> take_orphan() noexcept {
+    auto const found = std::find_if(orphans_.begin(), orphans_.end(), [this](BlockId id) {
+      BlockRecord const& block = at(id);
+      return !block.is_leased() && !block.is_in_transit() && !forget_dependents(id);
+    });
+    if (found == orphans_.end()) {
+      return std::nullopt;
+    }
+    BlockId const id = *found;
+    orphans_.erase(found);
+    at(id).recipe->is_orphan = false;
+    unlink(id);
+    return id;
+  }
+
+  /// The costs of all recipes given since the last call: work that the device has certainly done.
+  [[nodiscard]] std::uint64_t take_stated_ns() noexcept { return std::exchange(stated_ns_, 0); }
+
+  /// A recomputation holds a block with leases that its owner does not know of.
+  void begin_reading(BlockId id) noexcept { ++at(id).recipe->readers; }
+  void end_reading(BlockId id) noexcept {
+    BlockRecord& block = at(id);
+    --block.recipe->readers;
+    prune(block);
+  }
+
+  /// Whether a resident block that is about to leave could be made again with at most `room_bytes`
+  /// resident at once.
+  [[nodiscard]] bool may_drop(BlockId id, std::size_t room_bytes) const noexcept {
+    BlockRecord const& block = at(id);
+    if (!block.has_recipe() || !block.has_contents()) {
+      return false;
+    }
+    std::size_t visits = 0;
+    Chain const below = chain(id, &Recipe::operands, visits);
+    Chain const above = chain(id, &Recipe::dependents, visits);
+    return visits < most_visits && below.is_whole && below.blocks + above.blocks < most_chained &&
+           bytes_to_make(block) + below.bytes + above.bytes <= room_bytes;
+  }
+
+  /// What it takes to make a block again, as it was stated, with the dropped ones that it needs.
+  [[nodiscard]] std::uint64_t cost_ns(BlockId id) const noexcept {
+    std::size_t visits = 0;
+    return at(id).recipe->cost_ns + chain(id, &Recipe::operands, visits).cost_ns;
+  }
+
+ private:
+  static constexpr std::size_t most_visits = 256;
+
+  /// What lies before or behind a block in the longest and largest chain of dropped blocks.
+  struct Chain {
+    std::uint32_t blocks = 0;
+    std::size_t bytes = 0;  // that must be resident at once
+    std::uint64_t cost_ns = 0;
+    bool is_whole = true;  // no block of it has lost its bytes
+  };
+
+  [[nodiscard]] BlockRecord& at(BlockId id) noexcept { return *table_.find(id); }
+  [[nodiscard]] BlockRecord const& at(BlockId id) const noexcept {
+    return *std::as_const(table_).find(id);
+  }
+  /// @throws std::bad_alloc
+  Recipe& node(BlockId id) {
+    std::unique_ptr<Recipe>& recipe = at(id).recipe;
+    if (recipe == nullptr) {
+      if (orphans_.capacity() <= nodes_) {
+        orphans_.reserve(2 * nodes_ + 16);
+      }
+      recipe = std::make_unique<Recipe>();
+      ++nodes_;
+    }
+    return *recipe;
+  }
+
+  void unlink(BlockId id) noexcept {
+    Recipe& recipe = *at(id).recipe;
+    for (BlockId const operand : recipe.operands) {
+      if (BlockRecord& block = at(operand); block.recipe != nullptr) {
+        std::erase(block.recipe->dependents, id);
+        prune(block);
+      }
+    }
+    recipe.operands.clear();
+    recipe.make = nullptr;
+    prune(at(id));
+  }
+  void prune(BlockRecord& block) noexcept {
+    Recipe const& recipe = *block.recipe;
+    if (!recipe.make && recipe.dependents.empty() && recipe.readers == 0 && !recipe.is_orphan) {
+      block.recipe.reset();
+      --nodes_;
+    }
+  }
+
+  [[nodiscard]] std::size_t bytes_to_make(BlockRecord const& block) const noexcept {
+    std::size_t bytes = block.bytes;
+    for (BlockId const operand : block.recipe->operands) {
+      bytes += at(operand).bytes;
+    }
+    return bytes;
+  }
+
+  // Recursive, but no deeper than chains may be. A ring of recipes looks like a chain that is too
+  // long.
+  [[nodiscard]] Chain chain(BlockId id,
+                            std::vector<BlockId> Recipe::*links,
+                            std::size_t& visits,
+                            std::uint32_t depth = 0) const noexcept {
+    Chain longest;
+    for (BlockId const next : (*at(id).recipe).*links) {
+      BlockRecord const& block = at(next);
+      longest.is_whole = longest.is_whole && block.has_contents();
+      if (!block.needs_recipe() || !block.has_recipe()) {
+        continue;
+      }
+      if (++visits >= most_visits || depth == most_chained) {
+        longest.blocks = most_chained;
+        return longest;
+      }
+      Chain const rest = chain(next, links, visits, depth + 1);
+      longest.blocks = std::max(longest.blocks, rest.blocks + 1);
+      longest.bytes = std::max(longest.bytes, rest.bytes + bytes_to_make(block));
+      longest.cost_ns += rest.cost_ns + block.recipe->cost_ns;
+      longest.is_whole = longest.is_whole && rest.is_whole;
+    }
+    return longest;
+  }
+
+  BlockTable<BlockRecord>& table_;
+  std::vector<BlockId> orphans_;
+  std::uint64_t stated_ns_ = 0;
+  std::size_t nodes_ = 0;  // records that have a `Recipe`
+};
+
+}  // namespace spillway::detail

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks that leave without a copy and are made again by their recipes.
+#include <spillway/device_allocator.hpp>
+#include <spillway/pager/recipes.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
+#include <spillway/policy/null_policies.hpp>
+#include <spillway/sim.hpp>
+#include <spillway/swappable_buffer.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <support/stepped_bench.hpp>
+
+namespace {
+
+using namespace spillway::literals;
+using namespace std::chrono_literals;
+using spillway::Access;
+using spillway::BlockId;
+using spillway::Residency;
+
+struct Stepped : spillway::SimPolicies {
+  using device = spillway::testing::SteppedSimApi;
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+using Allocator = spillway::DeviceAllocator<Stepped>;
+using Buffer = spillway::SwappableBuffer<Allocator>;
+using Stream = Allocator::stream_type;
+
+Allocator::Options small(std::size_t capacity_bytes, std::size_t host_bytes) {
+  Allocator::Options options{.capacity_bytes = capacity_bytes};
+  options.bounce_bytes = 0;
+  options.host.pinned_bytes = host_bytes;
+  options.host.slab_bytes = 64_KiB;
+  options.paging.poison_vacated = true;
+  options.paging.lease_wait = 0ms;
+  return options;
+}
+
+struct Bench : support::SteppedBench<Stepped> {
+  explicit Bench(std::size_t capacity_bytes = 1_MiB, std::size_t host_bytes = 16_MiB)
+      : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes, host_bytes), 2} {}
+
+  /// The block was made from `operands`, whose contents the recipe checks.
+  struct From {
+    Buffer& buffer;
+    std::uint64_t seed;
+  };
+  void give(Buffer& result,
+            std::uint64_t seed,
+            std::vector<From> const& operands,
+            std::chrono::nanoseconds cost = 0ns) {
+    std::vector<BlockId> ids;
+    std::vector<std::pair<std::size_t, std::uint64_t>> contents;
+    for (From const& operand : operands) {
+      ids.push_back(operand.buffer.id());
+      contents.emplace_back(operand.buffer.size_bytes(), operand.seed);
+    }
+    std::size_t const bytes = result.size_bytes();
+    allocator.set_recipe(result.id(),
+                         ids,
+                         cost,
+                         [this, contents, bytes, seed](
+                             Stream on, std::span<void const* const> addresses, void* made) {
+                           if (std::exchange(throws_next, false)) {
+                             throw std::runtime_error{"the recipe fails"};
+                           }
+                           REQUIRE(addresses.size() == contents.size());
+                           for (std::size_t i = 0; i < contents.size(); ++i) {
+                             kernels.check(
+                                 device,
+                                 on,
+                                 const_cast<void*>(addresses[i]),  // NOLINT: the kernel only reads
+                                 contents[i].first,
+                                 contents[i].second);
+                           }
+                           kernels.write(device, on, made, bytes, seed);
+                         });
+  }
+  void drop(Buffer& buffer) {
+    auto const copies = allocator.stats().swap_outs.count;
+    buffer.swap_out();
+    REQUIRE(allocator.stats().swap_outs.count == copies);
+    REQUIRE(buffer.residency() == Residency::none);
+  }
+  [[nodiscard]] std::uint64_t recomputations() const {
+    return allocator.stats().recomputations.count;
+  }
+
+  bool throws_next = false;
+};
+
+/// One operand and what is made of it.
+struct Pair : Bench {
+  using Bench::Bench;
+  Buffer x{allocator, 128_KiB};
+  Buffer y{allocator, 128_KiB};
+  void make(std::chrono::nanoseconds cost = 0ns) {
+    write(x, 1);
+    write(y, 2);
+    give(y, 2, {{x, 1}}, cost);
+  }
+};
+
+}  // namespace
+
+TEST_SUITE("recipes") {
+  TEST_CASE("A block with a recipe leaves without a copy, and its next use makes it again") {
+    Pair bench;
+    bench.make(3us);
+    bench.drop(bench.y);
+    CHECK(bench.allocator.stats().spared == spillway::Tally{1, 128_KiB});
+    CHECK(bench.allocator.host_stats().tiers[0].slots == 0);
+    bench.check(bench.y, 2);
+    bench.run();
+    spillway::Stats const stats = bench.allocator.stats();
+    CHECK(stats.recomputations == spillway::Tally{1, 128_KiB});
+    CHECK(stats.recompute_ns == 3'000);
+    CHECK(stats.swap_ins.count == 0);
+    CHECK(bench.y.residency() == Residency::device);
+  }
+
+  TEST_CASE("The operands come in first, on whatever stream each was used") {
+    Pair bench;
+    bench.make();
+    bench.x.swap_out();
+    bench.drop(bench.y);
+    bench.check(bench.y, 2, 1);
+    CHECK(bench.x.residency() != Residency::host);
+    bench.run();
+    CHECK(bench.allocator.stats().swap_ins.count == 1);
+  }
+
+  TEST_CASE("A copy is cheaper than a recipe that takes longer, and a clean block needs neither") {
+    Pair bench;
+    bench.make(1s);
+    bench.y.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 1);
+    bench.check(bench.y, 2);
+    bench.y.swap_out();
+    bench.check(bench.y, 2);
+    bench.run();
+    CHECK(bench.recomputations() == 0);
+    CHECK(bench.allocator.stats().spared.count == 0);
+  }
+
+  TEST_CASE("A block leaves by its recipe, at whatever cost, when the host pool is full") {
+    Pair bench{1_MiB, 64_KiB};
+    bench.make(1s);
+    bench.drop(bench.y);
+    bench.check(bench.y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("Blocks that are made of dropped blocks are made after them") {
+    Bench bench;
+    std::vector<Buffer> chain;
+    for (std::uint64_t i = 0; i < 5; ++i) {
+      chain.emplace_back(bench.allocator, 64_KiB);
+      bench.write(chain.back(), i);
+      if (i != 0) {
+        bench.give(chain[i], i, {{chain[i - 1], i - 1}});
+      }
+    }
+    for (std::size_t i = 1; i < 5; ++i) {
+      bench.drop(chain[i]);
+    }
+    bench.check(chain[4], 4);
+    bench.run();
+    CHECK(bench.recomputations() == 4);
+  }
+
+  TEST_CASE("A chain of dropped blocks is no longer than it may be, and a ring is cut") {
+    Bench bench{4_MiB};
+    std::vector<Buffer> chain;
+    std::uint64_t const length = spillway::detail::Recipes::most_chained + 4;
+    for (std::uint64_t i = 0; i < length; ++i) {
+      chain.emplace_back(bench.allocator, 64_KiB);
+      bench.write(chain.back(), i);
+      if (i != 0) {
+        bench.give(chain[i], i, {{chain[i - 1], i - 1}});
+      }
+    }
+    bench.give(chain[0], 0, {{chain.back(), length - 1}});
+    for (Buffer& each : chain) {
+      each.swap_out();
+    }
+    CHECK(bench.allocator.stats().spared.count < length);
+    for (std::uint64_t i = length; i-- != 0;) {
+      bench.check(chain[i], i);
+    }
+    bench.run();
+  }
+
+  TEST_CASE("What does not fit together is not dropped") {
+    Bench bench{1_MiB};
+    Buffer x{bench.allocator, 640_KiB};
+    bench.write(x, 1);
+    x.swap_out();
+    Buffer y{bench.allocator, 640_KiB};
+    bench.write(y, 2);
+    bench.give(y, 2, {{x, 1}});
+    y.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 2);
+    bench.check(y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("Operands that have no room beside the others of a group come in before it") {
+    Bench bench{1_MiB};
+    Buffer x{bench.allocator, 384_KiB};
+    Buffer y{bench.allocator, 384_KiB};
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.give(y, 2, {{x, 1}});
+    bench.drop(y);
+    Buffer other{bench.allocator, 512_KiB};
+    bench.write(other, 3);
+    {
+      auto const leases = bench.allocator.acquire_all(
+          {other.request(Access::read), y.request(Access::read)}, bench.stream());
+      bench.kernels.check(bench.device, bench.stream(), leases[0].data(), 512_KiB, 3);
+      bench.kernels.check(bench.device, bench.stream(), leases[1].data(), 384_KiB, 2);
+    }
+    bench.run();
+    CHECK(bench.recomputations() == 1);
+    y.swap_out();  // its recipe has not been worth it
+    CHECK(y.residency() != Residency::none);
+    bench.check(y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("Without room an acquire fails and changes nothing") {
+    Bench bench{1_MiB};
+    Buffer x{bench.allocator, 384_KiB};
+    Buffer y{bench.allocator, 384_KiB};
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.give(y, 2, {{x, 1}});
+    bench.drop(y);
+    {
+      Buffer held{bench.allocator, 512_KiB};
+      auto const lease = held.acquire(Access::write, bench.stream());
+      CHECK_THROWS_AS((void)y.acquire(Access::read, bench.stream()), spillway::OutOfDeviceMemory);
+      CHECK(y.residency() == Residency::none);
+      bench.check(x, 1);
+    }
+    bench.check(y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("A recipe that throws leaves the block dropped, and may be tried again") {
+    Pair bench;
+    bench.make();
+    bench.drop(bench.y);
+    std::size_t const free_bytes = bench.allocator.stats().free_bytes;
+    bench.throws_next = true;
+    CHECK_THROWS_AS((void)bench.y.acquire(Access::read, bench.stream()), std::runtime_error);
+    CHECK(bench.y.residency() == Residency::none);
+    CHECK(bench.allocator.stats().free_bytes == free_bytes);
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    bench.check(bench.y, 2);
+    bench.check(bench.x, 1);
+    bench.run();
+  }
+
+  TEST_CASE("A chain that fails in the middle is as it was") {
+    Bench bench;
+    Buffer x{bench.allocator, 64_KiB};
+    Buffer y{bench.allocator, 64_KiB};
+    Buffer z{bench.allocator, 64_KiB};
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.write(z, 3);
+    bench.give(y, 2, {{x, 1}});
+    bench.give(z, 3, {{y, 2}});
+    bench.drop(y);
+    bench.drop(z);
+    bench.throws_next = true;
+    CHECK_THROWS_AS((void)z.acquire(Access::read, bench.stream()), std::runtime_error);
+    CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    bench.check(z, 3);
+    bench.check(y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("An acquire for writing needs no recipe, and ends it") {
+    Pair bench;
+    bench.make();
+    bench.drop(bench.y);
+    bench.write(bench.y, 3);
+    bench.check(bench.y, 3);
+    bench.run();
+    CHECK(bench.recomputations() == 0);
+    bench.y.swap_out();
+    CHECK(bench.y.residency() == Residency::moving_out);
+    bench.check(bench.y, 3);
+    bench.run();
+  }
+
+  TEST_CASE("An acquire for reading and writing makes the block again first") {
+    Pair bench;
+    bench.make();
+    bench.drop(bench.y);
+    {
+      auto const lease = bench.y.acquire(Access::read_write, bench.stream());
+      bench.kernels.check(bench.device, bench.stream(), lease.data(), lease.size_bytes(), 2);
+      bench.kernels.write(bench.device, bench.stream(), lease.data(), lease.size_bytes(), 3);
+    }
+    bench.y.swap_out();
+    bench.check(bench.y, 3);
+    bench.run();
+    CHECK(bench.recomputations() == 1);
+  }
+
+  TEST_CASE("An acquire that was to write a dropped block, and fails, leaves its recipe") {
+    Pair bench;
+    bench.make();
+    bench.drop(bench.y);
+    auto const held = bench.x.acquire(Access::read, bench.stream());
+    Buffer filler{bench.allocator, 768_KiB};
+    auto const filled = filler.acquire(Access::write, bench.stream());
+    Buffer large{bench.allocator, 100_KiB};
+    auto const more = large.acquire(Access::write, bench.stream());
+    CHECK_THROWS_AS((void)bench.y.acquire(Access::write, bench.stream()),
+                    spillway::OutOfDeviceMemory);
+    CHECK(bench.y.residency() == Residency::none);
+  }
+
+  TEST_CASE("What is made of an operand is made again before that is written") {
+    for (bool const is_whole_write : {false, true}) {
+      Pair bench;
+      bench.make();
+      bench.drop(bench.y);
+      if (is_whole_write) {
+        bench.x.swap_out();
+      }
+      bench.write(bench.x, 9);
+      CHECK(bench.recomputations() == 1);
+      bench.check(bench.y, 2);
+      bench.check(bench.x, 9);
+      bench.y.swap_out();  // its recipe is dead
+      bench.check(bench.y, 2);
+      bench.run();
+      CHECK(bench.recomputations() == 1);
+    }
+  }
+
+  TEST_CASE("A resident block loses its recipe when an operand is written") {
+    Pair bench;
+    bench.make();
+    bench.write(bench.x, 9);
+    bench.y.swap_out();
+    CHECK(bench.allocator.stats().swap_outs.count == 1);
+    bench.check(bench.y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("An operand that is freed stays for as long as a dropped block needs it") {
+    Pair bench;
+    bench.make();
+    bench.drop(bench.y);
+    BlockId const id = bench.x.id();
+    SUBCASE("until that is made again") {
+      bench.x.reset();
+      CHECK_THROWS_AS((void)bench.allocator.residency(id), spillway::ContractViolation);
+      bench.check(bench.y, 2);
+      bench.y.swap_out();
+      bench.check(bench.y, 2);
+    }
+    SUBCASE("or written") {
+      bench.x = Buffer{};
+      bench.write(bench.y, 5);
+      bench.check(bench.y, 5);
+    }
+    SUBCASE("or freed, too") {
+      bench.x = Buffer{};
+      CHECK(bench.allocator.stats().allocated.blocks.current == 2);
+      bench.y.reset();
+    }
+    SUBCASE("and may leave meanwhile") {
+      bench.x.reset();
+      {
+        Buffer large{bench.allocator, 1_MiB};
+        bench.write(large, 7);
+      }
+      bench.check(bench.y, 2);
+    }
+    bench.run();
+    std::size_t const left = bench.y.empty() ? 0 : 1;
+    CHECK(bench.allocator.stats().allocated.blocks.current == left);
+    CHECK(bench.allocator.stats().resident.blocks.current == left);
+  }
+
+  TEST_CASE("A resident block loses its recipe when an operand is freed") {
+    Pair bench;
+    bench.make();
+    bench.x.reset();
+    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    bench.y.swap_out();
+    bench.check(bench.y, 2);
+    bench.run();
+    CHECK(bench.recomputations() == 0);
+  }
+
+  TEST_CASE("A recipe can be replaced, name an operand twice, and needs blocks that were written") {
+    Pair bench;
+    bench.make();
+    Buffer z{bench.allocator, 64_KiB};
+    CHECK_THROWS_AS(bench.give(bench.y, 2, {{z, 4}}), spillway::ContractViolation);
+    CHECK_THROWS_AS(bench.give(z, 4, {{bench.x, 1}}), spillway::ContractViolation);
+    CHECK_THROWS_AS(bench.give(bench.y, 2, {{bench.y, 2}}), spillway::ContractViolation);
+    bench.write(z, 4);
+    bench.give(bench.y, 2, {{z, 4}, {z, 4}});
+    bench.write(bench.x, 8);  // no longer an operand
+    bench.drop(bench.y);
+    CHECK_THROWS_AS(bench.give(bench.y, 2, {{z, 4}}), spillway::ContractViolation);
+    bench.check(bench.y, 2);
+    bench.run();
+  }
+
+  TEST_CASE("A recipe that has no operands makes a block from nothing") {
+    Bench bench;
+    Buffer y{bench.allocator, 64_KiB};
+    bench.write(y, 3);
+    bench.give(y, 3, {});
+    bench.drop(y);
+    bench.check(y, 3);
+    bench.run();
+  }
+
+  TEST_CASE("In a step whose copies hide behind its work, blocks are copied") {
+    Pair bench;
+    auto const step = [&](std::chrono::nanoseconds cost) {
+      bench.allocator.begin_step();
+      bench.make(cost);
+      bench.y.swap_out();
+      bench.check(bench.y, 2);
+      bench.write(bench.y, 2);
+    };
+    step(1us);  // a copy of 128 KiB takes 5 us
+    CHECK(bench.recomputations() == 1);
+    step(3us);
+    CHECK(bench.recomputations() == 2);
+    bench.allocator.set_recipe(
+        bench.y.id(), {bench.x.id()}, 1s, [](Stream, std::span<void const* const>, void*) {});
+    step(3us);  // after one of a second of work
+    CHECK(bench.recomputations() == 2);
+    step(3us);
+    CHECK(bench.recomputations() == 3);
+    bench.run();
+  }
+
+  TEST_CASE("Pressure drops blocks that can be made again") {
+    Bench bench{512_KiB};
+    Buffer x{bench.allocator, 64_KiB};
+    bench.write(x, 1);
+    std::vector<Buffer> made;
+    for (std::uint64_t i = 0; i < 12; ++i) {
+      made.emplace_back(bench.allocator, 64_KiB);
+      bench.write(made.back(), 10 + i);
+      bench.give(made.back(), 10 + i, {{x, 1}});
+    }
+    for (std::uint64_t i = 0; i < 12; ++i) {
+      bench.check(made[i], 10 + i);
+    }
+    bench.run();
+    CHECK(bench.recomputations() > 0);
+    CHECK(bench.allocator.stats().swap_outs.bytes <= 64_KiB);  // that of `x`
+  }
+}
