@@ -76,6 +76,9 @@ to_json(Arguments const& arguments, replay::Trace const& trace, replay::Result c
                               {"swapped_in_bytes", result.total.swapped_in_bytes},
                               {"dropped_bytes", result.total.dropped_bytes},
                               {"moved_bytes", result.total.moved_bytes},
+                              {"spared_bytes", result.spared_bytes},
+                              {"recomputed_bytes", result.recomputed_bytes},
+                              {"recompute_ns", result.recompute_ns},
                               {"compaction_passes", result.compaction_passes},
                               {"evictions", result.evictions},
                               {"mispredictions", result.mispredictions},
@@ -125,6 +128,11 @@ void print_table(Arguments const& arguments,
   std::printf("  swapped out     %12.1f MiB\n", mib(result.total.swapped_out_bytes));
   std::printf("  swapped in      %12.1f MiB\n", mib(result.total.swapped_in_bytes));
   std::printf("  dropped         %12.1f MiB\n", mib(result.total.dropped_bytes));
+  if (arguments.settings.recompute) {
+    std::printf("  recomputed      %12.1f MiB in %.1f ms\n",
+                mib(result.recomputed_bytes),
+                ms(result.recompute_ns));
+  }
   std::printf("  moved           %12.1f MiB in %llu passes\n",
               mib(result.total.moved_bytes),
               static_cast<unsigned long long>(result.compaction_passes));
@@ -174,6 +182,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->transform(command_line::one_of(evictions));
   app.add_flag("--no-swap", arguments.no_swap, "nothing may leave: a full device is an error");
   app.add_flag("--no-compaction", arguments.no_compaction, "nothing moves");
+  app.add_flag("--recompute",
+               arguments.settings.recompute,
+               "a buffer may leave without a copy, and be made again by the operation of an access "
+               "trace that it begins with, in that operation's kernel time");
   app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
   app.add_option(
          "--steps", arguments.settings.steps, "how often to repeat the trace; 1, and for a sweep 3")
@@ -312,6 +324,10 @@ int replay_and_report(Arguments& arguments) {
       parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
   check(arguments);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
+  if (arguments.settings.recompute && trace.form != replay::Trace::Form::accesses) {
+    throw std::invalid_argument{
+        "--recompute: a trace of lifetimes does not say what makes a buffer"};
+  }
   check_time(arguments.settings, trace);
   if (!arguments.sweep.empty()) {
     return sweep_and_report(arguments, trace);

@@ -22,6 +22,7 @@ struct Settings {
   Eviction eviction = Eviction::schedule;
   bool swapping = true;
   bool compaction = true;
+  bool recompute = false;  // buffers can be made again by the operation that they begin with
   std::size_t lookahead_ops = 64;      // 0: no prefetch
   std::size_t steps = 1;               // how often the trace is repeated
   std::optional<double> link_gbps;     // each way; the model takes 25 unless told
@@ -48,6 +49,9 @@ struct Result {
   std::size_t peak_reserved_bytes = 0;
   StepResult total;
   std::vector<StepResult> steps;
+  std::uint64_t spared_bytes = 0;  // left without a copy, since they could be made again
+  std::uint64_t recomputed_bytes = 0;
+  std::uint64_t recompute_ns = 0;
   std::uint64_t compaction_passes = 0;
   std::uint64_t evictions = 0;
   std::uint64_t mispredictions = 0;

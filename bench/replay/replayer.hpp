@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -152,6 +153,9 @@ class Replayer {
       }
     }
     leases.clear();
+    if (settings_.recompute) {
+      give_recipes(first, last, scaled(operation.kernel_ns));
+    }
     for (Operand const* operand = first; operand != last; ++operand) {
       if (operand->is_last) {
         take_left(operand->tensor, result);
@@ -171,6 +175,35 @@ class Replayer {
     if constexpr (CountsLeaving<typename Policies::observer>) {
       result.left_bytes.resize(blocks_.size());
       result.left_bytes[tensor] += allocator_.observer().take(blocks_[tensor]);
+    }
+  }
+
+  /// The operation from `first` to `last` makes what begins with it of the buffers that were there
+  /// before, unless one of them ends with it.
+  void give_recipes(Operand const* first, Operand const* last, std::uint64_t kernel_ns) {
+    operands_.clear();
+    for (Operand const* operand = first; operand != last; ++operand) {
+      if (!operand->is_first || trace_.tensors[operand->tensor].is_weight) {
+        operands_.push_back(blocks_[operand->tensor]);
+        if (operand->is_last) {
+          return;
+        }
+      }
+    }
+    for (Operand const* operand = first; operand != last; ++operand) {
+      Tensor const& tensor = trace_.tensors[operand->tensor];
+      if (operand->is_first && !operand->is_last && !tensor.is_weight) {
+        allocator_.set_recipe(
+            blocks_[operand->tensor],
+            operands_,
+            std::chrono::nanoseconds{kernel_ns},
+            [this, &tensor, kernel_ns](auto stream, std::span<void const* const>, void* result) {
+              fill(tensor, result);
+              if constexpr (spillway::KernelTimeApi<Device>) {
+                device_.compute(stream, kernel_ns);
+              }
+            });
+      }
     }
   }
 
@@ -232,6 +265,9 @@ class Replayer {
     result.total = counters();
     spillway::Stats const stats = allocator_.stats();
     result.peak_reserved_bytes = stats.peak_reserved_bytes;
+    result.spared_bytes = stats.spared.bytes;
+    result.recomputed_bytes = stats.recomputations.bytes;
+    result.recompute_ns = stats.recompute_ns;
     result.compaction_passes = stats.compaction_passes;
     for (std::size_t reason = 0; reason < spillway::eviction_reason_count; ++reason) {
       if (reason != static_cast<std::size_t>(spillway::EvictionReason::speculative)) {
@@ -275,6 +311,7 @@ class Replayer {
   std::optional<Verifier<Device>> verifier_;
   std::vector<spillway::BlockId> blocks_;  // by tensor; BlockId{} while it does not exist
   std::vector<spillway::LeaseRequest> requests_;
+  std::vector<spillway::BlockId> operands_;
   std::vector<std::uint64_t> op_ns_;
   Clock::time_point started_{};
 };
