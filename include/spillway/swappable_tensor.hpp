@@ -10,9 +10,11 @@
 #include <spillway/swappable_buffer.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <limits>
 #include <span>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -186,6 +188,39 @@ class SwappableTensor {
     expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
     auto const lease = buffer_.acquire_read(stream, site);
     buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
+  }
+
+  /// Says how the elements are made again from those of other tensors on the same allocator:
+  /// `make(stream, result, operands...)` enqueues the work, with a view of each tensor. The tensor
+  /// may then leave without a copy: see `DeviceAllocator::set_recipe`.
+  ///
+  /// ```
+  /// y.set_recipe(20us, [](auto stream, auto to, auto from) { gelu(stream, to, from); }, x);
+  /// ```
+  /// @throws as `DeviceAllocator::set_recipe`
+  template <class Make, class... Operands>
+  void set_recipe(std::chrono::nanoseconds cost, Make make, Operands const&... operands) {
+    std::array<BlockId, sizeof...(Operands)> const ids{operands.id()...};
+    buffer_.pager().set_recipe(
+        id(),
+        std::span{ids},
+        cost,
+        [make = std::move(make),
+         view = std::tuple{operands.template viewer<typename Operands::element_type const>()...},
+         result = viewer<T>()](
+            stream_type stream, std::span<void const* const> addresses, void* address) {
+          [&]<std::size_t... i>(std::index_sequence<i...>) {
+            make(stream, result(address), std::get<i>(view)(addresses[i])...);
+          }
+          (std::index_sequence_for<Operands...>{});
+        });
+  }
+  /// A function that gives the view of this tensor's elements at an address.
+  template <class Element>
+  [[nodiscard]] auto viewer() const {
+    return [extents = extents_, strides = strides_](auto* address) {
+      return TensorView<Element, Rank>{static_cast<Element*>(address), extents, strides};
+    };
   }
 
   /// As `SwappableBuffer::swap_out`.
