@@ -63,7 +63,7 @@ class Panel:
             self.parts.append(f'<path class="grid" d="M{self.x} {y:.1f}h{PANEL}"/>')
             if has_numbers:
                 self.text(self.x - 6, y + 4, f"{value:g}", "end")
-        for tenth in range(math.ceil(self.least_x * 10 - 1e-9), 11, 2 if self.least_x < 0.7 else 1):
+        for tenth in range(10, math.ceil(self.least_x * 10 - 1e-9) - 1, -2 if self.least_x < 0.7 else -1):
             x, _ = self.at(tenth / 10, 0)
             self.parts.append(f'<path class="grid" d="M{x:.1f} {self.y}v{HEIGHT}"/>')
             self.text(x, self.y + HEIGHT + 15, f"{tenth / 10:g}")

@@ -20,7 +20,7 @@ import nets
 from bench_swap import seconds_per_byte
 
 MIB = 1 << 20
-BATCH = {"conv": (16, 64), "mlp": (4096, None), "transformer": (32, None)}
+BATCH = {"conv": (16, 64), "mlp": (1024, None), "transformer": (32, None)}
 
 
 def make(name):

@@ -25,6 +25,7 @@ class Plan:
     """
 
     def __init__(self, limits=None, links=LINKS, overlap=True, estimate=None, least_bytes=_LEAST_BYTES, out=None, picture=None):
+        self.title = "One step"
         self._limits, self._links, self._overlap = limits, tuple(links), overlap
         self._out, self._picture = out, picture
         self._recorder = Recorder(least_bytes, estimate)
@@ -165,13 +166,13 @@ class Plan:
         with open(path, "w", encoding="utf-8") as file:
             self.recording.write(file)
 
-    def write_picture(self, path, title="One step"):
+    def write_picture(self, path):
         rows = [{"link_gbps": row["link_gbps"], "capacity_bytes": row["limit"], "capacity_factor": row["capacity_factor"],
                  "completed": row["completed"], "step_ns": row.get("step_ns"), "least_ns": row.get("least_ns"),
                  "swapped_in_bytes": row.get("in_bytes"), "swapped_out_bytes": row.get("out_bytes")} for row in self.rows]
         rows += [{"link_gbps": link, "capacity_factor": self.smallest_limit / self.peak_bytes, "completed": False} for link in self._links]
         with open(path, "w", encoding="utf-8") as file:
-            file.write(_picture.draw(rows, title))
+            file.write(_picture.draw(rows, self.title))
 
 
 def smallest(fits, low, high):

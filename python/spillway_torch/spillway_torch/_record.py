@@ -175,6 +175,8 @@ class Recorder(TorchDispatchMode):
         try:
             start = self.clock()
             out = function(*args, **kwargs)
+            if any(b.device == "cuda" for buffers in operands for b in buffers) and not self.is_fake:
+                torch.cuda.synchronize()
             ns = self.clock() - start
         finally:
             most, left = self._allocations.end()

@@ -25,7 +25,7 @@ class Recorded(BaseException):
 
 
 class StepRecorder:
-    """Records the step that ends with the `wanted`th step of an optimizer, the one that has made most so far."""
+    """Records the step that ends with the `wanted`th step of an optimizer."""
 
     def __init__(self, plan, wanted):
         self.plan, self.wanted, self.steps = plan, wanted, 0
@@ -35,6 +35,7 @@ class StepRecorder:
         if self.steps == self.wanted - 1:
             self.plan.__enter__()
         elif self.steps == self.wanted:
+            self.plan.__exit__(None, None, None)
             raise Recorded
 
 
@@ -58,7 +59,6 @@ def run(arguments, plan):
         try:
             runpy.run_path(arguments.program, run_name="__main__")
         except Recorded:
-            plan.__exit__(None, None, None)
             return
     sys.exit(f"spillway_torch.plan: {arguments.program} ended after {steps.steps} steps of its optimizer, and {steps.wanted} are "
              "needed (--step). Of a program without one, put `with spillway_torch.plan():` around a step")
@@ -162,6 +162,7 @@ def main():
                "overlap": not arguments.no_overlap, "picture": arguments.picture, "tflops": tflops,
                "memory_gbps": arguments.memory_gbps}
     plan = spillway_torch.plan(**{name: value for name, value in options.items() if value is not None})
+    plan.title = f"One step of {os.path.basename(arguments.program)}"
     run(arguments, plan)
     if arguments.trace:
         plan.write_trace(arguments.trace)
