@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -120,6 +121,36 @@ TEST_SUITE("swappable_tensor") {
     CHECK_THROWS_AS((SmallTensor<char, 2>{allocator, {1ULL << 32U, (1ULL << 32U) - 1}}),
                     OutOfDeviceMemory);
     CHECK(allocator.stats().allocated.blocks.total == 0);
+  }
+
+  TEST_CASE("SwappableTensor: a recipe is given views of the operands, each of its own shape") {
+    SmallBench bench;
+    auto row = SmallTensor<int, 1>::from_host_sync(
+        bench.allocator, {3}, std::vector{1, 2, 3}, bench.stream);
+    auto column = SmallTensor<int, 2>::from_host_sync(
+        bench.allocator, {2, 1}, std::vector{10, 20}, bench.stream);
+    std::vector<int> const sums{11, 12, 13, 21, 22, 23};
+    auto sum = SmallTensor<int, 2>::from_host_sync(bench.allocator, {2, 3}, sums, bench.stream);
+    sum.set_recipe(
+        std::chrono::nanoseconds{0},
+        [&](auto stream, auto to, auto from_row, auto from_column) {
+          static_assert(std::is_same_v<decltype(to), TensorView<int, 2>>);
+          static_assert(std::is_same_v<decltype(from_row), TensorView<int const, 1>>);
+          static_assert(std::is_same_v<decltype(from_column), TensorView<int const, 2>>);
+          bench.device.launch(stream, [=] {
+            for (std::size_t i = 0; i < to.extent(0); ++i) {
+              for (std::size_t j = 0; j < to.extent(1); ++j) {
+                to(i, j) = from_column(i, 0) + from_row(j);
+              }
+            }
+          });
+        },
+        row,
+        column);
+    sum.swap_out();
+    CHECK(sum.residency() == Residency::none);
+    CHECK(read(sum, bench) == sums);
+    CHECK(bench.allocator.stats().recomputations.count == 1);
   }
 
   TEST_CASE("SwappableTensor: elements come back from the device as they were given") {
