@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that cost less to make again than to copy: they leave without a copy and are made again
 // when they are used.
-// [recompute]
 #include <spillway/sim.hpp>
 
 #include <algorithm>
@@ -43,9 +42,11 @@ int main() {
   for (int i = 0; i < 12; ++i) {
     auto const bias = static_cast<float>(i);
     Matrix& y = results.emplace_back(spillway::make_tensor<float>(memory, {512, 512}));
+    // [recipe]
     relu(device, stream.get(), y.acquire_write(stream).view(), x.acquire_read(stream).view(), bias);
     y.set_recipe(
         10us, [&, bias](auto on, auto to, auto from) { relu(device, on, to, from, bias); }, x);
+    // [recipe end]
   }
 
   bool is_right = true;
@@ -62,4 +63,3 @@ int main() {
               static_cast<std::size_t>(stats.recomputations.count));
   return is_right && stats.recomputations.count != 0 ? 0 : 1;
 }
-// [recompute end]

@@ -112,6 +112,17 @@ expect(model["steps"][0]["swapped_in_bytes"] == sim["steps"][0]["swapped_in_byte
        "the model decides as the device does")
 expect(not replay(trace, "--capacity", "0.05x")["completed"], "less than one operation's operands fails")
 
+# What can be made again leaves without a copy, and its bytes are the same.
+cheap = trace.replace(",1000000\n", ",1000\n")
+for device, options in (("sim", ["--verify"]), ("model", [])):
+    copied, made = (replay(cheap, "--capacity", "0.4x", "--steps", "3", "--device", device, *options, *more)
+                    for more in ([], ["--recompute"]))
+    expect(made["completed"] and made.get("corrupt_bytes", 0) == 0, f"{device}: recipes keep every byte")
+    expect(copied["recomputed_bytes"] == 0 and made["recomputed_bytes"] > 0, f"{device}: blocks are made again")
+    expect(made["swapped_out_bytes"] + made["spared_bytes"] > 0 and made["swapped_out_bytes"] < copied["swapped_out_bytes"],
+           f"{device}: fewer bytes are copied")
+expect(run(lifetimes(1), "--recompute")[0] == 2, "lifetimes do not say what makes a buffer")
+
 # A faster link never makes it slower.
 slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps", gbps)["simulated_ns"]
               for gbps in ("0.5", "50"))
