@@ -3,18 +3,15 @@
 import collections
 import contextlib
 import os
-import sys
 import tempfile
 
 import torch
 
 from . import _picture, _plan_module as _native
 from ._bytes import text_of
-from ._record import ROLES, Estimate, Recorder, Recording
+from ._record import ROLES, Recorder, Recording
 
-LINKS = (12.0, 25.0)
 FACTORS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-_LEAST_BYTES = 8192  # what `install` leaves to PyTorch unless told
 _MOST_BOUNDED = 20_000  # operations: the bound takes the square of their number
 
 
@@ -24,7 +21,7 @@ class Plan:
     Members after the step: `peak_bytes`, `smallest_limit`, `rows`; `table()`, `write_picture(path)`, `write_trace(path)`.
     """
 
-    def __init__(self, limits=None, links=LINKS, overlap=True, estimate=None, least_bytes=_LEAST_BYTES, out=None, picture=None):
+    def __init__(self, limits, links, overlap, estimate, least_bytes, out, picture):
         self.title = "One step"
         self._limits, self._links, self._overlap = limits, tuple(links), overlap
         self._out, self._picture = out, picture
