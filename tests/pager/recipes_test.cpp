@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that leave without a copy and are made again by their recipes.
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/recipes.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
@@ -31,8 +32,17 @@ using spillway::Access;
 using spillway::BlockId;
 using spillway::Residency;
 
+/// Streams of it may be said to be captured into a graph.
+class Capturing : public spillway::testing::SteppedSimApi {
+ public:
+  using spillway::testing::SteppedSimApi::SteppedSimApi;
+  [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
+  bool captures = false;
+};
+static_assert(spillway::CapturingApi<Capturing>);
+
 struct Stepped : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
+  using device = Capturing;
   using eviction = spillway::LruEviction;
   using prefetch = spillway::NoPrefetch;
 };
@@ -274,6 +284,27 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
     bench.check(bench.y, 2);
     bench.check(bench.x, 1);
+    bench.run();
+  }
+
+  TEST_CASE("No recipe is run on a stream that is being captured") {
+    Pair bench;
+    bench.make();
+    Buffer resident{bench.allocator, 64_KiB};
+    bench.write(resident, 3);
+    bench.give(resident, 3, {{bench.x, 1}});
+    bench.drop(bench.y);
+    bench.device.captures = true;
+    CHECK_THROWS_AS((void)bench.y.acquire(Access::read, bench.stream()),
+                    spillway::ContractViolation);
+    CHECK_THROWS_AS((void)bench.x.acquire(Access::write, bench.stream()),
+                    spillway::ContractViolation);
+    bench.write(resident, 4);  // needs no call of the device
+    bench.device.captures = false;
+    CHECK(bench.y.residency() == Residency::none);
+    bench.check(bench.y, 2);
+    bench.check(bench.x, 1);
+    bench.check(resident, 4);
     bench.run();
   }
 
