@@ -114,6 +114,28 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, n);
   }
 
+  TEST_CASE("HostPagedApi: no thread is woken to vacate a range; who runs what is before it does") {
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
+    HostPhysical const physical = *device.try_create_physical(n);
+    device.map(p, n, {&physical, 1});
+    p[0] = 5;
+    auto const stream = device.create_stream();
+    auto const copied = device.create_event();
+    unsigned char copy = 0;
+    device.copy(&copy, p, 1, CopyKind::to_host, stream);
+    device.record(copied, stream);
+    device.vacate(p, n, stream);
+    CHECK(is_readable(p));
+    device.synchronize(copied);
+    CHECK(copy == 5);
+    CHECK_FALSE(is_readable(p));
+    device.destroy_event(copied);
+    device.destroy_stream(stream);
+    device.free_address(p, n);
+  }
+
   TEST_CASE("HostPagedApi: the granularity keeps the number of pieces bounded") {
     CHECK(HostPagedApi::granularity_for(0) == 16_KiB);
     CHECK(HostPagedApi::granularity_for(1_GiB) == 16_KiB);

@@ -231,9 +231,9 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.read({a}) == Bytes{1});
   }
 
-  TEST_CASE("BufferLeases: under pressure operations that may run alone do, and others go on") {
+  TEST_CASE("BufferLeases: operations that might not fit together run one after another") {
     LeasesBench bench{256_KiB};
-    (void)bench.leases.start_reclaim();
+    (void)bench.make(48_KiB, 1);
     LeasesBench::Frame first{1, true};
     REQUIRE(bench.leases.try_enter(first, {}).empty());
     LeasesBench::Frame beside{1, false};
@@ -250,6 +250,27 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(first);
     other.join();
     CHECK(has_entered);
+  }
+
+  TEST_CASE("BufferLeases: operations of known sizes that fit together do not wait") {
+    LeasesBench bench{256_KiB};
+    auto* const a = bench.make(16_KiB, 1);
+    for (int step = 0; step < 2; ++step) {
+      bench.leases.begin_step();
+      for (int i = 0; i < 20; ++i) {
+        (void)bench.make(16_KiB, 2);
+      }
+    }
+    bench.leases.begin_step();
+    REQUIRE(bench.leases.is_under_pressure());
+    LeasesBench::Frame first{1, true};
+    REQUIRE(bench.leases.try_enter(first, {}).empty());
+    LeasesBench::Frame second{1, true};
+    std::array<BufferUse, 1> const uses{BufferUse{a, false}};
+    REQUIRE(bench.leases.try_enter(second, uses).empty());  // on this thread: it cannot wait
+    CHECK(bench.leases.counts().active_frames == 2);
+    bench.leases.exit(second);
+    bench.leases.exit(first);
   }
 
   TEST_CASE("BufferLeases: pressure ends with a step in which nothing had to leave") {

@@ -44,7 +44,7 @@ enum class HostEvent : std::uint64_t {};
 /// To wake a thread and to wait for it costs as much as to copy some ten kilobytes. So a stream's
 /// thread sleeps until 1 MiB of copies is enqueued, a function is, or somebody has asked twice
 /// whether an event is complete; and a thread that waits for copies which nobody runs yet runs them
-/// itself.
+/// itself. A derived class may enqueue *tasks*, which are run in the same way.
 ///
 /// Memory is taken from the system when it is touched, not when it is reserved, and is not
 /// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
@@ -124,8 +124,16 @@ class BasicHostApi {
   /// every stream is the caller.
   void after_fork_in_child() noexcept;
 
+ protected:
+  /// Enqueues a call of a function that waits for nothing and takes no longer than a copy. Nobody
+  /// is woken for it, whoever waits for it may run it, and whoever runs the operation before it
+  /// does.
+  void enqueue_task(stream_type stream, HostFunction function, void* argument) {
+    enqueue(stream, {.kind = Kind::task, .to = argument, .function = function});
+  }
+
  private:
-  enum class Kind : std::uint8_t { copy, fill, call, wait };
+  enum class Kind : std::uint8_t { copy, fill, task, call, wait };
 
   struct Stream;
   /// A place in a stream's work: everything up to number `count`. Of the caller's, no stream.
@@ -173,6 +181,7 @@ class BasicHostApi {
   [[nodiscard]] static bool add(Stream& stream, Op const& op);
   void serve(Stream& stream);
   void run_next(Guard& guard, Stream& stream);
+  void run_first(Guard& guard, Stream& stream);
   void await(Guard& guard, Point const& point);
   [[nodiscard]] static bool is_past(Point const& point) noexcept {
     return point.stream == nullptr || point.stream->done >= point.count;
@@ -293,6 +302,7 @@ void BasicHostApi<Lazy>::run_here(Op const& op) noexcept {
   case Kind::fill:
     std::memset(op.to, op.byte, op.bytes);
     break;
+  case Kind::task:
   case Kind::call:
     op.function(op.to);
     break;
@@ -330,9 +340,16 @@ void BasicHostApi<Lazy>::enqueue(stream_type stream, Op op) {
   }
 }
 
-/// Runs the first operation of a stream that no thread runs now.
+/// Runs the first operation of a stream that no thread runs now, and the tasks behind it.
 template <class Lazy>
 void BasicHostApi<Lazy>::run_next(Guard& guard, Stream& stream) {
+  do {
+    run_first(guard, stream);
+  } while (!stream.queue.empty() && stream.queue.front().kind == Kind::task);
+}
+
+template <class Lazy>
+void BasicHostApi<Lazy>::run_first(Guard& guard, Stream& stream) {
   Op const op = stream.queue.front();
   stream.queue.pop_front();
   stream.is_running = true;

@@ -88,12 +88,13 @@ class BasicHostPagedApi : public HostApi {
     (void)::mprotect(p, bytes, PROT_NONE);
   }
 
-  /// The same as `unmap`, when all that was enqueued on `stream` before is done.
+  /// The same as `unmap`, when all that was enqueued on `stream` before is done, and at once after
+  /// the last of it.
   ///
   /// @throws DeviceError for a handle that names no stream; std::bad_alloc
   void vacate(void* p, std::size_t bytes, stream_type stream) {
     auto range = std::make_unique<Range>(Range{this, p, bytes});
-    launch_host(stream, &run_vacate, range.get());
+    enqueue_task(stream, &run_vacate, range.get());
     (void)range.release();
   }
 

@@ -51,9 +51,8 @@ class BufferFrame {
  public:
   /// @param depth         how many frames the thread is inside of, with this one; 0 for one that no
   ///                      thread is inside of, for which other threads do not wait
-  /// @param is_exclusive  whether it may have to wait until no other exclusive frame is open
-  explicit BufferFrame(int depth = 0, bool is_exclusive = false)
-      : depth_{depth}, is_exclusive_{is_exclusive} {}
+  /// @param may_wait  whether it may have to wait until others of this kind have ended
+  explicit BufferFrame(int depth = 0, bool may_wait = false) : depth_{depth}, may_wait_{may_wait} {}
   BufferFrame(BufferFrame const&) = delete;
   BufferFrame& operator=(BufferFrame const&) = delete;
 
@@ -69,8 +68,8 @@ class BufferFrame {
   friend class BufferLeases;
 
   int depth_;
-  bool is_exclusive_;
-  bool has_exclusive_right_ = false;
+  bool may_wait_;
+  bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
   std::size_t refused_bytes_ = 0;
   std::vector<BufferEntry<Lease>*> pins_;
 };
@@ -124,8 +123,11 @@ struct BufferTraits {
 /// swapped out while no frame has it in use, and comes back to the same address when the next frame
 /// uses it. `OperandLeases` says when.
 ///
-/// Under pressure, and when pressure may not be far, *exclusive* frames run one after another: two
-/// operations that are halfway and wait for each other's memory could otherwise both fail.
+/// Frames that *may wait* begin beside each other only if what they have in use, and what they may
+/// still ask for, fits: two operations that are halfway and wait for each other's memory could
+/// otherwise both fail. What an operation may still ask for is taken to be four buffers of the
+/// largest size seen. As long as no step has gone by without a larger one, two are open at once
+/// only if room is not scarce (`is_room_scarce`).
 ///
 /// Threads  thread-safe. The lock is never held while the allocator is called.
 /// Streams  leases belong to the stream given to the constructor; threads wait only for frames of
@@ -206,8 +208,14 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     update_peak_reclaimed();
     return bytes;
   }
+  /// As the base; also says that sizes are known if the step brought no larger buffer.
+  void begin_step() {
+    Base::begin_step();
+    Guard const guard{mutex_};
+    is_largest_known_ = !std::exchange(has_seen_larger_, false);
+  }
   void after_fork_in_child(Frame const* frame) {
-    is_exclusive_right_taken_ = false;  // exclusive frames do not call code that could fork
+    open_frames_ = 0;  // those that may wait do not call code that could fork
     Base::after_fork_in_child(frame);
   }
   /// As the base, counted as `reclaim` is.
@@ -257,6 +265,20 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     auto const found = buffers_.find(address);
     return found == buffers_.end() ? nullptr : found->second;
   }
+  /// Whether one more frame fits beside those that are open. The caller holds the lock.
+  [[nodiscard]] bool fits_beside(std::span<BufferUse const> uses) const {
+    if (!is_largest_known_) {
+      return false;
+    }
+    std::size_t const frames = static_cast<std::size_t>(open_frames_) + 1;
+    std::size_t bytes =
+        sizes_.active_bytes + sizes_.fixed_bytes + 4 * frames * this->largest_bytes_;
+    for (BufferUse const& use : uses) {
+      Entry const* const entry = find(use.address);
+      bytes += entry != nullptr && entry->pins == 0 ? entry->bytes : 0;
+    }
+    return bytes <= this->capacity_bytes_;
+  }
   /// The caller holds the lock.
   void pin(Frame& frame, Entry& entry) {
     frame.pins_.push_back(&entry);
@@ -277,7 +299,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       same->writes = same->writes || one.writes;
     }
   }
-  void wait_for_exclusive_right(Guard& guard, Frame& frame);
+  void wait_until_it_fits(Guard& guard, Frame& frame, std::span<BufferUse const> uses);
   void set_swappable(std::span<void* const> addresses, bool is_kept);
   void update_peak_reclaimed();
   [[nodiscard]] std::string describe_failure(std::string const& why);
@@ -286,7 +308,9 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   std::unordered_map<void*, Entry*> buffers_;
   Sizes sizes_{};
   std::string failure_;
-  bool is_exclusive_right_taken_ = false;
+  int open_frames_ = 0;            // of those that may wait
+  bool has_seen_larger_ = true;    // a buffer than all before, since the step began
+  bool is_largest_known_ = false;  // a whole step brought none
 };
 
 template <class Allocator>
@@ -311,6 +335,10 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         sizes_.bytes += bytes;
         sizes_.peak_bytes = std::max(sizes_.peak_bytes, sizes_.bytes);
         sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
+        if (bytes > this->largest_bytes_) {
+          is_largest_known_ = false;
+          has_seen_larger_ = true;
+        }
         this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
         sizes_.fixed_bytes += bytes;
       });
@@ -357,13 +385,20 @@ bool BufferLeases<Allocator>::free(void* address) noexcept {
   return true;
 }
 
-/// Waits while room is scarce and another exclusive frame is open. Nothing is pinned yet.
+/// Waits while a frame that may wait does not fit beside others. Nothing is pinned yet.
 template <class Allocator>
-void BufferLeases<Allocator>::wait_for_exclusive_right(Guard& guard, Frame& frame) {
-  if (frame.is_exclusive_ && this->is_room_scarce()) {
-    frame.has_exclusive_right_ =
-        this->wait_until(guard, [this] { return !is_exclusive_right_taken_; });
-    is_exclusive_right_taken_ = true;
+void BufferLeases<Allocator>::wait_until_it_fits(Guard& guard,
+                                                 Frame& frame,
+                                                 std::span<BufferUse const> uses) {
+  if (frame.may_wait_) {
+    auto const may_begin = [&] {
+      return open_frames_ == 0 || !this->is_room_scarce() || fits_beside(uses);
+    };
+    if (!may_begin()) {
+      (void)this->wait_until(guard, may_begin);
+    }
+    frame.is_waited_for_ = true;
+    ++open_frames_;
   }
 }
 
@@ -372,7 +407,7 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
   std::vector<Missing> missing;
   {
     Guard guard{mutex_};
-    wait_for_exclusive_right(guard, frame);
+    wait_until_it_fits(guard, frame, uses);
     if (frame.depth() > 0) {
       this->count(frame);
     }
@@ -414,8 +449,8 @@ void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
     return true;
   };
   auto const end = [&] {
-    if (std::exchange(frame.has_exclusive_right_, false)) {
-      is_exclusive_right_taken_ = false;
+    if (std::exchange(frame.is_waited_for_, false)) {
+      --open_frames_;
     }
     this->uncount(frame);
   };

@@ -338,6 +338,7 @@ class OperandLeases {
   Allocator* memory_;
   mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
+  std::size_t largest_bytes_ = 0;  // of one allocation so far
   OperationCounts counts_{};
   std::atomic<bool> is_enabled_{true};
   std::atomic<bool> is_under_pressure_{false};
@@ -401,9 +402,8 @@ class OperandLeases {
 
   std::optional<std::chrono::milliseconds> patience_;
   std::condition_variable changed_;
-  Entry all_{};                    // the head of a ring of all entries
-  std::size_t all_bytes_ = 0;      // of allocations, wherever they are
-  std::size_t largest_bytes_ = 0;  // of one allocation so far
+  Entry all_{};                // the head of a ring of all entries
+  std::size_t all_bytes_ = 0;  // of allocations, wherever they are
   std::atomic<bool> is_pressure_near_{false};
   std::uint64_t evictions_seen_ = 0;
   int starving_frames_ = 0;      // active frames of threads that wait for memory

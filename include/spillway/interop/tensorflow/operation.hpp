@@ -382,7 +382,7 @@ class Operation {
       : context_{&context},
         is_program_{is_program},
         operands_{context, kind},
-        frame_{depth(), is_synchronous && is_program && may_run_alone(name)} {}
+        frame_{depth(), is_synchronous && is_program && may_wait(name)} {}
   Operation(Operation const&) = delete;
   Operation& operator=(Operation const&) = delete;
   ~Operation() { end(); }
@@ -452,7 +452,7 @@ class Operation {
     Frame const* const outer = Site::frame();
     return (outer == nullptr ? 0 : outer->depth()) + 1;
   }
-  [[nodiscard]] bool may_run_alone(std::string_view name) const {
+  [[nodiscard]] bool may_wait(std::string_view name) const {
     return depth() == 1 && !operands_.captures() && !calls_back(name);
   }
   [[nodiscard]] bool must_keep() const noexcept { return !is_program_ || operands_.captures(); }
