@@ -7,31 +7,15 @@ turn in one process, the least of some.
 
 MODEL is bert, llama, t5, mamba, lora (a Llama; these need transformers, lora needs peft) or mlp. Each model is a process
 of its own. `P` is the peak of bytes in tensors without a limit. A step counts from the third one after each change of the
-limit. What the copies cost is the bytes that were copied in the step, at the speed of copies of 1 MiB in this process.
+limit; step_cost.py says how its costs are told apart.
 """
 import argparse
-import ctypes
 import json
 import os
 import subprocess
 import sys
-import time
 
-MIB = 1 << 20
-
-
-def seconds_per_byte():
-    """Of copies between places that are not in the near caches."""
-    total, part = 128 * MIB, MIB
-    a, b = ctypes.create_string_buffer(total), ctypes.create_string_buffer(total)
-    ctypes.memset(b, 1, total)
-
-    def once():
-        start = time.process_time()
-        for at in range(0, total, part):
-            ctypes.memmove(ctypes.addressof(b) + at, ctypes.addressof(a) + at, part)
-        return time.process_time() - start
-    return min(once() for _ in range(5)) / total
+from step_cost import MIB, Steps, compare, seconds_of, seconds_per_byte
 
 
 def work(options):
@@ -48,42 +32,30 @@ def work(options):
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     words = torch.randint(0, nets.WORDS, (options.batch, options.length))
 
-    def step():
-        start = time.process_time()
+    def step(_):
         optimizer.zero_grad()
         loss = model(input_ids=words, labels=words).loss
         loss.backward()
         optimizer.step()
-        return time.process_time() - start
 
-    def best_of(limit, steps):
+    def least(limit):
         spillway_torch.set_limit_lms(limit)
-        best = None
-        for i in range(steps):
-            before = spillway_torch.memory_stats()
-            seconds = step()
-            after = spillway_torch.memory_stats()
-            if i >= 2 and (best is None or seconds < best["seconds"]):
-                best = {"seconds": seconds, **{k: after[k] - before[k] for k in (
-                    "swap_out_bytes", "swap_in_bytes", "moved_bytes", "frames")}}
-        return best
+        steps = Steps(options.steps, spillway_torch.memory_stats)
+        steps.run(step)
+        return steps.least()
 
-    step()
+    step(0)
     spillway_torch.reset_peak_memory_stats()
-    step()
+    step(1)
     peak = spillway_torch.memory_stats()["tensor_bytes.all.peak"]
     free, capped, per_byte = [], [], []
     for _ in range(options.rounds):
-        free.append(best_of(plenty, options.steps))
+        free.append(least(plenty))
         per_byte.append(seconds_per_byte())
-        capped.append(best_of(int(options.cap * peak), options.steps))
-    free, capped = (min(all, key=lambda one: one["seconds"]) for all in (free, capped))
-    copied = sum(capped[k] for k in ("swap_out_bytes", "swap_in_bytes", "moved_bytes"))
-    copies = copied * min(per_byte)
-    print(json.dumps({
-        "model": options.models[0], "hidden": options.hidden, "peak_bytes": peak, "frames": capped["frames"],
-        "free_ms": 1e3 * free["seconds"], "capped_ms": 1e3 * capped["seconds"], "copied_bytes": copied,
-        "copies_ms": 1e3 * copies, "rest": (capped["seconds"] - free["seconds"] - copies) / free["seconds"]}))
+        capped.append(least(int(options.cap * peak)))
+    free, capped = min(free, key=seconds_of), min(capped, key=seconds_of)
+    print(json.dumps({"model": options.models[0], "hidden": options.hidden, "peak_bytes": peak, "frames": capped["frames"],
+                      **compare(free, capped, min(per_byte))}))
 
 
 def main():

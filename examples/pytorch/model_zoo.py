@@ -6,8 +6,8 @@
 Each NAME is a process of its own (see ZOO; by default all that can be imported here). It trains without a limit, which
 says what memory that takes and what comes out; then with each given part of that memory. Models are made from their
 configurations with random weights: nothing is downloaded. A table says whether losses and weights are bitwise the same,
-what CPU time a step took without and with the limit (the mean of all but the first), and what went out and in. Exit status
-1 if a bit differs or a run fails.
+what CPU time a step took without and with the limit, the least from the third one on, what went out and in, and what is
+left of the difference without the copies (step_cost.py). Exit status 1 if a bit differs or a run fails.
 """
 import argparse
 import gc
@@ -18,27 +18,8 @@ import multiprocessing
 import os
 import sys
 import tempfile
-import time
 
-MIB = 1 << 20
-
-
-class Steps:
-    """Keeps the loss of each step, and the CPU time of this process when it ended."""
-
-    def __init__(self, count):
-        self.count, self.losses, self.times = count, [], [time.process_time()]
-
-    def add(self, loss):
-        self.losses.append(float(loss).hex())
-        self.times.append(time.process_time())
-
-    def run(self, step):
-        for _ in range(self.count):
-            self.add(step())
-
-    def mean_ms(self):
-        return 1000 * (self.times[-1] - self.times[1]) / (len(self.times) - 2)
+from step_cost import MIB, Steps, compare, seconds_per_byte
 
 
 def train(steps, model, loss_of, optimizer=None):
@@ -47,7 +28,7 @@ def train(steps, model, loss_of, optimizer=None):
     model.train()
     optimizer = optimizer or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
 
-    def step():
+    def step(_):
         optimizer.zero_grad()
         loss = loss_of(model)
         loss.backward()
@@ -207,7 +188,7 @@ def accelerate(steps):
     model, optimizer = loop.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     ids = text(4)
 
-    def step():
+    def step(_):
         for part in ids.split(2):
             with loop.accumulate(model):
                 loss = model(input_ids=part, labels=part, use_cache=False).loss
@@ -260,7 +241,7 @@ def work(name, parts, count):
 
     def run():
         torch.manual_seed(7)
-        steps = Steps(count)
+        steps = Steps(count, spillway_torch.memory_stats)
         model = ZOO[name][0](steps)
         digests = [hashlib.sha256(bytes(w.detach().contiguous().flatten().view(torch.uint8).numpy())).hexdigest()
                    for w in model.state_dict().values()]
@@ -271,26 +252,24 @@ def work(name, parts, count):
         run()  # compiling takes memory of its own
         spillway_torch.reset_peak_memory_stats()
     free, free_weights = run()
+    free_ms = 1e3 * free.least()["seconds"]
     peak = spillway_torch.memory_stats()["tensor_bytes.all.peak"]
     failed = False
     for part in parts:
         spillway_torch.set_limit_lms(int(part * peak))
-        before = spillway_torch.memory_stats()
         try:
             tight, tight_weights = run()
         except torch.OutOfMemoryError as error:
             failed = True
             print(error, file=sys.stderr)
-            print(f"| {name} | {peak / MIB:.0f} | {part} | out of memory | {free.mean_ms():.0f} | | | | |", flush=True)
+            print(f"| {name} | {peak / MIB:.0f} | {part} | out of memory | {free_ms:.0f} | | | | | |", flush=True)
             continue
-        after = spillway_torch.memory_stats()
         is_same = free.losses == tight.losses and free_weights == tight_weights
         failed = failed or not is_same
-
-        def moved(key):
-            return (after[key] - before[key]) / count / MIB
-        print(f"| {name} | {peak / MIB:.0f} | {part} | {'yes' if is_same else 'NO'} | {free.mean_ms():.0f} | {tight.mean_ms():.0f} | "
-              f"{tight.mean_ms() / free.mean_ms():.2f} | {moved('swap_out_bytes'):.0f} | {moved('swap_in_bytes'):.0f} |", flush=True)
+        cost = compare(free.least(), tight.least(), seconds_per_byte())
+        print(f"| {name} | {peak / MIB:.0f} | {part} | {'yes' if is_same else 'NO'} | {free_ms:.0f} | {cost['capped_ms']:.0f} | "
+              f"{cost['capped_ms'] / free_ms:.2f} | {tight.mean('swap_out_bytes') / MIB:.0f} | "
+              f"{tight.mean('swap_in_bytes') / MIB:.0f} | {100 * cost['rest']:.0f} % |", flush=True)
     sys.exit(failed)
 
 
@@ -324,8 +303,8 @@ def main():
     available = {package for package in {ZOO[name][1] for name in names} if importlib.util.find_spec(package) is not None}
     for package in available:  # once for all processes
         importlib.import_module(package)
-    print("| model | peak, MiB | part | bitwise | CPU ms/step | with the limit | ratio | out, MiB/step | in, MiB/step |\n"
-          "|---|---:|---:|---|---:|---:|---:|---:|---:|", flush=True)
+    print("| model | peak, MiB | part | bitwise | CPU ms/step | with the limit | ratio | out, MiB/step | in, MiB/step | "
+          "the rest |\n|---|---:|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
     failed = False
     for name in names:
         package = ZOO[name][1]

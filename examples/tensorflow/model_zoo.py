@@ -1,49 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains models and training loops of many kinds with half of the memory that they take, and compares every bit.
 
-    python model_zoo.py [NAME ...] [--part 0.5] [--steps 6]
+    python model_zoo.py [NAME ...] [--part 0.5] [--steps 6] [--threads 1]
 
 Each NAME is a process of its own (see ZOO; by default all). It trains without a limit, which says what memory that takes
 and what comes out; then with the given part of that memory. A table says whether losses and weights are bitwise the same,
-what went out and in, and what a step took without and with the limit: processor time of all threads, the least of all
-steps but the first two. Copies are what so many bytes take at the speed of `memcpy` here; the rest is what the step took
-longer besides. Exit status 1 if a bit differs or a run fails.
+what went out and in, and what a step cost without and with the limit, the least of all steps but the first two;
+step_cost.py says how costs are told apart. With --threads TensorFlow has so many, of each kind. Exit status 1 if a bit
+differs or a run fails.
 """
 import argparse
 import gc
 import os
 import subprocess
 import sys
-import time
 
-
-class Steps:
-    """Calls a function a number of times and keeps the processor time that each took and what it returned."""
-
-    def __init__(self, count):
-        self.count, self.losses, self.seconds = count, [], []
-
-    def run(self, step):
-        for i in range(self.count):
-            begin = time.process_time()
-            self.losses.append([float(loss) for loss in step(i)])
-            self.seconds.append(time.process_time() - begin)
-
-    def least_ms(self):
-        return 1000 * min(self.seconds[2:] or self.seconds)
-
-
-def bytes_per_ms():
-    """How fast memory is copied to memory."""
-    import numpy as np
-    source = np.ones(64 << 20, np.uint8)
-    target = source.copy()
-
-    def copy():
-        begin = time.process_time()
-        np.copyto(target, source)
-        return time.process_time() - begin
-    return source.nbytes / min(copy() for _ in range(8)) / 1000
+from step_cost import MIB, Steps, compare, seconds_per_byte
 
 
 def noise(*shape, seed=0):
@@ -54,7 +26,7 @@ def noise(*shape, seed=0):
 def fit(steps, model, inputs, outputs, loss, optimizer="adam", **compile_options):
     """Trains a model of Keras with its own loop, one batch a step."""
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False, **compile_options)
-    steps.run(lambda i: [model.train_on_batch(inputs, outputs)])
+    steps.run(lambda i: float(model.train_on_batch(inputs, outputs)))
     return model.weights
 
 
@@ -130,7 +102,7 @@ def gan(steps):
             maker_loss = -tf.reduce_mean(critic(maker(latent, training=True)))
         optimizers[1].apply(tape.gradient(maker_loss, maker.trainable_variables), maker.trainable_variables)
         return loss, maker_loss
-    steps.run(lambda i: step(tf.constant(0.1 * (i + 1))))
+    steps.run(lambda i: [float(loss) for loss in step(tf.constant(0.1 * (i + 1)))])
     return critic.weights + maker.weights
 
 
@@ -147,7 +119,7 @@ def eager(steps):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(images, training=True) - targets) ** 2)
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
-        return [loss]
+        return float(loss)
     steps.run(step)
     return model.weights
 
@@ -172,7 +144,7 @@ def mirrored(steps):
             optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
             return loss
         return strategy.reduce("MEAN", strategy.run(replica), axis=None)
-    steps.run(lambda i: [step()])
+    steps.run(lambda i: float(step()))
     return [w for w in model.weights]
 
 
@@ -194,7 +166,7 @@ ZOO = {
 }
 
 
-def work(name, part, count):
+def work(name, options):
     """Trains one model twice and prints its line of the table."""
     import numpy as np
     import tensorflow as tf
@@ -203,32 +175,29 @@ def work(name, part, count):
     if name == "mirrored":
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if options.threads:
+        tf.config.threading.set_inter_op_parallelism_threads(options.threads)
+        tf.config.threading.set_intra_op_parallelism_threads(options.threads)
     tf.config.experimental.enable_op_determinism()
     spillway_tf.install(limit=4 << 30)
     spillway_tf.set_lms_enabled(True)
 
     def train():
         tf.keras.utils.set_random_seed(7)
-        steps = Steps(count)
+        steps = Steps(options.steps, spillway_tf.get_lms_stats)
         weights = [np.array(w) for w in ZOO[name](steps)]
         tf.keras.backend.clear_session()
         gc.collect()
         return steps, weights
     free, free_weights = train()
     peak = spillway_tf.get_peak_bytes_in_use()
-    spillway_tf.set_lms_limit(int(part * peak))
-    before = spillway_tf.get_lms_stats()
+    spillway_tf.set_lms_limit(int(options.part * peak))
     tight, tight_weights = train()
-    after = spillway_tf.get_lms_stats()
     is_same = free.losses == tight.losses and all(map(np.array_equal, free_weights, tight_weights))
-
-    def moved(key):
-        return (after[key] - before[key]) / count
-    out, back = moved("swap_out_bytes"), moved("swap_in_bytes")
-    copies = (out + back) / bytes_per_ms()
-    rest = tight.least_ms() - free.least_ms() - copies
-    print(f"| {name} | {peak / (1 << 20):.0f} | {'yes' if is_same else 'NO'} | {out / (1 << 20):.0f} | {back / (1 << 20):.0f} | "
-          f"{free.least_ms():.0f} | {tight.least_ms():.0f} | {copies:.0f} | {100 * rest / free.least_ms():.0f} % |", flush=True)
+    cost = compare(free.least(), tight.least(), seconds_per_byte())
+    print(f"| {name} | {peak / MIB:.0f} | {'yes' if is_same else 'NO'} | {tight.mean('swap_out_bytes') / MIB:.0f} | "
+          f"{tight.mean('swap_in_bytes') / MIB:.0f} | {cost['free_ms']:.0f} | {cost['capped_ms']:.0f} | "
+          f"{cost['copies_ms']:.0f} | {100 * cost['rest']:.0f} % | {100 * cost['system']:.0f} % |", flush=True)
     sys.exit(not is_same)
 
 
@@ -237,16 +206,17 @@ def main():
     parser.add_argument("names", nargs="*", default=list(ZOO), metavar="NAME")
     parser.add_argument("--part", type=float, default=0.5)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.names[0], options.part, options.steps)
-    print("| model | peak, MiB | bitwise | out, MiB/step | in | ms/step | with the limit | of these copies | the rest |\n"
-          "|---|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
+        work(options.names[0], options)
+    print("| model | peak, MiB | bitwise | out, MiB/step | in | ms/step | with the limit | of these copies | the rest | of it the "
+          "system |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     failed = []
     for name in options.names:
         done = subprocess.run([sys.executable, __file__, name, "--worker", "--part", str(options.part), "--steps",
-                               str(options.steps)], check=False, stderr=subprocess.PIPE, text=True,
+                               str(options.steps), "--threads", str(options.threads)], check=False, stderr=subprocess.PIPE, text=True,
                               env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **os.environ})
         if done.returncode != 0:
             failed.append(f"{name}: exit status {done.returncode}\n{done.stderr[-2000:]}")

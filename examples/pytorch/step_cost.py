@@ -1,0 +1,1 @@
+../../python/common/step_cost.py

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training steps cost the processor, and how much of that swapping's copies are. The examples of both frameworks have
+this file, by a link.
+
+Costs are processor time of all threads of this process, the system's part counted by itself, too: a device that maps memory
+has the system find, clear and map pages for what comes in. What copies cost is the bytes that were copied in the step, at
+the speed of copies in this process; the *rest* is what a step took longer besides, in parts of a step without a limit.
+"""
+import ctypes
+import resource
+import time
+
+MIB = 1 << 20
+#: The bytes that are copied, among the statistics of both modules. TensorFlow's has none of the last, since nothing moves.
+COPIED = ("swap_out_bytes", "swap_in_bytes", "moved_bytes")
+
+
+class Steps:
+    """Calls a function a number of times, and keeps what it returned and what each call cost.
+
+    `stats` returns the statistics of the module. What they grew by is part of the cost."""
+
+    def __init__(self, count, stats):
+        self.count, self.stats, self.losses, self.costs = count, stats, [], []
+        self.begin()
+
+    def begin(self):
+        self._before, self._began = self.stats(), resource.getrusage(resource.RUSAGE_SELF)
+
+    def add(self, loss):
+        """Ends a step, and begins the next one."""
+        used, now = resource.getrusage(resource.RUSAGE_SELF), self.stats()
+        system = used.ru_stime - self._began.ru_stime
+        seconds = used.ru_utime - self._began.ru_utime + system
+        grown = {key: now[key] - before for key, before in self._before.items() if isinstance(before, int)}
+        self.costs.append({**grown, "seconds": seconds, "system_seconds": system, "copied_bytes": sum(grown.get(key, 0) for key in COPIED)})
+        self.losses.append(loss)
+        self.begin()
+
+    def run(self, step):
+        self.begin()
+        for i in range(self.count):
+            self.add(step(i))
+
+    def least(self):
+        """The cost of the step that took the least time, from the third one on."""
+        return min(self.costs[2:] or self.costs, key=seconds_of)
+
+    def mean(self, key):
+        return sum(cost[key] for cost in self.costs) / len(self.costs)
+
+
+def seconds_of(cost):
+    return cost["seconds"]
+
+
+def seconds_per_byte():
+    """Of copies of 1 MiB between places that are not in the near caches."""
+    total, part = 128 * MIB, MIB
+    a, b = ctypes.create_string_buffer(total), ctypes.create_string_buffer(total)
+    ctypes.memset(b, 1, total)
+
+    def once():
+        start = time.process_time()
+        for at in range(0, total, part):
+            ctypes.memmove(ctypes.addressof(b) + at, ctypes.addressof(a) + at, part)
+        return time.process_time() - start
+    return min(once() for _ in range(5)) / total
+
+
+def compare(free, tight, per_byte):
+    """What a step costs without a limit and under one, what the copies of the latter cost, the rest, and how much more the
+    system took, which is part of the rest."""
+    copies = tight["copied_bytes"] * per_byte
+    return {"free_ms": 1e3 * free["seconds"], "capped_ms": 1e3 * tight["seconds"], "copied_bytes": tight["copied_bytes"],
+            "copies_ms": 1e3 * copies, "system": (tight["system_seconds"] - free["system_seconds"]) / free["seconds"],
+            "rest": (tight["seconds"] - free["seconds"] - copies) / free["seconds"]}
