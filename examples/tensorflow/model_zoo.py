@@ -211,8 +211,8 @@ def main():
     options = parser.parse_args()
     if options.worker:
         work(options.names[0], options)
-    print("| model | peak, MiB | bitwise | out, MiB/step | in | ms/step | with the limit | of these copies | the rest | of it the "
-          "system |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    print("| model | peak, MiB | bitwise | out, MiB/step | in | ms/step | with the limit | of these copies | the rest | more in "
+          "the system |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     failed = []
     for name in options.names:
         done = subprocess.run([sys.executable, __file__, name, "--worker", "--part", str(options.part), "--steps",
