@@ -386,6 +386,19 @@ class FrameHook {
     typename Leases::Pins pins_;
   };
 
+  /// Says for as long as it lives that an operation runs which may go on with the addresses of
+  /// copies that it makes.
+  class ForeignOperation {
+   public:
+    ForeignOperation() { ++frames_.foreign; }
+    ForeignOperation(ForeignOperation const&) = delete;
+    ForeignOperation& operator=(ForeignOperation const&) = delete;
+    ~ForeignOperation() { --frames_.foreign; }
+
+   private:
+    typename Leases::Frames& frames_ = Site::frames();
+  };
+
   /// Turns the library's errors into PyTorch's.
   template <class Act>
   static void rethrow_as_torch(Act act) {
@@ -421,6 +434,10 @@ class FrameHook {
   }
 
   static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    std::optional<ForeignOperation> foreign;
+    if (op.schema().name().rfind("aten::", 0) != 0) {
+      foreign.emplace();
+    }
     run_framed(
         op, stack, [&] { op.redispatchBoxed(next, stack); }, false);
   }
@@ -474,6 +491,7 @@ class FrameHook {
   /// Runs an operation whose communication goes on after it has returned: the operands are leased
   /// until it has ended, or for good if nothing says when.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    ForeignOperation const foreign;
     Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
@@ -513,6 +531,7 @@ class FrameHook {
   /// has their addresses from then on, so they are kept.
   static void run_packing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     constexpr bool keeps = true;
+    ForeignOperation const foreign;
     Operands operands;
     collect<Leases>(last(*stack, op.schema().arguments().size()), operands, {keeps, false});
     Frame frame;

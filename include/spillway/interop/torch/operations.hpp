@@ -609,13 +609,16 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
 
  private:
   /// Enrols a copy that was made inside of another operation: autograd copies what an operation is
-  /// about to overwrite, and no other operation sees the copy before the backward pass.
+  /// about to overwrite, and no other operation sees the copy before the backward pass. Copies that
+  /// communication makes are its own, and may be in use after it has returned.
   C10_NOINLINE static void enrol_copy(at::Tensor const& copy) {
     Operands operands;
     UnseenCollector<Leases>{operands}(copy, false);
     if (!operands.empty()) {
       typename Hook::Frame frame;
-      frame.enrol(operands);
+      if (frame.frames().foreign == 0) {
+        frame.enrol(operands);
+      }
     }
   }
   C10_NOINLINE static Result run_not_dense(c10::DispatchKeySet keys, Arguments... arguments) {

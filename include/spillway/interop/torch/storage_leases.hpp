@@ -33,10 +33,11 @@ template <class Entry>
 struct ThreadFrames {
   using Pins = std::vector<Entry*>;
 
-  int depth = 0;            ///< of nested operations that lease their operands
-  int composites = 0;       ///< of composites, whose inner operations have frames of their own
-  int held = 0;             ///< of pieces of a program that count as one operation
-  bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
+  int depth = 0;           ///< of nested operations that lease their operands
+  int composites = 0;      ///< of composites, whose inner operations have frames of their own
+  int held = 0;            ///< of pieces of a program that count as one operation
+  int foreign = 0;         ///< of operations that may go on with addresses after they have returned
+  bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
   /// Requested in vain though there was room, in pieces; not told yet, as the operation may run
   /// once more.
