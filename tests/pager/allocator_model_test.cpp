@@ -379,7 +379,7 @@ class Program {
     allocator_.set_recipe(
         block->id,
         operands,
-        std::chrono::nanoseconds{draw(2) == 0 ? 0 : draw(20'000)},
+        std::chrono::nanoseconds{draw(4) == 0 ? draw(2'000) : 0},
         [this, contents, result](typename Device::stream_type stream,
                                  std::span<void const* const> addresses,
                                  void* address) {
