@@ -796,11 +796,12 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
                                            std::chrono::nanoseconds cost,
                                            Make make) {
   Call const call{*this};
-  auto const has_bytes = [this](BlockId one) {
-    (void)blocks_.expect(one);
-    blocks_.wait_until_settled(blocks_.at(one), nullptr);
-    return blocks_.expect(one).has_contents();
+  auto const settle = [this](BlockId one) {
+    blocks_.wait_until_settled(blocks_.expect(one), nullptr);
   };
+  std::for_each(operands.begin(), operands.end(), settle);
+  settle(id);  // last: while another is waited for, it may begin to leave again
+  auto const has_bytes = [this](BlockId one) { return blocks_.expect(one).has_contents(); };
   expects(has_bytes(id) && std::all_of(operands.begin(), operands.end(), has_bytes),
           "a recipe is given once the block and its operands have been written");
   expects(std::find(operands.begin(), operands.end(), id) == operands.end(),
@@ -808,7 +809,7 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
   expects(!blocks_.at(id).needs_recipe(),
           "the block needs the recipe that it has: acquire it before it is given another");
   blocks_.recipes().give(id,
-                         {operands.begin(), operands.end()},
+                         operands,
                          static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
                          [make = std::move(make)](void const* stream,
                                                   std::span<void const* const> addresses,

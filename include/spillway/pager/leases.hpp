@@ -174,7 +174,7 @@ class Leases {
   [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
-        block->is_abandoned || (block->recipe != nullptr && request.access != Access::read)) {
+        block->is_abandoned || (request.access != Access::read && block->recipe != nullptr)) {
       return nullptr;
     }
     if constexpr (ReadCheckingApi<Device>) {

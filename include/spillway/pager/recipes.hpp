@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -36,7 +37,8 @@ class Recipes {
   /// Gives a block that is not dropped a recipe, in place of the one it may have.
   ///
   /// @throws std::bad_alloc; the block then has none
-  void give(BlockId id, std::vector<BlockId> operands, std::uint64_t cost_ns, Recipe::Make make) {
+  void
+  give(BlockId id, std::span<BlockId const> operands, std::uint64_t cost_ns, Recipe::Make make) {
     forget(id);
     Recipe& recipe = node(id);
     recipe.operands.reserve(operands.size());
