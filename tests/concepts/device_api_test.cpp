@@ -18,7 +18,7 @@ namespace {
 
 using namespace spillway;
 using spillway::test::DeviceArchetype;
-using Stream = DeviceArchetype::stream_type;
+using StreamType = DeviceArchetype::stream_type;
 using Event = DeviceArchetype::event_type;
 
 static_assert(DeviceApi<DeviceArchetype>);
@@ -100,13 +100,14 @@ TEST_SUITE("device_api") {
     CHECK_REFUSES(DeviceApi, DeviceArchetype, void* try_allocate_pinned(std::size_t));
     CHECK_REFUSES(DeviceApi, DeviceArchetype, void free_pinned(void*, std::size_t));  // may throw
     CHECK_REFUSES(
-        DeviceApi, DeviceArchetype, void copy(void*, void*, std::size_t, CopyKind, Stream));
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, int fill(void*, unsigned char, std::size_t, Stream));
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void launch_host(Stream, HostFunction));
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_stream(Stream));  // may throw
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_event(Event));    // may throw
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void record(Stream, Event));
-    CHECK_REFUSES(DeviceApi, DeviceArchetype, void wait(Event, Stream));
+        DeviceApi, DeviceArchetype, void copy(void*, void*, std::size_t, CopyKind, StreamType));
+    CHECK_REFUSES(
+        DeviceApi, DeviceArchetype, int fill(void*, unsigned char, std::size_t, StreamType));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void launch_host(StreamType, HostFunction));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_stream(StreamType));  // may throw
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void destroy_event(Event));        // may throw
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void record(StreamType, Event));
+    CHECK_REFUSES(DeviceApi, DeviceArchetype, void wait(Event, StreamType));
     CHECK_REFUSES(DeviceApi, DeviceArchetype, int is_complete(Event));
     CHECK_REFUSES(DeviceApi, DeviceArchetype, MemoryInfo memory_info());  // not const
     CHECK_REFUSES(DeviceApi, DeviceArchetype, int numa_node() const);     // may throw
