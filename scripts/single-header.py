@@ -5,14 +5,15 @@
     scripts/single-header.py [HEADER] > spillway.hpp
 
 HEADER is what the result stands for: <spillway/spillway.hpp> if none is named, or <spillway/cuda.hpp> and others.
-Each header of ours is put in the place where it is included first; other includes stay. The same tree gives the same bytes.
+Each header of ours is put in the place where it is included first; other includes stay. One that is included under a
+condition may include only headers that are there by then. The same tree gives the same bytes.
 """
 import pathlib
 import re
 import sys
 
 INCLUDE = pathlib.Path(__file__).resolve().parent.parent / "include"
-OURS = re.compile(r"#include <(spillway/[^>]+)>")
+OURS = re.compile(r"#\s*include <(spillway/[^>]+)>")
 LICENCE = "// SPDX-License-Identifier: Apache-2.0"
 
 
@@ -25,8 +26,11 @@ def expand(header: str, seen: set[str]) -> list[str]:
         depth -= re.match(r"\s*#\s*endif", line) is not None
         found = OURS.match(line)
         if found and depth:
-            raise SystemExit(f"{header} includes {found.group(1)} under a condition: this script cannot tell if it is there")
-        if found and found.group(1) not in seen:
+            inner = {found.group(1)}
+            lines += expand(found.group(1), inner := inner | seen)
+            if inner - seen != {found.group(1)}:
+                raise SystemExit(f"{header} includes {found.group(1)} under a condition, and that others which may be needed without")
+        elif found and found.group(1) not in seen:
             seen.add(found.group(1))
             lines += expand(found.group(1), seen)
         elif not found and line not in ("#pragma once", LICENCE):

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/host/posix_file_io.hpp>
+#include <spillway/host/ring_file_io.hpp>
 #if defined(SPILLWAY_WITH_IO_URING)
 #  if defined(SPILLWAY_COMPILED)
 #    error "spillway::compiled has single file calls: link spillway::spillway instead"
 #  endif
 #  include <spillway/host/io_uring_file_io.hpp>
-#else
-#  include <spillway/host/posix_file_io.hpp>
 #endif
 
 namespace spillway {

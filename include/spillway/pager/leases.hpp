@@ -134,13 +134,6 @@ class Leases {
   void forget_streams() noexcept { stream_cache_.fill({}); }
 
  private:
-  /// Leases all operands of a group, none of which may leave for another.
-  template <class Give>
-  void acquire_together(std::span<LeaseRequest const> requests,
-                        stream_type stream,
-                        StreamIndex on,
-                        Give const& give);
-
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
 
@@ -607,46 +600,42 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
   auto const is_incomplete = [this](LeaseRequest request) {
     return to_recompute(request).has_value();
   };
-  try {
-    acquire_together(requests, stream, on, give);
-  } catch (OutOfDeviceMemory const&) {
-    if (!has_recipes || std::none_of(requests.begin(), requests.end(), is_incomplete)) {
-      throw;
+  for (bool has_room = true;; has_room = false) {
+    if (!has_room) {
+      // For a recipe's operands beside those of the group. Without the group there is room, since
+      // only a block for which that suffices is dropped.
+      recompute_for(requests, stream, on, true);
     }
-    // There is no room for a recipe's operands beside those of the group. Without the group there
-    // is, since only a block for which it suffices is dropped.
-    recompute_for(requests, stream, on, true);
-    acquire_together(requests, stream, on, give);
+    try {
+      Pending pending{*this, requests};
+      for (LeaseRequest const& request : requests) {
+        pending.add(blocks_.at(request.id));
+      }
+      recompute_for(requests, stream, on, false);
+      for (LeaseRequest const& request : requests) {
+        make_resident(request, blocks_.record_access(request), pending);
+      }
+      for (LeaseRequest const& request : requests) {
+        check_arrival(request, pending);
+      }
+      order_after_earlier_uses(requests, on, pending);
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        BlockRecord& block = blocks_.at(requests[i].id);
+        give(i, grant(block, requests[i], on), block);
+        if (block.recipe != nullptr && requests[i].access != Access::read) {
+          blocks_.recipes().forget(requests[i].id);
+        }
+      }
+      pending.keep();
+      break;
+    } catch (OutOfDeviceMemory const&) {
+      if (!has_room || !has_recipes ||
+          std::none_of(requests.begin(), requests.end(), is_incomplete)) {
+        throw;
+      }
+    }
   }
   blocks_.free_orphans();
-}
-
-template <PolicySet Policies>
-template <class Give>
-void Leases<Policies>::acquire_together(std::span<LeaseRequest const> requests,
-                                        stream_type stream,
-                                        StreamIndex on,
-                                        Give const& give) {
-  Pending pending{*this, requests};
-  for (LeaseRequest const& request : requests) {
-    pending.add(blocks_.at(request.id));
-  }
-  recompute_for(requests, stream, on, false);
-  for (LeaseRequest const& request : requests) {
-    make_resident(request, blocks_.record_access(request), pending);
-  }
-  for (LeaseRequest const& request : requests) {
-    check_arrival(request, pending);
-  }
-  order_after_earlier_uses(requests, on, pending);
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    BlockRecord& block = blocks_.at(requests[i].id);
-    give(i, grant(block, requests[i], on), block);
-    if (block.recipe != nullptr && requests[i].access != Access::read) {
-      blocks_.recipes().forget(requests[i].id);
-    }
-  }
-  pending.keep();
 }
 
 }  // namespace spillway::detail
