@@ -163,8 +163,9 @@ class Leases {
   };
 
   /// The block if a lease on it can be given without a device call and without a way to fail, else
-  /// null.
-  [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
+  /// null. This and the next are all that most acquires do, so they are not left to the compiler.
+  [[nodiscard, gnu::always_inline]] BlockRecord* find_at_hand(LeaseRequest request,
+                                                              StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
         block->is_abandoned || (request.access != Access::read && block->recipe != nullptr)) {
@@ -179,7 +180,8 @@ class Leases {
                             (request.access == Access::read || order_.is_ordered(block->used, on));
     return is_ordered ? block : nullptr;
   }
-  LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
+  [[gnu::always_inline]] LeaseRecord
+  grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
     count(block);
     blocks_.touch(request.id, blocks_.record_access(request));
     return grant(block, request, on);
