@@ -163,7 +163,7 @@ class Leases {
   };
 
   /// The block if a lease on it can be given without a device call and without a way to fail, else
-  /// null. This and the next are all that most acquires do, so they are not left to the compiler.
+  /// null. This and the next are most of what an acquire costs, so they are always inlined.
   [[nodiscard, gnu::always_inline]] BlockRecord* find_at_hand(LeaseRequest request,
                                                               StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
