@@ -62,12 +62,13 @@ inline void finish_output() {
 inline int run(CLI::App& app, int argc, char** argv, std::function<int()> const& work) {
   app.set_version_flag("--version", app.get_name() + " " SPILLWAY_VERSION);
   try {
-    app.parse(argc, argv);
-  } catch (CLI::ParseError const& error) {
-    return app.exit(error) == 0 ? Exit::done : Exit::bad_input;
-  }
-  try {
-    int const status = work();
+    int status = Exit::done;
+    try {
+      app.parse(argc, argv);
+      status = work();
+    } catch (CLI::ParseError const& error) {  // --help and --version are errors to CLI, too
+      status = app.exit(error) == 0 ? Exit::done : Exit::bad_input;
+    }
     finish_output();
     return status;
   } catch (std::invalid_argument const& error) {

@@ -56,14 +56,14 @@ class Bench {
         trace_{replay::read_trace(path, arguments.scale)},
         step_{spillway::bench::step_of(trace_)},
         swap_bound_{std::vector<spillway::bench::Step>(3, step_)},
-        step_bound_{step_, kernels_ns(trace_, arguments.kernel_scale)} {}
+        step_bound_{step_, spillway::bench::kernels_ns(trace_, arguments.kernel_scale)} {}
 
   void run() const {
     if (!arguments_.is_csv) {
       std::printf("%s on %s: kernels %.1f ms a step; step time over its least\n%-6s %-8s %10s",
                   name_.c_str(),
                   arguments_.device.c_str(),
-                  kernels_ns() / 1e6,
+                  all_kernels_ns() / 1e6,
                   "GB/s",
                   "capacity",
                   "least ms");
@@ -127,7 +127,7 @@ class Bench {
                   result.completed ? 1 : 0,
                   step_ns,
                   least_ns,
-                  kernels_ns());
+                  all_kernels_ns());
     } else if (result.completed) {
       std::printf(" %18.3f", step_ns / least_ns);
     } else {
@@ -141,15 +141,7 @@ class Bench {
                                         : replay::replay_on_sim(trace_, settings);
   }
 
-  static std::vector<std::uint64_t> kernels_ns(replay::Trace const& trace, double scale) {
-    std::vector<std::uint64_t> kernels;
-    for (replay::Operation const& operation : trace.operations) {
-      kernels.push_back(
-          static_cast<std::uint64_t>(static_cast<double>(operation.kernel_ns) * scale));
-    }
-    return kernels;
-  }
-  [[nodiscard]] double kernels_ns() const {
+  [[nodiscard]] double all_kernels_ns() const {
     return static_cast<double>(trace_.compute_ns) * arguments_.kernel_scale;
   }
 

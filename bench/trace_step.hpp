@@ -4,6 +4,7 @@
 #include <spillway/core/types.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "replay/trace.hpp"
@@ -27,6 +28,16 @@ inline Step step_of(replay::Trace const& trace) {
     }
   }
   return step;
+}
+
+/// What the kernels of one repetition take: `scale` times what the trace says.
+inline std::vector<std::uint64_t> kernels_ns(replay::Trace const& trace, double scale = 1) {
+  std::vector<std::uint64_t> kernels;
+  kernels.reserve(trace.operations.size());
+  for (replay::Operation const& operation : trace.operations) {
+    kernels.push_back(static_cast<std::uint64_t>(static_cast<double>(operation.kernel_ns) * scale));
+  }
+  return kernels;
 }
 
 }  // namespace spillway::bench

@@ -9,6 +9,7 @@ set(SPILLWAY_HEADERS
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
     spillway/concepts/arena.hpp
+    spillway/concepts/codec.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp
     spillway/concepts/device_capabilities.hpp
@@ -32,6 +33,7 @@ set(SPILLWAY_HEADERS
     spillway/core/range_table.hpp
     spillway/core/record.hpp
     spillway/core/stats.hpp
+    spillway/core/streaming_store.hpp
     spillway/core/tensor_view.hpp
     spillway/core/types.hpp
     spillway/defrag_arena.hpp
@@ -54,6 +56,7 @@ set(SPILLWAY_HEADERS
     spillway/host/posix_file_io.hpp
     spillway/host/ring_file_io.hpp
     spillway/host/slab_map.hpp
+    spillway/host/slot_codecs.hpp
     spillway/host/slot_io.hpp
     spillway/host/staging.hpp
     spillway/host/swap_file.hpp
@@ -62,12 +65,14 @@ set(SPILLWAY_HEADERS
     spillway/host_swap_pool.hpp
     spillway/interop/dlpack.hpp
     spillway/interop/framework/buffer_leases.hpp
+    spillway/interop/framework/codec_choice.hpp
     spillway/interop/framework/install_options.hpp
     spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/torch/context_table.hpp
     spillway/interop/torch/private_pools.hpp
+    spillway/interop/torch/site.hpp
     spillway/interop/torch/tensor_stats.hpp
     spillway/lease.hpp
     spillway/observe/json_stream.hpp
@@ -90,6 +95,10 @@ set(SPILLWAY_HEADERS
     spillway/pager/reclaimer.hpp
     spillway/pager/transfers.hpp
     spillway/policies.hpp
+    spillway/policy/codec/as_bfloat16.hpp
+    spillway/policy/codec/byte_planes.hpp
+    spillway/policy/codec/identity.hpp
+    spillway/policy/codec/zero_bitmap.hpp
     spillway/policy/compaction/exchange_search.hpp
     spillway/policy/compaction/gap_index.hpp
     spillway/policy/compaction/layout_line.hpp
@@ -158,6 +167,7 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/host_tensor_allocator.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operations.hpp
+    spillway/interop/torch/recompute.hpp
     spillway/interop/torch/storage_leases.hpp
     spillway/interop/torch/storage_table.hpp
     spillway/interop/torch/torch_version.hpp)

@@ -18,87 +18,88 @@
 #include <support/small_allocator.hpp>
 #include <support/temporary_folder.hpp>
 
-using namespace spillway;
-using namespace spillway::literals;
-using support::KnownBytes;
-using support::small_options;
-using support::SmallAllocator;
-using support::SmallBench;
-using support::SmallBuffer;
-
-namespace {
-
-constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-constexpr double no_number = std::numeric_limits<double>::quiet_NaN();
-
-/// An allocator with blocks of known contents: resident, swapped out, and away but clean.
-struct Witnessed : SmallBench {
-  explicit Witnessed(SmallAllocator::Options options = small_options(1_MiB)) : SmallBench{options} {
-    swapped_out.buffer().swap_out();
-    before = allocator.stats();
-  }
-
-  /// That no block came or went, and that all of them hold what they held.
-  void check_intact() {
-    auto const now = allocator.stats();
-    CHECK(now.allocated.blocks.current == before.allocated.blocks.current);
-    CHECK(now.allocated.bytes.current == before.allocated.bytes.current);
-    CHECK(now.requested_bytes.current == before.requested_bytes.current);
-    CHECK(now.leased.blocks.current == 0);
-    CHECK(now.resident.bytes.current + now.free_bytes == now.reserved_bytes);
-    CHECK(resident.is_intact());
-    CHECK(swapped_out.is_intact());
-    CHECK(large.is_intact());
-  }
-
-  KnownBytes resident{*this, 10'000, 1};
-  KnownBytes swapped_out{*this, 20'001, 2};
-  KnownBytes large{*this, 300'000, 3};
-  Stats before;
-};
-
-/// What was thrown, or an empty text.
-template <class Error, class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (Error const& error) {
-    return error.what();
-  }
-  return {};
-}
-
-bool contains(std::string const& text, char const* part) {
-  return text.find(part) != std::string::npos;
-}
-
-/// Everything that can be asked of a block, asked of an id that names none.
-void check_unknown(Witnessed& it, BlockId id) {
-  CHECK_THROWS_AS(it.allocator.deallocate(id), ContractViolation);
-  CHECK_THROWS_AS((void)it.allocator.acquire(id, Access::read, it.stream), ContractViolation);
-  CHECK_THROWS_AS((void)it.allocator.acquire(id, Access::write, it.stream), ContractViolation);
-  CHECK_THROWS_AS(it.allocator.swap_out(id), ContractViolation);
-  CHECK_THROWS_AS(it.allocator.swap_in(id), ContractViolation);
-  CHECK_THROWS_AS((void)it.allocator.residency(id), ContractViolation);
-}
-
-/// That an allocator with these options cannot be made, and takes nothing from the device.
-template <class Error>
-void check_refused(SmallAllocator::Options const& options) {
-  SimApi device{{.capacity_bytes = 64_MiB}};
-  auto const before = device.memory_info().free_bytes;
-  CHECK_THROWS_AS((SmallAllocator{device, options}), Error);
-  CHECK(device.memory_info().free_bytes == before);
-  auto const calls = device.calls();
-  CHECK(calls.reserves == calls.releases);
-  CHECK(calls.pinned_allocations == calls.pinned_frees);
-  CHECK(calls.streams_created == calls.streams_destroyed);
-  CHECK(calls.events_created == calls.events_destroyed);
-}
-
-}  // namespace
-
 TEST_SUITE("bad input") {
+  using namespace spillway;
+  using namespace spillway::literals;
+  using support::KnownBytes;
+  using support::small_options;
+  using support::SmallAllocator;
+  using support::SmallBench;
+  using support::SmallBuffer;
+
+  namespace {
+
+  constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+  constexpr double no_number = std::numeric_limits<double>::quiet_NaN();
+
+  /// An allocator with blocks of known contents: resident, swapped out, and away but clean.
+  struct Witnessed : SmallBench {
+    explicit Witnessed(SmallAllocator::Options options = small_options(1_MiB))
+        : SmallBench{options} {
+      swapped_out.buffer().swap_out();
+      before = allocator.stats();
+    }
+
+    /// That no block came or went, and that all of them hold what they held.
+    void check_intact() {
+      auto const now = allocator.stats();
+      CHECK(now.allocated.blocks.current == before.allocated.blocks.current);
+      CHECK(now.allocated.bytes.current == before.allocated.bytes.current);
+      CHECK(now.requested_bytes.current == before.requested_bytes.current);
+      CHECK(now.leased.blocks.current == 0);
+      CHECK(now.resident.bytes.current + now.free_bytes == now.reserved_bytes);
+      CHECK(resident.is_intact());
+      CHECK(swapped_out.is_intact());
+      CHECK(large.is_intact());
+    }
+
+    KnownBytes resident{*this, 10'000, 1};
+    KnownBytes swapped_out{*this, 20'001, 2};
+    KnownBytes large{*this, 300'000, 3};
+    Stats before;
+  };
+
+  /// What was thrown, or an empty text.
+  template <class Error, class Call>
+  std::string message_of(Call call) {
+    try {
+      call();
+    } catch (Error const& error) {
+      return error.what();
+    }
+    return {};
+  }
+
+  bool contains(std::string const& text, char const* part) {
+    return text.find(part) != std::string::npos;
+  }
+
+  /// Everything that can be asked of a block, asked of an id that names none.
+  void check_unknown(Witnessed& it, BlockId id) {
+    CHECK_THROWS_AS(it.allocator.deallocate(id), ContractViolation);
+    CHECK_THROWS_AS((void)it.allocator.acquire(id, Access::read, it.stream), ContractViolation);
+    CHECK_THROWS_AS((void)it.allocator.acquire(id, Access::write, it.stream), ContractViolation);
+    CHECK_THROWS_AS(it.allocator.swap_out(id), ContractViolation);
+    CHECK_THROWS_AS(it.allocator.swap_in(id), ContractViolation);
+    CHECK_THROWS_AS((void)it.allocator.residency(id), ContractViolation);
+  }
+
+  /// That an allocator with these options cannot be made, and takes nothing from the device.
+  template <class Error>
+  void check_refused(SmallAllocator::Options const& options) {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    auto const before = device.memory_info().free_bytes;
+    CHECK_THROWS_AS((SmallAllocator{device, options}), Error);
+    CHECK(device.memory_info().free_bytes == before);
+    auto const calls = device.calls();
+    CHECK(calls.reserves == calls.releases);
+    CHECK(calls.pinned_allocations == calls.pinned_frees);
+    CHECK(calls.streams_created == calls.streams_destroyed);
+    CHECK(calls.events_created == calls.events_destroyed);
+  }
+
+  }  // namespace
+
   TEST_CASE("DeviceAllocator: a block of no bytes is refused") {
     Witnessed it;
 

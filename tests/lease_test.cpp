@@ -10,47 +10,47 @@
 #include <utility>
 #include <vector>
 
-namespace {
-
-using namespace spillway;
-
-/// Gives leases out and notes which have ended.
-class Giver {
- public:
-  [[nodiscard]] Lease<Giver> give(BlockId block, Access access) {
-    return {*this, LeaseRecord{.block = block, .access = access}, bytes_.data(), bytes_.size()};
-  }
-  void release(LeaseRecord const& lease) noexcept { ended.push_back(lease.block); }
-
-  std::vector<BlockId> ended{};
-
- private:
-  std::array<std::byte, 64> bytes_{};
-};
-
-/// A buffer that says what it was asked for.
-struct Holder {
-  BlockId id{};
-  [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id, access}; }
-  template <Access access>
-  [[nodiscard]] LeaseFor<Lease<Giver>, access> typed(Lease<Giver> lease) const noexcept {
-    return LeaseFor<Lease<Giver>, access>{std::move(lease)};
-  }
-};
-
-constexpr BlockId first{1};
-constexpr BlockId second{2};
-
-static_assert(BlockLease<Lease<Giver>>);
-static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::read>, ReadLease<Lease<Giver>>>);
-static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::write>, Lease<Giver>>);
-static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::read_write>, Lease<Giver>>);
-static_assert(std::is_same_v<decltype(ReadLease<Lease<Giver>>{}.data()), void const*>);
-static_assert(Leasable<Holder> && !Leasable<int>);
-
-}  // namespace
-
 TEST_SUITE("lease") {
+  namespace {
+
+  using namespace spillway;
+
+  /// Gives leases out and notes which have ended.
+  class Giver {
+   public:
+    [[nodiscard]] Lease<Giver> give(BlockId block, Access access) {
+      return {*this, LeaseRecord{.block = block, .access = access}, bytes_.data(), bytes_.size()};
+    }
+    void release(LeaseRecord const& lease) noexcept { ended.push_back(lease.block); }
+
+    std::vector<BlockId> ended{};
+
+   private:
+    std::array<std::byte, 64> bytes_{};
+  };
+
+  /// A buffer that says what it was asked for.
+  struct Holder {
+    BlockId id{};
+    [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id, access}; }
+    template <Access access>
+    [[nodiscard]] LeaseFor<Lease<Giver>, access> typed(Lease<Giver> lease) const noexcept {
+      return LeaseFor<Lease<Giver>, access>{std::move(lease)};
+    }
+  };
+
+  constexpr BlockId first{1};
+  constexpr BlockId second{2};
+
+  static_assert(BlockLease<Lease<Giver>>);
+  static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::read>, ReadLease<Lease<Giver>>>);
+  static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::write>, Lease<Giver>>);
+  static_assert(std::is_same_v<LeaseFor<Lease<Giver>, Access::read_write>, Lease<Giver>>);
+  static_assert(std::is_same_v<decltype(ReadLease<Lease<Giver>>{}.data()), void const*>);
+  static_assert(Leasable<Holder> && !Leasable<int>);
+
+  }  // namespace
+
   TEST_CASE("Lease: ends once, by release or at its end, and then holds nothing") {
     Giver giver;
     {

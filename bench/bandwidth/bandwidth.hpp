@@ -28,8 +28,13 @@ enum class Layout : std::uint8_t {
   apart       ///< scattered, and their slots lie in another random order in the file
 };
 
+/// How blocks are written while they are away.
+enum class CodecName : std::uint8_t { identity, zero_bitmap, bfloat16 };
+
 struct Settings {
   Through through = Through::streams;
+  CodecName codec = CodecName::identity;
+  double zeros = 0.5;  // share of zeros among the float32 elements that a codec is given
   std::size_t min_size_bytes = 4_KiB;
   std::size_t max_size_bytes = 0;    // 0: 1 GiB, and 64 MiB on the simulated device
   std::size_t total_bytes = 16_MiB;  // of one transfer, if its blocks are smaller
@@ -58,10 +63,11 @@ struct Row {
   spillway::HostTier tier{};
   Layout layout{};
   std::size_t size_bytes = 0;
-  std::size_t count = 0;  ///< blocks, each way
-  Rate ours{};            ///< both ways together
-  Rate raw{};             ///< one plain copy of as many bytes, or plain file I/O
-  Rate naive{};           ///< a copy and an event for each of several blocks
+  std::size_t count = 0;    ///< blocks, each way
+  double stored_share = 1;  ///< of each byte that leaves, what is stored of it
+  Rate ours{};              ///< both ways together
+  Rate raw{};               ///< one plain copy of as many bytes, or plain file I/O
+  Rate naive{};             ///< a copy and an event for each of several blocks
   Rate copies{};        ///< file tier: the device's copies between pinned memory and itself, alone
   Rate memcpy_alone{};  ///< one thread copying as many bytes between two places in memory
   bool is_file_direct = false;

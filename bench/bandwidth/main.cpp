@@ -17,6 +17,7 @@
 
 namespace {
 
+using bandwidth::CodecName;
 using bandwidth::Direction;
 using bandwidth::Layout;
 using bandwidth::Row;
@@ -33,6 +34,9 @@ struct Arguments {
 template <class Value>
 using Names = std::map<std::string, Value>;
 
+Names<CodecName> const codecs{{"identity", CodecName::identity},
+                              {"zero_bitmap", CodecName::zero_bitmap},
+                              {"bfloat16", CodecName::bfloat16}};
 Names<Direction> const directions{
     {"out", Direction::out}, {"in", Direction::in}, {"both", Direction::both}};
 Names<HostTier> const tiers{
@@ -79,6 +83,12 @@ nlohmann::ordered_json to_json(Arguments const& arguments, Row const& row) {
   if (row.memcpy_alone.median != 0) {
     json["memcpy_gbps"] = row.memcpy_alone.median;
   }
+  if (arguments.settings.codec != CodecName::identity) {
+    json["codec"] = name_of(codecs, arguments.settings.codec);
+    json["zeros"] = arguments.settings.zeros;
+    json["stored_share"] = row.stored_share;
+    json["stored_gbps"] = row.stored_share * row.ours.median;
+  }
   if (row.tier == HostTier::file) {
     json["file_direct_io"] = row.is_file_direct;
     json["file_checksums"] = row.is_file_checked;
@@ -106,6 +116,12 @@ void print_heading(Arguments const& arguments) {
       "for each of several blocks\n",
       arguments.device.c_str(),
       name_of(throughs, arguments.settings.through).c_str());
+  if (arguments.settings.codec != CodecName::identity) {
+    std::printf("written by %s, %.0f %% of the float32 elements are zeros; stored: GB/s of what "
+                "the codec makes of ours\n",
+                name_of(codecs, arguments.settings.codec).c_str(),
+                100 * arguments.settings.zeros);
+  }
   std::printf("%8s %6s %-9s %-8s %-4s %8s %8s %6s %6s %8s %7s %6s\n",
               "size",
               "count",
@@ -121,7 +137,7 @@ void print_heading(Arguments const& arguments) {
               "best");
 }
 
-void print_row(Row const& row) {
+void print_row(Arguments const& arguments, Row const& row) {
   std::printf("%8s %6zu %-9s %-8s %-4s %8.2f %8.2f %6.3f %6.3f",
               size_text(row.size_bytes).c_str(),
               row.count,
@@ -140,6 +156,10 @@ void print_row(Row const& row) {
   }
   if (row.memcpy_alone.median != 0) {
     std::printf("  memcpy %.2f", row.memcpy_alone.median);
+  }
+  if (arguments.settings.codec != CodecName::identity) {
+    std::printf(
+        "  stored %.2f, %.3f of ours", row.stored_share * row.ours.median, row.stored_share);
   }
   if (row.tier == HostTier::file) {
     std::printf("  %s I/O by %s%s, CPU s/GB: %.3f, raw %.3f, the device's copies %.3f",
@@ -183,6 +203,12 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  "streams: the host pool on copy streams; allocator: its swap_out and swap_in")
       ->transform(command_line::one_of(throughs));
   app.add_option(
+         "--codec", settings.codec, "sim, through allocator: how blocks are written in host memory")
+      ->transform(command_line::one_of(codecs));
+  app.add_option("--zeros", settings.zeros, "share of zeros in what a codec is given")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option(
          "--staging-bytes", settings.staging_bytes, "of one pinned chunk of the slower tiers")
       ->transform(CLI::AsSizeValue(false))
       ->check(sizes);
@@ -222,6 +248,11 @@ int measure(Arguments& arguments) {
   if (has_link && arguments.device != "sim") {
     throw std::invalid_argument{"--link-gbps and --copy-latency-us need --device sim"};
   }
+  if (settings.codec != CodecName::identity &&
+      (arguments.device != "sim" || has_link || settings.through != Through::allocator)) {
+    throw std::invalid_argument{
+        "--codec needs --device sim, where it crosses no link, and --through allocator"};
+  }
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   if (!arguments.json) {
     print_heading(arguments);
@@ -230,7 +261,7 @@ int measure(Arguments& arguments) {
     if (arguments.json) {
       rows.push_back(to_json(arguments, row));
     } else {
-      print_row(row);
+      print_row(arguments, row);
     }
   };
   arguments.device == "sim" ? bandwidth::measure_on_sim(settings, report)

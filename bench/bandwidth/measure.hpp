@@ -78,7 +78,10 @@ class Measurement {
     spillway::HostPoolOptions options;
     options.staging_bytes = settings_.staging_bytes;
     options.staging_chunks = settings_.staging_chunks;
-    std::size_t const bytes = 2 * now.bytes();
+    std::size_t bytes = 2 * now.bytes();
+    if (settings_.codec != CodecName::identity) {
+      bytes += bytes / 8;  // a slot is taken for the worst case
+    }
     switch (now.tier) {
     case HostTier::pinned:
       options.pinned_bytes = options.initial_pinned_bytes = bytes;
@@ -119,7 +122,8 @@ class Measurement {
                                      settings_.seed};
       measure(now, carrier, peers);
     } else {
-      ThroughAllocator<Policies> carrier{device_, options, now.size_bytes, now.count};
+      ThroughAllocator<Policies> carrier{
+          device_, options, now.size_bytes, now.count, settings_.codec};
       measure(now, carrier, peers);
     }
   }
@@ -150,12 +154,22 @@ class Measurement {
               .layout = now.layout,
               .size_bytes = now.size_bytes,
               .count = now.count,
+              .stored_share = stored_share(stats, 2 * now.bytes()),
               .is_file_direct = is_direct,
               .is_file_checked = stats.is_file_checked,
               .file_calls = std::string{stats.file_calls}};
       time(row, carrier, peers);
       report_(row);
     }
+  }
+
+  /// Of `bytes` bytes that have left, what is stored of each: those that no codec was given are
+  /// stored as they are.
+  [[nodiscard]] static double stored_share(spillway::HostPoolStats const& stats,
+                                           std::size_t bytes) {
+    return 1 + (static_cast<double>(stats.encoded_stored_bytes) -
+                static_cast<double>(stats.encoded_raw_bytes)) /
+                   static_cast<double>(bytes);
   }
 
   /// Sends everything out and back, and looks at every byte. Afterwards memory is backed and slots
@@ -166,7 +180,7 @@ class Measurement {
       PlainCopies<Device>& plain = peers.plain[set];
       std::uint64_t const tag = settings_.seed + set * now.count;
       carrier.for_each_block(set, [&](std::size_t i, std::byte* block) {
-        plain.put_sync(block, now.size_bytes, tag + i);
+        plain.put_sync(block, now.size_bytes, tag + i, settings_);
       });
       carrier.enqueue_out(set);
       carrier.synchronize(set);
@@ -174,7 +188,7 @@ class Measurement {
       carrier.enqueue_in(set);
       carrier.synchronize(set);
       carrier.for_each_block(set, [&](std::size_t i, std::byte* block) {
-        plain.expect_sync(block, now.size_bytes, tag + i);
+        plain.expect_sync(block, now.size_bytes, tag + i, settings_);
       });
       plain.enqueue_one(peers.sets[set].memory(), now.bytes(), CopyKind::to_host);
       plain.synchronize();

@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "bandwidth.hpp"
+
 namespace bandwidth {
 
 /// What a program does without this library: copies to and from pinned memory, allocated once.
@@ -64,29 +66,46 @@ class PlainCopies {
   void synchronize() { device_->synchronize(stream_); }
 
   /// Gives a block bytes of its own, of which `tag` says which.
-  void put_sync(std::byte* block, std::size_t bytes, std::uint64_t tag) {
-    put_pattern(pinned_.data(), bytes, tag);
+  void put_sync(std::byte* block, std::size_t bytes, std::uint64_t tag, Settings const& settings) {
+    put_pattern(pinned_.data(), bytes, tag, settings);
     copy(block, pinned_.data(), bytes, spillway::CopyKind::to_device);
     synchronize();
   }
   /// @throws std::runtime_error if the block does not hold what `put_sync` put there
-  void expect_sync(std::byte* block, std::size_t bytes, std::uint64_t tag) {
+  void
+  expect_sync(std::byte* block, std::size_t bytes, std::uint64_t tag, Settings const& settings) {
     copy(block, pinned_.data(), bytes, spillway::CopyKind::to_host);
     synchronize();
     expected_.resize(bytes);
-    put_pattern(expected_.data(), bytes, tag);
+    put_pattern(expected_.data(), bytes, tag, settings);
     if (std::memcmp(expected_.data(), pinned_.data(), bytes) != 0) {
       throw std::runtime_error{"a block came back with other bytes than it went out with"};
     }
   }
 
  private:
-  static void put_pattern(std::byte* to, std::size_t bytes, std::uint64_t seed) {
+  /// Words that no codec makes shorter. For a codec, float32 elements: zeros, and numbers from 1 to
+  /// 2 that are the same as bfloat16.
+  static void
+  put_pattern(std::byte* to, std::size_t bytes, std::uint64_t seed, Settings const& settings) {
     std::uint64_t word = seed * 0x9E3779B97F4A7C15U + 1;
-    for (std::size_t at = 0; at < bytes; at += sizeof word) {
-      word = word * 6364136223846793005U + 1442695040888963407U;
-      std::memcpy(to + at, &word, sizeof word);
+    if (settings.codec == CodecName::identity) {
+      for (std::size_t at = 0; at < bytes; at += sizeof word) {
+        word = next(word);
+        std::memcpy(to + at, &word, sizeof word);
+      }
+      return;
     }
+    for (std::size_t at = 0; at < bytes; at += sizeof(float)) {
+      word = next(word);
+      bool const is_zero = static_cast<double>(word >> 32U) < settings.zeros * 0x1p32;
+      float const element = is_zero ? 0 : 1 + static_cast<float>(word >> 25U & 127U) / 128;
+      std::memcpy(to + at, &element, sizeof element);
+    }
+  }
+
+  [[nodiscard]] static constexpr std::uint64_t next(std::uint64_t word) noexcept {
+    return word * 6364136223846793005U + 1442695040888963407U;
   }
 
   void copy(std::byte* memory, std::byte* host, std::size_t bytes, spillway::CopyKind kind) {

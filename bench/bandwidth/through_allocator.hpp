@@ -4,6 +4,8 @@
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 
 #include <array>
 #include <cstddef>
@@ -22,7 +24,8 @@ class ThroughAllocator {
   ThroughAllocator(Device& device,
                    spillway::HostPoolOptions const& options,
                    std::size_t block_bytes,
-                   std::size_t count)
+                   std::size_t count,
+                   CodecName codec)
       : device_{&device},
         stream_{device.create_stream()},
         allocator_{device,
@@ -33,6 +36,7 @@ class ThroughAllocator {
     for (auto& set : blocks_) {
       for (std::size_t i = 0; i < count; ++i) {
         set.push_back(allocator_.allocate(block_bytes));
+        set_codec(set.back(), codec);
       }
     }
   }
@@ -80,6 +84,14 @@ class ThroughAllocator {
   }
 
  private:
+  void set_codec(spillway::BlockId id, CodecName codec) {
+    if (codec == CodecName::zero_bitmap) {
+      allocator_.template set_codec<spillway::ZeroBitmap>(id);
+    } else if (codec == CodecName::bfloat16) {
+      allocator_.template set_codec<spillway::AsBfloat16>(id);
+    }
+  }
+
   Device* device_;
   typename Device::stream_type stream_;
   spillway::DeviceAllocator<Policies> allocator_;

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,6 +32,7 @@ struct Arguments {
   std::string device = "model";
   std::string prefetch;
   double scale = 1;
+  std::optional<double> codec_ratio;
   bool no_swap = false;
   bool no_compaction = false;
   bool json = false;
@@ -196,6 +198,12 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  arguments.settings.link_gbps,
                  "bandwidth of the host link each way, in GB/s; the model takes 25")
       ->check(command_line::positive_number());
+  app.add_option(
+         "--codec-ratio",
+         arguments.codec_ratio,
+         "how many times fewer bytes a codec makes of a buffer: copies, and plans, take the "
+         "link for so many times faster")
+      ->check(command_line::positive_number());
   app.add_option("--kernel-scale",
                  arguments.settings.kernel_scale,
                  "multiplies the time of every kernel; without it kernels take none on sim")
@@ -228,6 +236,18 @@ void check(Arguments const& arguments) {
   if (arguments.settings.kernel_scale && arguments.device == "cuda") {
     throw std::invalid_argument{
         "--kernel-scale: on a GPU no kernels run; use --device model or sim"};
+  }
+  if (arguments.codec_ratio && arguments.device == "cuda") {
+    throw std::invalid_argument{
+        "--codec-ratio: a GPU's link is as fast as it is; use --device model or sim"};
+  }
+}
+
+/// A byte that a codec leaves out takes no time on the link: so does one on a faster link.
+void apply_codec(Arguments& arguments) {
+  if (arguments.codec_ratio) {
+    arguments.settings.link_gbps =
+        *arguments.codec_ratio * arguments.settings.link_gbps.value_or(replay::default_link_gbps);
   }
 }
 
@@ -323,6 +343,7 @@ int replay_and_report(Arguments& arguments) {
   arguments.settings.lookahead_ops =
       parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
   check(arguments);
+  apply_codec(arguments);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
   if (arguments.settings.recompute && trace.form != replay::Trace::Form::accesses) {
     throw std::invalid_argument{

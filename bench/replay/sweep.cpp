@@ -39,13 +39,9 @@ std::optional<spillway::bench::StepBound> bound_of(Trace const& trace, Settings 
       !settings.link_gbps) {
     return std::nullopt;
   }
-  std::vector<std::uint64_t> kernel_ns;
-  kernel_ns.reserve(trace.operations.size());
-  for (Operation const& operation : trace.operations) {
-    kernel_ns.push_back(static_cast<std::uint64_t>(static_cast<double>(operation.kernel_ns) *
-                                                   settings.kernel_scale.value_or(1)));
-  }
-  return spillway::bench::StepBound{spillway::bench::step_of(trace), std::move(kernel_ns)};
+  return spillway::bench::StepBound{
+      spillway::bench::step_of(trace),
+      spillway::bench::kernels_ns(trace, settings.kernel_scale.value_or(1))};
 }
 
 double gib(std::uint64_t bytes) {

@@ -24,7 +24,6 @@
 #include <limits>
 #include <new>
 #include <optional>
-#include <string>
 #include <utility>
 
 namespace spillway {
@@ -55,7 +54,7 @@ struct ArenaStats {
 /// policies choose another arena.
 ///
 /// It can be used alone, by a program that swaps nothing. Ranges are taken and given back with the
-/// fences of the work that uses them, and whoever finds no room compacts:
+/// fences of the work that uses them. A program that finds no room compacts:
 /// ```
 /// auto range = arena.try_take(bytes, id);  // the first user's stream waits for range->fence
 /// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
@@ -75,8 +74,8 @@ struct ArenaStats {
 ///          `granule_bytes`.
 /// Threads  thread-compatible. Only the constructor, the destructor, `try_reserve` and `release`
 ///          call the device, so a caller can hold a lock around everything else.
-/// Streams  none: each free range carries the last uses of its bytes, and whoever takes the range
-///          makes its stream wait for them (`Placement::fence`, `Move::fence`).
+/// Streams  none: each free range carries the last uses of its bytes, and the caller that takes the
+///          range makes its stream wait for them (`Placement::fence`, `Move::fence`).
 /// Address  of a range: fixed except by a committed plan that moves it.
 template <DeviceApi Device,
           FitPolicy Fit = SegregatedFit,
@@ -136,7 +135,7 @@ class DefragArena {
     return placement;
   }
 
-  /// Frees a range; whoever takes its place waits for `last_uses` first.
+  /// Frees a range. The next user of its bytes waits for `last_uses` first.
   ///
   /// A range of a plan that was begun may be given back too: it becomes free at the commit.
   void give_back(RangeId range, Fence const& last_uses) noexcept {
@@ -152,8 +151,9 @@ class DefragArena {
 
   /// What to reserve next so that `bytes` fit; nothing if the capacity does not allow it.
   ///
-  /// In place it is the next part of the lowest hole, and always worth having: what does not lie
-  /// beside a free range can be moved together.
+  /// In place it is the next part of the lowest hole that makes room for `bytes` in one piece. If
+  /// no hole does, it is a part of the lowest hole: compaction can join it with what is free
+  /// elsewhere.
   /// @cost O(1) at the capacity, else O(ranges) in place
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
     std::size_t const left = capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_);
@@ -164,7 +164,7 @@ class DefragArena {
       std::size_t const wanted = std::max(bytes, options_.growth_bytes);
       return {nullptr, wanted >= left ? left : granules(wanted) * granule_bytes, {}};
     }
-    std::uint32_t const hole = lowest_hole();
+    std::uint32_t const hole = hole_for(bytes, left);
     if (hole == no_node) {
       return {};
     }
@@ -186,13 +186,12 @@ class DefragArena {
     std::size_t growth =
         std::min(growth_bytes, capacity_bytes() - std::min(capacity_bytes(), reserved_bytes_));
     if (memory_.is_one_line() && growth != 0) {
-      std::uint32_t const hole = lowest_hole();
-      growth =
-          hole == no_node
-              ? 0
-              : free_bytes_before(hole) +
-                    std::min(growth / memory_.granularity_bytes() * memory_.granularity_bytes(),
-                             std::size_t{map_.list().table[hole].count} * granule_bytes);
+      std::size_t const whole = growth / memory_.granularity_bytes() * memory_.granularity_bytes();
+      growth = 0;
+      (void)find_hole([&](std::uint32_t node) {
+        growth = std::max(growth, bytes_after_growth(node, whole));
+        return false;
+      });
     }
     return std::max(largest_free_bytes(), growth / granule_bytes * granule_bytes);
   }
@@ -212,7 +211,10 @@ class DefragArena {
             "a segment is a multiple of 256 B and fits into the capacity");
     auto const count = static_cast<std::uint32_t>(granules(segment.bytes));
     if (memory_.is_one_line()) {
-      map_.fill(lowest_hole(), count);
+      map_.fill(find_hole([&](std::uint32_t node) {
+                  return map_.list().address(0, map_.list().table[node].first) == segment.address;
+                }),
+                count);
     } else {
       map_.add_segment(static_cast<std::byte*>(segment.address), count);
     }
@@ -227,6 +229,31 @@ class DefragArena {
     auto segment = memory_.is_one_line() ? detach_pieces(bytes) : map_.detach_segment();
     reserved_bytes_ -= segment ? segment->bytes : 0;
     return segment;
+  }
+  /// The bytes that `trim` can hand over, one call after the other. @cost O(ranges), in place with
+  /// the pieces
+  [[nodiscard]] std::size_t trimmable_bytes() const noexcept {
+    detail::RangeList const& list = map_.list();
+    std::size_t bytes = 0;
+    for (std::uint16_t const segment : list.segments()) {
+      for (std::uint32_t node = list.front(segment); node != list.span(segment).wall;
+           node = list.table[node].next) {
+        RangeNode const& range = list.table[node];
+        if (range.state != RangeState::free) {
+          continue;
+        }
+        if (memory_.is_one_line()) {
+          bytes += memory_
+                       .top_pieces(list.address(segment, range.first),
+                                   list.address(segment, range.end()),
+                                   std::numeric_limits<std::size_t>::max())
+                       .bytes;
+        } else if (range.count == list.span(segment).count) {
+          bytes += std::size_t{range.count} * granule_bytes;
+        }
+      }
+    }
+    return bytes;
   }
   /// Gives what `trim` handed over back to the device.
   void release(Segment const& segment) noexcept { memory_.release(segment); }
@@ -324,7 +351,7 @@ class DefragArena {
         map_, static_cast<std::uint32_t>(granules(bytes)), std::move(cost), most_ranges);
   }
 
-  // For whoever weighs a search against eviction, as the pager does (`MovingArena`).
+  // For callers that weigh a search against eviction, as the pager does (`MovingArena`).
 
   /// A plan as above from a look at about `most_ranges` ranges, those around the largest free ones.
   /// Nothing also if a wider search would take less time than the moves that were found.
@@ -448,8 +475,10 @@ class DefragArena {
         most_bytes_{options_.capacity_bytes},
         capacity_granules_{most_bytes_ / granule_bytes},
         memory_{device,
-                options.grows_in_place ? most_bytes_ : 0,
-                std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)},
+                options.grows_in_place ? line_bytes(most_bytes_) : 0,
+                options.page_bytes != 0
+                    ? options.page_bytes
+                    : std::max(options.growth_bytes, ArenaOptions{}.growth_bytes)},
         map_{std::move(fit)},
         search_{std::move(compaction), options_.bytes_per_look} {
     if (memory_.is_one_line()) {
@@ -467,23 +496,45 @@ class DefragArena {
     return options;
   }
 
-  /// In the only segment of an arena that grows in place; `no_node` if there is none.
-  [[nodiscard]] std::uint32_t lowest_hole() const noexcept {
+  /// Addresses for eight times the memory, so that free pieces that lie apart can be mapped anew
+  /// side by side.
+  [[nodiscard]] static std::size_t line_bytes(std::size_t most_bytes) noexcept {
+    constexpr std::size_t longest = (detail::RangeList::line_granules >> 1U) * granule_bytes;
+    return std::max(most_bytes, std::min(8 * most_bytes, longest));
+  }
+  /// The lowest range for which `is_it(node)` is true, among the holes of the only segment of an
+  /// arena that grows in place; `no_node` if there is none.
+  template <class Predicate>
+  [[nodiscard]] std::uint32_t find_hole(Predicate const& is_it) const noexcept {
     detail::RangeList const& list = map_.list();
     std::uint32_t const wall = list.span(0).wall;
     std::uint32_t node = list.front(0);
-    while (node != wall && list.table[node].state != RangeState::hole) {
+    while (node != wall && !(list.table[node].state == RangeState::hole && is_it(node))) {
       node = list.table[node].next;
     }
     return node == wall ? no_node : node;
   }
-  /// What is free just below a hole.
+  /// The lowest hole of which a part of at most `growth_bytes` makes room for `bytes`, else the
+  /// lowest hole.
+  [[nodiscard]] std::uint32_t hole_for(std::size_t bytes, std::size_t growth_bytes) const noexcept {
+    std::uint32_t const hole = find_hole(
+        [&](std::uint32_t node) { return bytes_after_growth(node, growth_bytes) >= bytes; });
+    return hole != no_node ? hole : find_hole([](std::uint32_t) { return true; });
+  }
+  /// The free bytes that end in a hole once up to `growth_bytes` of the hole have memory.
+  [[nodiscard]] std::size_t bytes_after_growth(std::uint32_t hole,
+                                               std::size_t growth_bytes) const noexcept {
+    std::size_t const hole_bytes = std::size_t{map_.list().table[hole].count} * granule_bytes;
+    return free_bytes_before(hole) + std::min(growth_bytes, hole_bytes);
+  }
+  /// The bytes of the free range that ends where a hole begins, 0 if there is none.
   [[nodiscard]] std::size_t free_bytes_before(std::uint32_t hole) const noexcept {
     detail::RangeList const& list = map_.list();
     std::uint32_t const before = list.table[hole].prev;
     return list.is_free(before) ? std::size_t{list.table[before].count} * granule_bytes : 0;
   }
-  /// Makes the highest free pieces, of about `bytes`, a hole.
+  /// Takes about `bytes` of free pieces that lie side by side out of the arena, the highest first,
+  /// and leaves a hole in their place.
   [[nodiscard]] std::optional<Segment> detach_pieces(std::size_t bytes) noexcept {
     detail::RangeList const& list = map_.list();
     std::uint32_t const wall = list.span(0).wall;
@@ -510,7 +561,7 @@ class DefragArena {
     }
     return std::nullopt;
   }
-  /// What may still be taken, as far as the capacity is concerned.
+  /// What the capacity still allows to be taken, whether or not there is a range for it.
   [[nodiscard]] std::uint64_t left_granules() const noexcept {
     std::uint64_t const taken = map_.table().taken_granules;
     return capacity_granules_ - std::min(capacity_granules_, taken);
@@ -518,7 +569,7 @@ class DefragArena {
 
   [[nodiscard]] std::size_t ranges() const noexcept { return map_.table().ranges(); }
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
-  // Of what is at most the capacity, so that the sum cannot wrap around.
+  // How many granules hold `bytes`, which are at most the capacity: the sum cannot wrap around.
   static std::uint64_t granules(std::size_t bytes) noexcept {
     return (bytes + granule_bytes - 1) / granule_bytes;
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/codec.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
@@ -33,7 +35,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -88,9 +89,10 @@ class DeviceAllocator {
     /// Whether memory that is taken later joins the first in one range of addresses, on a device
     /// with virtual memory: see `ArenaOptions`.
     bool grows_in_place = false;
-    /// The pages that memory is mapped in, where the policies' arena maps. 0: the device's
+    /// The pages that memory is mapped in, where the policies' arena maps; 0: the device's
     /// granularity, 2 MiB on today's GPUs. Larger ones take fewer calls of the driver, and blocks
-    /// are rounded up to them.
+    /// are rounded up to them. Where the arena grows in place, the pieces that it takes; 0: of
+    /// `growth_bytes`. Smaller ones can be joined where less is free between leases.
     std::size_t page_bytes = 0;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;
@@ -295,6 +297,25 @@ class DeviceAllocator {
     set_recipe(id, std::span{operands.begin(), operands.size()}, cost, std::move(make));
   }
 
+  /// Chooses how a block is written in the host pool from its next swap-out on: by `Identity`, as
+  /// every block at first, by `ZeroBitmap`, or by a codec that loses bits, such as `AsBfloat16`.
+  /// See `HostSwapPool` for where codecs work; elsewhere, and below 4 KiB, blocks are copied.
+  /// ```
+  /// memory.set_codec<ZeroBitmap>(activation, layer);
+  /// ```
+  /// @param tag  blocks that are alike: what is learned of one is used for all of the same tag
+  /// @throws ContractViolation if the block is unknown; std::bad_alloc. It is then as it was
+  template <Codec C>
+  void set_codec(BlockId id, std::uint64_t tag = 0) {
+    Call const call{*this};
+    CodingId coding;
+    {
+      typename Monitor::Unlocked const unlocked{monitor_};
+      coding = pool_.template coding<C>(tag);
+    }
+    blocks_.expect(id).coding = coding;
+  }
+
   /// Where the bytes are now. Asks the device whether a copy is still in flight.
   ///
   /// @throws ContractViolation if the block is unknown
@@ -385,23 +406,35 @@ class DeviceAllocator {
   /// for the last time, and release none that was acquired on `stream` during the capture.
   ///
   /// @throws DeviceError
-  void prepare_capture(stream_type stream) { order_.record(index_of(stream)); }
+  void prepare_capture(stream_type stream) {
+    Elsewhere const call{monitor_};
+    order_.record(index_of(stream));
+  }
 
   /// What has been enqueued on `stream` so far, for `order_after`. No device call.
-  [[nodiscard]] Fence mark(stream_type stream) { return order_.mark(index_of(stream)); }
+  [[nodiscard]] Fence mark(stream_type stream) {
+    Elsewhere const call{monitor_};
+    return order_.mark(index_of(stream));
+  }
   /// Makes later work on `stream` run after what `mark` has returned, for memory that more streams
   /// use than there are leases.
   ///
   /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
   ///         and has no event from before. The call may be repeated later.
   /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
-  void order_after(stream_type stream, Fence const& fence) { order_.wait(index_of(stream), fence); }
+  void order_after(stream_type stream, Fence const& fence) {
+    Elsewhere const call{monitor_};
+    order_.wait(index_of(stream), fence);
+  }
   /// Makes later work on `stream` run after all work on all streams that leases were acquired on or
   /// that `mark` has been called for.
   ///
   /// @throws as `order_after`
   /// @stream as `order_after`
-  void order_after_all(stream_type stream) { order_.wait_for_all(index_of(stream)); }
+  void order_after_all(stream_type stream) {
+    Elsewhere const call{monitor_};
+    order_.wait_for_all(index_of(stream));
+  }
 
   /// A stream of this allocator's device that retires itself at its end. @throws DeviceError
   [[nodiscard]] Stream<DeviceAllocator> create_stream() { return Stream<DeviceAllocator>{*this}; }
@@ -424,22 +457,22 @@ class DeviceAllocator {
   }
 
   /// To be called by a thread that forks, before and after `fork`: no other thread is inside of a
-  /// call meanwhile. The child can use the allocator if its device has these functions, too, as
-  /// `HostApi` has. What other threads leased stays leased there.
+  /// call meanwhile. The child can use the allocator if its device is a `ForkingApi`, as `HostApi`
+  /// is. What other threads leased stays leased there.
   void before_fork() {
     monitor_.lock_between_calls();
-    if constexpr (forks) {
+    if constexpr (ForkingApi<device_type>) {
       device_->before_fork();
     }
   }
   void after_fork_in_parent() noexcept {
-    if constexpr (forks) {
+    if constexpr (ForkingApi<device_type>) {
       device_->after_fork_in_parent();
     }
     monitor_.unlock();
   }
   void after_fork_in_child() noexcept {
-    if constexpr (forks) {
+    if constexpr (ForkingApi<device_type>) {
       device_->after_fork_in_child();
     }
     monitor_.unlock();
@@ -457,7 +490,10 @@ class DeviceAllocator {
 
   /// What this allocator has done and holds now, and the same of its host pool.
   [[nodiscard]] Stats stats() const;
-  [[nodiscard]] HostPoolStats host_stats() const { return pool_.stats(); }
+  [[nodiscard]] HostPoolStats host_stats() const {
+    Elsewhere const call{monitor_};
+    return pool_.stats();
+  }
   /// Makes every peak what is current now.
   void reset_peak_stats() {
     std::lock_guard const guard{monitor_};
@@ -492,8 +528,7 @@ class DeviceAllocator {
   using Arena = ArenaOf<Policies>;
   using Monitor = detail::Monitor<typename Policies::lock>;
   using Exclusive = typename Monitor::Exclusive;
-
-  static constexpr bool forks = requires(device_type & device) { device.before_fork(); };
+  using Elsewhere = typename Monitor::Elsewhere;
 
   /// One call: holds the lock while it lives, and then tells the observer what was done.
   class Call {
@@ -545,10 +580,11 @@ class DeviceAllocator {
   }
 
   /// Where the caller is the device, the time of a search is the program's; else the host runs
-  /// ahead of the device. Where nothing can leave, room that is not found is an error, and a search
-  /// may take its time.
+  /// ahead of the device. Most searches find nothing better in the end, so one may take a quarter
+  /// of the time that it may save. Where nothing can leave, room that is not found is an error, and
+  /// a search may take its time.
   static double bytes_per_look(PagerOptions const& options) noexcept {
-    constexpr double seconds = 20e-9;
+    constexpr double seconds = 4 * 20e-9;  // a look takes 20 ns
     bool const is_priced = CallerStreamApi<device_type> && options.swapping;
     return is_priced ? options.device_bytes_per_second / 2 * seconds : 0;
   }
@@ -820,6 +856,7 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
 
 template <PolicySet Policies>
 Residency DeviceAllocator<Policies>::residency(BlockId id) const {
+  Elsewhere const call{monitor_};
   std::unique_lock guard{monitor_};
   detail::BlockRecord const& block = blocks_.expect(id);
   detail::BlockState const settled = block.status.settled();
@@ -837,11 +874,10 @@ Residency DeviceAllocator<Policies>::residency(BlockId id) const {
 
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::begin_step() {
-  {
-    Call const call{*this};
-    journal_.begin_step();
-    blocks_.begin_step();
-  }
+  Call const call{*this};
+  journal_.begin_step();
+  blocks_.begin_step();
+  typename Monitor::Unlocked const unlocked{monitor_};
   pool_.check();
 }
 
@@ -901,6 +937,7 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
       }
     }
   }
+  Elsewhere const call{monitor_};
   return pool_.trim_sync();
 }
 
@@ -918,6 +955,7 @@ Stats DeviceAllocator<Policies>::stats() const {
 
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::retire_stream(stream_type stream) {
+  Elsewhere const call{monitor_};
   {
     std::lock_guard const guard{monitor_};
     leases_.forget_streams();
@@ -930,6 +968,7 @@ void DeviceAllocator<Policies>::copy_from_host_sync(void* device_to,
                                                     void const* from,
                                                     std::size_t bytes,
                                                     stream_type stream) {
+  Elsewhere const call{monitor_};
   copier_.copy_from_host_sync(device_to, from, bytes, stream);
 }
 
@@ -938,6 +977,7 @@ void DeviceAllocator<Policies>::copy_to_host_sync(void* to,
                                                   void const* device_from,
                                                   std::size_t bytes,
                                                   stream_type stream) {
+  Elsewhere const call{monitor_};
   copier_.copy_to_host_sync(to, device_from, bytes, stream);
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/codec.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
@@ -11,6 +12,7 @@
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/host_transfers.hpp>
+#include <spillway/host/slot_codecs.hpp>
 #include <spillway/host/slot_io.hpp>
 #include <spillway/host/swap_file.hpp>
 #include <spillway/host/system_file_io.hpp>
@@ -20,6 +22,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -51,6 +54,11 @@ namespace spillway {
 ///          ahead of need, once the pool is in use: as soon as less than half a slab, or than the
 ///          64th part of what is in use, is free. So what is taken is at most 1.05 times what was
 ///          in use at once, from 64 MiB on.
+/// Codecs   a slot can have one (`coding`, `try_take`): it is taken for the worst case, takes one
+///          write, and then becomes as long as what it holds. Blocks are encoded by a host function
+///          that reads device memory, so only on an `AddressableApi`. It is on the caller's stream,
+///          or, where the slot is in the file, on the pool's: what then overwrites the device range
+///          has to wait for `Transfer::device_done`, on the caller's stream, too.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
@@ -80,13 +88,34 @@ class HostSwapPool {
   /// Waits on the host until no copy touches the pool's memory any more.
   ~HostSwapPool();
 
-  /// A slot for `bytes` bytes in the first tier that has room without growing. No device call.
+  /// The name of a codec that blocks with this tag are written with. A codec that loses no bits is
+  /// tried, and given up for a tag where it does not make them fewer. `Identity` has the
+  /// name `CodingId{}`.
+  ///
+  /// @throws std::bad_alloc
+  template <Codec C>
+  [[nodiscard]] CodingId coding([[maybe_unused]] std::uint64_t tag = 0) {
+    if constexpr (AddressableApi<Device> && !IdentityCodec<C>) {
+      std::scoped_lock const lock{mutex_};
+      return codecs_.coding_of(detail::codec_type<C>, tag);
+    } else {
+      return {};
+    }
+  }
+  /// What part of its bytes a block takes on the link and in its slot, as far as is known.
+  [[nodiscard]] double stored_share(CodingId coding) const {
+    std::scoped_lock const lock{mutex_};
+    return codecs_.stored_share(coding);
+  }
+
+  /// A slot for `bytes` bytes in the first tier that has room without growing, with that codec if
+  /// it is any use there. No device call.
   ///
   /// @throws std::bad_alloc, with nothing changed
   /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
-  [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes) {
+  [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes, CodingId coding = {}) {
     std::scoped_lock const lock{mutex_};
-    auto const slot = ledger_.try_take(bytes);
+    auto const slot = ledger_.try_take(bytes, coding, codecs_.try_slot_bytes(coding, bytes));
     if (grows_ahead && is_growth_ahead_due()) {
       grown_.notify_all();
     }
@@ -99,7 +128,7 @@ class HostSwapPool {
   /// @returns true if there is room now, which another thread may take first; false if no tier can
   /// @throws  DeviceError, std::bad_alloc, with nothing changed
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
-  [[nodiscard]] bool try_grow(std::size_t bytes);
+  [[nodiscard]] bool try_grow(std::size_t bytes, CodingId coding = {});
 
   /// Makes new slots begin with `tier`: the faster ones before it take and grow no more.
   void set_first_tier(HostTier tier) {
@@ -190,12 +219,23 @@ class HostSwapPool {
     slot_io_.throw_if_failed(ledger_.at(id));
   }
 
-  /// Whether the slot has lost bytes, without telling its owner: such a slot takes no more bytes.
+  /// Whether the slot may be written, and would be with that codec. Not if it has lost bytes, of
+  /// which its owner is not told here, nor if it has a codec and was written before.
   ///
   /// @throws ContractViolation if `id` names no slot
-  [[nodiscard]] bool has_failed(HostSlotId id) {
+  [[nodiscard]] bool takes_bytes(HostSlotId id, CodingId coding = {}) {
     std::scoped_lock const lock{mutex_};
-    return ledger_.at(id).failure.has_value();
+    detail::HostSlot const& slot = ledger_.at(id);
+    return !slot.failure && slot.wanted == coding && slot.takes_bytes != 0;
+  }
+  /// Whether bytes can be lost between slot and device, so that `check` has to be asked: they come
+  /// from a file, or through a codec.
+  ///
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] bool may_lose_bytes(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    detail::HostSlot const& slot = ledger_.at(id);
+    return slot.tier == HostTier::file || slot.has_codec();
   }
 
   /// The same as `check(id)` for slots that were given back before their last read ran.
@@ -213,7 +253,9 @@ class HostSwapPool {
     std::scoped_lock const lock{mutex_};
     return ledger_.at(id).tier;
   }
-  /// The size asked for, rounded up. @throws ContractViolation if `id` names no slot
+  /// The size asked for, rounded up; with a codec what the slot takes up now.
+  ///
+  /// @throws ContractViolation if `id` names no slot
   [[nodiscard]] std::size_t size_bytes(HostSlotId id) {
     std::scoped_lock const lock{mutex_};
     return ledger_.at(id).bytes;
@@ -256,7 +298,12 @@ class HostSwapPool {
     return ledger_.growth_ahead(HostTier::pinned, slab_bytes_) != 0;
   }
   void grow_ahead() noexcept;
-  [[nodiscard]] bool has_room(std::size_t bytes) const noexcept;
+  [[nodiscard]] bool has_room(std::size_t bytes, CodingId coding) const noexcept;
+  /// What a slot takes at the least: where a codec needs more, none is used.
+  [[nodiscard]] std::size_t needed_bytes(std::size_t bytes, CodingId coding) const noexcept {
+    std::size_t const coded = codecs_.slot_bytes(coding, bytes);
+    return coded == 0 ? bytes : std::min(bytes, coded);
+  }
   void reserve_pinned(std::size_t bytes);
   [[nodiscard]] bool
   try_add_slab(HostTier tier, std::size_t bytes, std::unique_lock<std::mutex>& lock);
@@ -271,6 +318,7 @@ class HostSwapPool {
   detail::HostLedger ledger_;
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
+  detail::SlotCodecs codecs_{mutex_, ledger_};
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
   std::thread grower_;                               // runs `grow_ahead`
 };
@@ -285,7 +333,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
       numa_node_{options.numa_node.value_or(device.numa_node())},
       memory_{device, options, numa_node_, std::move(file_io)},
       slot_io_{mutex_, ledger_, memory_.file()},
-      transfers_{device, order, mutex_, ledger_, slot_io_, options, numa_node_} {
+      transfers_{device, order, mutex_, ledger_, slot_io_, codecs_, options, numa_node_} {
   bool const has_units = memory_.file() != nullptr && memory_.file()->moves_units();
   ledger_.open(HostTier::pinned, options.pinned_bytes, granule_bytes);
   ledger_.open(HostTier::pageable, options.pageable_bytes, granule_bytes);
@@ -358,18 +406,23 @@ void HostSwapPool<Device, FileIo>::reserve_pinned(std::size_t bytes) {
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
+bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) {
   std::unique_lock lock{mutex_};
   grown_.wait(lock, [this] { return !is_growing_; });
-  if (has_room(bytes)) {
+  if (has_room(bytes, coding)) {
     return true;
   }
   Growing const growing{*this};  // ends under the lock, which is declared before it
   for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
     auto const tier = static_cast<HostTier>(i);
+    std::size_t needed = needed_bytes(bytes, coding);
+    if (std::size_t const coded = codecs_.slot_bytes(coding, bytes);
+        ledger_.growth_for(tier, coded, 0) != 0) {
+      needed = std::max(needed, coded);
+    }
     std::size_t refused = 0;
     for (std::size_t const least : {ledger_.slab_bytes(tier, slab_bytes_), std::size_t{0}}) {
-      std::size_t const slab = ledger_.growth_for(tier, bytes, least);
+      std::size_t const slab = ledger_.growth_for(tier, needed, least);
       if (slab == 0 || slab == refused) {
         break;
       }
@@ -379,7 +432,7 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes) {
       refused = slab;
     }
   }
-  return has_room(bytes);  // another thread may have given some back meanwhile
+  return has_room(bytes, coding);  // another thread may have given some back meanwhile
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -428,9 +481,10 @@ void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes) const noexcept {
+bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes, CodingId coding) const noexcept {
   for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
-    if (ledger_.can_take(static_cast<HostTier>(i), bytes)) {
+    auto const tier = static_cast<HostTier>(i);
+    if (ledger_.can_take(tier, needed_bytes(bytes, coding))) {
       return true;
     }
   }
@@ -480,6 +534,7 @@ HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
   }
   stats.failed_writes = slot_io_.failed_writes();
   stats.failed_reads = slot_io_.failed_reads();
+  codecs_.add_stats(stats);
   ledger_.for_each_slot([&](detail::HostSlot const& slot) {
     for (detail::RescuedPiece const& rescued : slot.rescued) {
       stats.rescued_bytes += rescued.bytes;

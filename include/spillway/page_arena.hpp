@@ -209,6 +209,7 @@ class PageArena {
     reserved_pages_ -= count;
     return count == 0 ? std::nullopt : std::optional{segment};
   }
+  [[nodiscard]] std::size_t trimmable_bytes() const noexcept { return free_count_ * page_bytes_; }
   /// Gives the pages that `trim` handed over back to the device.
   void release(Segment const& /*segment*/) noexcept {
     {
@@ -324,7 +325,9 @@ class PageArena {
 
     /// All work on the page has finished.
     void add(std::uint32_t page) noexcept {
-      if (page != first_ + count_) {
+      if (page + 1 == first_) {
+        first_ = page;
+      } else if (page != first_ + count_) {
         unmap();
         first_ = page;
       }

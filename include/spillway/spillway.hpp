@@ -22,6 +22,10 @@
 #include <spillway/observe/timeline.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policies.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/byte_planes.hpp>
+#include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>

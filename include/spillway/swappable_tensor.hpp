@@ -12,6 +12,7 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <tuple>
@@ -188,6 +189,12 @@ class SwappableTensor {
     expects(host.size() == size(), "the host span must have as many elements as the tensor", site);
     auto const lease = buffer_.acquire_read(stream, site);
     buffer_.pager().copy_to_host_sync(host.data(), lease.data(), host.size_bytes(), stream);
+  }
+
+  /// Chooses how the elements are written while they are away: see `DeviceAllocator::set_codec`.
+  template <class Codec>
+  void set_codec(std::uint64_t tag = 0) {
+    buffer_.pager().template set_codec<Codec>(id(), tag);
   }
 
   /// Says how the elements are made again from those of other tensors on the same allocator:

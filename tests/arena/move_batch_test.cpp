@@ -14,199 +14,199 @@
 #include <span>
 #include <vector>
 
-namespace {
+TEST_SUITE("move_batch") {
+  namespace {
 
-using spillway::Bounce;
-using spillway::CopyKind;
-using spillway::HostApi;
-using spillway::HostStream;
-using spillway::Move;
-using spillway::detail::MoveCopies;
-using spillway::detail::MoveRun;
+  using spillway::Bounce;
+  using spillway::CopyKind;
+  using spillway::HostApi;
+  using spillway::HostStream;
+  using spillway::Move;
+  using spillway::detail::MergedMove;
+  using spillway::detail::MoveCopies;
 
-/// Makes each copy at once, counts those that overlap themselves and refuses some when told to.
-struct CopyWatch : HostApi {
-  void
-  copy(void* to, void const* from, std::size_t bytes, CopyKind /*kind*/, HostStream /*stream*/) {
-    ++calls;
-    run(to, from, bytes);
-  }
-
-  std::size_t calls = 0;   // of the device
-  std::size_t copies = 0;  // those of batches included
-  std::size_t overlaps = 0;
-  std::size_t first_refused = 0;  // the copies that are refused, counted from 1
-  std::size_t last_refused = 0;
-
- protected:
-  void run(void* to, void const* from, std::size_t bytes) {
-    auto* const out = static_cast<std::byte*>(to);
-    auto const* const in = static_cast<std::byte const*>(from);
-    overlaps += out < in + bytes && in < out + bytes ? 1U : 0U;
-    ++copies;
-    if (copies >= first_refused && copies <= last_refused) {
-      throw spillway::DeviceError{"refused"};
+  /// Makes each copy at once, counts those that overlap themselves and refuses some when told to.
+  struct CopyWatch : HostApi {
+    void
+    copy(void* to, void const* from, std::size_t bytes, CopyKind /*kind*/, HostStream /*stream*/) {
+      ++calls;
+      run(to, from, bytes);
     }
-    std::copy_n(in, bytes, out);
-  }
-};
 
-/// Takes batches and runs their copies in any order.
-struct BatchWatch : CopyWatch {
-  void copy_batch(std::span<void* const> to,
-                  std::span<void const* const> from,
-                  std::span<std::size_t const> sizes,
-                  CopyKind /*kind*/,
-                  HostStream /*stream*/) {
-    ++calls;
-    std::vector<std::size_t> order(to.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::shuffle(order.begin(), order.end(), random);
-    for (std::size_t const i : order) {
-      run(to[i], from[i], sizes[i]);
+    std::size_t calls = 0;   // of the device
+    std::size_t copies = 0;  // those of batches included
+    std::size_t overlaps = 0;
+    std::size_t first_refused = 0;  // the copies that are refused, counted from 1
+    std::size_t last_refused = 0;
+
+   protected:
+    void run(void* to, void const* from, std::size_t bytes) {
+      auto* const out = static_cast<std::byte*>(to);
+      auto const* const in = static_cast<std::byte const*>(from);
+      overlaps += out < in + bytes && in < out + bytes ? 1U : 0U;
+      ++copies;
+      if (copies >= first_refused && copies <= last_refused) {
+        throw spillway::DeviceError{"refused"};
+      }
+      std::copy_n(in, bytes, out);
     }
-  }
-
-  std::mt19937_64 random{7};
-};
-
-/// Memory with random bytes, so that they tell where they were.
-std::vector<std::byte> numbered(std::size_t bytes, std::uint64_t seed) {
-  std::mt19937_64 random{seed};
-  std::vector<std::byte> memory(bytes);
-  std::generate(memory.begin(), memory.end(), [&] { return static_cast<std::byte>(random()); });
-  return memory;
-}
-
-/// @returns how many moves are done
-template <class Device>
-std::size_t enqueue(Device& device, std::span<Move const> moves, Bounce bounce = {}) {
-  std::size_t done = 0;
-  spillway::enqueue_moves(
-      device, moves, HostStream::caller, bounce, done, [](std::size_t /*move*/) {});
-  return done;
-}
-
-MoveRun run_of(Move const& move) {
-  return {.to = move.to, .from = move.from, .bytes = move.bytes};
-}
-
-/// Blocks in memory, the moves that a valid plan makes of them, and where each is to be in the end.
-struct Layout {
-  struct Block {
-    std::size_t at = 0;
-    std::size_t bytes = 0;
-    std::size_t source = 0;  // where it was first
   };
 
-  std::vector<std::byte> memory;
-  std::vector<Block> blocks;
-  std::vector<Move> moves;
-  std::vector<std::byte> const before = memory;
-
-  explicit Layout(std::size_t bytes, std::uint64_t seed = 1) : memory(numbered(bytes, seed)) {}
-
-  void add(std::size_t at, std::size_t bytes) { blocks.push_back({at, bytes, at}); }
-  /// `count` blocks, each `stride` bytes after the one before.
-  void add_row(std::size_t at, std::size_t count, std::size_t bytes, std::size_t stride) {
-    for (std::size_t i = 0; i < count; ++i) {
-      add(at + i * stride, bytes);
-    }
-  }
-  void move(std::size_t block, std::size_t to) {
-    Block& moved = blocks[block];
-    Move made;
-    made.from = memory.data() + moved.at;
-    made.to = memory.data() + to;
-    made.bytes = moved.bytes;
-    moves.push_back(made);
-    moved.at = to;
-  }
-  /// Moves all blocks by the same distance, first the one that has room in front of it.
-  void slide(bool is_up, std::size_t distance) {
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      std::size_t const block = is_up ? blocks.size() - 1 - i : i;
-      std::size_t const at = blocks[block].at;
-      move(block, is_up ? at + distance : at - distance);
-    }
-  }
-  [[nodiscard]] bool is_free(std::size_t at, std::size_t bytes, std::size_t except) const {
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (i != except && blocks[i].at < at + bytes && at < blocks[i].at + blocks[i].bytes) {
-        return false;
+  /// Takes batches and runs their copies in any order.
+  struct BatchWatch : CopyWatch {
+    void copy_batch(std::span<void* const> to,
+                    std::span<void const* const> from,
+                    std::span<std::size_t const> sizes,
+                    CopyKind /*kind*/,
+                    HostStream /*stream*/) {
+      ++calls;
+      std::vector<std::size_t> order(to.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::shuffle(order.begin(), order.end(), random);
+      for (std::size_t const i : order) {
+        run(to[i], from[i], sizes[i]);
       }
     }
-    return at + bytes <= memory.size();
+
+    std::mt19937_64 random{7};
+  };
+
+  /// Memory with random bytes, so that they tell where they were.
+  std::vector<std::byte> numbered(std::size_t bytes, std::uint64_t seed) {
+    std::mt19937_64 random{seed};
+    std::vector<std::byte> memory(bytes);
+    std::generate(memory.begin(), memory.end(), [&] { return static_cast<std::byte>(random()); });
+    return memory;
   }
-  /// Whether each block's bytes are where `places` says.
-  [[nodiscard]] bool is_whole(std::vector<std::size_t> const& places) const {
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      auto const first = before.begin() + static_cast<std::ptrdiff_t>(blocks[i].source);
-      auto const there = memory.begin() + static_cast<std::ptrdiff_t>(places[i]);
-      if (!std::equal(first, first + static_cast<std::ptrdiff_t>(blocks[i].bytes), there)) {
-        return false;
+
+  /// @returns how many moves are done
+  template <class Device>
+  std::size_t enqueue(Device& device, std::span<Move const> moves, Bounce bounce = {}) {
+    std::size_t done = 0;
+    spillway::enqueue_moves(
+        device, moves, HostStream::caller, bounce, done, [](std::size_t /*move*/) {});
+    return done;
+  }
+
+  MergedMove merged(Move const& move) {
+    return {.to = move.to, .from = move.from, .bytes = move.bytes};
+  }
+
+  /// Blocks in memory, the moves that a valid plan makes of them, and where each is in the end.
+  struct Layout {
+    struct Block {
+      std::size_t at = 0;
+      std::size_t bytes = 0;
+      std::size_t source = 0;  // where it was first
+    };
+
+    std::vector<std::byte> memory;
+    std::vector<Block> blocks;
+    std::vector<Move> moves;
+    std::vector<std::byte> const before = memory;
+
+    explicit Layout(std::size_t bytes, std::uint64_t seed = 1) : memory(numbered(bytes, seed)) {}
+
+    void add(std::size_t at, std::size_t bytes) { blocks.push_back({at, bytes, at}); }
+    /// `count` blocks, each `stride` bytes after the one before.
+    void add_row(std::size_t at, std::size_t count, std::size_t bytes, std::size_t stride) {
+      for (std::size_t i = 0; i < count; ++i) {
+        add(at + i * stride, bytes);
       }
     }
-    return true;
-  }
-  /// Where each block is after the first `done` moves.
-  [[nodiscard]] std::vector<std::size_t> places_after(std::size_t done) const {
-    std::vector<std::size_t> places;
-    for (Block const& block : blocks) {
-      places.push_back(block.source);
+    void move(std::size_t block, std::size_t to) {
+      Block& moved = blocks[block];
+      Move made;
+      made.from = memory.data() + moved.at;
+      made.to = memory.data() + to;
+      made.bytes = moved.bytes;
+      moves.push_back(made);
+      moved.at = to;
     }
-    for (Move const& move : std::span{moves}.first(done)) {
-      auto const from = static_cast<std::size_t>(move.from - memory.data());
-      *std::find(places.begin(), places.end(), from) =
-          static_cast<std::size_t>(move.to - memory.data());
+    /// Moves all blocks by the same distance, first the one that has room in front of it.
+    void slide(bool is_up, std::size_t distance) {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        std::size_t const block = is_up ? blocks.size() - 1 - i : i;
+        std::size_t const at = blocks[block].at;
+        move(block, is_up ? at + distance : at - distance);
+      }
     }
-    return places;
-  }
-};
+    [[nodiscard]] bool is_free(std::size_t at, std::size_t bytes, std::size_t except) const {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (i != except && blocks[i].at < at + bytes && at < blocks[i].at + blocks[i].bytes) {
+          return false;
+        }
+      }
+      return at + bytes <= memory.size();
+    }
+    /// Whether each block's bytes are where `places` says.
+    [[nodiscard]] bool is_whole(std::vector<std::size_t> const& places) const {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        auto const first = before.begin() + static_cast<std::ptrdiff_t>(blocks[i].source);
+        auto const there = memory.begin() + static_cast<std::ptrdiff_t>(places[i]);
+        if (!std::equal(first, first + static_cast<std::ptrdiff_t>(blocks[i].bytes), there)) {
+          return false;
+        }
+      }
+      return true;
+    }
+    /// Where each block is after the first `done` moves.
+    [[nodiscard]] std::vector<std::size_t> places_after(std::size_t done) const {
+      std::vector<std::size_t> places;
+      for (Block const& block : blocks) {
+        places.push_back(block.source);
+      }
+      for (Move const& move : std::span{moves}.first(done)) {
+        auto const from = static_cast<std::size_t>(move.from - memory.data());
+        *std::find(places.begin(), places.end(), from) =
+            static_cast<std::size_t>(move.to - memory.data());
+      }
+      return places;
+    }
+  };
 
-/// Enqueues all moves of a plan. Each block is then whole in its last place, by no copy that
-/// overlaps itself.
-void enqueue_all(BatchWatch& device, Layout const& layout, Bounce bounce = {}) {
-  REQUIRE(enqueue(device, layout.moves, bounce) == layout.moves.size());
-  REQUIRE(device.overlaps == 0);
-  REQUIRE(layout.is_whole(layout.places_after(layout.moves.size())));
-}
-
-/// A layout of small blocks and gaps, and moves of any of them to any place that is free then.
-Layout random_layout(std::mt19937_64& random) {
-  Layout layout{4096, random()};
-  std::size_t at = 0;
-  auto const up_to = [&](std::size_t most) { return std::size_t{random() % (most + 1)}; };
-  for (bool const is_dense = up_to(1) == 0; at < 3500;) {
-    std::size_t const bytes = is_dense ? 16 : 1 + up_to(200);
-    layout.add(at, bytes);
-    at += bytes + (up_to(3) == 0 ? up_to(100) : 0);
+  /// Enqueues all moves of a plan. Each block is then whole in its last place, by no copy that
+  /// overlaps itself.
+  void enqueue_all(BatchWatch& device, Layout const& layout, Bounce bounce = {}) {
+    REQUIRE(enqueue(device, layout.moves, bounce) == layout.moves.size());
+    REQUIRE(device.overlaps == 0);
+    REQUIRE(layout.is_whole(layout.places_after(layout.moves.size())));
   }
-  std::size_t const wanted = 1 + up_to(60);
-  if (up_to(2) != 0) {  // a slide, down or up
-    bool const is_up = up_to(1) == 0;
-    std::size_t limit = is_up ? layout.memory.size() : 0;
-    for (std::size_t i = 0; i < layout.blocks.size(); ++i) {
-      std::size_t const block = is_up ? layout.blocks.size() - 1 - i : i;
-      std::size_t const bytes = layout.blocks[block].bytes;
-      layout.move(block, is_up ? limit - bytes : limit);
-      limit = is_up ? limit - bytes : limit + bytes;
+
+  /// A layout of small blocks and gaps, and moves of any of them to any place that is free then.
+  Layout random_layout(std::mt19937_64& random) {
+    Layout layout{4096, random()};
+    std::size_t at = 0;
+    auto const up_to = [&](std::size_t most) { return std::size_t{random() % (most + 1)}; };
+    for (bool const is_dense = up_to(1) == 0; at < 3500;) {
+      std::size_t const bytes = is_dense ? 16 : 1 + up_to(200);
+      layout.add(at, bytes);
+      at += bytes + (up_to(3) == 0 ? up_to(100) : 0);
+    }
+    std::size_t const wanted = 1 + up_to(60);
+    if (up_to(2) != 0) {  // a slide, down or up
+      bool const is_up = up_to(1) == 0;
+      std::size_t limit = is_up ? layout.memory.size() : 0;
+      for (std::size_t i = 0; i < layout.blocks.size(); ++i) {
+        std::size_t const block = is_up ? layout.blocks.size() - 1 - i : i;
+        std::size_t const bytes = layout.blocks[block].bytes;
+        layout.move(block, is_up ? limit - bytes : limit);
+        limit = is_up ? limit - bytes : limit + bytes;
+      }
+      return layout;
+    }
+    for (std::size_t tries = 0; tries < 4000 && layout.moves.size() < wanted; ++tries) {
+      std::size_t const block = up_to(layout.blocks.size() - 1);
+      std::size_t const to = up_to(layout.memory.size() - layout.blocks[block].bytes);
+      if (layout.is_free(to, layout.blocks[block].bytes, block)) {
+        layout.move(block, to);
+      }
     }
     return layout;
   }
-  for (std::size_t tries = 0; tries < 4000 && layout.moves.size() < wanted; ++tries) {
-    std::size_t const block = up_to(layout.blocks.size() - 1);
-    std::size_t const to = up_to(layout.memory.size() - layout.blocks[block].bytes);
-    if (layout.is_free(to, layout.blocks[block].bytes, block)) {
-      layout.move(block, to);
-    }
-  }
-  return layout;
-}
 
-}  // namespace
+  }  // namespace
 
-TEST_SUITE("move_batch") {
   TEST_CASE("enqueue_moves: a block arrives whole, by no copy that overlaps itself") {
     constexpr std::uint64_t seed = 71;
     MESSAGE("seed ", seed);
@@ -230,7 +230,7 @@ TEST_SUITE("move_batch") {
       REQUIRE(enqueue(device, {&move, 1}, bounce) == 1);
       REQUIRE(std::equal(block.begin(), block.end(), move.to));
       REQUIRE(device.overlaps == 0);
-      REQUIRE(device.copies == MoveCopies::of(run_of(move), bounce).count);
+      REQUIRE(device.copies == MoveCopies::of(merged(move), bounce).count);
     }
   }
 
@@ -238,11 +238,11 @@ TEST_SUITE("move_batch") {
     std::vector<std::byte> memory = numbered(4096, 1);
     std::vector<std::byte> scratch(512);
     Bounce const bounce{scratch.data(), scratch.size()};
-    MoveRun run{.to = memory.data(), .from = memory.data() + 16, .bytes = 2048};
-    CHECK(MoveCopies::of(run, {}).count == 128);
-    CHECK(MoveCopies::of(run, bounce).count == 8);
-    run.to = memory.data() + 16 + 256;  // eight pieces are as many as there would be with scratch
-    CHECK_FALSE(MoveCopies::of(run, bounce).is_bounced);
+    MergedMove move{.to = memory.data(), .from = memory.data() + 16, .bytes = 2048};
+    CHECK(MoveCopies::of(move, {}).count == 128);
+    CHECK(MoveCopies::of(move, bounce).count == 8);
+    move.to = memory.data() + 16 + 256;  // eight pieces are as many as there would be with scratch
+    CHECK_FALSE(MoveCopies::of(move, bounce).is_bounced);
   }
 
   TEST_CASE("enqueue_moves: when the device refuses a copy, the block is back where it was") {

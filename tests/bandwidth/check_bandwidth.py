@@ -77,6 +77,13 @@ for one in through:
     expect(one["through"] == "allocator", "the way is named")
 expect({row["tier"] for row in through} == {"pinned", "pageable", "file"}, "an allocator reaches every tier")
 
+for codec, zeros, shares in (("zero_bitmap", "0.5", (0.5, 0.6)), ("zero_bitmap", "0", (1, 1.01)), ("bfloat16", "0.5", (0.5, 0.51))):
+    for one in rows("--through", "allocator", "--tier", "pinned", "--tier", "pageable", "--codec", codec, "--zeros", zeros):
+        check_row(one)
+        expect((one["codec"], one["zeros"]) == (codec, float(zeros)), "the codec is named, and what it was given")
+        expect(shares[0] <= one["stored_share"] <= shares[1], f"what is stored of each byte: {one}")
+        expect(math.isclose(one["stored_gbps"], one["stored_share"] * one["gbps"]), "stored bytes are a share of the raw ones")
+
 linked = rows("--tier", "pinned", "--direction", "out", "--link-gbps", "0.5", "--copy-latency-us", "5")
 expect(all(row["raw_gbps"] <= 0.51 for row in linked), "a link of the given rate is not faster than that")
 
@@ -91,6 +98,10 @@ refused = {
     ("--file-folder", folder + "/nowhere"): "--file-folder",
     ("--device", "cuda", "--link-gbps", "1"): "--device sim",
     ("--link-gbps", "nan"): "--link-gbps",
+    ("--codec", "zip"): "bfloat16|identity|zero_bitmap",
+    ("--codec", "bfloat16"): "--through allocator",
+    ("--codec", "bfloat16", "--through", "allocator", "--link-gbps", "1"): "no link",
+    ("--zeros", "2"): "--zeros",
     ("--direction", "up"): "both|in|out",
 }
 for bad, named in refused.items():

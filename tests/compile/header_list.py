@@ -2,8 +2,8 @@
 """Fails when the header list, the tree and the doors disagree. Usage: header_list.py <project root>
 
 - Every file under include/ is in exactly one set of cmake/SpillwayHeaders.cmake, and is there.
-- A header of SPILLWAY_HEADERS includes nothing but the standard library, POSIX and its own kind, and what
-  OPTIONAL allows it, which a program asks for with a macro.
+- A header of SPILLWAY_HEADERS includes nothing but the standard library, POSIX, vector instructions and its own kind, and
+  what OPTIONAL allows it, which a program asks for with a macro.
 - spillway.hpp brings in every public header of SPILLWAY_HEADERS, which is one that puts something into
   namespace spillway itself, but for testing/ and the device for planning.
 - A door brings in nothing of what it keeps out: no user compiles a device or a framework not asked for.
@@ -26,8 +26,11 @@ DOORS = {
 OPTIONAL = {
     ("spillway/host/file_checksums.hpp", "<xxhash.h>"),
     ("spillway/host/system_file_io.hpp", "<spillway/host/io_uring_file_io.hpp>"),
+    ("spillway/policy/codec/byte_planes.hpp", "<lz4.h>"),
+    ("spillway/policy/codec/byte_planes.hpp", "<zstd.h>"),
 }
 POSIX = re.compile(r"^<(sys/\w+|unistd|fcntl|stdlib|linux/\w+|pthread|sched)\.h>$")
+PROCESSOR = re.compile(r"^<[et]mmintrin.h>$")  # vector instructions, where the processor has them
 STANDARD = re.compile(r"^<[a-z_0-9]+>$")
 
 root = pathlib.Path(sys.argv[1])
@@ -49,7 +52,7 @@ for header in sorted(plain & on_disk):
         if included.startswith("<spillway/"):
             if included[1:-1] not in plain:
                 complaints.append(f"{header} is in SPILLWAY_HEADERS but {included} is not")
-        elif not STANDARD.match(included) and not POSIX.match(included):
+        elif not any(known.match(included) for known in (STANDARD, POSIX, PROCESSOR)):
             complaints.append(f"{header} includes {included}: not the standard library or POSIX")
 
 

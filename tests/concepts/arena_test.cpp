@@ -20,8 +20,11 @@
 #include <type_traits>
 #include <vector>
 
-// Which abilities the library's arenas have, what does not count as an arena, and an arena that has
-// none of the abilities, which an allocator runs on all the same.
+#include <support/concept_checks.hpp>
+
+// Which abilities the library's arenas have, what does not count as an arena, and arenas that have
+// none of the abilities or one of them, and nothing that its concept does not name: an allocator
+// runs on them all the same.
 
 namespace {
 
@@ -106,6 +109,9 @@ class FirstFitArena {
     }
   }
 
+ protected:
+  [[nodiscard]] Fence const& last_uses() const noexcept { return last_uses_; }
+
  private:
   struct Range {
     std::size_t bytes = 0;
@@ -133,8 +139,73 @@ struct FirstFit {
   using type = FirstFitArena<typename Policies::device>;
 };
 
+/// An arena that may be asked for plans and finds none.
+template <class Device>
+class UnmovedArena : public FirstFitArena<Device> {
+ public:
+  struct plan_type {
+    std::vector<Move> moves;
+    std::size_t cost_bytes = 0;
+    std::size_t makes_bytes = 0;
+    Bounce bounce;
+    Fence fence;
+  };
+
+  using FirstFitArena<Device>::FirstFitArena;
+
+  template <class CanMove>
+  [[nodiscard]] std::optional<plan_type>
+  plan_compaction(std::size_t, std::size_t, CanMove const&, std::size_t) {
+    return std::nullopt;
+  }
+  template <class CanMove>
+  [[nodiscard]] std::optional<plan_type> plan_pass(std::size_t, CanMove const&) {
+    return std::nullopt;
+  }
+  template <class CanMove>
+  [[nodiscard]] std::optional<plan_type> plan_slide(CanMove const&) {
+    return std::nullopt;
+  }
+  void begin_moves(plan_type&) {}
+  void commit_moves(plan_type&, std::size_t, Fence const&) noexcept {}
+  template <class Cost>
+  [[nodiscard]] std::optional<EvictionWindow>
+  cheapest_window(std::size_t, Cost const&, std::size_t) {
+    return std::nullopt;
+  }
+  [[nodiscard]] std::size_t few_ranges() const noexcept { return 100; }
+  [[nodiscard]] std::size_t first_search(std::size_t) const noexcept { return all_ranges; }
+  [[nodiscard]] std::size_t wider_search(std::size_t) const noexcept { return all_ranges; }
+  [[nodiscard]] std::size_t spare_bytes(std::size_t) const noexcept { return 0; }
+};
+
+/// An arena that is asked to map memory, which is there from the beginning.
+template <class Device>
+class MappedArena : public FirstFitArena<Device> {
+ public:
+  MappedArena(Device& device, StreamOrder<Device>& /*order*/, ArenaOptions const& options)
+      : FirstFitArena<Device>{device, options} {}
+
+  [[nodiscard]] MappedRange map(RangeId /*range*/) { return {this->last_uses(), 0}; }
+};
+
+struct Unmoved {
+  template <class Policies>
+  using type = UnmovedArena<typename Policies::device>;
+};
+struct Mapped {
+  template <class Policies>
+  using type = MappedArena<typename Policies::device>;
+};
+
 using Plain = FirstFitArena<SimApi>;
 static_assert(Arena<Plain> && !GrowingArena<Plain> && !MovingArena<Plain> && !MappingArena<Plain>);
+
+using OnlyMoving = UnmovedArena<SimApi>;
+static_assert(MovingArena<OnlyMoving> && !GrowingArena<OnlyMoving> && !MappingArena<OnlyMoving>);
+using OnlyMapping = MappedArena<SimApi>;
+static_assert(MappingArena<OnlyMapping> && !GrowingArena<OnlyMapping> && !MovingArena<OnlyMapping>);
+static_assert(!StableAddressArena<OnlyMapping>);
 
 // Each misses the concept by one thing.
 struct GiveBackMayThrow : Plain {
@@ -357,9 +428,27 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.free_bytes() == 128_KiB);
   }
 
-  TEST_CASE("Arena: an allocator runs on an arena that neither grows, moves nor maps") {
+  TEST_CASE("MovingArena: each member is asked for") {
+    CHECK_NEEDS(MovingArena, OnlyMoving, plan_compaction);
+    CHECK_NEEDS(MovingArena, OnlyMoving, plan_pass);
+    CHECK_NEEDS(MovingArena, OnlyMoving, plan_slide);
+    CHECK_NEEDS(MovingArena, OnlyMoving, begin_moves);
+    CHECK_NEEDS(MovingArena, OnlyMoving, commit_moves);
+    CHECK_NEEDS(MovingArena, OnlyMoving, cheapest_window);
+    CHECK_NEEDS(MovingArena, OnlyMoving, few_ranges);
+    CHECK_NEEDS(MovingArena, OnlyMoving, first_search);
+    CHECK_NEEDS(MovingArena, OnlyMoving, wider_search);
+    CHECK_NEEDS(MovingArena, OnlyMoving, spare_bytes);
+    CHECK_NEEDS(MappingArena, OnlyMapping, map);
+  }
+
+  TEST_CASE_TEMPLATE("Arena: an allocator runs on an arena that does no more than its concept asks",
+                     Choice,
+                     FirstFit,
+                     Unmoved,
+                     Mapped) {
     SimApi device{{.capacity_bytes = 8_MiB}};
-    DeviceAllocator<With<FirstFit>> memory{device, {.capacity_bytes = 64_KiB}};
+    DeviceAllocator<With<Choice>> memory{device, {.capacity_bytes = 64_KiB}};
     auto const stream = device.create_stream();
     std::vector<BlockId> blocks;
     for (int i = 0; i < 12; ++i) {

@@ -5,6 +5,8 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
+#include <doctest/doctest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,19 +18,6 @@ namespace {
 
 using namespace spillway;
 using spillway::testing::SteppedSimApi;
-
-static_assert(BatchCopyApi<SimApi> && BatchCopyApi<SteppedSimApi> && BatchCopyApi<ModelApi>);
-static_assert(!BatchCopyApi<HostApi>);
-static_assert(VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>);
-static_assert(!VirtualMemoryApi<HostApi>);
-static_assert(VacatingApi<HostPagedApi> && !VacatingApi<SimApi>);
-static_assert(ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>);
-static_assert(CallerStreamApi<HostApi> && !CallerStreamApi<SimApi>);
-static_assert(!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>);
-static_assert(KernelTimeApi<SimApi> && KernelTimeApi<ModelApi> && !KernelTimeApi<HostApi>);
-static_assert(VirtualClockApi<ModelApi> && !VirtualClockApi<SimApi> &&
-              !VirtualClockApi<SteppedSimApi>);
-static_assert(SteppedApi<SteppedSimApi> && !SteppedApi<SimApi> && !SteppedApi<ModelApi>);
 
 struct AllOfThem : HostPagedApi {
   void copy_batch(std::span<void* const>,
@@ -42,18 +31,30 @@ struct AllOfThem : HostPagedApi {
   void compute(stream_type, std::uint64_t);
   [[nodiscard]] std::uint64_t finish_time_ns() const;
   std::size_t run_all();
+  struct HostWorker {
+    void launch(HostFunction, void*);
+  };
+  [[nodiscard]] HostWorker* make_host_worker(stream_type);
+  [[maybe_unused]] static constexpr bool pins_slowly = true;
+  [[nodiscard]] bool shares_host_memory() const noexcept;
+  [[nodiscard]] bool checks_reads() const noexcept;
 };
 static_assert(BatchCopyApi<AllOfThem> && VirtualMemoryApi<AllOfThem> && VacatingApi<AllOfThem>);
 static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem>);
 static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelTimeApi<AllOfThem>);
-static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem>);
+static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem> && ForkingApi<AllOfThem>);
+static_assert(HostWorkApi<AllOfThem> && SlowPinningApi<AllOfThem> && SharedMemoryApi<AllOfThem>);
+static_assert(AddressableApi<AllOfThem> && ReadCheckingApi<AllOfThem>);
 
 struct NoDevice {
   [[maybe_unused]] static constexpr bool holds_bytes = true;
+  [[maybe_unused]] static constexpr bool is_addressable = true;
+  [[maybe_unused]] static constexpr bool pins_slowly = true;
   [[nodiscard]] int ordinal() const noexcept;
   std::size_t run_all();
 };
 static_assert(!ByteHoldingApi<NoDevice> && !NumberedApi<NoDevice> && !SteppedApi<NoDevice>);
+static_assert(!SlowPinningApi<NoDevice> && !AddressableApi<NoDevice>);
 
 struct BatchOfMutableSources : AllOfThem {
   void copy_batch(std::span<void* const>,
@@ -114,4 +115,61 @@ struct RunAllCountsNothing : AllOfThem {
 };
 static_assert(!SteppedApi<RunAllCountsNothing>);
 
+struct WorkerTakesNoArgument : AllOfThem {
+  struct HostWorker {
+    void launch(HostFunction);
+  };
+  [[nodiscard]] HostWorker* make_host_worker(stream_type);
+};
+static_assert(!HostWorkApi<WorkerTakesNoArgument>);
+
+struct PinsFast : AllOfThem {
+  [[maybe_unused]] static constexpr bool pins_slowly = false;
+};
+static_assert(!SlowPinningApi<PinsFast>);
+
+struct SharingChangesTheDevice : AllOfThem {
+  [[nodiscard]] bool shares_host_memory() noexcept;
+};
+static_assert(!SharedMemoryApi<SharingChangesTheDevice>);
+
+struct ReadsAreCounted : AllOfThem {
+  [[nodiscard]] int checks_reads() const noexcept;
+};
+static_assert(!ReadCheckingApi<ReadsAreCounted>);
+
+struct NotAddressable : AllOfThem {
+  [[maybe_unused]] static constexpr bool is_addressable = false;
+};
+static_assert(!AddressableApi<NotAddressable> && !AddressableApi<HoldsNoBytes>);
+
+struct LaunchesWithoutStream : AllOfThem {
+  void launch(void (*work)());
+};
+static_assert(LaunchingApi<AllOfThem> && !LaunchingApi<LaunchesWithoutStream>);
+
+struct ForkInTheChildMayThrow : AllOfThem {
+  void after_fork_in_child();
+};
+static_assert(!ForkingApi<ForkInTheChildMayThrow>);
+
 }  // namespace
+
+TEST_CASE("The library's devices have the abilities that are theirs") {
+  CHECK((BatchCopyApi<SimApi> && BatchCopyApi<SteppedSimApi> && BatchCopyApi<ModelApi>));
+  CHECK((!BatchCopyApi<HostApi>));
+  CHECK((VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>));
+  CHECK((!VirtualMemoryApi<HostApi>));
+  CHECK((VacatingApi<HostPagedApi> && !VacatingApi<SimApi>));
+  CHECK((ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>));
+  CHECK((CallerStreamApi<HostApi> && !CallerStreamApi<SimApi>));
+  CHECK((!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>));
+  CHECK((KernelTimeApi<SimApi> && KernelTimeApi<ModelApi> && !KernelTimeApi<HostApi>));
+  CHECK((VirtualClockApi<ModelApi> && !VirtualClockApi<SimApi> && !VirtualClockApi<SteppedSimApi>));
+  CHECK((SteppedApi<SteppedSimApi> && !SteppedApi<SimApi> && !SteppedApi<ModelApi>));
+  CHECK((AddressableApi<SimApi> && AddressableApi<HostApi> && !AddressableApi<ModelApi>));
+  CHECK((ReadCheckingApi<SimApi> && !ReadCheckingApi<HostApi>));
+  CHECK((LaunchingApi<SimApi> && LaunchingApi<HostApi>));
+  CHECK((ForkingApi<HostApi> && ForkingApi<HostPagedApi> && !ForkingApi<SimApi>));
+  CHECK((!HostWorkApi<SimApi> && !SlowPinningApi<SimApi> && !SharedMemoryApi<SimApi>));
+}

@@ -46,8 +46,8 @@ template <class Q>
 struct Makes : PosixFileIo {
   Q make_queue(int fd, std::span<std::byte> memory);
 };
-struct NotMovable : PosixFileIo::Queue {
-  NotMovable(NotMovable&&) = delete;
+struct NotMovableQueue : PosixFileIo::Queue {
+  NotMovableQueue(NotMovableQueue&&) = delete;
 };
 struct CannotSayWhetherItBegins : PosixFileIo::Queue {
   void can_begin() noexcept;
@@ -74,7 +74,7 @@ static_assert(!FileIoApi<DiscardMayThrow>);
 static_assert(!FileIoApi<MakesNoQueue>);
 static_assert(!FileIoApi<int>);
 static_assert(FileIoApi<Makes<PosixFileIo::Queue>>);
-static_assert(!FileIoApi<Makes<NotMovable>>);
+static_assert(!FileIoApi<Makes<NotMovableQueue>>);
 static_assert(!FileIoApi<Makes<CannotSayWhetherItBegins>>);
 static_assert(!FileIoApi<Makes<BeginMayThrow>>);
 static_assert(!FileIoApi<Makes<FinishMayThrow>>);

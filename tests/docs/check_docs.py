@@ -4,6 +4,8 @@
 - A link to a file of this project leads to a file, and to a heading that is there.
 - Each name in a table of docs/api.md is declared in the header beside it, and each public name of the
   headers is in such a table: what is declared in namespace `spillway`, but for the frameworks' adapters.
+- Each member function that docs/one-acquire.md or docs/architecture.md names (`Class::function`) is in the header
+  beside it, or in some header.
 - C++ is under `<!-- region FILE NAME -->`, and is, letter for letter, what FILE holds between the lines
   `// [NAME]` and `// [NAME end]` (in CMake files `# [NAME]`). FILE is an example or a test, so that what is shown compiles and runs.
 """
@@ -18,6 +20,7 @@ REGION = re.compile(r"<!-- region (\S+) (\S+) -->\n+```\w*\n(.*?)^```", re.MULTI
 
 API_ROW = re.compile(r"^\| (`[^|]*) \| \[[^\]]*\]\(\.\./include/spillway/([^)]*)\) \|", re.MULTILINE)
 DECLARATION = re.compile(r"(?:class|struct|enum class|concept|using) (\w+)(?!;)\b(?!;)")
+MEMBER = re.compile(r"`(\w+)::(\w+)`(?: \| `([\w/.]+)`)?")
 PUBLIC = {"spillway", "spillway::dlpack"}
 
 
@@ -104,8 +107,19 @@ def stale_api(root: pathlib.Path) -> list[str]:
     return found
 
 
+def stale_members(root: pathlib.Path) -> list[str]:
+    include, found = root / "include" / "spillway", []
+    headers = {path.relative_to(include).as_posix(): path.read_text() for path in include.rglob("*.hpp")}
+    for page in ("one-acquire.md", "architecture.md"):
+        for owner, name, header in MEMBER.findall((root / "docs" / page).read_text()):
+            texts = [headers.get(header, "")] if header else headers.values()
+            if not any(re.search(rf"\b(?:Basic)?{owner}\b", t) and re.search(rf"\b{name}\b", t) for t in texts):
+                found.append(f"docs/{page}: {header or 'no header'} has no {owner}::{name}")
+    return found
+
+
 root = pathlib.Path(sys.argv[1]).resolve()
-complaints = stale_api(root)
+complaints = stale_api(root) + stale_members(root)
 for page in pages(root):
     complaints += broken_links(root, page) + loose_code(root, page) + stale_regions(root, page)
 print("\n".join(complaints))

@@ -3,6 +3,8 @@
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>
 #include <spillway/observe/timeline.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
 #include <spillway/sim.hpp>
@@ -10,6 +12,8 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 namespace {
 
@@ -48,6 +52,22 @@ TEST_SUITE("snippets") {
         {.capacity_bytes = 8_MiB, .prefetch = spillway::ScheduleLookahead{{.lookahead_ops = 8}}}};
     // [instance end]
     CHECK(looking_ahead.stats().capacity_bytes == 8_MiB);
+  }
+
+  TEST_CASE("concepts: codecs of tensors") {
+    Bench bench;
+    auto activation = spillway::make_tensor<float>(bench.memory, {10'000});
+    auto moment = spillway::make_tensor<float>(bench.memory, {10'000});
+    std::uint64_t const layer = 3;
+    // [codec]
+    activation.set_codec<spillway::ZeroBitmap>(layer);  // lossless: zeros after ReLU take no room
+    moment.set_codec<spillway::AsBfloat16>();           // loses bits: half the bytes
+    // [codec end]
+    std::vector<float> ones(10'000, 1);
+    moment.copy_from_host_sync(ones, bench.stream);
+    moment.swap_out();
+    bench.memory.synchronize();
+    CHECK(bench.memory.host_stats().encoded_stored_bytes == 20'016);
   }
 
   TEST_CASE("adapters: memory for code that knows addresses") {

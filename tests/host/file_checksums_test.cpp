@@ -2,6 +2,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/host/file_checksums.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/testing/faulty_file_io.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
@@ -9,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -125,6 +127,37 @@ TEST_SUITE("file_checksums") {
     }
   }
 
+  TEST_CASE("HostSwapPool: a slot with a codec is lost, too, where its codec would not notice") {
+    for (bool const can_begin : {false, true}) {
+      CAPTURE(can_begin);
+      Bench now{can_begin};
+      auto options = now.options(true);
+      options.file += "2";
+      now.path = options.file;
+      PoolBench<SteppedSimApi>::pool_type pool{
+          now.pools.device, now.pools.order, options, now.pools.io};
+      std::size_t const block_bytes = 24'000;
+      CodingId const coding = pool.coding<ZeroBitmap>();
+      auto* const block = now.pools.reserve(block_bytes);
+      std::memset(block, 1, block_bytes / 2);
+      std::memset(block + block_bytes / 2, 0, block_bytes / 2);
+      REQUIRE(pool.try_grow(block_bytes, coding));
+      HostSlotId const slot = pool.try_take(block_bytes, coding).value();
+      (void)pool.write(slot, block, block_bytes, now.pools.stream);
+      now.pools.device.run_all();
+      CHECK(pool.stats().encoded_stored_bytes < 13'500);
+      now.corrupt(2 * unit);  // in an element
+
+      (void)pool.read(slot, block, block_bytes, now.pools.stream);
+      now.pools.device.run_all();
+
+      CHECK_THROWS_WITH_AS(pool.check(slot),
+                           doctest::Contains("they are not what was written there"),
+                           FileTierError);
+      CHECK(pool.stats().failed_reads == 1);
+    }
+  }
+
   TEST_CASE("HostSwapPool: of slots that one file call reads, only the corrupted one is lost") {
     Bench now{true};
     auto options = now.options(true);
@@ -150,9 +183,9 @@ TEST_SUITE("file_checksums") {
     now.pools.device.run_all();
 
     CHECK(now.pools.io.calls().reads == reads + 1 + 3);  // together, then one by one
-    CHECK_FALSE(pool.has_failed(requests[0].slot));
-    CHECK(pool.has_failed(requests[1].slot));
-    CHECK_FALSE(pool.has_failed(requests[2].slot));
+    CHECK(pool.takes_bytes(requests[0].slot));
+    CHECK_FALSE(pool.takes_bytes(requests[1].slot));
+    CHECK(pool.takes_bytes(requests[2].slot));
   }
 
   TEST_CASE("HostSwapPool: a slot that is written anew, or read in part, is as good as any") {

@@ -242,7 +242,7 @@ TEST_SUITE("host_ledger") {
 
   TEST_CASE("HostSlot: several reads or one write at a time, and no more bytes than there are") {
     HostSlot slot;
-    slot.bytes = 1000;
+    slot.bytes = slot.takes_bytes = 1000;
     CHECK(slot.refusal(1001, SlotAccess::write) != nullptr);
     CHECK(slot.refusal(1, SlotAccess::read) != nullptr);
     slot.written_bytes = 500;

@@ -18,139 +18,139 @@
 
 #include <support/temporary_folder.hpp>
 
-using namespace spillway;
-using spillway::detail::RingFileIo;
-using spillway::detail::SwapFile;
+TEST_SUITE("ring_file_io") {
+  using namespace spillway;
+  using spillway::detail::RingFileIo;
+  using spillway::detail::SwapFile;
 
-namespace {
+  namespace {
 
-/// What a fake ring does, and what was seen of it.
-struct RingState {
-  bool is_refused = false;
-  std::size_t takes_at_once = 1000;  // of what was entered
-  int submit_error = 0;
-  int wait_error = 0;
-  int result_error = 0;
-  std::size_t most_bytes = ~std::size_t{0};  // of one transfer
-  bool is_last_first = false;                // transfers end in the other order
+  /// What a fake ring does, and what was seen of it.
+  struct RingState {
+    bool is_refused = false;
+    std::size_t takes_at_once = 1000;  // of what was entered
+    int submit_error = 0;
+    int wait_error = 0;
+    int result_error = 0;
+    std::size_t most_bytes = ~std::size_t{0};  // of one transfer
+    bool is_last_first = false;                // transfers end in the other order
 
-  std::size_t submits = 0;
-  std::size_t taken = 0;
-  std::size_t most_taken = 0;  // at once
-  std::size_t most_taken_bytes = 0;
-};
-
-/// A ring that makes the calls when somebody waits.
-struct FakeRing {
-  struct Opened {
-    static constexpr std::size_t depth = 4;
-
-    bool push(FileTransfer& transfer) {
-      entered.push_back(&transfer);
-      return true;
-    }
-    int submit() {
-      ++state->submits;
-      if (state->submit_error != 0) {
-        return -state->submit_error;
-      }
-      std::size_t const count = std::min(entered.size(), state->takes_at_once);
-      for (std::size_t i = 0; i < count; ++i) {
-        taken.push_back(entered.front());
-        entered.pop_front();
-      }
-      state->taken += count;
-      state->most_taken = std::max(state->most_taken, taken.size());
-      std::size_t bytes = 0;
-      for (FileTransfer const* each : taken) {
-        bytes += each->bytes;
-      }
-      state->most_taken_bytes = std::max(state->most_taken_bytes, bytes);
-      return static_cast<int>(count);
-    }
-    int wait() const { return -state->wait_error; }
-    FileTransfer* pop() {
-      if (taken.empty()) {
-        return nullptr;
-      }
-      FileTransfer* const ended = state->is_last_first ? taken.back() : taken.front();
-      state->is_last_first ? taken.pop_back() : taken.pop_front();
-      FileTransfer part = *ended;
-      part.bytes = std::min(part.bytes, state->most_bytes);
-      ended->result = state->result_error != 0 ? -state->result_error : file.finish(part);
-      return ended;
-    }
-
-    std::shared_ptr<RingState> state;
-    PosixFileIo::Queue file;
-    std::deque<FileTransfer*> entered;
-    std::deque<FileTransfer*> taken;
+    std::size_t submits = 0;
+    std::size_t taken = 0;
+    std::size_t most_taken = 0;  // at once
+    std::size_t most_taken_bytes = 0;
   };
 
-  std::unique_ptr<Opened> try_open(int fd, std::span<std::byte> /*memory*/) const {
-    return state->is_refused
-               ? nullptr
-               : std::make_unique<Opened>(Opened{state, PosixFileIo::Queue{fd}, {}, {}});
-  }
+  /// A ring that makes the calls when somebody waits.
+  struct FakeRing {
+    struct Opened {
+      static constexpr std::size_t depth = 4;
 
-  std::shared_ptr<RingState> state = std::make_shared<RingState>();
-};
+      bool push(FileTransfer& transfer) {
+        entered.push_back(&transfer);
+        return true;
+      }
+      int submit() {
+        ++state->submits;
+        if (state->submit_error != 0) {
+          return -state->submit_error;
+        }
+        std::size_t const count = std::min(entered.size(), state->takes_at_once);
+        for (std::size_t i = 0; i < count; ++i) {
+          taken.push_back(entered.front());
+          entered.pop_front();
+        }
+        state->taken += count;
+        state->most_taken = std::max(state->most_taken, taken.size());
+        std::size_t bytes = 0;
+        for (FileTransfer const* each : taken) {
+          bytes += each->bytes;
+        }
+        state->most_taken_bytes = std::max(state->most_taken_bytes, bytes);
+        return static_cast<int>(count);
+      }
+      int wait() const { return -state->wait_error; }
+      FileTransfer* pop() {
+        if (taken.empty()) {
+          return nullptr;
+        }
+        FileTransfer* const ended = state->is_last_first ? taken.back() : taken.front();
+        state->is_last_first ? taken.pop_back() : taken.pop_front();
+        FileTransfer part = *ended;
+        part.bytes = std::min(part.bytes, state->most_bytes);
+        ended->result = state->result_error != 0 ? -state->result_error : file.finish(part);
+        return ended;
+      }
 
-using FakeRingFileIo = RingFileIo<FakeRing>;
-static_assert(FileIoApi<FakeRingFileIo>);
+      std::shared_ptr<RingState> state;
+      PosixFileIo::Queue file;
+      std::deque<FileTransfer*> entered;
+      std::deque<FileTransfer*> taken;
+    };
 
-constexpr std::size_t part_bytes = 1000;
-constexpr std::size_t parts = 10;
-
-/// A file of ten parts, each with bytes of its own, and a transfer for each.
-struct Bench {
-  explicit Bench(RingState const& state = {}) : ring{std::make_shared<RingState>(state)} {
-    REQUIRE(file.try_reserve(parts * part_bytes) == 0);
-    for (std::size_t i = 0; i < data.size(); ++i) {
-      data[i] = static_cast<std::byte>(i % 251);
+    std::unique_ptr<Opened> try_open(int fd, std::span<std::byte> /*memory*/) const {
+      return state->is_refused
+                 ? nullptr
+                 : std::make_unique<Opened>(Opened{state, PosixFileIo::Queue{fd}, {}, {}});
     }
-  }
 
-  void prepare(bool is_write) {
-    for (std::size_t i = 0; i < parts; ++i) {
-      transfers[i] = {.memory = (is_write ? data : back).data() + i * part_bytes,
-                      .bytes = part_bytes,
-                      .offset = i * part_bytes,
-                      .is_write = is_write,
-                      .next = i + 1 < parts ? &transfers[i + 1] : nullptr};
+    std::shared_ptr<RingState> state = std::make_shared<RingState>();
+  };
+
+  using FakeRingFileIo = RingFileIo<FakeRing>;
+  static_assert(FileIoApi<FakeRingFileIo>);
+
+  constexpr std::size_t part_bytes = 1000;
+  constexpr std::size_t parts = 10;
+
+  /// A file of ten parts, each with bytes of its own, and a transfer for each.
+  struct Bench {
+    explicit Bench(RingState const& state = {}) : ring{std::make_shared<RingState>(state)} {
+      REQUIRE(file.try_reserve(parts * part_bytes) == 0);
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        data[i] = static_cast<std::byte>(i % 251);
+      }
     }
-  }
-  /// Begins all of them together and finishes them in order. Returns the first error.
-  int run(bool is_write) {
-    prepare(is_write);
-    queue.begin(transfers[0]);
-    return finish_all();
-  }
-  int finish_all() {
-    int first_error = 0;
-    for (FileTransfer& transfer : transfers) {
-      int const error = queue.finish(transfer);
-      first_error = first_error != 0 ? first_error : error;
+
+    void prepare(bool is_write) {
+      for (std::size_t i = 0; i < parts; ++i) {
+        transfers[i] = {.memory = (is_write ? data : back).data() + i * part_bytes,
+                        .bytes = part_bytes,
+                        .offset = i * part_bytes,
+                        .is_write = is_write,
+                        .next = i + 1 < parts ? &transfers[i + 1] : nullptr};
+      }
     }
-    return first_error;
-  }
-  [[nodiscard]] bool is_back() {
-    std::fill(back.begin(), back.end(), std::byte{0xEE});
-    return run(false) == 0 && back == data;
-  }
+    /// Begins all of them together and finishes them in order. Returns the first error.
+    int run(bool is_write) {
+      prepare(is_write);
+      queue.begin(transfers[0]);
+      return finish_all();
+    }
+    int finish_all() {
+      int first_error = 0;
+      for (FileTransfer& transfer : transfers) {
+        int const error = queue.finish(transfer);
+        first_error = first_error != 0 ? first_error : error;
+      }
+      return first_error;
+    }
+    [[nodiscard]] bool is_back() {
+      std::fill(back.begin(), back.end(), std::byte{0xEE});
+      return run(false) == 0 && back == data;
+    }
 
-  TemporaryFolder folder;
-  FakeRing ring;
-  SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
-  std::vector<std::byte> data = std::vector<std::byte>(parts * part_bytes);
-  std::vector<std::byte> back = data;
-  SwapFile<FakeRingFileIo>::Queue queue{file.make_queue({})};
-  std::array<FileTransfer, parts> transfers{};
-};
+    TemporaryFolder folder;
+    FakeRing ring;
+    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
+    std::vector<std::byte> data = std::vector<std::byte>(parts * part_bytes);
+    std::vector<std::byte> back = data;
+    SwapFile<FakeRingFileIo>::Queue queue{file.make_queue({})};
+    std::array<FileTransfer, parts> transfers{};
+  };
 
-}  // namespace
+  }  // namespace
 
-TEST_SUITE("ring_file_io") {
   TEST_CASE("RingFileIo: transfers that are begun together reach the kernel together") {
     for (bool const is_last_first : {false, true}) {
       Bench now{{.is_last_first = is_last_first}};

@@ -120,6 +120,25 @@ void run_model(std::uint64_t seed, std::size_t slabs, std::size_t most_granules,
       REQUIRE((pieces == 1) == (!ranges.empty() && ranges.front() >= granules));
       scattered += pieces > 1 ? 1 : 0;
       live.push_back({*chain, granules});
+    } else if (below(4) == 0) {
+      Live& shrunk = live[below(live.size())];
+      Ticket const use{StreamIndex{static_cast<std::uint16_t>(1 + below(5))}, ++sequence};
+      std::size_t const bytes = 1 + below(shrunk.granules * granule_bytes);
+      std::size_t const kept = (bytes + granule_bytes - 1) / granule_bytes;
+      std::size_t at = 0;
+      map.for_each_extent(shrunk.chain.id, [&](Extent const& extent) {
+        for (std::size_t i = 0; i < extent.bytes / granule_bytes; ++i) {
+          if (at++ >= kept) {
+            oracle.at(extent, i) = {false, use};
+          }
+        }
+      });
+      REQUIRE(map.trim(shrunk.chain.id, bytes, Fence{use}) == kept * granule_bytes);
+      shrunk.granules = kept;
+      std::size_t left = 0;
+      map.for_each_extent(shrunk.chain.id,
+                          [&](Extent const& extent) { left += extent.bytes / granule_bytes; });
+      REQUIRE(left == kept);
     } else {
       std::swap(live[below(live.size())], live.back());
       Ticket const use{StreamIndex{static_cast<std::uint16_t>(1 + below(5))}, ++sequence};

@@ -12,30 +12,30 @@
 #include <set>
 #include <vector>
 
-using namespace spillway;
-using namespace spillway::detail;
-
-namespace {
-
-constexpr Ticket ticket(unsigned stream, unsigned sequence) {
-  return {StreamIndex{static_cast<std::uint16_t>(stream)}, sequence};
-}
-
-std::vector<Extent> extents_of(SlabMap const& map, SlabMap::Chain const& chain) {
-  std::vector<Extent> extents;
-  map.for_each_extent(chain.id, [&](Extent const& extent) { extents.push_back(extent); });
-  return extents;
-}
-
-std::size_t free_ranges(SlabMap const& map) {
-  std::size_t count = 0;
-  map.for_each_free([&](Extent const&, Fence const&) { ++count; });
-  return count;
-}
-
-}  // namespace
-
 TEST_SUITE("slab_map") {
+  using namespace spillway;
+  using namespace spillway::detail;
+
+  namespace {
+
+  constexpr Ticket ticket(unsigned stream, unsigned sequence) {
+    return {StreamIndex{static_cast<std::uint16_t>(stream)}, sequence};
+  }
+
+  std::vector<Extent> extents_of(SlabMap const& map, SlabMap::Chain const& chain) {
+    std::vector<Extent> extents;
+    map.for_each_extent(chain.id, [&](Extent const& extent) { extents.push_back(extent); });
+    return extents;
+  }
+
+  std::size_t free_ranges(SlabMap const& map) {
+    std::size_t count = 0;
+    map.for_each_free([&](Extent const&, Fence const&) { ++count; });
+    return count;
+  }
+
+  }  // namespace
+
   TEST_CASE("SizeClasses: classes rise with size, without gaps up to the largest size") {
     std::size_t previous = 0;
     for (std::size_t units = 1; units < 100'000; ++units) {

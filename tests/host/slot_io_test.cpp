@@ -19,77 +19,79 @@
 #include <support/pool_bench.hpp>
 #include <support/temporary_folder.hpp>
 
-using namespace spillway;
-using spillway::testing::FaultyFileIo;
-using namespace spillway::detail;
+TEST_SUITE("slot_io") {
+  using namespace spillway;
+  using spillway::testing::FaultyFileIo;
+  using namespace spillway::detail;
 
-namespace {
+  namespace {
 
-using Io = SlotIo<FaultyFileIo>;
+  using Io = SlotIo<FaultyFileIo>;
 
-constexpr std::size_t piece_bytes = 1024;
+  constexpr std::size_t piece_bytes = 1024;
 
-/// A file tier of which the slots lie side by side, and a chunk with a place for each.
-struct Bench {
-  explicit Bench(bool is_direct = false) : file{folder.path(), is_direct, faults} {
-    REQUIRE(file.try_reserve(16 << 10));
-    ledger.open(HostTier::file, 16 << 10, granule_bytes);
-    ledger.add_slab(HostTier::file, HostSlab{}, 16 << 10);
-    for (HostSlotId& id : slots) {
-      id = ledger.try_take(piece_bytes).value();
-    }
-    put_pattern(chunk.data(), chunk.size(), 1);
-    for (SlotAccess const access : {SlotAccess::write, SlotAccess::read}) {
-      io.open_queue(access, chunk);
-    }
-  }
-
-  HostSlot& slot(std::size_t i) { return ledger.at(slots[i]); }
-
-  /// The jobs of these slots, in one list and each in its place in the chunk.
-  Io::Job* jobs(std::initializer_list<std::size_t> which, SlotAccess access) {
-    Io::Job* first = nullptr;
-    Io::Job* last = nullptr;
-    for (std::size_t const i : which) {
-      Io::Job& job = io.take(slot(i), access);
-      ledger.for_each_piece(
-          slot(i), piece_bytes, [&](HostPiece const& piece) { job.piece = piece; });
-      job.chunk = chunk.data() + i * piece_bytes;
-      (first == nullptr ? first : last->next) = &job;
-      last = &job;
-    }
-    return first;
-  }
-  void write(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::write)); }
-  void read(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::read)); }
-
-  /// Whether the chunk has what `write` found there, in these places.
-  [[nodiscard]] bool is_back(std::initializer_list<std::size_t> which) const {
-    std::vector<std::byte> expected(chunk.size());
-    put_pattern(expected.data(), expected.size(), 1);
-    for (std::size_t const i : which) {
-      std::size_t const at = i * piece_bytes;
-      if (std::memcmp(chunk.data() + at, expected.data() + at, piece_bytes) != 0) {
-        return false;
+  /// A file tier of which the slots lie side by side, and a chunk with a place for each.
+  struct Bench {
+    explicit Bench(bool is_direct = false) : file{folder.path(), is_direct, faults} {
+      REQUIRE(file.try_reserve(16 << 10));
+      ledger.open(HostTier::file, 16 << 10, granule_bytes);
+      ledger.add_slab(HostTier::file, HostSlab{}, 16 << 10);
+      for (HostSlotId& id : slots) {
+        id = ledger.try_take(piece_bytes).value();
+      }
+      put_pattern(chunk.data(), chunk.size(), 1);
+      for (SlotAccess const access : {SlotAccess::write, SlotAccess::read}) {
+        io.open_queue(access, chunk);
       }
     }
-    return true;
-  }
-  void wipe() { chunk.fill(std::byte{0xEE}); }
 
-  TemporaryFolder folder;
-  FaultyFileIo faults;
-  SwapFile<FaultyFileIo> file;
-  std::mutex mutex;
-  HostLedger ledger;
-  Io io{mutex, ledger, &file};
-  std::array<HostSlotId, 4> slots{};
-  alignas(4096) std::array<std::byte, 4 * piece_bytes> chunk{};
-};
+    HostSlot& slot(std::size_t i) { return ledger.at(slots[i]); }
 
-}  // namespace
+    /// The jobs of these slots, in one list and each in its place in the chunk.
+    Io::Job* jobs(std::initializer_list<std::size_t> which, SlotAccess access) {
+      Io::Job* first = nullptr;
+      Io::Job* last = nullptr;
+      for (std::size_t const i : which) {
+        Io::Job& job = io.take(slot(i), access);
+        ledger.for_each_piece(
+            slot(i), piece_bytes, [&](HostPiece const& piece) { job.piece = piece; });
+        job.chunk = chunk.data() + i * piece_bytes;
+        (first == nullptr ? first : last->next) = &job;
+        last = &job;
+      }
+      return first;
+    }
+    void write(std::initializer_list<std::size_t> which) {
+      Io::run(jobs(which, SlotAccess::write));
+    }
+    void read(std::initializer_list<std::size_t> which) { Io::run(jobs(which, SlotAccess::read)); }
 
-TEST_SUITE("slot_io") {
+    /// Whether the chunk has what `write` found there, in these places.
+    [[nodiscard]] bool is_back(std::initializer_list<std::size_t> which) const {
+      std::vector<std::byte> expected(chunk.size());
+      put_pattern(expected.data(), expected.size(), 1);
+      for (std::size_t const i : which) {
+        std::size_t const at = i * piece_bytes;
+        if (std::memcmp(chunk.data() + at, expected.data() + at, piece_bytes) != 0) {
+          return false;
+        }
+      }
+      return true;
+    }
+    void wipe() { chunk.fill(std::byte{0xEE}); }
+
+    TemporaryFolder folder;
+    FaultyFileIo faults;
+    SwapFile<FaultyFileIo> file;
+    std::mutex mutex;
+    HostLedger ledger;
+    Io io{mutex, ledger, &file};
+    std::array<HostSlotId, 4> slots{};
+    alignas(4096) std::array<std::byte, 4 * piece_bytes> chunk{};
+  };
+
+  }  // namespace
+
   TEST_CASE("SlotIo: pieces that are adjacent in the file and in the chunk share a call") {
     Bench now;
 

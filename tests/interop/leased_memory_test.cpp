@@ -13,21 +13,52 @@
 #include <cstdint>
 #include <cstring>
 #include <random>
+#include <span>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <support/archetypes/policy_archetypes.hpp>
 #include <support/host_work.hpp>
+#include <support/pager_archetype.hpp>
 
 using namespace spillway;
 using spillway::testing::SteppedSimApi;
+
+namespace spillway::test {
+
+/// What `LeasingAllocator` asks for beside `Pager`, and nothing else. It is never run.
+struct LeasingArchetype : PagerArchetype {
+  using device_type = DeviceArchetype;
+  using stream_type = device_type::stream_type;
+
+  explicit LeasingArchetype(device_type& device) : PagerArchetype{0}, device_{device} {}
+
+  lease_type acquire(BlockId, Access, stream_type) { return {}; }
+  std::vector<lease_type> acquire_all(std::span<LeaseRequest const>, stream_type) { return {}; }
+  void copy_from_host_sync(void*, void const*, std::size_t, stream_type) {}
+  void copy_to_host_sync(void*, void const*, std::size_t, stream_type) {}
+  device_type& device() { return device_; }
+  void retire_stream(stream_type) {}
+
+ private:
+  device_type& device_;
+};
+
+}  // namespace spillway::test
 
 namespace {
 
 struct SteppedPolicies : SimPolicies {
   using device = SteppedSimApi;
 };
+
+static_assert(LeasingAllocator<test::LeasingArchetype> && !LeasingAllocator<test::PagerArchetype>);
+struct RetiresNothing : test::LeasingArchetype {
+  void retire_stream() {}
+};
+static_assert(!LeasingAllocator<RetiresNothing>);
 
 using Threaded = DeviceAllocator<SimPolicies>;
 using Stepped = DeviceAllocator<SteppedPolicies>;
@@ -63,6 +94,8 @@ std::string text_of(void const* p) {
 }
 
 }  // namespace
+
+template class spillway::LeasedMemory<spillway::test::LeasingArchetype>;
 
 TEST_SUITE("leased_memory") {
   TEST_CASE("LeasedMemory: is usable, distinct and aligned as asked for") {

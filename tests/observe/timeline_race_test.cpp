@@ -18,29 +18,29 @@
 #include <thread>
 #include <vector>
 
-using namespace spillway;
-
-namespace {
-
-struct Policies : SimPolicies {
-  using observer = Timeline;
-};
-using Allocator = DeviceAllocator<Policies>;
-
-template <class Work>
-void run_threads(std::size_t count, Work work) {
-  std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < count; ++i) {
-    threads.emplace_back(work, i);
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-}
-
-}  // namespace
-
 TEST_SUITE("timeline race") {
+  using namespace spillway;
+
+  namespace {
+
+  struct Policies : SimPolicies {
+    using observer = Timeline;
+  };
+  using Allocator = DeviceAllocator<Policies>;
+
+  template <class Work>
+  void run_threads(std::size_t count, Work work) {
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < count; ++i) {
+      threads.emplace_back(work, i);
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+  }
+
+  }  // namespace
+
   TEST_CASE("Timeline: threads that tell it records at once lose none, and each keeps its order") {
     constexpr std::size_t threads = 4;
     constexpr std::size_t records_each = 5000;

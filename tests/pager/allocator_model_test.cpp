@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random programs against an allocator on a stepped device, with an oracle that knows what every
 // block must hold. Faults are injected; nothing may be lost. Every second program makes blocks
-// again by recipes.
+// again by recipes, and most have blocks with codecs.
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
+#include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/fit/best_fit.hpp>
@@ -20,6 +22,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <new>
 #include <optional>
 #include <random>
 #include <span>
@@ -123,12 +127,14 @@ class Program {
     leases_.clear();
     allocator_.set_capacity(capacity_bytes);
     capacity_in_force_ = capacity_bytes;
+    run_out_of_memory();
     check_all_and_free();
     settle();
   }
 
   [[nodiscard]] support::PatternKernels const& kernels() const { return kernels_; }
   [[nodiscard]] spillway::Stats stats() const { return allocator_.stats(); }
+  [[nodiscard]] spillway::HostPoolStats host_stats() const { return allocator_.host_stats(); }
   std::size_t out_of_memory = 0;
   std::size_t faults = 0;
 
@@ -155,7 +161,12 @@ class Program {
     typename Allocator::Options options{.capacity_bytes = capacity_bytes};
     options.bounce_bytes = 64_KiB;
     options.host.pinned_bytes = 1_MiB;
-    options.host.pageable_bytes = 512_KiB;
+    if (seed % 5 == 3) {
+      options.host.file_bytes = 512_KiB;
+      options.host.file = std::filesystem::temp_directory_path().string();
+    } else {
+      options.host.pageable_bytes = 512_KiB;
+    }
     options.host.slab_bytes = 256_KiB;
     options.host.staging_bytes = 64_KiB;
     options.paging.poison_vacated = true;
@@ -227,7 +238,7 @@ class Program {
     REQUIRE(now.resident.bytes.current <= wanted);
     bool const gives_back_all =
         options(seed_).grows_in_place || spillway::MappingArena<spillway::ArenaOf<Policies>>;
-    if (gives_back_all && !has_fault_ && !has_recipes_ && leases_.empty() &&
+    if (gives_back_all && !has_fault_ && !has_recipes_ && !has_codecs_ && leases_.empty() &&
         now.reserved_bytes > wanted) {
       for (Expected const& block : blocks_) {  // what is left has no room on the host
         if (allocator_.residency(block.id) == spillway::Residency::device) {
@@ -271,6 +282,13 @@ class Program {
         return;
       case 3:
         return change_capacity();
+      case 4:
+      case 5:
+      case 6:
+      case 7:
+      case 8:
+      case 9:
+        return choose_codec();
       default:
         return;
       }
@@ -296,6 +314,9 @@ class Program {
       return destroy();
     }
     blocks_.push_back({allocator_.allocate(bytes), bytes, std::nullopt, nullptr});
+    if (draw(2) == 0) {
+      choose_codec();
+    }
   }
 
   void destroy() {
@@ -394,6 +415,19 @@ class Program {
         });
   }
 
+  /// Codecs that lose no bits, and tags of which some have blocks that become smaller and some not.
+  void choose_codec() {
+    Expected* const block = any_block();
+    if (!has_codecs_ || block == nullptr) {
+      return;
+    }
+    if (draw(4) == 0) {
+      allocator_.template set_codec<spillway::Identity>(block->id);
+    } else {
+      allocator_.template set_codec<spillway::ZeroBitmap>(block->id, draw(64));
+    }
+  }
+
   Access access_to(Expected const& block) {
     return block.content ? static_cast<Access>(draw(3)) : Access::write;
   }
@@ -412,6 +446,25 @@ class Program {
     if (access != Access::read) {
       block.content = ++contents_;
       kernels_.write(device_, stream, address, block.bytes, *block.content);
+    }
+  }
+
+  /// Holds leases of more bytes than the device has: the operations of a short program may happen
+  /// never to ask for so much at once.
+  void run_out_of_memory() {
+    constexpr std::size_t parts = 4;
+    std::vector<BlockId> fillers;
+    auto const fill = [&] {
+      for (std::size_t i = 0; i <= parts; ++i) {
+        fillers.push_back(allocator_.allocate(capacity_bytes / parts));
+        leases_.push_back(allocator_.acquire(fillers.back(), Access::write, any_stream()));
+      }
+    };
+    REQUIRE_THROWS_AS(fill(), std::bad_alloc);  // of either kind of memory
+    ++out_of_memory;
+    leases_.clear();
+    for (BlockId const id : fillers) {
+      allocator_.deallocate(id);
     }
   }
 
@@ -451,6 +504,7 @@ class Program {
   std::uint64_t contents_ = 0;
   std::uint64_t seed_;
   bool has_recipes_ = seed_ % 2 == 0;
+  bool has_codecs_ = seed_ % 3 != 1;
   std::size_t capacity_in_force_ = capacity_bytes;
   bool has_fault_ = false;  // a device call of this operation fails
 };
@@ -469,6 +523,8 @@ std::size_t operations_per_program() {
 
 TEST_SUITE("allocator_model") {
   TEST_CASE_TEMPLATE_DEFINE("DeviceAllocator: random programs lose no byte: ", Policies, programs) {
+    std::uint64_t encoded_raw_bytes = 0;
+    std::uint64_t encoded_stored_bytes = 0;
     for (std::uint64_t seed = first_seed(); seed < first_seed() + 5; ++seed) {
       CAPTURE(seed);
       Program<Policies> program{seed};
@@ -486,9 +542,15 @@ TEST_SUITE("allocator_model") {
       CHECK(stats.swap_ins.count > 0);
       CHECK(stats.drops.count > 0);
       CHECK((stats.recomputations.count > 0) == (seed % 2 == 0));
+      spillway::HostPoolStats const host = program.host_stats();
+      CHECK((host.encoded_raw_bytes > 0) == (seed % 3 != 1));
+      encoded_raw_bytes += host.encoded_raw_bytes;
+      encoded_stored_bytes += host.encoded_stored_bytes;
       CHECK(program.faults > 0);
       CHECK(program.out_of_memory > 0);
     }
+    // One program may encode hardly any content that becomes smaller.
+    CHECK(encoded_stored_bytes < encoded_raw_bytes);
   }
   TEST_CASE_TEMPLATE_INVOKE(
       programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted, Remapped, Stable);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many threads on one allocator, on the device whose streams really run at once.
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
@@ -56,19 +57,26 @@ TEST_SUITE("allocator_race") {
       auto const stream = device.create_stream();
       std::vector<Buffer> buffers;
       std::vector<std::uint64_t> contents;
+      bool const has_codec = thread % 2 == 1;
+      auto const content = [&](std::uint64_t i) {
+        return thread << 32U | i << 2U | (has_codec ? 3U : 0U);  // 3: mostly zeros
+      };
       start.arrive_and_wait();
       for (std::uint64_t i = 0; i < 600; ++i) {
         try {
           if (buffers.size() < 12) {
             buffers.emplace_back(allocator, 4_KiB + random() % 128_KiB);
-            contents.push_back(thread << 32U | i);
+            contents.push_back(content(i));
+            if (has_codec) {
+              allocator.set_codec<spillway::ZeroBitmap>(buffers.back().id(), random() % 2);
+            }
             auto const lease = buffers.back().acquire(Access::write, stream);
             kernels.write(device, stream, lease.data(), lease.size_bytes(), contents.back());
           }
           std::size_t const at = random() % buffers.size();
           auto const lease = buffers[at].acquire(Access::read_write, stream);
           kernels.check(device, stream, lease.data(), lease.size_bytes(), contents[at]);
-          contents[at] = thread << 32U | 1U << 31U | i;
+          contents[at] = content(i) | 1U << 31U;
           kernels.write(device, stream, lease.data(), lease.size_bytes(), contents[at]);
         } catch (spillway::OutOfDeviceMemory const&) {
           ++gave_up;
@@ -92,6 +100,7 @@ TEST_SUITE("allocator_race") {
     CHECK_MESSAGE(kernels.failures() == 0, kernels.first_failure());
     CHECK(kernels.checks() > 1000);
     CHECK(allocator.stats().swap_outs.count > 0);
+    CHECK(allocator.host_stats().encoded_stored_bytes < allocator.host_stats().encoded_raw_bytes);
     CHECK(allocator.stats().allocated.blocks.current == 0);
     MESSAGE(allocator.stats().swap_outs.count << " swap-outs, " << allocator.stats().moves.count
                                               << " moves, " << gave_up.load() << " gave up");

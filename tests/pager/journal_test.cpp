@@ -19,58 +19,58 @@
 
 #include <support/pager_bench.hpp>
 
-namespace {
-
-using namespace spillway::literals;
-using spillway::BlockId;
-using spillway::EvictionReason;
-using spillway::ModelApi;
-using spillway::Record;
-using spillway::RecordKind;
-using spillway::Tally;
-using spillway::detail::BlockRecord;
-using support::PagerBench;
-using support::Plain;
-
-/// A lock that tells whether somebody has it.
-struct SeenLock {
-  static inline bool is_taken = false;
-
-  void lock() { is_taken = true; }
-  void unlock() { is_taken = false; }
-  bool try_lock() { return !std::exchange(is_taken, true); }
-};
-
-/// Keeps what it is told, and whether it was ever told under the lock.
-struct Listener {
-  static constexpr bool is_enabled = true;
-
-  void on_record(Record const& record) noexcept {
-    records.push_back(record);
-    was_locked = was_locked || SeenLock::is_taken;
-  }
-
-  std::vector<Record> records;
-  bool was_locked = false;
-};
-
-struct Watched : spillway::SimPolicies {
-  using device = ModelApi;
-  using lock = SeenLock;
-  using observer = Listener;
-};
-
-struct Bench {
-  ModelApi device{{.capacity_bytes = 1_MiB}};
-  spillway::detail::Monitor<SeenLock> monitor;
-  spillway::detail::Journal<Watched> journal{device, monitor};
-  std::array<std::byte, 2> memory{};
-  BlockRecord block{.requested_bytes = 1000, .bytes = 1024, .address = memory.data()};
-};
-
-}  // namespace
-
 TEST_SUITE("pager") {
+  namespace {
+
+  using namespace spillway::literals;
+  using spillway::BlockId;
+  using spillway::EvictionReason;
+  using spillway::ModelApi;
+  using spillway::Record;
+  using spillway::RecordKind;
+  using spillway::Tally;
+  using spillway::detail::BlockRecord;
+  using support::PagerBench;
+  using support::Plain;
+
+  /// A lock that tells whether somebody has it.
+  struct SeenLock {
+    static inline bool is_taken = false;
+
+    void lock() { is_taken = true; }
+    void unlock() { is_taken = false; }
+    bool try_lock() { return !std::exchange(is_taken, true); }
+  };
+
+  /// Keeps what it is told, and whether it was ever told under the lock.
+  struct Listener {
+    static constexpr bool is_enabled = true;
+
+    void on_record(Record const& record) noexcept {
+      records.push_back(record);
+      was_locked = was_locked || SeenLock::is_taken;
+    }
+
+    std::vector<Record> records;
+    bool was_locked = false;
+  };
+
+  struct Watched : spillway::SimPolicies {
+    using device = ModelApi;
+    using lock = SeenLock;
+    using observer = Listener;
+  };
+
+  struct Bench {
+    ModelApi device{{.capacity_bytes = 1_MiB}};
+    spillway::detail::Monitor<SeenLock> monitor;
+    spillway::detail::Journal<Watched> journal{device, monitor};
+    std::array<std::byte, 2> memory{};
+    BlockRecord block{.requested_bytes = 1000, .bytes = 1024, .address = memory.data()};
+  };
+
+  }  // namespace
+
   TEST_CASE("DeviceAllocator: sources of ranges, evictions and copies are counted exactly") {
     PagerBench<Plain> bench{128_KiB};
     PagerBench<Plain>::Buffer a{bench.allocator, 60_KiB};

@@ -15,89 +15,89 @@
 
 #include <support/stepped_bench.hpp>
 
-namespace {
-
-using namespace spillway::literals;
-using spillway::Access;
-using spillway::Residency;
-
-struct Stepped : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
-  using eviction = spillway::LruEviction;
-  using prefetch = spillway::NoPrefetch;
-};
-using Allocator = spillway::DeviceAllocator<Stepped>;
-using Buffer = spillway::SwappableBuffer<Allocator>;
-
-Allocator::Options small(std::size_t capacity_bytes) {
-  Allocator::Options options{.capacity_bytes = capacity_bytes};
-  options.bounce_bytes = 0;
-  options.host.pinned_bytes = 64_MiB;
-  options.host.initial_pinned_bytes = 64_MiB;  // so that no slab is pinned while a test counts
-  return options;
-}
-
-struct Bench : support::SteppedBench<Stepped> {
-  explicit Bench(std::size_t capacity_bytes)
-      : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes), 3} {}
-};
-
-/// Whether the allocator's lock is held, as its lock policy and its device both see it.
-struct LockProbe {
-  bool is_held = false;
-  std::size_t calls_under_lock = 0;
-  std::size_t calls = 0;
-};
-LockProbe* probe = nullptr;  // a lock policy is default constructed, so the probe has to be found
-
-class ProbedLock {
- public:
-  void lock() { probe->is_held = true; }
-  void unlock() { probe->is_held = false; }
-  bool try_lock() {
-    lock();
-    return true;
-  }
-};
-
-/// A stepped device that notices being called under the lock.
-class ProbedDevice : public spillway::testing::SteppedSimApi {
- public:
-  using spillway::testing::SteppedSimApi::SteppedSimApi;
-
-  void* try_reserve(std::size_t bytes) { return note().try_reserve(bytes); }
-  void* try_allocate_pinned(std::size_t bytes, int node) {
-    return note().try_allocate_pinned(bytes, node);
-  }
-  void copy(void* to, void const* from, std::size_t n, spillway::CopyKind kind, stream_type s) {
-    note().copy(to, from, n, kind, s);
-  }
-  void fill(void* p, unsigned char byte, std::size_t n, stream_type s) {
-    note().fill(p, byte, n, s);
-  }
-  event_type create_event() { return note().create_event(); }
-  void record(event_type event, stream_type s) { note().record(event, s); }
-  void wait(stream_type s, event_type event) { note().wait(s, event); }
-  bool is_complete(event_type event) { return note().is_complete(event); }
-  void synchronize(event_type event) { note().synchronize(event); }
-  void synchronize(stream_type s) { note().synchronize(s); }
-
- private:
-  spillway::testing::SteppedSimApi& note() {
-    ++probe->calls;
-    probe->calls_under_lock += probe->is_held ? 1 : 0;
-    return *this;
-  }
-};
-
-struct Probed : Stepped {
-  using device = ProbedDevice;
-  using lock = ProbedLock;
-};
-
-}  // namespace
-
 TEST_SUITE("laws") {
+  namespace {
+
+  using namespace spillway::literals;
+  using spillway::Access;
+  using spillway::Residency;
+
+  struct Stepped : spillway::SimPolicies {
+    using device = spillway::testing::SteppedSimApi;
+    using eviction = spillway::LruEviction;
+    using prefetch = spillway::NoPrefetch;
+  };
+  using Allocator = spillway::DeviceAllocator<Stepped>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+
+  Allocator::Options small(std::size_t capacity_bytes) {
+    Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.bounce_bytes = 0;
+    options.host.pinned_bytes = 64_MiB;
+    options.host.initial_pinned_bytes = 64_MiB;  // so that no slab is pinned while a test counts
+    return options;
+  }
+
+  struct Bench : support::SteppedBench<Stepped> {
+    explicit Bench(std::size_t capacity_bytes)
+        : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes), 3} {}
+  };
+
+  /// Whether the allocator's lock is held, as its lock policy and its device both see it.
+  struct LockProbe {
+    bool is_held = false;
+    std::size_t calls_under_lock = 0;
+    std::size_t calls = 0;
+  };
+  LockProbe* probe = nullptr;  // a lock policy is default constructed, so the probe has to be found
+
+  class ProbedLock {
+   public:
+    void lock() { probe->is_held = true; }
+    void unlock() { probe->is_held = false; }
+    bool try_lock() {
+      lock();
+      return true;
+    }
+  };
+
+  /// A stepped device that notices being called under the lock.
+  class ProbedDevice : public spillway::testing::SteppedSimApi {
+   public:
+    using spillway::testing::SteppedSimApi::SteppedSimApi;
+
+    void* try_reserve(std::size_t bytes) { return note().try_reserve(bytes); }
+    void* try_allocate_pinned(std::size_t bytes, int node) {
+      return note().try_allocate_pinned(bytes, node);
+    }
+    void copy(void* to, void const* from, std::size_t n, spillway::CopyKind kind, stream_type s) {
+      note().copy(to, from, n, kind, s);
+    }
+    void fill(void* p, unsigned char byte, std::size_t n, stream_type s) {
+      note().fill(p, byte, n, s);
+    }
+    event_type create_event() { return note().create_event(); }
+    void record(event_type event, stream_type s) { note().record(event, s); }
+    void wait(stream_type s, event_type event) { note().wait(s, event); }
+    bool is_complete(event_type event) { return note().is_complete(event); }
+    void synchronize(event_type event) { note().synchronize(event); }
+    void synchronize(stream_type s) { note().synchronize(s); }
+
+   private:
+    spillway::testing::SteppedSimApi& note() {
+      ++probe->calls;
+      probe->calls_under_lock += probe->is_held ? 1 : 0;
+      return *this;
+    }
+  };
+
+  struct Probed : Stepped {
+    using device = ProbedDevice;
+    using lock = ProbedLock;
+  };
+
+  }  // namespace
+
   TEST_CASE("Law 1: a leased block is resident and does not move, whatever others need") {
     Bench bench{1_MiB};
     Buffer first{bench.allocator, 256_KiB};

@@ -13,63 +13,64 @@
 #include <support/stepped_bench.hpp>
 #include <support/temporary_folder.hpp>
 
-namespace {
+TEST_SUITE("pager") {
+  namespace {
 
-using namespace spillway::literals;
-using spillway::Access;
-using spillway::FileTierError;
+  using namespace spillway::literals;
+  using spillway::Access;
+  using spillway::FileTierError;
 
-struct Stepped : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
-};
-using SteppedBench = support::SteppedBench<Stepped>;
-using Allocator = SteppedBench::Allocator;
-using Buffer = SteppedBench::Buffer;
+  struct Stepped : spillway::SimPolicies {
+    using device = spillway::testing::SteppedSimApi;
+  };
+  using SteppedBench = support::SteppedBench<Stepped>;
+  using Allocator = SteppedBench::Allocator;
+  using Buffer = SteppedBench::Buffer;
 
-/// An allocator that swaps to a file alone, which somebody else can cut short.
-struct Bench : private TemporaryFolder, SteppedBench {
-  static constexpr std::size_t block_bytes = 64_KiB;
+  /// An allocator that swaps to a file alone, which somebody else can cut short.
+  struct Bench : private TemporaryFolder, SteppedBench {
+    static constexpr std::size_t block_bytes = 64_KiB;
 
-  Bench() : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options(path())} {}
+    Bench()
+        : SteppedBench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options(path())} {}
 
-  static Allocator::Options options(std::filesystem::path const& path) {
-    Allocator::Options options{.capacity_bytes = block_bytes};
-    options.host.file_bytes = 8_MiB;
-    options.host.file = path;
-    options.host.slab_bytes = 1_MiB;
-    options.host.staging_bytes = 64_KiB;
-    return options;
-  }
-
-  /// The file has no name, so it is found by what this process has open.
-  void truncate_file() const {
-    std::string const prefix = path().string();
-    for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
-      std::error_code gone;
-      auto const target = std::filesystem::read_symlink(entry.path(), gone).string();
-      if (target.rfind(prefix, 0) == 0) {
-        std::filesystem::resize_file(entry.path(), 0);
-        return;
-      }
+    static Allocator::Options options(std::filesystem::path const& path) {
+      Allocator::Options options{.capacity_bytes = block_bytes};
+      options.host.file_bytes = 8_MiB;
+      options.host.file = path;
+      options.host.slab_bytes = 1_MiB;
+      options.host.staging_bytes = 64_KiB;
+      return options;
     }
-    FAIL("no file of the tier is open");
-  }
 
-  /// A block that was swapped in from a file that had lost its bytes; nobody knows yet.
-  void lose(Buffer& buffer) {
-    {
-      Buffer other{allocator, block_bytes};
+    /// The file has no name, so it is found by what this process has open.
+    void truncate_file() const {
+      std::string const prefix = path().string();
+      for (auto const& entry : std::filesystem::directory_iterator{"/proc/self/fd"}) {
+        std::error_code gone;
+        auto const target = std::filesystem::read_symlink(entry.path(), gone).string();
+        if (target.rfind(prefix, 0) == 0) {
+          std::filesystem::resize_file(entry.path(), 0);
+          return;
+        }
+      }
+      FAIL("no file of the tier is open");
+    }
+
+    /// A block that was swapped in from a file that had lost its bytes; nobody knows yet.
+    void lose(Buffer& buffer) {
+      {
+        Buffer other{allocator, block_bytes};
+        device.run_all();
+      }
+      truncate_file();
+      (void)buffer.acquire(Access::read, stream());
       device.run_all();
     }
-    truncate_file();
-    (void)buffer.acquire(Access::read, stream());
-    device.run_all();
-  }
-};
+  };
 
-}  // namespace
+  }  // namespace
 
-TEST_SUITE("pager") {
   TEST_CASE(
       "DeviceAllocator: bytes that a file did not give back are an error of the next acquire") {
     Bench bench;

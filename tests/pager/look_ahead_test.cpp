@@ -9,9 +9,12 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <tuple>
 #include <vector>
 
 #include <support/pager_bench.hpp>
@@ -199,6 +202,45 @@ TEST_SUITE("pager") {
     bench.allocator.set_capacity(256_KiB);
     bench.look_ahead();
     CHECK(bench.back() == std::vector{true, true, true});
+  }
+
+  TEST_CASE("LookAhead: what a dropped block is made from comes in, not the block") {
+    WishBench bench{{64_KiB, 64_KiB, 64_KiB}};
+    bench.wishes.blocks.clear();
+    auto const& [x, y, z] = std::tie(bench.away[0], bench.away[1], bench.away[2]);
+    auto const make = [&bench](auto& block, std::uint64_t seed, auto& operand) {
+      {
+        auto const lease = block.acquire(Access::write, bench.stream);
+        bench.kernels.write(bench.device, bench.stream, lease.data(), lease.size_bytes(), seed);
+      }
+      bench.allocator.set_recipe(
+          block.id(),
+          {operand.id()},
+          std::chrono::nanoseconds{0},
+          [&bench, seed](auto stream, std::span<void const* const> operands, void* result) {
+            bench.kernels.check(
+                bench.device, stream, const_cast<void*>(operands[0]), 64_KiB, seed - 1);  // NOLINT
+            bench.kernels.write(bench.device, stream, result, 64_KiB, seed);
+          });
+    };
+    make(*y, 2, *x);
+    make(*z, 3, *y);
+    y->swap_out();
+    z->swap_out();
+    REQUIRE(x->residency() == Residency::host);
+    REQUIRE(y->residency() == Residency::none);
+    REQUIRE(z->residency() == Residency::none);
+    bench.wishes.blocks = {z->id()};
+    bench.look_ahead();
+    CHECK(x->residency() == Residency::device);
+    CHECK(y->residency() == Residency::none);
+    CHECK(z->residency() == Residency::none);
+    CHECK(bench.allocator.stats().recomputations.count == 0);
+    (void)z->acquire(Access::read, bench.stream);
+    bench.device.run_all();
+    CHECK(bench.allocator.stats().recomputations.count == 2);
+    CHECK(bench.allocator.stats().swap_ins.count == 1);
+    CHECK(bench.kernels.failures() == 0);
   }
 
   TEST_CASE("LookAhead: what is needed later does not take the room of what is needed first") {

@@ -20,120 +20,120 @@
 
 #include <support/pattern.hpp>
 
-namespace {
+TEST_SUITE("recipes_race") {
+  namespace {
 
-using namespace spillway::literals;
-using spillway::Access;
-using Allocator = spillway::DeviceAllocator<>;
-using Buffer = spillway::SwappableBuffer<Allocator>;
-using Stream = Allocator::stream_type;
+  using namespace spillway::literals;
+  using spillway::Access;
+  using Allocator = spillway::DeviceAllocator<>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+  using Stream = Allocator::stream_type;
 
-constexpr std::size_t block_bytes = 64_KiB;
+  constexpr std::size_t block_bytes = 64_KiB;
 
-Allocator::Options small(std::size_t capacity_bytes) {
-  Allocator::Options options{.capacity_bytes = capacity_bytes};
-  options.bounce_bytes = 64_KiB;
-  options.host.pinned_bytes = 16_MiB;
-  options.host.slab_bytes = 1_MiB;
-  options.paging.poison_vacated = true;
-  return options;
-}
+  Allocator::Options small(std::size_t capacity_bytes) {
+    Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.bounce_bytes = 64_KiB;
+    options.host.pinned_bytes = 16_MiB;
+    options.host.slab_bytes = 1_MiB;
+    options.paging.poison_vacated = true;
+    return options;
+  }
 
-/// Rows of blocks: each of a row but the first is made from the one before it and from the first of
-/// the next row.
-class Rows {
- public:
-  static constexpr std::size_t rows = 5;
-  static constexpr std::size_t columns = 4;
+  /// Rows of blocks: each of a row but the first is made from the one before it and from the first
+  /// of the next row.
+  class Rows {
+   public:
+    static constexpr std::size_t rows = 5;
+    static constexpr std::size_t columns = 4;
 
-  Rows(Allocator& allocator, Stream stream) : allocator_{&allocator}, blocks_(rows) {
-    for (auto& row : blocks_) {
-      row = std::vector<Block>(columns);
-      for (Block& block : row) {
-        block.buffer = Buffer{allocator, block_bytes};
-        write(block, stream);
+    Rows(Allocator& allocator, Stream stream) : allocator_{&allocator}, blocks_(rows) {
+      for (auto& row : blocks_) {
+        row = std::vector<Block>(columns);
+        for (Block& block : row) {
+          block.buffer = Buffer{allocator, block_bytes};
+          write(block, stream);
+        }
+      }
+      for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t column = 1; column < columns; ++column) {
+          give_recipe(row, column);
+        }
       }
     }
-    for (std::size_t row = 0; row < rows; ++row) {
-      for (std::size_t column = 1; column < columns; ++column) {
+
+    /// What a block holds is read; what it is made from may be written meanwhile.
+    void read(std::size_t row, std::size_t column, Stream stream) {
+      Block& block = blocks_[row][column];
+      std::shared_lock const lock{block.mutex};
+      auto const lease = block.buffer.acquire(Access::read, stream);
+      kernels_.check(device(), stream, lease.data(), block_bytes, block.content);
+    }
+    /// The block holds something else from now on; those that are made from it do not.
+    void overwrite(std::size_t row, std::size_t column, Stream stream) {
+      Block& block = blocks_[row][column];
+      std::scoped_lock const lock{block.mutex};
+      write(block, stream);
+    }
+    /// Makes a block anew from its operands, if no thread is busy with those.
+    void renew(std::size_t row, std::size_t column, Stream stream) {
+      Block& block = blocks_[row][column];
+      std::unique_lock const lock{block.mutex, std::try_to_lock};
+      std::unique_lock const left{blocks_[row][column - 1].mutex, std::try_to_lock};
+      std::unique_lock const below{blocks_[(row + 1) % rows][0].mutex, std::try_to_lock};
+      if (lock && left && below) {
+        write(block, stream);
         give_recipe(row, column);
       }
     }
-  }
-
-  /// What a block holds is read; what it is made from may be written meanwhile.
-  void read(std::size_t row, std::size_t column, Stream stream) {
-    Block& block = blocks_[row][column];
-    std::shared_lock const lock{block.mutex};
-    auto const lease = block.buffer.acquire(Access::read, stream);
-    kernels_.check(device(), stream, lease.data(), block_bytes, block.content);
-  }
-  /// The block holds something else from now on; those that are made from it do not.
-  void overwrite(std::size_t row, std::size_t column, Stream stream) {
-    Block& block = blocks_[row][column];
-    std::scoped_lock const lock{block.mutex};
-    write(block, stream);
-  }
-  /// Makes a block anew from its operands, if no thread is busy with those.
-  void renew(std::size_t row, std::size_t column, Stream stream) {
-    Block& block = blocks_[row][column];
-    std::unique_lock const lock{block.mutex, std::try_to_lock};
-    std::unique_lock const left{blocks_[row][column - 1].mutex, std::try_to_lock};
-    std::unique_lock const below{blocks_[(row + 1) % rows][0].mutex, std::try_to_lock};
-    if (lock && left && below) {
-      write(block, stream);
-      give_recipe(row, column);
+    void swap_out(std::size_t row, std::size_t column) {
+      Block& block = blocks_[row][column];
+      std::scoped_lock const lock{block.mutex};
+      block.buffer.swap_out();
     }
-  }
-  void swap_out(std::size_t row, std::size_t column) {
-    Block& block = blocks_[row][column];
-    std::scoped_lock const lock{block.mutex};
-    block.buffer.swap_out();
-  }
 
-  [[nodiscard]] support::PatternKernels& kernels() noexcept { return kernels_; }
+    [[nodiscard]] support::PatternKernels& kernels() noexcept { return kernels_; }
 
- private:
-  struct Block {
-    Buffer buffer;
-    std::shared_mutex mutex;  // the program's own: a block is not read while it is written
-    std::uint64_t content = 0;
+   private:
+    struct Block {
+      Buffer buffer;
+      std::shared_mutex mutex;  // the program's own: a block is not read while it is written
+      std::uint64_t content = 0;
+    };
+
+    [[nodiscard]] spillway::SimApi& device() const { return allocator_->device(); }
+    void write(Block& block, Stream stream) {
+      auto const lease = block.buffer.acquire(Access::write, stream);
+      block.content = ++writes_;
+      kernels_.write(device(), stream, lease.data(), block_bytes, block.content);
+    }
+    void give_recipe(std::size_t row, std::size_t column) {
+      Block& block = blocks_[row][column];
+      Block const& left = blocks_[row][column - 1];
+      Block const& below = blocks_[(row + 1) % rows][0];
+      allocator_->set_recipe(
+          block.buffer.id(),
+          {left.buffer.id(), below.buffer.id()},
+          std::chrono::nanoseconds{0},
+          [this, contents = std::array{left.content, below.content}, content = block.content](
+              Stream stream, std::span<void const* const> operands, void* result) {
+            for (std::size_t i = 0; i < contents.size(); ++i) {
+              // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernel only reads
+              void* const operand = const_cast<void*>(operands[i]);
+              kernels_.check(device(), stream, operand, block_bytes, contents[i]);
+            }
+            kernels_.write(device(), stream, result, block_bytes, content);
+          });
+    }
+
+    Allocator* allocator_;
+    support::PatternKernels kernels_;
+    std::atomic<std::uint64_t> writes_{0};
+    std::vector<std::vector<Block>> blocks_;
   };
 
-  [[nodiscard]] spillway::SimApi& device() const { return allocator_->device(); }
-  void write(Block& block, Stream stream) {
-    auto const lease = block.buffer.acquire(Access::write, stream);
-    block.content = ++writes_;
-    kernels_.write(device(), stream, lease.data(), block_bytes, block.content);
-  }
-  void give_recipe(std::size_t row, std::size_t column) {
-    Block& block = blocks_[row][column];
-    Block const& left = blocks_[row][column - 1];
-    Block const& below = blocks_[(row + 1) % rows][0];
-    allocator_->set_recipe(
-        block.buffer.id(),
-        {left.buffer.id(), below.buffer.id()},
-        std::chrono::nanoseconds{0},
-        [this, contents = std::array{left.content, below.content}, content = block.content](
-            Stream stream, std::span<void const* const> operands, void* result) {
-          for (std::size_t i = 0; i < contents.size(); ++i) {
-            // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the kernel only reads
-            void* const operand = const_cast<void*>(operands[i]);
-            kernels_.check(device(), stream, operand, block_bytes, contents[i]);
-          }
-          kernels_.write(device(), stream, result, block_bytes, content);
-        });
-  }
+  }  // namespace
 
-  Allocator* allocator_;
-  support::PatternKernels kernels_;
-  std::atomic<std::uint64_t> writes_{0};
-  std::vector<std::vector<Block>> blocks_;
-};
-
-}  // namespace
-
-TEST_SUITE("recipes_race") {
   TEST_CASE("recipes: threads that read, write and drop the same blocks see what was written") {
     spillway::SimApi device{{.capacity_bytes = 64_MiB}};
     Allocator allocator{device, small(10 * block_bytes)};  // for half of them

@@ -24,110 +24,125 @@
 
 #include <support/stepped_bench.hpp>
 
-namespace {
-
-using namespace spillway::literals;
-using namespace std::chrono_literals;
-using spillway::Access;
-using spillway::BlockId;
-using spillway::Residency;
-
-/// Streams of it may be said to be captured into a graph.
-class Capturing : public spillway::testing::SteppedSimApi {
- public:
-  using spillway::testing::SteppedSimApi::SteppedSimApi;
-  [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
-  bool captures = false;
-};
-static_assert(spillway::CapturingApi<Capturing>);
-
-struct Stepped : spillway::SimPolicies {
-  using device = Capturing;
-  using eviction = spillway::LruEviction;
-  using prefetch = spillway::NoPrefetch;
-};
-using Allocator = spillway::DeviceAllocator<Stepped>;
-using Buffer = spillway::SwappableBuffer<Allocator>;
-using Stream = Allocator::stream_type;
-
-Allocator::Options small(std::size_t capacity_bytes, std::size_t host_bytes) {
-  Allocator::Options options{.capacity_bytes = capacity_bytes};
-  options.bounce_bytes = 0;
-  options.host.pinned_bytes = host_bytes;
-  options.host.slab_bytes = 64_KiB;
-  options.paging.poison_vacated = true;
-  options.paging.lease_wait = 0ms;
-  return options;
-}
-
-struct Bench : support::SteppedBench<Stepped> {
-  explicit Bench(std::size_t capacity_bytes = 1_MiB, std::size_t host_bytes = 16_MiB)
-      : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes, host_bytes), 2} {}
-
-  /// The block was made from `operands`, whose contents the recipe checks.
-  struct From {
-    Buffer& buffer;
-    std::uint64_t seed;
-  };
-  void give(Buffer& result,
-            std::uint64_t seed,
-            std::vector<From> const& operands,
-            std::chrono::nanoseconds cost = 0ns) {
-    std::vector<BlockId> ids;
-    std::vector<std::pair<std::size_t, std::uint64_t>> contents;
-    for (From const& operand : operands) {
-      ids.push_back(operand.buffer.id());
-      contents.emplace_back(operand.buffer.size_bytes(), operand.seed);
-    }
-    std::size_t const bytes = result.size_bytes();
-    allocator.set_recipe(result.id(),
-                         ids,
-                         cost,
-                         [this, contents, bytes, seed](
-                             Stream on, std::span<void const* const> addresses, void* made) {
-                           if (std::exchange(throws_next, false)) {
-                             throw std::runtime_error{"the recipe fails"};
-                           }
-                           REQUIRE(addresses.size() == contents.size());
-                           for (std::size_t i = 0; i < contents.size(); ++i) {
-                             kernels.check(
-                                 device,
-                                 on,
-                                 const_cast<void*>(addresses[i]),  // NOLINT: the kernel only reads
-                                 contents[i].first,
-                                 contents[i].second);
-                           }
-                           kernels.write(device, on, made, bytes, seed);
-                         });
-  }
-  void drop(Buffer& buffer) {
-    auto const copies = allocator.stats().swap_outs.count;
-    buffer.swap_out();
-    REQUIRE(allocator.stats().swap_outs.count == copies);
-    REQUIRE(buffer.residency() == Residency::none);
-  }
-  [[nodiscard]] std::uint64_t recomputations() const {
-    return allocator.stats().recomputations.count;
-  }
-
-  bool throws_next = false;
-};
-
-/// One operand and what is made of it.
-struct Pair : Bench {
-  using Bench::Bench;
-  Buffer x{allocator, 128_KiB};
-  Buffer y{allocator, 128_KiB};
-  void make(std::chrono::nanoseconds cost = 0ns) {
-    write(x, 1);
-    write(y, 2);
-    give(y, 2, {{x, 1}}, cost);
-  }
-};
-
-}  // namespace
-
 TEST_SUITE("recipes") {
+  namespace {
+
+  using namespace spillway::literals;
+  using namespace std::chrono_literals;
+  using spillway::Access;
+  using spillway::BlockId;
+  using spillway::Residency;
+
+  /// Streams of it may be said to be captured into a graph.
+  class Capturing : public spillway::testing::SteppedSimApi {
+   public:
+    using spillway::testing::SteppedSimApi::SteppedSimApi;
+    [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
+    bool captures = false;
+  };
+  static_assert(spillway::CapturingApi<Capturing>);
+
+  struct Stepped : spillway::SimPolicies {
+    using device = Capturing;
+    using eviction = spillway::LruEviction;
+    using prefetch = spillway::NoPrefetch;
+  };
+  using Allocator = spillway::DeviceAllocator<Stepped>;
+  using Buffer = spillway::SwappableBuffer<Allocator>;
+  using Stream = Allocator::stream_type;
+
+  Allocator::Options small(std::size_t capacity_bytes, std::size_t host_bytes) {
+    Allocator::Options options{.capacity_bytes = capacity_bytes};
+    options.bounce_bytes = 0;
+    options.host.pinned_bytes = host_bytes;
+    options.host.slab_bytes = 64_KiB;
+    options.paging.poison_vacated = true;
+    options.paging.lease_wait = 0ms;
+    return options;
+  }
+
+  struct Bench : support::SteppedBench<Stepped> {
+    explicit Bench(std::size_t capacity_bytes = 1_MiB, std::size_t host_bytes = 16_MiB)
+        : SteppedBench{{.capacity_bytes = 64_MiB}, small(capacity_bytes, host_bytes), 2} {}
+
+    /// The block was made from `operands`, whose contents the recipe checks.
+    struct From {
+      Buffer& buffer;
+      std::uint64_t seed;
+    };
+    void give(Buffer& result,
+              std::uint64_t seed,
+              std::vector<From> const& operands,
+              std::chrono::nanoseconds cost = 0ns) {
+      std::vector<BlockId> ids;
+      std::vector<std::pair<std::size_t, std::uint64_t>> contents;
+      for (From const& operand : operands) {
+        ids.push_back(operand.buffer.id());
+        contents.emplace_back(operand.buffer.size_bytes(), operand.seed);
+      }
+      std::size_t const bytes = result.size_bytes();
+      allocator.set_recipe(
+          result.id(),
+          ids,
+          cost,
+          [this, contents, bytes, seed](
+              Stream on, std::span<void const* const> addresses, void* made) {
+            if (std::exchange(throws_next, false)) {
+              throw std::runtime_error{"the recipe fails"};
+            }
+            REQUIRE(addresses.size() == contents.size());
+            for (std::size_t i = 0; i < contents.size(); ++i) {
+              kernels.check(device,
+                            on,
+                            const_cast<void*>(addresses[i]),  // NOLINT: the kernel only reads
+                            contents[i].first,
+                            contents[i].second);
+            }
+            kernels.write(device, on, made, bytes, seed);
+          });
+    }
+    void drop(Buffer& buffer) {
+      auto const copies = allocator.stats().swap_outs.count;
+      buffer.swap_out();
+      REQUIRE(allocator.stats().swap_outs.count == copies);
+      REQUIRE(buffer.residency() == Residency::none);
+    }
+    /// Blocks of 64 KiB, each but the first made from the one before it. The seed of each is its
+    /// place.
+    [[nodiscard]] std::vector<Buffer> chain(std::uint64_t length) {
+      std::vector<Buffer> made;
+      for (std::uint64_t i = 0; i < length; ++i) {
+        made.emplace_back(allocator, 64_KiB);
+        write(made.back(), i);
+        if (i != 0) {
+          give(made[i], i, {{made[i - 1], i - 1}});
+        }
+      }
+      return made;
+    }
+    [[nodiscard]] std::uint64_t recomputations() const {
+      return allocator.stats().recomputations.count;
+    }
+
+    bool throws_next = false;
+  };
+
+  /// One operand and what is made of it.
+  struct Pair : Bench {
+    explicit Pair(std::size_t bytes = 128_KiB, std::size_t host_bytes = 16_MiB)
+        : Bench{1_MiB, host_bytes}, x{allocator, bytes}, y{allocator, bytes} {}
+
+    Buffer x;
+    Buffer y;
+    void make(std::chrono::nanoseconds cost = 0ns) {
+      write(x, 1);
+      write(y, 2);
+      give(y, 2, {{x, 1}}, cost);
+    }
+  };
+
+  }  // namespace
+
   TEST_CASE("A block with a recipe leaves without a copy, and its next use makes it again") {
     Pair bench;
     bench.make(3us);
@@ -168,7 +183,7 @@ TEST_SUITE("recipes") {
   }
 
   TEST_CASE("A block leaves by its recipe, at whatever cost, when the host pool is full") {
-    Pair bench{1_MiB, 64_KiB};
+    Pair bench{128_KiB, 64_KiB};
     bench.make(1s);
     bench.drop(bench.y);
     bench.check(bench.y, 2);
@@ -177,14 +192,7 @@ TEST_SUITE("recipes") {
 
   TEST_CASE("Blocks that are made of dropped blocks are made after them") {
     Bench bench;
-    std::vector<Buffer> chain;
-    for (std::uint64_t i = 0; i < 5; ++i) {
-      chain.emplace_back(bench.allocator, 64_KiB);
-      bench.write(chain.back(), i);
-      if (i != 0) {
-        bench.give(chain[i], i, {{chain[i - 1], i - 1}});
-      }
-    }
+    std::vector<Buffer> chain = bench.chain(5);
     for (std::size_t i = 1; i < 5; ++i) {
       bench.drop(chain[i]);
     }
@@ -195,15 +203,8 @@ TEST_SUITE("recipes") {
 
   TEST_CASE("A chain of dropped blocks is no longer than it may be, and a ring is cut") {
     Bench bench{4_MiB};
-    std::vector<Buffer> chain;
     std::uint64_t const length = spillway::detail::Recipes::most_chained + 4;
-    for (std::uint64_t i = 0; i < length; ++i) {
-      chain.emplace_back(bench.allocator, 64_KiB);
-      bench.write(chain.back(), i);
-      if (i != 0) {
-        bench.give(chain[i], i, {{chain[i - 1], i - 1}});
-      }
-    }
+    std::vector<Buffer> chain = bench.chain(length);
     bench.give(chain[0], 0, {{chain.back(), length - 1}});
     for (Buffer& each : chain) {
       each.swap_out();
@@ -230,45 +231,38 @@ TEST_SUITE("recipes") {
   }
 
   TEST_CASE("Operands that have no room beside the others of a group come in before it") {
-    Bench bench{1_MiB};
-    Buffer x{bench.allocator, 384_KiB};
-    Buffer y{bench.allocator, 384_KiB};
-    bench.write(x, 1);
-    bench.write(y, 2);
-    bench.give(y, 2, {{x, 1}});
-    bench.drop(y);
+    Pair bench{384_KiB};
+    bench.make();
+    bench.drop(bench.y);
     Buffer other{bench.allocator, 512_KiB};
     bench.write(other, 3);
     {
       auto const leases = bench.allocator.acquire_all(
-          {other.request(Access::read), y.request(Access::read)}, bench.stream());
+          {other.request(Access::read), bench.y.request(Access::read)}, bench.stream());
       bench.kernels.check(bench.device, bench.stream(), leases[0].data(), 512_KiB, 3);
       bench.kernels.check(bench.device, bench.stream(), leases[1].data(), 384_KiB, 2);
     }
     bench.run();
     CHECK(bench.recomputations() == 1);
-    y.swap_out();  // its recipe has not been worth it
-    CHECK(y.residency() != Residency::none);
-    bench.check(y, 2);
+    bench.y.swap_out();  // its recipe has not been worth it
+    CHECK(bench.y.residency() != Residency::none);
+    bench.check(bench.y, 2);
     bench.run();
   }
 
   TEST_CASE("Without room an acquire fails and changes nothing") {
-    Bench bench{1_MiB};
-    Buffer x{bench.allocator, 384_KiB};
-    Buffer y{bench.allocator, 384_KiB};
-    bench.write(x, 1);
-    bench.write(y, 2);
-    bench.give(y, 2, {{x, 1}});
-    bench.drop(y);
+    Pair bench{384_KiB};
+    bench.make();
+    bench.drop(bench.y);
     {
       Buffer held{bench.allocator, 512_KiB};
       auto const lease = held.acquire(Access::write, bench.stream());
-      CHECK_THROWS_AS((void)y.acquire(Access::read, bench.stream()), spillway::OutOfDeviceMemory);
-      CHECK(y.residency() == Residency::none);
-      bench.check(x, 1);
+      CHECK_THROWS_AS((void)bench.y.acquire(Access::read, bench.stream()),
+                      spillway::OutOfDeviceMemory);
+      CHECK(bench.y.residency() == Residency::none);
+      bench.check(bench.x, 1);
     }
-    bench.check(y, 2);
+    bench.check(bench.y, 2);
     bench.run();
   }
 
@@ -310,21 +304,14 @@ TEST_SUITE("recipes") {
 
   TEST_CASE("A chain that fails in the middle is as it was") {
     Bench bench;
-    Buffer x{bench.allocator, 64_KiB};
-    Buffer y{bench.allocator, 64_KiB};
-    Buffer z{bench.allocator, 64_KiB};
-    bench.write(x, 1);
-    bench.write(y, 2);
-    bench.write(z, 3);
-    bench.give(y, 2, {{x, 1}});
-    bench.give(z, 3, {{y, 2}});
-    bench.drop(y);
-    bench.drop(z);
+    std::vector<Buffer> chain = bench.chain(3);
+    bench.drop(chain[1]);
+    bench.drop(chain[2]);
     bench.throws_next = true;
-    CHECK_THROWS_AS((void)z.acquire(Access::read, bench.stream()), std::runtime_error);
+    CHECK_THROWS_AS((void)chain[2].acquire(Access::read, bench.stream()), std::runtime_error);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
-    bench.check(z, 3);
-    bench.check(y, 2);
+    bench.check(chain[2], 2);
+    bench.check(chain[1], 1);
     bench.run();
   }
 

@@ -17,78 +17,78 @@
 
 #include <support/small_allocator.hpp>
 
-namespace {
-
-using namespace spillway::literals;
-using spillway::Access;
-using spillway::BlockId;
-
-struct Planned : spillway::SimPolicies {
-  using device = spillway::ModelApi;
-  using eviction = spillway::LruEviction;
-  using prefetch = spillway::NoPrefetch;
-};
-using Allocator = spillway::DeviceAllocator<Planned>;
-
-constexpr std::size_t capacity_bytes = 16_MiB;
-
-/// Blocks of 1 to 32 granules, twice the capacity in all, used in any order.
-class Load {
- public:
-  Load(double link_bytes_per_second, std::uint64_t seed)
-      : random_{seed}, allocator_{device_, options(link_bytes_per_second)} {
-    for (std::size_t bytes = 0; bytes < 2 * capacity_bytes;) {
-      std::size_t const size = 256 * (1 + random_() % 32);
-      blocks_.push_back(allocator_.declare(size));
-      use(blocks_.back(), Access::write);
-      bytes += size;
-    }
-  }
-  Load(Load const&) = delete;
-  Load& operator=(Load const&) = delete;
-  ~Load() {
-    for (BlockId const id : blocks_) {
-      allocator_.deallocate(id);
-    }
-    allocator_.retire_stream(stream_);
-  }
-
-  void run(std::size_t uses) {
-    for (std::size_t i = 0; i < uses; ++i) {
-      use(blocks_[random_() % blocks_.size()], Access::read);
-      free_bytes_ += static_cast<double>(allocator_.stats().free_bytes);
-    }
-    free_bytes_ /= static_cast<double>(uses);
-  }
-  void use(BlockId id, Access access) { (void)allocator_.acquire(id, access, stream_); }
-
-  /// In the mean of the run.
-  [[nodiscard]] double free_share() const {
-    return free_bytes_ / static_cast<double>(capacity_bytes);
-  }
-  [[nodiscard]] Allocator& allocator() { return allocator_; }
-  [[nodiscard]] auto stream() { return stream_; }
-  [[nodiscard]] std::vector<BlockId> const& blocks() const { return blocks_; }
-
- private:
-  static Allocator::Options options(double link_bytes_per_second) {
-    Allocator::Options options{.capacity_bytes = capacity_bytes};
-    options.host.pinned_bytes = 1_GiB;
-    options.paging.link_bytes_per_second = link_bytes_per_second;
-    return options;
-  }
-
-  std::mt19937_64 random_;
-  spillway::ModelApi device_{{.capacity_bytes = 1_GiB}};
-  Allocator allocator_;
-  spillway::ModelApi::stream_type stream_ = device_.create_stream();
-  std::vector<BlockId> blocks_;
-  double free_bytes_ = 0;
-};
-
-}  // namespace
-
 TEST_SUITE("pager") {
+  namespace {
+
+  using namespace spillway::literals;
+  using spillway::Access;
+  using spillway::BlockId;
+
+  struct Planned : spillway::SimPolicies {
+    using device = spillway::ModelApi;
+    using eviction = spillway::LruEviction;
+    using prefetch = spillway::NoPrefetch;
+  };
+  using Allocator = spillway::DeviceAllocator<Planned>;
+
+  constexpr std::size_t capacity_bytes = 16_MiB;
+
+  /// Blocks of 1 to 32 granules, twice the capacity in all, used in any order.
+  class Load {
+   public:
+    Load(double link_bytes_per_second, std::uint64_t seed)
+        : random_{seed}, allocator_{device_, options(link_bytes_per_second)} {
+      for (std::size_t bytes = 0; bytes < 2 * capacity_bytes;) {
+        std::size_t const size = 256 * (1 + random_() % 32);
+        blocks_.push_back(allocator_.declare(size));
+        use(blocks_.back(), Access::write);
+        bytes += size;
+      }
+    }
+    Load(Load const&) = delete;
+    Load& operator=(Load const&) = delete;
+    ~Load() {
+      for (BlockId const id : blocks_) {
+        allocator_.deallocate(id);
+      }
+      allocator_.retire_stream(stream_);
+    }
+
+    void run(std::size_t uses) {
+      for (std::size_t i = 0; i < uses; ++i) {
+        use(blocks_[random_() % blocks_.size()], Access::read);
+        free_bytes_ += static_cast<double>(allocator_.stats().free_bytes);
+      }
+      free_bytes_ /= static_cast<double>(uses);
+    }
+    void use(BlockId id, Access access) { (void)allocator_.acquire(id, access, stream_); }
+
+    /// In the mean of the run.
+    [[nodiscard]] double free_share() const {
+      return free_bytes_ / static_cast<double>(capacity_bytes);
+    }
+    [[nodiscard]] Allocator& allocator() { return allocator_; }
+    [[nodiscard]] auto stream() { return stream_; }
+    [[nodiscard]] std::vector<BlockId> const& blocks() const { return blocks_; }
+
+   private:
+    static Allocator::Options options(double link_bytes_per_second) {
+      Allocator::Options options{.capacity_bytes = capacity_bytes};
+      options.host.pinned_bytes = 1_GiB;
+      options.paging.link_bytes_per_second = link_bytes_per_second;
+      return options;
+    }
+
+    std::mt19937_64 random_;
+    spillway::ModelApi device_{{.capacity_bytes = 1_GiB}};
+    Allocator allocator_;
+    spillway::ModelApi::stream_type stream_ = device_.create_stream();
+    std::vector<BlockId> blocks_;
+    double free_bytes_ = 0;
+  };
+
+  }  // namespace
+
   TEST_CASE(
       "Reclaimer: the faster the link, the fewer blocks move for others, and hardly more leave") {
     Load slow{1e6, 3};
@@ -101,6 +101,59 @@ TEST_SUITE("pager") {
     CHECK(other.compaction_passes * 4 < one.compaction_passes);
     CHECK(fast.free_share() < slow.free_share() + 1.0 / 32);
     CHECK(other.swap_ins.bytes < one.swap_ins.bytes + one.swap_ins.bytes / 16);
+  }
+
+  TEST_CASE("Reclaimer: blocks move only where it takes no longer than to evict a neighbour") {
+    /// The default policy. It writes down within which budgets it was asked for plans.
+    struct Asked : spillway::SlidingCompaction {
+      std::vector<std::uint64_t>* budgets = nullptr;
+
+      [[nodiscard]] std::optional<spillway::LayoutPlan>
+      plan(spillway::Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+        budgets->push_back(budget);
+        return SlidingCompaction::plan(layout, count, budget);
+      }
+    };
+    struct Policies : Planned {
+      using compaction = Asked;
+    };
+    constexpr double bytes_per_second = 1_GiB;
+    std::vector<std::uint64_t> budgets;
+    std::uint64_t moved_blocks = 0;
+    // A neighbour of 4 KiB leaves and comes back, or one of 4 KiB is moved, which reads and writes.
+    SUBCASE("as fast as the link") {
+      moved_blocks = 1;
+    }
+    SUBCASE("half as fast") {
+      moved_blocks = 0;
+    }
+    spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
+    spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
+    options.compaction.emplace().budgets = &budgets;
+    options.paging.link_bytes_per_second = bytes_per_second;
+    options.paging.device_bytes_per_second = bytes_per_second / (moved_blocks == 1 ? 1 : 2);
+    spillway::DeviceAllocator<Policies> allocator{device, options};
+    auto const stream = device.create_stream();
+    std::vector<BlockId> blocks;
+    auto const add = [&](std::size_t bytes) {
+      blocks.push_back(allocator.declare(bytes));
+      (void)allocator.acquire(blocks.back(), Access::write, stream);
+    };
+    for (int i = 0; i < 16; ++i) {
+      add(4_KiB);
+    }
+    allocator.deallocate(std::exchange(blocks[3], {}));
+    allocator.deallocate(std::exchange(blocks[9], {}));
+    std::erase(blocks, BlockId{});
+    add(8_KiB);
+
+    CHECK(budgets == std::vector<std::uint64_t>{moved_blocks == 1 ? 16U : 8U});  // granules
+    CHECK(allocator.stats().moves.count == moved_blocks);
+    CHECK(allocator.stats().swap_outs.count == 1 - moved_blocks);
+    for (BlockId const id : blocks) {
+      allocator.deallocate(id);
+    }
+    allocator.retire_stream(stream);
   }
 
   TEST_CASE("Reclaimer: where nothing can leave, all that is free is had, however many ranges") {
@@ -180,6 +233,45 @@ TEST_SUITE("pager") {
     CHECK(blocks[3].is_intact());
   }
 
+  TEST_CASE("Reclaimer: room that leases divide is mapped anew in one piece") {
+    auto options = support::small_options(1_MiB);
+    options.initial_bytes = 0;
+    options.page_bytes = 16_KiB;
+    options.grows_in_place = true;
+    support::SmallBench bench{options, {.capacity_bytes = 64_MiB, .granularity_bytes = 16_KiB}};
+    std::deque<support::KnownBytes> blocks;
+    for (std::uint8_t i = 0; i < 16; ++i) {
+      blocks.emplace_back(bench, 64_KiB, i);
+    }
+    for (std::size_t round = 0; round < 8; ++round) {
+      std::vector<support::SmallBuffer::lease_type> leases;
+      for (std::size_t i = 3; i < 16; i += 4) {
+        leases.push_back(blocks[(i + round) % 16].buffer().acquire(Access::read, bench.stream));
+      }
+      std::vector<void const*> addresses;
+      addresses.reserve(leases.size());
+      for (auto const& lease : leases) {
+        addresses.push_back(lease.data());
+      }
+
+      support::KnownBytes large{bench, 640_KiB + round * 8_KiB, 99};
+
+      CHECK_THROWS_AS((support::SmallBuffer{bench.allocator, 800_KiB}),
+                      spillway::OutOfDeviceMemory);
+      for (std::size_t i = 0; i < leases.size(); ++i) {
+        CHECK(leases[i].data() == addresses[i]);
+      }
+      CHECK(bench.allocator.stats().reserved_bytes <= 1_MiB);
+      CHECK(bench.device.memory_info().total_bytes - bench.device.memory_info().free_bytes ==
+            bench.allocator.stats().reserved_bytes);
+      leases.clear();
+      CHECK(large.is_intact());
+      for (auto& block : blocks) {
+        CHECK(block.is_intact());
+      }
+    }
+  }
+
   TEST_CASE("Reclaimer: a lowered capacity is what is reserved, though nothing can leave") {
     auto options = support::small_options(1_MiB);
     options.initial_bytes = 0;
@@ -209,6 +301,50 @@ TEST_SUITE("pager") {
     CHECK(away.is_intact());
     for (auto& block : blocks) {
       CHECK(block.is_intact());
+    }
+  }
+
+  TEST_CASE("Reclaimer: what a lowered capacity leaves lies together, but for what is leased") {
+    auto options = support::small_options(4_MiB);
+    options.initial_bytes = 0;
+    options.growth_bytes = 16_KiB;
+    options.page_bytes = 16_KiB;
+    options.grows_in_place = true;
+    support::SmallBench bench{options, {.capacity_bytes = 64_MiB, .granularity_bytes = 16_KiB}};
+    std::deque<support::KnownBytes> blocks;
+    std::deque<support::KnownBytes> gaps;
+    for (std::uint8_t i = 0; i < 64; ++i) {
+      (i % 2 == 1 ? gaps : blocks).emplace_back(bench, 32_KiB, i);
+    }
+    gaps.clear();
+    for (bool const is_one_leased : {false, true}) {
+      CAPTURE(is_one_leased);
+      std::optional<support::SmallBuffer::lease_type> lease;
+      if (is_one_leased) {
+        lease.emplace(blocks[4].buffer().acquire(Access::read, bench.stream));
+      }
+
+      bench.allocator.set_capacity(768_KiB);
+
+      std::size_t pieces = 0;  // between holes
+      std::size_t free_ranges = 0;
+      bench.allocator.for_each_range([&](spillway::RangeView const& range) {
+        pieces = range.segment + 1;
+        free_ranges += range.state == spillway::RangeState::free ? 1 : 0;
+      });
+      CHECK(bench.allocator.stats().reserved_bytes == 768_KiB);
+      CHECK(bench.allocator.stats().resident.bytes.current == 768_KiB);
+      CHECK(pieces == (is_one_leased ? 2 : 1));
+      CHECK(free_ranges == 0);
+      lease.reset();
+      bench.allocator.set_capacity(4_MiB);
+      for (auto& block : blocks) {
+        CHECK(block.is_intact());
+      }
+      for (std::uint8_t i = 0; i < 16; ++i) {
+        gaps.emplace_back(bench, 96_KiB, i);
+      }
+      gaps.clear();
     }
   }
 }

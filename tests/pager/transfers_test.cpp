@@ -3,10 +3,14 @@
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/transfers.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
+#include <spillway/swappable_tensor.hpp>
 
 #include <doctest/doctest.h>
 
@@ -15,95 +19,113 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <support/pager_bench.hpp>
 #include <support/small_allocator.hpp>
 
-using namespace spillway;
-using namespace spillway::detail;
-using support::KnownBytes;
-using support::PagerBench;
-using support::Plain;
-using support::small_options;
-using support::SmallBench;
-using support::SmallBuffer;
-
-namespace {
-
-constexpr std::size_t capacity_bytes = 512_KiB;
-
-/// An allocator that is full of small blocks with known bytes.
-struct FullOfSmallBlocks {
-  explicit FullOfSmallBlocks(std::size_t block_bytes, SmallBench& the_bench) : bench{the_bench} {
-    for (std::size_t i = 0; i < capacity_bytes / round_up(block_bytes, granule_bytes); ++i) {
-      blocks.push_back(
-          std::make_unique<KnownBytes>(bench, block_bytes, static_cast<std::uint8_t>(i)));
-    }
-  }
-
-  /// All leave for one that takes all of the room, which does not stay.
-  void send_all_out() { SmallBuffer const large{bench.allocator, capacity_bytes}; }
-
-  [[nodiscard]] std::size_t torn() {
-    std::size_t count = 0;
-    for (auto const& block : blocks) {
-      count += block->is_intact() ? 0U : 1U;
-    }
-    return count;
-  }
-
-  SmallBench& bench;
-  std::vector<std::unique_ptr<KnownBytes>> blocks;
-};
-
-/// A pass over small blocks and back, all of which have left in between.
-struct ThereAndBack {
-  struct Policies : SimPolicies {
-    using eviction = LruEviction;
-    using prefetch = ReverseOrder;
-  };
-  using Allocator = DeviceAllocator<Policies>;
-  using Buffer = SwappableBuffer<Allocator>;
-
-  static constexpr std::size_t count = 40;
-  static constexpr std::size_t bytes = 1000;
-
-  ThereAndBack() {
-    for (std::size_t i = 0; i < count; ++i) {
-      blocks.push_back(std::make_unique<Buffer>(allocator, bytes));
-      auto const lease = blocks.back()->acquire(Access::write, stream);
-      device.fill(lease.data(), static_cast<unsigned char>(i + 1), bytes, stream);
-    }
-    Buffer const large{allocator, capacity_bytes};
-  }
-  ThereAndBack(ThereAndBack const&) = delete;
-  ThereAndBack& operator=(ThereAndBack const&) = delete;
-  ~ThereAndBack() {
-    allocator.retire_stream(stream);
-    device.synchronize(stream);
-    device.destroy_stream(stream);
-  }
-
-  [[nodiscard]] bool is_intact(std::size_t i) {
-    std::array<unsigned char, bytes> read{};
-    auto const lease = blocks[i]->acquire(Access::read, stream);
-    allocator.copy_to_host_sync(read.data(), lease.data(), bytes, stream);
-    return std::all_of(read.begin(), read.end(), [&](unsigned char byte) { return byte == i + 1; });
-  }
-
-  SimApi device{{.capacity_bytes = 64_MiB}};
-  SimApi::stream_type stream = device.create_stream();
-  Allocator allocator{device,
-                      {.capacity_bytes = capacity_bytes,
-                       .bounce_bytes = 0,
-                       .host = {.pinned_bytes = 1_MiB, .slab_bytes = 1_MiB}}};
-  std::vector<std::unique_ptr<Buffer>> blocks;
-};
-
-}  // namespace
-
 TEST_SUITE("pager") {
+  using namespace spillway;
+  using namespace spillway::detail;
+  using support::KnownBytes;
+  using support::PagerBench;
+  using support::Plain;
+  using support::small_options;
+  using support::SmallBench;
+  using support::SmallBuffer;
+
+  namespace {
+
+  constexpr std::size_t capacity_bytes = 512_KiB;
+
+  /// An allocator that is full of small blocks with known bytes.
+  struct FullOfSmallBlocks {
+    explicit FullOfSmallBlocks(std::size_t block_bytes, SmallBench& the_bench) : bench{the_bench} {
+      for (std::size_t i = 0; i < capacity_bytes / round_up(block_bytes, granule_bytes); ++i) {
+        blocks.push_back(
+            std::make_unique<KnownBytes>(bench, block_bytes, static_cast<std::uint8_t>(i)));
+      }
+    }
+
+    /// All leave for one that takes all of the room, which does not stay.
+    void send_all_out() { SmallBuffer const large{bench.allocator, capacity_bytes}; }
+
+    [[nodiscard]] std::size_t torn() {
+      std::size_t count = 0;
+      for (auto const& block : blocks) {
+        count += block->is_intact() ? 0U : 1U;
+      }
+      return count;
+    }
+
+    SmallBench& bench;
+    std::vector<std::unique_ptr<KnownBytes>> blocks;
+  };
+
+  /// A codec that finds, of what it wrote itself, that it cannot be decoded.
+  struct Forgetful : ZeroBitmap {
+    static bool decode(std::span<std::byte const> /*from*/, std::span<std::byte> /*to*/) noexcept {
+      return false;
+    }
+  };
+
+  /// Elements of which every fourth is not 0.
+  [[nodiscard]] std::vector<float> sparse_elements(std::size_t count) {
+    std::vector<float> elements(count);
+    for (std::size_t i = 0; i < count; i += 4) {
+      elements[i] = 1.0F + static_cast<float>(i);
+    }
+    return elements;
+  }
+
+  /// A pass over small blocks and back, all of which have left in between.
+  struct ThereAndBack {
+    struct Policies : SimPolicies {
+      using eviction = LruEviction;
+      using prefetch = ReverseOrder;
+    };
+    using Allocator = DeviceAllocator<Policies>;
+    using Buffer = SwappableBuffer<Allocator>;
+
+    static constexpr std::size_t count = 40;
+    static constexpr std::size_t bytes = 1000;
+
+    ThereAndBack() {
+      for (std::size_t i = 0; i < count; ++i) {
+        blocks.push_back(std::make_unique<Buffer>(allocator, bytes));
+        auto const lease = blocks.back()->acquire(Access::write, stream);
+        device.fill(lease.data(), static_cast<unsigned char>(i + 1), bytes, stream);
+      }
+      Buffer const large{allocator, capacity_bytes};
+    }
+    ThereAndBack(ThereAndBack const&) = delete;
+    ThereAndBack& operator=(ThereAndBack const&) = delete;
+    ~ThereAndBack() {
+      allocator.retire_stream(stream);
+      device.synchronize(stream);
+      device.destroy_stream(stream);
+    }
+
+    [[nodiscard]] bool is_intact(std::size_t i) {
+      std::array<unsigned char, bytes> read{};
+      auto const lease = blocks[i]->acquire(Access::read, stream);
+      allocator.copy_to_host_sync(read.data(), lease.data(), bytes, stream);
+      return std::all_of(
+          read.begin(), read.end(), [&](unsigned char byte) { return byte == i + 1; });
+    }
+
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    SimApi::stream_type stream = device.create_stream();
+    Allocator allocator{device,
+                        {.capacity_bytes = capacity_bytes,
+                         .bounce_bytes = 0,
+                         .host = {.pinned_bytes = 1_MiB, .slab_bytes = 1_MiB}}};
+    std::vector<std::unique_ptr<Buffer>> blocks;
+  };
+
+  }  // namespace
+
   TEST_CASE(
       "DeviceAllocator: small blocks that leave together and lie side by side are a copy or two") {
     SmallBench bench{small_options(capacity_bytes)};
@@ -297,5 +319,66 @@ TEST_SUITE("pager") {
       bench.check(second, 2);
     }
     bench.run();
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: a block with a codec takes up less on the host and comes back whole") {
+    SmallBench bench;
+    auto tensor = make_tensor<float>(bench.allocator, {100'000});
+    auto const expected = sparse_elements(tensor.size());
+    tensor.copy_from_host_sync(expected, bench.stream);
+    tensor.set_codec<ZeroBitmap>();
+    for (int round = 0; round < 3; ++round) {
+      tensor.swap_out();
+      bench.allocator.synchronize();
+      HostPoolStats const stats = bench.allocator.host_stats();
+      CHECK(stats.tier(HostTier::pinned).slots == 1);
+      CHECK(stats.tier(HostTier::pinned).used_bytes < 120'000);
+      std::vector<float> found(tensor.size());
+      tensor.copy_to_host_sync(found, bench.stream);
+      CHECK(found == expected);
+      tensor.copy_from_host_sync(expected, bench.stream);  // a slot with a codec takes one write
+    }
+    CHECK(bench.allocator.stats().swap_outs.count == 3);
+
+    tensor.set_codec<AsBfloat16>();
+    tensor.swap_out();
+    std::vector<float> rounded(tensor.size());
+    tensor.copy_to_host_sync(rounded, bench.stream);
+    CHECK(rounded[4] == 5.0F);
+    CHECK(rounded[2000] == 2000.0F);  // 2001 has 11 bits, and bfloat16 keeps 8
+    tensor.set_codec<Identity>();
+    tensor.copy_from_host_sync(expected, bench.stream);
+    tensor.swap_out();
+    CHECK(bench.allocator.host_stats().tier(HostTier::pinned).used_bytes >= 400'000);
+  }
+
+  TEST_CASE("DeviceAllocator: a block that cannot be decoded says so, and others are whole") {
+    SmallBench bench;
+    auto lost = make_tensor<float>(bench.allocator, {50'000});
+    auto whole = make_tensor<float>(bench.allocator, {50'000});
+    auto const expected = sparse_elements(lost.size());
+    for (auto* tensor : {&lost, &whole}) {
+      tensor->copy_from_host_sync(expected, bench.stream);
+    }
+    lost.set_codec<Forgetful>();
+    whole.set_codec<ZeroBitmap>();
+    lost.swap_out();
+    whole.swap_out();
+    auto const read = [&] {
+      auto const lease = lost.acquire_read(bench.stream);
+      bench.allocator.synchronize();
+    };
+    try {
+      read();  // its copy may be in flight
+    } catch (FileTierError const&) {
+    }
+    CHECK_THROWS_AS(read(), FileTierError);
+    std::vector<float> found(whole.size());
+    whole.copy_to_host_sync(found, bench.stream);
+    CHECK(found == expected);
+    lost.copy_from_host_sync(expected, bench.stream);  // and can be written again
+    lost.copy_to_host_sync(found, bench.stream);
+    CHECK(found == expected);
   }
 }

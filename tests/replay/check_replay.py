@@ -127,6 +127,10 @@ expect(run(lifetimes(1), "--recompute")[0] == 2, "lifetimes do not say what make
 slow, fast = (replay(trace, "--capacity", "0.5x", "--steps", "2", "--link-gbps", gbps)["simulated_ns"]
               for gbps in ("0.5", "50"))
 expect(slow > fast, f"a slow link takes longer: {slow} against {fast}")
+halved, twice = (replay(trace, "--capacity", "0.5x", "--steps", "2", *options)["simulated_ns"]
+                 for options in (("--link-gbps", "0.5", "--codec-ratio", "2"), ("--link-gbps", "1")))
+expect(halved == twice < slow, f"half the bytes take half the time: {halved}, {twice}, {slow}")
+expect(run(trace, "--codec-ratio", "2", "--device", "cuda")[0] == 2, "a GPU's link is what it is")
 
 # A sweep says what the last step costs at each capacity, and why where it does not work.
 def sweep(text, *options):
@@ -256,7 +260,7 @@ status, _, err = run(network(), "--timeline", "/dev/full")
 expect(status == 1 and "/dev/full" in err, f"a timeline on a full disk is told: {err}")
 
 with open("/dev/full", "w") as full:
-    for options in ([], ["--json"], ["--sweep", "0.5x:1.0x:2", "--csv"]):
+    for options in ([], ["--json"], ["--sweep", "0.5x:1.0x:2", "--csv"], ["--help"], ["--version"]):
         done = subprocess.run([PROGRAM, str(folder / "trace.csv"), *options], stdout=full, stderr=subprocess.PIPE, text=True)
         expect(done.returncode == 1 and "incomplete" in done.stderr, f"{options}: a full disk is told: {done}")
 done = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True)

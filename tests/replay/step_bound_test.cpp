@@ -98,10 +98,6 @@ TEST_SUITE("replay") {
       CAPTURE(i);
       replay::Trace const trace = random_trace(random);
       Step const step = spillway::bench::step_of(trace);
-      std::vector<std::uint64_t> kernel_ns;
-      for (replay::Operation const& operation : trace.operations) {
-        kernel_ns.push_back(operation.kernel_ns);
-      }
       replay::Settings settings;
       settings.steps = 4;
       settings.link_gbps = 1 + static_cast<double>(random() % 20);
@@ -110,8 +106,8 @@ TEST_SUITE("replay") {
                    static_cast<std::size_t>(0.1 * static_cast<double>(2 + random() % 8) *
                                             static_cast<double>(trace.peak_live_bytes)) &
                        ~std::size_t{255});
-      double const least_ns =
-          StepBound{step, kernel_ns}.least_ns(settings.capacity_bytes, *settings.link_gbps);
+      double const least_ns = StepBound{step, spillway::bench::kernels_ns(trace)}.least_ns(
+          settings.capacity_bytes, *settings.link_gbps);
       bounded_by_copies += least_ns > static_cast<double>(trace.compute_ns) ? 1 : 0;
 
       replay::Result const result = replay::replay_on_model(trace, settings);

@@ -11,51 +11,51 @@
 #include <initializer_list>
 #include <vector>
 
-namespace {
-
-using namespace spillway;
-using testing::block;
-using Change = AccessSchedule::Change;
-
-/// A schedule over blocks that live on, named by their indices.
-struct Rig {
-  explicit Rig(std::uint32_t blocks, std::size_t bytes = 64) {
-    for (std::uint32_t i = 0; i < blocks; ++i) {
-      schedule.on_create(block(i), bytes);
-    }
-  }
-
-  Use use(BlockId id, Access access = Access::read) {
-    Use const use = schedule.on_access(id, access);
-    schedule.on_release(id);
-    return use;
-  }
-  Use use(std::uint32_t index) { return use(block(index)); }
-
-  /// One step over these blocks. @returns the predicted next uses
-  std::vector<std::uint64_t> step(std::vector<std::uint32_t> const& indices) {
-    schedule.begin_step();
-    std::vector<std::uint64_t> next;
-    for (std::uint32_t const index : indices) {
-      next.push_back(use(index).next);
-    }
-    return next;
-  }
-
-  AccessSchedule schedule;
-};
-
-std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses) {
-  std::vector<std::uint32_t> indices;
-  for (std::uint32_t i = 0; i < uses; ++i) {
-    indices.push_back(i % blocks);
-  }
-  return indices;
-}
-
-}  // namespace
-
 TEST_SUITE("schedule") {
+  namespace {
+
+  using namespace spillway;
+  using testing::block;
+  using Change = AccessSchedule::Change;
+
+  /// A schedule over blocks that live on, named by their indices.
+  struct Rig {
+    explicit Rig(std::uint32_t blocks, std::size_t bytes = 64) {
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        schedule.on_create(block(i), bytes);
+      }
+    }
+
+    Use use(BlockId id, Access access = Access::read) {
+      Use const use = schedule.on_access(id, access);
+      schedule.on_release(id);
+      return use;
+    }
+    Use use(std::uint32_t index) { return use(block(index)); }
+
+    /// One step over these blocks. @returns the predicted next uses
+    std::vector<std::uint64_t> step(std::vector<std::uint32_t> const& indices) {
+      schedule.begin_step();
+      std::vector<std::uint64_t> next;
+      for (std::uint32_t const index : indices) {
+        next.push_back(use(index).next);
+      }
+      return next;
+    }
+
+    AccessSchedule schedule;
+  };
+
+  std::vector<std::uint32_t> round_robin(std::uint32_t blocks, std::uint32_t uses) {
+    std::vector<std::uint32_t> indices;
+    for (std::uint32_t i = 0; i < uses; ++i) {
+      indices.push_back(i % blocks);
+    }
+    return indices;
+  }
+
+  }  // namespace
+
   TEST_CASE("AccessSchedule: a program that marks no steps gets no predictions") {
     Rig rig{2};
     for (int i = 0; i < 100; ++i) {

@@ -13,21 +13,21 @@
 #include <utility>
 #include <vector>
 
-namespace {
-
-using namespace spillway;
-using spillway::testing::SteppedSimApi;
-using Order = StreamOrder<SteppedSimApi>;
-using OwnedStream = detail::OwnedStream<SteppedSimApi>;
-
-struct Bench {
-  SteppedSimApi device{{.capacity_bytes = 1_MiB}};
-  Order order{device};
-};
-
-}  // namespace
-
 TEST_SUITE("stream") {
+  namespace {
+
+  using namespace spillway;
+  using spillway::testing::SteppedSimApi;
+  using Order = StreamOrder<SteppedSimApi>;
+  using OwnedStream = detail::OwnedStream<SteppedSimApi>;
+
+  struct Bench {
+    SteppedSimApi device{{.capacity_bytes = 1_MiB}};
+    Order order{device};
+  };
+
+  }  // namespace
+
   TEST_CASE("OwnedStream: at its end the device and the order have forgotten it") {
     Bench bench;
     for (std::size_t i = 0; i < 2 * Order::max_streams; ++i) {

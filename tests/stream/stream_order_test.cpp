@@ -8,46 +8,46 @@
 #include <array>
 #include <vector>
 
-namespace {
-
-using spillway::Fence;
-using spillway::StreamIndex;
-using spillway::Ticket;
-using spillway::testing::SteppedSimApi;
-using Order = spillway::StreamOrder<SteppedSimApi>;
-
-/// Three streams, each with host functions that note their name when they run.
-struct Bench {
-  // Before the device, whose end runs what is still enqueued.
-  std::vector<int> ran;
-  struct Note {
-    std::vector<int>* ran;
-    int name;
-  };
-  std::array<Note, 8> notes{};
-  std::size_t used = 0;
-  SteppedSimApi device{{.capacity_bytes = 1 << 20}};
-  Order order{device};
-  std::array<SteppedSimApi::stream_type, 3> streams{
-      device.create_stream(), device.create_stream(), device.create_stream()};
-  std::array<StreamIndex, 3> index{
-      order.index_of(streams[0]), order.index_of(streams[1]), order.index_of(streams[2])};
-
-  void work(std::size_t stream, int name) {
-    notes.at(used) = {&ran, name};
-    device.launch_host(
-        streams.at(stream),
-        [](void* p) noexcept {
-          auto const* note = static_cast<Note*>(p);
-          note->ran->push_back(note->name);
-        },
-        &notes.at(used++));
-  }
-};
-
-}  // namespace
-
 TEST_SUITE("stream_order") {
+  namespace {
+
+  using spillway::Fence;
+  using spillway::StreamIndex;
+  using spillway::Ticket;
+  using spillway::testing::SteppedSimApi;
+  using Order = spillway::StreamOrder<SteppedSimApi>;
+
+  /// Three streams, each with host functions that note their name when they run.
+  struct Bench {
+    // Before the device, whose end runs what is still enqueued.
+    std::vector<int> ran;
+    struct Note {
+      std::vector<int>* ran;
+      int name;
+    };
+    std::array<Note, 8> notes{};
+    std::size_t used = 0;
+    SteppedSimApi device{{.capacity_bytes = 1 << 20}};
+    Order order{device};
+    std::array<SteppedSimApi::stream_type, 3> streams{
+        device.create_stream(), device.create_stream(), device.create_stream()};
+    std::array<StreamIndex, 3> index{
+        order.index_of(streams[0]), order.index_of(streams[1]), order.index_of(streams[2])};
+
+    void work(std::size_t stream, int name) {
+      notes.at(used) = {&ran, name};
+      device.launch_host(
+          streams.at(stream),
+          [](void* p) noexcept {
+            auto const* note = static_cast<Note*>(p);
+            note->ran->push_back(note->name);
+          },
+          &notes.at(used++));
+    }
+  };
+
+  }  // namespace
+
   TEST_CASE("Fence: keeps the latest ticket of each stream and folds a fifth stream into all") {
     Fence fence;
     CHECK(fence.is_empty());

@@ -18,7 +18,8 @@
 
 #include <support/temporary_folder.hpp>
 
-/// A simulated device that remembers the streams it made, so that a test can step those of a pool.
+/// A simulated device that remembers the streams it made, so that a test can step those of a pool,
+/// and its pinned memory, so that a test can damage it.
 template <class Sim>
 class WatchedDevice : public Sim {
  public:
@@ -30,7 +31,13 @@ class WatchedDevice : public Sim {
     return created.back();
   }
 
+  [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int numa_node) {
+    pinned.push_back(static_cast<std::byte*>(Sim::try_allocate_pinned(bytes, numa_node)));
+    return pinned.back();
+  }
+
   std::vector<stream_type> created;
+  std::vector<std::byte*> pinned;
 };
 
 /// A device, its stream order, and what tests of a host pool do all the time.

@@ -11,10 +11,8 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,12 +20,12 @@ namespace spillway {
 namespace detail {
 
 /// Blocks that lie side by side, move by the same distance and are copied as if they were one.
-struct MoveRun {
+struct MergedMove {
   std::byte* to = nullptr;
   std::byte* from = nullptr;
   std::size_t bytes = 0;
   std::size_t moves = 0;  ///< of the plan, one for each block
-  std::size_t after = 0;  ///< it must not run at once with a run of a lower number than this one
+  std::size_t after = 0;  ///< those with a lower number than this belong to earlier batches
 
   [[nodiscard]] std::size_t distance() const noexcept {
     return static_cast<std::size_t>(from < to ? to - from : from - to);
@@ -35,7 +33,7 @@ struct MoveRun {
   [[nodiscard]] bool overlaps_itself() const noexcept { return distance() < bytes; }
 };
 
-/// How a run is copied: through scratch or not, and in pieces of how many bytes.
+/// How a merged move is copied: through scratch or not, and in pieces of how many bytes.
 struct MoveCopies {
   bool is_bounced = false;
   std::size_t piece_bytes = 0;
@@ -43,18 +41,18 @@ struct MoveCopies {
 
   /// The copies that never overlap and take the least time. Through scratch every byte is copied
   /// twice, so that is chosen only where the pieces would be many and small.
-  [[nodiscard]] static MoveCopies of(MoveRun const& run, Bounce const& bounce) noexcept {
-    std::size_t const piece = std::min(run.bytes, run.distance());
+  [[nodiscard]] static MoveCopies of(MergedMove const& move, Bounce const& bounce) noexcept {
+    std::size_t const piece = std::min(move.bytes, move.distance());
     if (piece == 0) {
       return {};
     }
-    auto const pieces_of = [&](std::size_t bytes) { return (run.bytes + bytes - 1) / bytes; };
+    auto const pieces_of = [&](std::size_t bytes) { return (move.bytes + bytes - 1) / bytes; };
     MoveCopies const direct{false, piece, pieces_of(piece)};
     if (direct.count > 1 && bounce.bytes != 0) {
-      std::size_t const scratch = std::min(run.bytes, bounce.bytes);
+      std::size_t const scratch = std::min(move.bytes, bounce.bytes);
       MoveCopies const bounced{true, scratch, 2 * pieces_of(scratch)};
-      bool const is_faster = 2 * run.bytes + bounced.count * bytes_for_a_call <
-                             run.bytes + direct.count * bytes_for_a_call;
+      bool const is_faster = 2 * move.bytes + bounced.count * bytes_for_a_call <
+                             move.bytes + direct.count * bytes_for_a_call;
       return is_faster ? bounced : direct;
     }
     return direct;
@@ -66,77 +64,77 @@ struct MoveCopies {
   static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };
 
-/// The moves of a plan as runs, which are enqueued in batches. Runs of a batch may run in any
-/// order: none of them writes what another one reads or writes.
+/// The moves of a plan, merged where that is possible, which are enqueued in batches. The copies of
+/// a batch may be made in any order: none of them writes what another one reads or writes.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(m log m) for m moves.
 template <class = detail::Lazily>
-class BasicMoveRuns {
+class BasicMergedMoves {
  public:
   /// @param moves  in order of execution: each finds its destination free after those before it
   /// @throws std::bad_alloc
-  explicit BasicMoveRuns(std::span<Move const> moves) {
+  explicit BasicMergedMoves(std::span<Move const> moves) {
     for (std::size_t i = 0; i < moves.size(); ++i) {
       if (i == 0 || !try_join(moves[i - 1], moves[i])) {
-        runs_.push_back({moves[i].to, moves[i].from, moves[i].bytes, 1, 0});
+        merged_.push_back({moves[i].to, moves[i].from, moves[i].bytes, 1, 0});
       }
     }
-    if (runs_.size() > 1) {
+    if (merged_.size() > 1) {
       find_order();
     }
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return runs_.size(); }
+  [[nodiscard]] std::size_t size() const noexcept { return merged_.size(); }
 
-  /// As many runs from number `first` on as may be one batch. A run that overlaps itself is alone.
-  [[nodiscard]] std::span<MoveRun const> batch(std::size_t first) const noexcept {
+  /// As many as may be one batch, from number `first` on. A move that overlaps itself is alone.
+  [[nodiscard]] std::span<MergedMove const> batch(std::size_t first) const noexcept {
     std::size_t end = first + 1;
-    while (!runs_[first].overlaps_itself() && end < runs_.size() && runs_[end].after <= first &&
-           !runs_[end].overlaps_itself()) {
+    while (!merged_[first].overlaps_itself() && end < merged_.size() &&
+           merged_[end].after <= first && !merged_[end].overlaps_itself()) {
       ++end;
     }
-    return std::span{runs_}.subspan(first, end - first);
+    return std::span{merged_}.subspan(first, end - first);
   }
 
  private:
-  /// Bytes that a run reads or writes.
+  /// Bytes that a merged move reads or writes.
   struct Side {
     std::byte const* begin;
     std::byte const* end;
-    std::size_t run;
+    std::size_t move;
     bool is_written;
   };
 
-  /// Makes `next` a part of the last run, which ends with the move `last`.
+  /// Makes `next` a part of the last merged move, which ends with the move `last`.
   bool try_join(Move const& last, Move const& next) noexcept {
     if (last.from_segment != next.from_segment || last.to_segment != next.to_segment) {
       return false;
     }
-    MoveRun& run = runs_.back();
-    bool const is_above = next.from == run.from + run.bytes && next.to == run.to + run.bytes;
-    bool const is_below = next.from + next.bytes == run.from && next.to + next.bytes == run.to;
-    // A block that moves on from where the run has put it reads what the run writes.
-    bool const moves_on = next.from < run.to + run.bytes && run.to < next.from + next.bytes;
+    MergedMove& move = merged_.back();
+    bool const is_above = next.from == move.from + move.bytes && next.to == move.to + move.bytes;
+    bool const is_below = next.from + next.bytes == move.from && next.to + next.bytes == move.to;
+    // A block that moves on from where this has put it reads what this writes.
+    bool const moves_on = next.from < move.to + move.bytes && move.to < next.from + next.bytes;
     if ((!is_above && !is_below) || moves_on) {
       return false;
     }
-    run.from = is_below ? next.from : run.from;
-    run.to = is_below ? next.to : run.to;
-    run.bytes += next.bytes;
-    ++run.moves;
+    move.from = is_below ? next.from : move.from;
+    move.to = is_below ? next.to : move.to;
+    move.bytes += next.bytes;
+    ++move.moves;
     return true;
   }
 
-  /// Sets `after` of each run: sorts what all runs read and write by address and compares what
+  /// Sets `after` of each: sorts what all of them read and write by address and compares what
   /// overlaps.
   void find_order() {
     std::vector<Side> sides;
-    sides.reserve(2 * runs_.size());
-    for (std::size_t i = 0; i < runs_.size(); ++i) {
-      MoveRun const& run = runs_[i];
-      sides.push_back({run.from, run.from + run.bytes, i, false});
-      sides.push_back({run.to, run.to + run.bytes, i, true});
+    sides.reserve(2 * merged_.size());
+    for (std::size_t i = 0; i < merged_.size(); ++i) {
+      MergedMove const& move = merged_[i];
+      sides.push_back({move.from, move.from + move.bytes, i, false});
+      sides.push_back({move.to, move.to + move.bytes, i, true});
     }
     std::sort(sides.begin(), sides.end(), [](Side const& a, Side const& b) {
       return std::less<>{}(a.begin, b.begin);
@@ -145,36 +143,36 @@ class BasicMoveRuns {
     for (Side const& side : sides) {
       std::erase_if(open, [&](Side const& other) { return other.end <= side.begin; });
       for (Side const& other : open) {
-        if (other.run != side.run && (other.is_written || side.is_written)) {
-          auto const [first, second] = std::minmax(other.run, side.run);
-          runs_[second].after = std::max(runs_[second].after, first + 1);
+        if (other.move != side.move && (other.is_written || side.is_written)) {
+          auto const [first, second] = std::minmax(other.move, side.move);
+          merged_[second].after = std::max(merged_[second].after, first + 1);
         }
       }
       open.push_back(side);
     }
   }
 
-  std::vector<MoveRun> runs_;
+  std::vector<MergedMove> merged_;
 };
 
-using MoveRuns = BasicMoveRuns<>;
+using MergedMoves = BasicMergedMoves<>;
 
-/// Enqueues the copies of a run that overlaps itself.
+/// Enqueues the copies of a move that overlaps itself.
 ///
 /// If the device refuses a copy, the pieces that were moved are moved back.
 ///
-/// @throws  DeviceError with the run where it was; BlockLost if the way back was refused too, again
-///          and again
-/// @param   moved_bytes  at a `BlockLost`, how many bytes of the run, from the side it moves to,
+/// @throws  DeviceError with the blocks where they were; BlockLost if the way back was refused too,
+///          again and again
+/// @param   moved_bytes  at a `BlockLost`, how many bytes of the move, from the side it goes to,
 ///          are where they were to go; the others are where they were
 template <DeviceApi Device>
 void enqueue_slide(Device& device,
-                   MoveRun const& run,
+                   MergedMove const& move,
                    typename Device::stream_type stream,
                    Bounce const& bounce,
                    std::size_t& moved_bytes) {
-  MoveCopies const copies = MoveCopies::of(run, bounce);
-  bool const is_up = run.from < run.to;
+  MoveCopies const copies = MoveCopies::of(move, bounce);
+  bool const is_up = move.from < move.to;
   auto const carry = [&](std::byte* to, std::byte const* from, std::size_t bytes) {
     if (copies.is_bounced) {
       device.copy(bounce.address, from, bytes, CopyKind::on_device, stream);
@@ -182,24 +180,24 @@ void enqueue_slide(Device& device,
     }
     device.copy(to, from, bytes, CopyKind::on_device, stream);
   };
-  // Piece number `i` and its place in the run; the last one may be shorter.
+  // Piece number `i` and its place in the move; the last one may be shorter.
   auto const piece = [&](std::size_t i) {
     std::size_t const done = i * copies.piece_bytes;
-    std::size_t const bytes = std::min(copies.piece_bytes, run.bytes - done);
-    return std::pair{is_up ? run.bytes - done - bytes : done, bytes};
+    std::size_t const bytes = std::min(copies.piece_bytes, move.bytes - done);
+    return std::pair{is_up ? move.bytes - done - bytes : done, bytes};
   };
   std::size_t moved = 0;
   try {
-    for (; copies.count != 0 && moved * copies.piece_bytes < run.bytes; ++moved) {
+    for (; copies.count != 0 && moved * copies.piece_bytes < move.bytes; ++moved) {
       auto const [at, bytes] = piece(moved);
-      carry(run.to + at, run.from + at, bytes);
+      carry(move.to + at, move.from + at, bytes);
     }
   } catch (DeviceError const&) {
     std::size_t refusals = 0;
     while (moved != 0) {
       auto const [at, bytes] = piece(moved - 1);
       try {
-        carry(run.from + at, run.to + at, bytes);
+        carry(move.from + at, move.to + at, bytes);
         --moved;
       } catch (DeviceError const& error) {
         if (++refusals == MoveCopies::most_refusals) {
@@ -216,8 +214,8 @@ void enqueue_slide(Device& device,
 
 /// Enqueues the moves of a plan with few calls of the device, none of which overlaps itself.
 ///
-/// Blocks that lie side by side and move by the same distance are copied as one. Copies that may
-/// run in any order are enqueued as one batch, where the device takes batches; a copy that writes
+/// Blocks that lie side by side and move by the same distance are copied as one. Copies that may be
+/// made in any order are enqueued as one batch, where the device takes batches; a copy that writes
 /// where an earlier one reads begins the next batch. What moves by less than its length goes in
 /// pieces, no longer than the distance and from the side that it moves to, or through `bounce`
 /// where they would be many. If the device refuses a copy, the blocks of that batch, or of those
@@ -244,13 +242,13 @@ void enqueue_moves(Device& device,
                    std::size_t& done,
                    Before before) {
   done = 0;
-  detail::MoveRuns const runs{moves};
+  detail::MergedMoves const merged{moves};
   detail::CopyBatch copies;
-  for (std::size_t at = 0; at < runs.size();) {
-    std::span<detail::MoveRun const> const batch = runs.batch(at);
+  for (std::size_t at = 0; at < merged.size();) {
+    std::span<detail::MergedMove const> const batch = merged.batch(at);
     std::size_t end = done;
-    for (detail::MoveRun const& run : batch) {
-      end += run.moves;
+    for (detail::MergedMove const& move : batch) {
+      end += move.moves;
     }
     for (std::size_t i = done; i < end; ++i) {
       before(i);
@@ -270,8 +268,8 @@ void enqueue_moves(Device& device,
       }
     } else {
       copies.clear();
-      for (detail::MoveRun const& run : batch) {
-        copies.add(run.to, run.from, run.bytes, false);
+      for (detail::MergedMove const& move : batch) {
+        copies.add(move.to, move.from, move.bytes, false);
       }
       copies.enqueue(device, CopyKind::on_device, stream);
     }

@@ -21,16 +21,18 @@ struct ArenaOptions {
   /// Reserved at construction; all of the capacity unless told otherwise. Arenas that do not grow
   /// reserve all of it.
   std::size_t initial_bytes = std::numeric_limits<std::size_t>::max();
-  /// The least by which it grows. What grows in place takes memory in pieces of this size, and
-  /// gives whole pieces back: larger ones take fewer calls of the device.
+  /// The least by which it grows. What grows in place takes memory in pieces of this size, unless
+  /// `page_bytes` says otherwise, and gives whole pieces back: larger ones take fewer calls of the
+  /// device, and smaller ones can be joined where less is free between blocks that cannot move.
   std::size_t growth_bytes = 2_MiB;
   /// Whether an arena that grows by reservations has one range of addresses instead, where memory
   /// is mapped as it is needed: then nothing that it reserves is apart from the rest, and what is
   /// free can be given back wherever it is. The device must model `VirtualMemoryApi`.
   bool grows_in_place = false;
-  /// The pages of an arena that maps them: rounded up to a power of two, and at least the device's
-  /// granularity. A page is created, mapped and released by one call of the device each, so larger
-  /// ones cost less for large blocks. Every block takes whole pages.
+  /// The pages of an arena that maps them, of which every block takes whole ones, or the pieces of
+  /// one that grows in place: rounded up to a power of two, and at least the device's granularity.
+  /// Each is created, mapped and released by one call of the device, so larger ones cost less for
+  /// large blocks.
   std::size_t page_bytes = 0;
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
@@ -104,6 +106,7 @@ concept Arena =
 /// | `a.trim(n)`                        | give up free memory that can be released to the        |
 /// |                                    | device, if there is some: about `n` bytes, or the      |
 /// |                                    | least that goes at once                                |
+/// | `ca.trimmable_bytes()`             | the bytes that `trim` can give up                      |
 /// | `a.release(s)`                     | release to the device what left, after its fence       |
 /// | `ca.trims_anywhere()`              | whether free bytes in the midst of others can be given |
 /// |                                    | up, too                                                |
@@ -118,6 +121,7 @@ concept GrowingArena =
       { a.try_reserve(s)                 }          -> std::same_as<bool>;
       { a.add_segment(s)                 }          -> std::same_as<void>;
       { a.trim(n)                        } noexcept -> std::same_as<std::optional<Segment>>;
+      { ca.trimmable_bytes()             } noexcept -> std::same_as<std::size_t>;
       { a.release(s)                     } noexcept -> std::same_as<void>;
       { ca.trims_anywhere()              } noexcept -> std::same_as<bool>;
     };

@@ -24,6 +24,7 @@
 /// |                      |                               | thread of its own                     |
 /// | `SharedMemoryApi`    | `shares_host_memory`          | swaps to files only, where that is so |
 /// | `ByteHoldingApi`     | `holds_bytes` is not false    | may read and write through addresses  |
+/// | `AddressableApi`     | `is_addressable` is true      | encodes blocks on their way to memory |
 /// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
 /// |                      |                               | written                               |
 /// | `CapturingApi`       | `is_capturing`                | refuses what a capture does not allow |
@@ -32,10 +33,12 @@
 /// |                      |                               | happened already                      |
 /// | `NumberedApi`        | `ordinal`                     | names the device in snapshots and     |
 /// |                      |                               | tensors                               |
+/// | `LaunchingApi`       | `launch`                      | times kernels that are callables      |
 /// | `KernelTimeApi`      | `compute`                     | lets replays model the time of        |
 /// |                      |                               | kernels                               |
 /// | `VirtualClockApi`    | `finish_time_ns`              | lets replays read the end of the work |
 /// | `SteppedApi`         | `run_all`                     | runs nothing until it is told to      |
+/// | `ForkingApi`         | `before_fork`, ...            | can go on in a child after `fork`     |
 
 namespace spillway {
 
@@ -138,6 +141,11 @@ concept SharedMemoryApi = DeviceApi<D> && requires(D const cd) {
 template <class D>
 concept ByteHoldingApi = DeviceApi<D> && !requires { requires !D::holds_bytes; };
 
+/// A device whose memory the host can read and write where it is, in functions that streams run:
+/// says so with `D::is_addressable`.
+template <class D>
+concept AddressableApi = ByteHoldingApi<D> && requires { requires D::is_addressable; };
+
 /// A device that finds mistakes of programs, as simulated ones do: if `cd.checks_reads()` is true,
 /// the allocator refuses a lease that reads a block which was never written.
 template <class D>
@@ -172,6 +180,12 @@ concept NumberedApi = DeviceApi<D> && requires(D const cd) {
   { cd.ordinal() } noexcept -> std::same_as<int>;
 };
 
+/// A device whose kernels are callables: `d.launch(s, work)` enqueues a call of `work()` on `s`.
+template <class D>
+concept LaunchingApi = DeviceApi<D> && requires(D d, typename D::stream_type s, void (*work)()) {
+  { d.launch(s, work) } -> std::same_as<void>;
+};
+
 /// A device that can be told how long a kernel takes: `d.compute(s, ns)` keeps stream `s` busy for
 /// `ns` nanoseconds.
 template <class D>
@@ -191,6 +205,16 @@ concept VirtualClockApi = DeviceApi<D> && requires(D const cd) {
 template <class D>
 concept SteppedApi = DeviceApi<D> && requires(D d) {
   { d.run_all() } -> std::same_as<std::size_t>;
+};
+
+/// A device that a child process can use after `fork`. The thread that forks calls
+/// `d.before_fork()`, from which on no other thread is inside of a call, and then
+/// `d.after_fork_in_parent()` in the parent and `d.after_fork_in_child()` in the child.
+template <class D>
+concept ForkingApi = DeviceApi<D> && requires(D d) {
+  { d.before_fork()          }          -> std::same_as<void>;
+  { d.after_fork_in_parent() } noexcept -> std::same_as<void>;
+  { d.after_fork_in_child()  } noexcept -> std::same_as<void>;
 };
 // clang-format on
 

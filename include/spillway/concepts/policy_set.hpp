@@ -25,8 +25,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 ///
 /// | alias        | chooses                               | models in the library                |
 /// |--------------|---------------------------------------|--------------------------------------|
-/// | `device`     | where the memory is                   | `SimApi`, `SteppedSimApi`,           |
-/// |              |                                       | `ModelApi`, `CudaApi`                |
+/// | `device`     | where the memory is                   | `CudaApi`, `SimApi`, `ModelApi`,     |
+/// |              |                                       | `SteppedSimApi`, `HostApi`           |
 /// | `fit`        | which free range a block gets         | `SegregatedFit`, `BestFit`           |
 /// | `arena`      | whether blocks move or pages map      | `MovableBlocks`, `MappedPages`,      |
 /// |              |                                       | `StableAddresses`                    |
@@ -37,7 +37,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | `prefetch`   | which blocks come in ahead of need    | `ScheduleLookahead`, `ReverseOrder`, |
 /// |              |                                       | `NoPrefetch`                         |
 /// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
-/// | `observer`   | who receives records                  | `NullObserver`, `Timeline`           |
+/// | `observer`   | who receives records                  | `NullObserver`, `Timeline`,          |
+/// |              |                                       | `NvtxMarks`                          |
 template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
     CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&

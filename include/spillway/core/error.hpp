@@ -107,7 +107,8 @@ class BlockLost : public DeviceError {
   using DeviceError::DeviceError;
 };
 
-/// Thrown when the file tier cannot be opened, sized, written or read.
+/// Thrown when the file tier cannot be opened, sized, written or read, and when what a codec wrote
+/// in the host pool cannot be decoded.
 class FileTierError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

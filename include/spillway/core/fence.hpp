@@ -54,7 +54,8 @@ class Fence {
   static constexpr std::size_t max_tickets = 4;
 
   constexpr Fence() noexcept = default;
-  constexpr Fence(Ticket ticket) noexcept { add(ticket); }  // NOLINT(google-explicit-constructor)
+  constexpr Fence(Ticket ticket) noexcept  // NOLINT(google-explicit-constructor)
+      : tickets_{ticket} {}
 
   [[nodiscard]] constexpr bool is_empty() const noexcept { return tickets_[0].is_none(); }
 

@@ -44,7 +44,8 @@ struct FileFailure {
   int error = 0;
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
-  bool is_read = false;  // false: a refused write whose bytes found no room in memory either
+  bool is_read = false;      // false: a refused write whose bytes found no room in memory either
+  bool is_encoding = false;  // no call failed: encoded bytes cannot be what was written
 };
 
 /// Bytes that the file refused, kept in memory instead.
@@ -60,7 +61,11 @@ struct HostSlot {
   HostTier tier{};
   SlabMap::ChainId chain{};
   std::size_t bytes = 0;               // rounded up to the tier's granule
+  CodingId wanted{};                   // what its owner asked for
+  CodingId coding{};                   // what it has: the same, or no codec
+  std::size_t takes_bytes = 0;         // the most that a write may bring
   std::size_t written_bytes = 0;       // by the last write that was enqueued completely
+  std::size_t stored_bytes = 0;        // what these are after the codec, once that is known
   Fence written;                       // a read of the slot comes after it
   Fence used;                          // an overwrite comes after it and after `written`
   std::uint32_t enqueueing_reads = 0;  // reads that are being enqueued right now
@@ -74,13 +79,14 @@ struct HostSlot {
 
   /// Why a transfer must not begin, or null if it may.
   [[nodiscard]] char const* refusal(std::size_t transfer_bytes, SlotAccess access) const noexcept {
-    if (transfer_bytes > bytes) {
+    bool const is_write = access == SlotAccess::write;
+    if (transfer_bytes > (is_write ? takes_bytes : std::max(takes_bytes, written_bytes))) {
       return "a transfer is larger than its host slot";
     }
     if (is_enqueueing_write) {
       return "a host slot is used while another call writes it";
     }
-    if (access == SlotAccess::write) {
+    if (is_write) {
       return enqueueing_reads == 0 ? nullptr : "a host slot is written while another call reads it";
     }
     return transfer_bytes <= written_bytes ? nullptr : "more bytes are read than were swapped out";
@@ -117,8 +123,10 @@ struct HostSlot {
       written = host_done;  // which comes after `fence_before`, so after all earlier uses
       used.clear();
       written_bytes = finished_bytes;
+      takes_bytes = has_codec() ? 0 : takes_bytes;  // it is about to become shorter
     }
   }
+  [[nodiscard]] bool has_codec() const noexcept { return coding != CodingId{}; }
 
   /// The count of unfinished jobs that use the slot in this way.
   [[nodiscard]] std::uint32_t& jobs(SlotAccess access) noexcept {
@@ -211,10 +219,20 @@ class BasicHostLedger {
   /// The tier that new slots begin with: those before it get none.
   void set_first_tier(HostTier tier) noexcept { first_tier_ = tier; }
   [[nodiscard]] HostTier first_tier() const noexcept { return first_tier_; }
-  /// A slot in the first tier that has room, scattered if need be.
+  /// A slot in the first tier that has room, scattered if need be. With a codec it takes
+  /// `coded_bytes` if those are not 0, else `bytes`.
   ///
   /// @throws std::bad_alloc, with nothing changed
-  [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes);
+  [[nodiscard]] std::optional<HostSlotId>
+  try_take(std::size_t bytes, CodingId wanted = {}, std::size_t coded_bytes = 0);
+  /// Frees what a slot with a codec does not need. No effect before that is known, and while the
+  /// slot is written.
+  void trim(HostSlot& slot) noexcept {
+    if (slot.stored_bytes != 0 && !slot.is_enqueueing_write && slot.write_jobs == 0 &&
+        !slot.is_given_back) {
+      slot.bytes = at(slot.tier).map.trim(slot.chain, slot.stored_bytes, slot.last_uses());
+    }
+  }
 
   /// Frees a slot. @returns false if `id` names none, or one that a call is using
   bool give_back(HostSlotId id, Fence const& last_use) noexcept;
@@ -357,13 +375,21 @@ class BasicHostLedger {
 using HostLedger = BasicHostLedger<>;
 
 template <class Lazy>
-inline std::optional<HostSlotId> BasicHostLedger<Lazy>::try_take(std::size_t bytes) {
+inline std::optional<HostSlotId>
+BasicHostLedger<Lazy>::try_take(std::size_t bytes, CodingId wanted, std::size_t coded_bytes) {
   for (auto i = static_cast<std::size_t>(first_tier_); i < host_tier_count; ++i) {
     Tier& tier = tiers_[i];
     if (tier.is_failed) {
       continue;
     }
-    auto const chain = tier.map.try_take(std::max(bytes, std::size_t{1}));
+    std::optional<SlabMap::Chain> chain;
+    if (coded_bytes != 0) {
+      chain = tier.map.try_take(coded_bytes);
+    }
+    bool const is_coded = chain.has_value();
+    if (!is_coded) {
+      chain = tier.map.try_take(std::max(bytes, std::size_t{1}));
+    }
     if (!chain) {
       continue;
     }
@@ -379,6 +405,9 @@ inline std::optional<HostSlotId> BasicHostLedger<Lazy>::try_take(std::size_t byt
     slot.tier = static_cast<HostTier>(i);
     slot.chain = chain->id;
     slot.bytes = chain->bytes;
+    slot.wanted = wanted;
+    slot.coding = is_coded ? wanted : CodingId{};
+    slot.takes_bytes = is_coded ? bytes : chain->bytes;
     slot.written = chain->fence;
     ++tier.slots;
     tier.peak_used_bytes = std::max(tier.peak_used_bytes, tier.used_bytes());

@@ -26,6 +26,10 @@ inline constexpr std::size_t host_tier_count = 3;
 /// The pool recognises an id that was given back, or that came from another pool.
 enum class HostSlotId : std::uint64_t {};
 
+/// A codec with the tag of the blocks that it is used for, as a `HostSwapPool` knows them;
+/// `CodingId{}` stands for no codec.
+enum class CodingId : std::uint32_t {};
+
 /// What a swap-out or swap-in promises.
 struct Transfer {
   Fence device_done;  ///< after it the device range may be reused (out) or read (in)
@@ -101,7 +105,10 @@ struct HostPoolStats {
   std::array<HostTierStats, host_tier_count> tiers{};  ///< by `HostTier`
   std::size_t failed_writes = 0;                       ///< pieces kept in memory instead
   std::size_t failed_reads = 0;                        ///< pieces that are lost
-  std::size_t rescued_bytes = 0;    ///< held in memory because the file refused them
+  std::size_t rescued_bytes = 0;           ///< held in memory because the file refused them
+  std::uint64_t encoded_raw_bytes = 0;     ///< what codecs were given so far
+  std::uint64_t encoded_stored_bytes = 0;  ///< what they made of it
+  std::size_t codecs_given_up = 0;         ///< codecs with a tag that do not make bytes fewer now
   std::uint64_t staging_waits = 0;  ///< times a thread waited for another to finish enqueueing
   bool is_file_direct = false;      ///< `file_direct_io` was asked for and is in effect
   bool is_file_checked = false;     ///< `file_checksums` was asked for and is in effect

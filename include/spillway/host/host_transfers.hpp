@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
@@ -9,6 +10,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/slot_codecs.hpp>
 #include <spillway/host/slot_io.hpp>
 #include <spillway/host/staging.hpp>
 #include <spillway/stream/copy_batch.hpp>
@@ -45,6 +47,11 @@ namespace spillway::detail {
 ///   has room for several chunks, a second stream of the lane begins the file calls of a chunk as
 ///   soon as they may begin (`SlotIo::begin`), while those of the chunk before are being finished.
 ///
+/// A slot with a codec is a batch of its own. One host function carries it between the slot and
+/// device memory (`SlotCodecs::run`): on the caller's stream where the slot is in memory, on the
+/// lane's where it is in the file. There it has a staging chunk, of which one part is on its way to
+/// or from the file while the codec works on another (`SlotIo::Cursor`).
+///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
 ///
@@ -71,6 +78,7 @@ class HostTransfers {
                 std::mutex& mutex,
                 HostLedger& ledger,
                 Io& io,
+                SlotCodecs& codecs,
                 HostPoolOptions const& options,
                 int numa_node);
 
@@ -117,11 +125,15 @@ class HostTransfers {
           owner_->io_->give_back(*std::exchange(job, job->next));
         }
       }
+      if (coded_ != nullptr) {
+        owner_->codecs_->give_back(*coded_);
+      }
       for (std::size_t i = 0; i < entries().size(); ++i) {
         TransferRequest const& request = requests_[i];
         bool const is_enqueued = request.state == TransferState::enqueued;
         entries()[i].slot->end_transfer(
             access_, request.done.host_done, is_enqueued ? request.bytes : 0);
+        owner_->ledger_->trim(*entries()[i].slot);
       }
       lists_.entries.clear();
       lists_.copies.clear();
@@ -173,6 +185,11 @@ class HostTransfers {
       is_write() ? copies().add(host, device, bytes, may_join)
                  : copies().add(device, host, bytes, may_join);
     }
+    /// The only transfer of the batch goes through a codec.
+    [[nodiscard]] bool is_coded() const noexcept { return entries().front().slot->has_codec(); }
+    [[nodiscard]] SlotCodecs::Job* coded() const noexcept { return coded_; }
+    /// The transfer belongs to an enqueued host function, which gives it back.
+    void forget_coded() noexcept { coded_ = nullptr; }
     /// The jobs of the next chunk to be enqueued, or null; none in the pinned tier.
     [[nodiscard]] Job* first_chunk() const noexcept { return first_chunk_; }
     /// The jobs of the first chunk belong to an enqueued host function, which gives them back.
@@ -188,7 +205,7 @@ class HostTransfers {
    private:
     [[nodiscard]] bool can_join(HostSlot const* slot,
                                 TransferRequest const& request) const noexcept {
-      return slot != nullptr && !slot->failure &&
+      return slot != nullptr && !slot->failure && !slot->has_codec() && !is_coded() &&
              slot->refusal(request.bytes, access_) == nullptr && slot->tier == tier() &&
              (slot->tier == HostTier::pinned ||
               staged_bytes_ + slot->bytes <= owner_->chunk_bytes_);
@@ -197,7 +214,12 @@ class HostTransfers {
     /// @pre the lock is held, and there is room for an entry
     void add(HostSlot& slot, TransferRequest const& request) {
       std::byte* device = request.device;
-      owner_->ledger_->for_each_piece(slot, request.bytes, [&](HostPiece const& piece) {
+      if (slot.has_codec()) {
+        coded_ = &owner_->codecs_->take(slot, request, access_);
+        device = nullptr;
+      }
+      std::size_t const plain_bytes = slot.has_codec() ? 0 : request.bytes;
+      owner_->ledger_->for_each_piece(slot, plain_bytes, [&](HostPiece const& piece) {
         if (slot.tier == HostTier::pinned) {
           bool const may_join = request.reservation != 0 &&
                                 request.reservation == last_reservation_ &&
@@ -254,6 +276,7 @@ class HostTransfers {
     Job* first_chunk_ = nullptr;    // the first job of each chunk, linked by `next_chunk`
     Job* last_chunk_ = nullptr;
     Job* last_job_ = nullptr;
+    SlotCodecs::Job* coded_ = nullptr;
   };
 
   // A larger batch would keep the first of its transfers waiting for the last; a larger transfer
@@ -285,12 +308,22 @@ class HostTransfers {
     return access == SlotAccess::write ? write_lane_ : read_lane_;
   }
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
+  void enqueue_coded(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
+
+  /// Host function for a slot with a codec in the file. `argument` is a job of `SlotCodecs`.
+  static void run_in_file(void* argument) noexcept {
+    auto& job = *static_cast<SlotCodecs::Job*>(argument);
+    typename Io::Cursor slot{
+        *static_cast<Io*>(job.io), *job.slot, job.pieces, job.access, job.chunk};
+    SlotCodecs::run(job, slot);
+  }
 
   Device* device_;
   StreamOrder<Device>* order_;
   std::mutex* mutex_;
   HostLedger* ledger_;
   Io* io_;
+  SlotCodecs* codecs_;
   std::size_t chunk_bytes_;
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
@@ -304,6 +337,7 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
                                              std::mutex& mutex,
                                              HostLedger& ledger,
                                              Io& io,
+                                             SlotCodecs& codecs,
                                              HostPoolOptions const& options,
                                              int numa_node)
     : device_{&device},
@@ -311,6 +345,7 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       mutex_{&mutex},
       ledger_{&ledger},
       io_{&io},
+      codecs_{&codecs},
       chunk_bytes_{Lane::chunk_bytes_for(options.staging_bytes)} {
   idle_lists_.reserve(max_idle_lists);
   bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
@@ -343,8 +378,9 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
   while (!requests.empty()) {
     Batch batch{*this, access};
     batch.begin(requests.first(batch_limit(requests, at)));
-    bool const is_pinned = batch.tier() == HostTier::pinned;
-    StreamIndex const slot_stream = is_pinned ? at : lane(access)->index();
+    bool const has_chunks =
+        batch.tier() == HostTier::file || (batch.tier() == HostTier::pageable && !batch.is_coded());
+    StreamIndex const slot_stream = has_chunks ? lane(access)->index() : at;
     for (TransferRequest const& request : batch.requests()) {
       order_->wait(at, request.after);
     }
@@ -356,15 +392,17 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
     }
     Transfer done;
     try {
-      if (is_pinned) {
+      if (batch.is_coded()) {
+        enqueue_coded(batch, done, stream, at);
+      } else if (has_chunks) {
+        enqueue_staged(batch, done, stream, at);
+      } else {
         batch.copies().enqueue(*device_, batch.kind(), stream);
         done.device_done = done.host_done = order_->mark(at);
-      } else {
-        enqueue_staged(batch, done, stream, at);
       }
     } catch (...) {
       done.device_done.add(order_->mark(at));
-      if (is_pinned && batch.copies().size() > 1) {  // some of them may have been enqueued
+      if (!has_chunks && batch.copies().size() > 1) {  // some of them may have been enqueued
         done.host_done = done.device_done;
       }
       batch.answer(TransferState::torn, done);
@@ -372,6 +410,33 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
     }
     batch.answer(TransferState::enqueued, done);
     requests = requests.subspan(batch.requests().size());
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
+                                                  Transfer& done,
+                                                  stream_type stream,
+                                                  StreamIndex at) {
+  if (batch.tier() != HostTier::file) {
+    device_->launch_host(stream, &SlotCodecs::run_in_memory, batch.coded());
+    batch.forget_coded();
+    done.device_done = done.host_done = order_->mark(at);
+    return;
+  }
+  Lane& lane = *this->lane(batch.access());
+  typename Lane::Chunk chunk{lane};
+  batch.coded()->io = io_;
+  batch.coded()->chunk = {chunk.data(), chunk_bytes_};
+  order_->wait(lane.index(), order_->mark(at));
+  order_->wait(lane.index(), chunk.fence());
+  lane.launch(&HostTransfers::run_in_file, batch.coded());
+  batch.forget_coded();
+  done.device_done = done.host_done = chunk.fence() = order_->mark(lane.index());
+  order_->record(lane.index());
+  if (!batch.is_write()) {  // what follows on the caller's stream finds the bytes
+    order_->wait(at, done.device_done);
+    done.device_done = order_->mark(at);
   }
 }
 

@@ -11,7 +11,9 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace spillway::detail {
@@ -128,6 +130,12 @@ class BasicSlabMap {
 
   /// Frees a chain whose bytes may be touched after `fence`.
   void give_back(ChainId chain, Fence const& fence) noexcept;
+
+  /// Frees the bytes of a chain behind the first `bytes` > 0, rounded up; they may be touched after
+  /// `fence`. Without memory to note them in, they stay in the chain.
+  ///
+  /// @returns the bytes that the chain has now
+  std::size_t trim(ChainId chain, std::size_t bytes, Fence const& fence) noexcept;
 
   /// Removes every slab that is wholly free, after `visit(std::uint32_t slab, std::size_t bytes,
   /// Fence const&)` for each. The numbers of the others stay.
@@ -331,9 +339,14 @@ class BasicSlabMap {
   void take(std::uint32_t node, std::size_t bytes) noexcept {
     unlink(node);
     free_bytes_ -= bytes;
-    if (nodes_[node].extent.bytes == bytes) {
-      return;
+    if (nodes_[node].extent.bytes != bytes) {
+      link(split(node, bytes));
     }
+  }
+
+  /// Cuts an extent that is in no class: `node` keeps `bytes`, and the new node that is returned
+  /// has the rest. There must be a vacant node.
+  [[nodiscard]] std::uint32_t split(std::uint32_t node, std::size_t bytes) noexcept {
     std::uint32_t const rest = pop_vacant();
     Node& taken = nodes_[node];
     nodes_[rest] = Node{};
@@ -347,7 +360,7 @@ class BasicSlabMap {
     }
     taken.next_in_slab = rest;
     taken.extent.bytes = bytes;
-    link(rest);
+    return rest;
   }
 
   /// Joins two neighbours that are in no class, and unites their fences.
@@ -447,6 +460,31 @@ inline void BasicSlabMap<Lazy>::give_back(ChainId chain, Fence const& fence) noe
     free_extent(at, fence);
     at = next;
   }
+}
+
+template <class Lazy>
+inline std::size_t
+BasicSlabMap<Lazy>::trim(ChainId chain, std::size_t bytes, Fence const& fence) noexcept {
+  std::size_t kept = 0;
+  std::size_t const wanted = round_up(bytes, granule_);
+  auto last = static_cast<std::uint32_t>(chain);
+  for (; kept + nodes_[last].extent.bytes < wanted; last = nodes_[last].next_linked) {
+    kept += nodes_[last].extent.bytes;
+  }
+  kept += nodes_[last].extent.bytes;
+  if (std::uint32_t const next = std::exchange(nodes_[last].next_linked, none); next != none) {
+    give_back(ChainId{next}, fence);
+  }
+  if (kept == wanted) {
+    return kept;
+  }
+  try {
+    provide_vacant_node();
+  } catch (std::bad_alloc const&) {
+    return kept;
+  }
+  free_extent(split(last, nodes_[last].extent.bytes - (kept - wanted)), fence);
+  return wanted;
 }
 
 template <class Lazy>

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/swap_file.hpp>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -17,10 +19,10 @@
 #include <new>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace spillway::detail {
 
@@ -40,6 +42,8 @@ namespace spillway::detail {
 /// successful write of the piece, and the end of the slot, free the copy. Only a piece for which
 /// there is no memory, and one that cannot be read back, is lost: the ledger notes it, and the next
 /// use of the slot throws.
+///
+/// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
 /// arguments.
@@ -66,6 +70,8 @@ class SlotIo {
     std::byte* device = nullptr;
     std::size_t reservation = 0;
   };
+
+  class Cursor;
 
   /// `mutex` guards `ledger` and this object; `file` is null where there is no file tier.
   SlotIo(std::mutex& mutex, HostLedger& ledger, SwapFile<FileIo>* file)
@@ -229,8 +235,7 @@ class SlotIo {
 
   void finish_one(Job& job) noexcept {
     if (job.access == SlotAccess::read) {
-      if (std::byte const* const rescued = find_rescued(job); rescued != nullptr) {
-        std::memcpy(job.chunk, rescued, job.piece.bytes);
+      if (read_rescued(job)) {
         return;
       }
     } else if (std::scoped_lock const lock{*mutex_}; !is_needed(job)) {
@@ -238,6 +243,15 @@ class SlotIo {
     }
     job.transfer = transfer_of(job, file_bytes(job));
     note_result(job, queue(job.access)->finish(job.transfer));
+  }
+
+  /// @returns whether the bytes of a piece were rescued
+  [[nodiscard]] bool read_rescued(Job const& job) const noexcept {
+    std::byte const* const rescued = find_rescued(job);
+    if (rescued != nullptr) {
+      std::memcpy(job.chunk, rescued, job.piece.bytes);
+    }
+    return rescued != nullptr;
   }
 
   /// Between a chunk and pageable memory.
@@ -373,8 +387,188 @@ class SlotIo {
   std::size_t failed_reads_ = 0;
 };
 
+/// Goes over the bytes of a slot in the file from its front to its end, which are written or read
+/// by parts of a staging chunk: some are on their way while another one is filled or emptied.
+///
+/// A slot is always cut into the same parts, of which the last may be shorter. So one that the file
+/// refuses is rescued, and found again, as a piece of a slot without a codec.
+template <FileIoApi FileIo>
+class SlotIo<FileIo>::Cursor {
+ public:
+  Cursor(SlotIo& io,
+         HostSlot& slot,
+         std::vector<HostPiece> const& pieces,
+         SlotAccess access,
+         std::span<std::byte> chunk)
+      : io_{&io}, pieces_{&pieces} {
+    constexpr std::size_t unit = SwapFile<FileIo>::unit_bytes;
+    count_ = std::clamp(chunk.size() / unit, std::size_t{1}, parts_.size());
+    part_bytes_ = std::max(chunk.size() / count_ / unit, std::size_t{1}) * unit;
+    SPILLWAY_ASSERT(count_ * part_bytes_ <= chunk.size());
+    for (std::size_t i = 0; i < count_; ++i) {
+      parts_[i].slot = &slot;
+      parts_[i].access = access;
+      parts_[i].chunk = chunk.data() + i * part_bytes_;
+    }
+    for (HostPiece const& piece : pieces) {
+      left_ += piece.bytes;
+    }
+    if (is_read()) {
+      std::scoped_lock const lock{*io.mutex_};
+      left_ = std::min(left_, slot.stored_bytes);
+    }
+    ahead_ = left_;
+    for (std::size_t i = 0; is_read() && i < count_; ++i) {
+      begin_read(parts_[i]);
+    }
+  }
+  Cursor(Cursor const&) = delete;
+  Cursor& operator=(Cursor const&) = delete;
+  ~Cursor() {
+    for (Job& part : parts_) {  // those that were read ahead of what was asked for
+      if (part.is_begun) {
+        static_cast<void>(io_->queue(part.access)->finish(part.transfer));
+      }
+    }
+  }
+
+  [[nodiscard]] std::size_t left_bytes() const noexcept { return has_all_ ? left_ : 0; }
+  [[nodiscard]] std::byte* in_one_piece(std::size_t bytes) noexcept {
+    return bytes <= left_bytes() && open() && at_ + bytes <= part().piece.bytes ? part().chunk + at_
+                                                                                : nullptr;
+  }
+  void write(std::byte const* from, std::size_t bytes) noexcept {
+    for_each_part(bytes, [&](std::byte* memory, std::size_t part) {
+      std::memcpy(memory, std::exchange(from, from + part), part);
+    });
+  }
+  void read(std::byte* to, std::size_t bytes) noexcept {
+    for_each_part(bytes, [&](std::byte const* memory, std::size_t part) {
+      std::memcpy(std::exchange(to, to + part), memory, part);
+    });
+  }
+  void skip(std::size_t bytes) noexcept {
+    for_each_part(bytes, [](std::byte*, std::size_t) {});
+  }
+  [[nodiscard]] bool finish() noexcept {
+    if (!is_read() && at_ > 0) {
+      part().piece.bytes = at_;
+      begin_write();
+    }
+    for (std::size_t i = 0; !is_read() && i < count_; ++i) {
+      end_write(parts_[i]);
+    }
+    return has_all_;
+  }
+
+ private:
+  [[nodiscard]] Job& part() noexcept { return parts_[current_]; }
+  [[nodiscard]] bool is_read() const noexcept { return parts_[0].access == SlotAccess::read; }
+
+  template <class Use>
+  void for_each_part(std::size_t bytes, Use use) noexcept {
+    while (bytes > 0 && left_bytes() > 0 && open()) {
+      std::size_t const length = std::min(bytes, part().piece.bytes - at_);
+      use(part().chunk + at_, length);
+      at_ += length;
+      left_ -= length;
+      bytes -= length;
+      if (!is_read() && at_ == part().piece.bytes) {
+        begin_write();
+      }
+    }
+  }
+
+  /// Makes the current part one with bytes to fill, or to give. @returns false if they are lost
+  [[nodiscard]] bool open() noexcept {
+    if (!is_read()) {
+      if (at_ == 0) {
+        end_write(part());
+        place(part());
+      }
+      return true;
+    }
+    if (is_open_ && at_ < part().piece.bytes) {
+      return true;
+    }
+    if (is_open_) {
+      begin_read(part());
+      current_ = (current_ + 1) % count_;
+    }
+    is_open_ = true;
+    at_ = 0;
+    has_all_ = end_read(part());
+    return has_all_;
+  }
+
+  /// Gives a part the next place of the slot that no part has had.
+  void place(Job& part) noexcept {
+    while (piece_at_ == (*pieces_)[piece_].bytes) {
+      ++piece_;
+      piece_at_ = 0;
+    }
+    HostPiece const& piece = (*pieces_)[piece_];
+    part.piece = {nullptr,
+                  piece.file_offset + piece_at_,
+                  std::min({part_bytes_, piece.bytes - piece_at_, ahead_}),
+                  piece.slab};
+    piece_at_ += part.piece.bytes;
+    ahead_ -= part.piece.bytes;
+  }
+
+  void begin(Job& part) noexcept {
+    part.transfer = transfer_of(part, io_->file_bytes(part));
+    part.is_begun = true;
+    io_->queue(part.access)->begin(part.transfer);
+  }
+  void begin_write() noexcept {
+    begin(part());
+    current_ = (current_ + 1) % count_;
+    at_ = 0;
+  }
+  void end_write(Job& part) noexcept {
+    if (std::exchange(part.is_begun, false)) {
+      io_->note_result(part, io_->queue(part.access)->finish(part.transfer));
+    }
+  }
+  void begin_read(Job& part) noexcept {
+    if (ahead_ > 0) {
+      place(part);
+      if (!io_->read_rescued(part)) {
+        begin(part);
+      }
+    }
+  }
+  [[nodiscard]] bool end_read(Job& part) noexcept {
+    int const error =
+        std::exchange(part.is_begun, false) ? io_->queue(part.access)->finish(part.transfer) : 0;
+    io_->note_result(part, error);
+    return error == 0;
+  }
+
+  SlotIo* io_;
+  std::vector<HostPiece> const* pieces_;
+  std::array<Job, 4> parts_;
+  std::size_t count_ = 0;  // parts in use
+  std::size_t part_bytes_ = 0;
+  std::size_t current_ = 0;   // the part that is filled or emptied
+  std::size_t at_ = 0;        // and how far it is
+  bool is_open_ = false;      // a part was read
+  std::size_t left_ = 0;      // bytes of the slot behind the cursor's place
+  std::size_t ahead_ = 0;     // those that no part has had
+  std::size_t piece_ = 0;     // where these begin
+  std::size_t piece_at_ = 0;  // in the piece
+  bool has_all_ = true;
+};
+
 template <FileIoApi FileIo>
 void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
+  if (failure.is_encoding) {
+    throw FileTierError{
+        Text{"spillway: "} + failure.bytes +
+        " bytes of a host slot cannot be decoded: what is there is not what a codec "
+        "wrote. These swapped-out bytes are lost; all other slots are intact."};
+  }
   throw FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
                       failure.bytes + " bytes at offset " + failure.file_offset +
                       " of the swap file at " + file_->path() + " failed: " +

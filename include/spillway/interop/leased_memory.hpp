@@ -11,7 +11,6 @@
 #include <bit>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <memory>

@@ -11,5 +11,6 @@
 #include <spillway/interop/torch/host_tensor_allocator.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operations.hpp>
+#include <spillway/interop/torch/recompute.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 #include <spillway/interop/torch/torch_version.hpp>

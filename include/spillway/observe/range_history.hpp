@@ -90,7 +90,7 @@ class BasicRangeHistory {
       }
       vacate(places_.find(known->second));
     }
-    // Whoever was here has left unseen.
+    // A block that was here has left, and no record of that has been seen.
     auto place = places_.lower_bound(begin);
     if (place != places_.begin() &&
         std::prev(place)->first + std::prev(place)->second.bytes > begin) {

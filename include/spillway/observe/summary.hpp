@@ -172,6 +172,12 @@ void summarize_host(SummaryTable& table, HostPoolStats const& host) {
                std::to_string(tier.slots)});
   }
   table.row({"Staging waits", std::to_string(host.staging_waits)});
+  if (host.encoded_raw_bytes != 0) {
+    table.row({"Encoded",
+               human_bytes(host.encoded_stored_bytes),
+               "of",
+               human_bytes(host.encoded_raw_bytes)});
+  }
   if (host.failed_writes != 0 || host.failed_reads != 0) {
     table.row({"Failed writes", std::to_string(host.failed_writes)});
     table.row({"Failed reads", std::to_string(host.failed_reads)});

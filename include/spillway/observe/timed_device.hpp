@@ -74,10 +74,7 @@ class TimedDevice : public Device {
     time_kernel(stream, [&] { Device::compute(stream, duration_ns); });
   }
   template <std::invocable Work>
-  void launch(stream_type stream, Work work) requires requires(Device& device) {
-    device.launch(stream, std::move(work));
-  }
-  {
+  void launch(stream_type stream, Work work) requires LaunchingApi<Device> {
     time_kernel(stream, [&] { Device::launch(stream, std::move(work)); });
   }
 

@@ -7,7 +7,6 @@
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -180,7 +179,12 @@ struct Recipe {
   bool is_orphan = false;     // freed by its owner, and kept for dependents that are dropped
 };
 
-/// All that a pager knows of one block.
+/// All that a pager knows of one block. Its parts read and write it under the lock.
+///
+/// `Blocks` owns the records. It makes every change of a block's state but two, since `Transfers`
+/// begins and ends `copying_out` and `moving`. Beside it, `Transfers` writes the host slot, and the
+/// address and the fences of what it has copied or moved; `Leases` writes the counts of leases, the
+/// leaser, and the fences when a lease ends; `Recipes` writes the recipe.
 struct BlockRecord {
   std::size_t requested_bytes = 0;
   std::size_t bytes = 0;         // rounded up to the granule
@@ -192,13 +196,14 @@ struct BlockRecord {
   std::uint32_t leases = 0;        // given out or about to be: the block must not leave
   std::uint32_t granted = 0;       // of which given out: the block must not move either
   std::uint32_t lease_serial = 0;  // counts leases ever given
+  CodingId coding{};               // how it is written in the host pool from now on
   void const* filler = nullptr;    // while `filling`: the acquire that will overwrite the block
   std::thread::id leaser{};        // acquired last; no thread while several hold leases
   BlockStatus status{};
-  bool is_host_valid = false;      // the host slot holds the same bytes
-  bool is_parked = false;          // not resident, and `range` is kept for its address
-  bool is_read_unchecked = false;  // a file was to give the bytes back; whether it did is not known
-  bool is_abandoned = false;       // to be freed when the last lease ends
+  bool is_host_valid = false;        // the host slot holds the same bytes
+  bool is_parked = false;            // not resident, and `range` is kept for its address
+  bool is_read_unchecked = false;    // the host pool may have lost the bytes on their way back
+  bool is_abandoned = false;         // to be freed when the last lease ends
   std::unique_ptr<Recipe> recipe{};  // null for most blocks
 
   [[nodiscard]] BlockState state() const noexcept { return status.state(); }

@@ -267,7 +267,10 @@ class Blocks {
     if (is_link_idle_ || !may_drop(id)) {
       return false;
     }
-    double const link_ns = static_cast<double>(table_.find(id)->bytes) / link_bytes_per_second_;
+    double link_ns = static_cast<double>(table_.find(id)->bytes) / link_bytes_per_second_;
+    if (CodingId const coding = table_.find(id)->coding; coding != CodingId{}) {
+      link_ns *= pool_.stored_share(coding);
+    }
     return static_cast<double>(recipes_.cost_ns(id)) <= 1e9 * link_ns;
   }
 
@@ -388,7 +391,7 @@ class Blocks {
     block.status.become(is_prefetch ? BlockState::prefetched : BlockState::arriving);
     prefetched_bytes_ += is_prefetch ? block.bytes : 0;
     block.written = done;
-    block.is_read_unchecked = pool_.tier(block.host) == HostTier::file;
+    block.is_read_unchecked = pool_.may_lose_bytes(block.host);
     journal_.swapped_in(id, block, is_prefetch);
   }
   /// The block has found no range.

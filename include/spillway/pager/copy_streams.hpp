@@ -34,8 +34,8 @@ class CopyStreams {
   /// Copies several blocks to their host slots, each after its own fence, as
   /// `HostSwapPool::write_all`.
   ///
-  /// An event is recorded every 2 MiB. An event that were recorded only when somebody waits for the
-  /// first of the copies would cover all copies that have been enqueued since.
+  /// An event is recorded every 2 MiB. If it were recorded only when somebody waits for the first
+  /// of the copies, it would cover all copies that have been enqueued since.
   ///
   /// @throws as `write_all`; `state` in each request says how far it got
   /// @stream enqueues on the stream for swap-outs; does not wait
@@ -68,8 +68,8 @@ class CopyStreams {
   [[nodiscard]] OwnedStream<Device> const& moves() const noexcept { return moves_; }
 
  private:
-  // At 25 GB/s, 2 MiB are some 80 us of copying. An event costs nothing beside that, and whoever
-  // needs one block does not wait long for the others of its part.
+  // At 25 GB/s, 2 MiB are some 80 us of copying. An event costs nothing beside that, and work
+  // that needs one block does not wait long for the others of its part.
   static constexpr std::size_t bytes_per_event = 2_MiB;
 
   static void forget_answers(std::span<TransferRequest> requests) noexcept {

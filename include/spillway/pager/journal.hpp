@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
-#include <utility>
 #include <vector>
 
 namespace spillway::detail {

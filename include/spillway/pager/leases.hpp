@@ -163,9 +163,8 @@ class Leases {
   };
 
   /// The block if a lease on it can be given without a device call and without a way to fail, else
-  /// null. This and the next are most of what an acquire costs, so they are always inlined.
-  [[nodiscard, gnu::always_inline]] BlockRecord* find_at_hand(LeaseRequest request,
-                                                              StreamIndex on) noexcept {
+  /// null.
+  [[nodiscard]] BlockRecord* find_at_hand(LeaseRequest request, StreamIndex on) noexcept {
     BlockRecord* const block = blocks_.find(request.id);
     if (block == nullptr || !is_at_hand(block->state()) || block->is_read_unchecked ||
         block->is_abandoned || (request.access != Access::read && block->recipe != nullptr)) {
@@ -180,8 +179,7 @@ class Leases {
                             (request.access == Access::read || order_.is_ordered(block->used, on));
     return is_ordered ? block : nullptr;
   }
-  [[gnu::always_inline]] LeaseRecord
-  grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
+  LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
     count(block);
     blocks_.touch(request.id, blocks_.record_access(request));
     return grant(block, request, on);
@@ -283,7 +281,7 @@ class Leases {
   void make_resident(LeaseRequest request, Use use, Pending const& group) {
     BlockRecord& block = blocks_.at(request.id);
     for (;;) {
-      // Never waits with the exclusive right: whoever it would wait for may need that first.
+      // Never waits with the exclusive right: the thread it waits for may need that first.
       blocks_.wait_until_settled(block, &group);
       if (block.is_resident()) {
         return blocks_.touch(request.id, use);
@@ -594,10 +592,13 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     refuse_lost(blocks_.expect(request.id), request);
   }
   bool const has_recipes = forget_recipes(requests);
-  if (has_recipes && try_acquire(requests, on, give)) {
-    return;
+  bool const is_at_hand =
+      has_recipes && std::all_of(requests.begin(), requests.end(), [&](LeaseRequest request) {
+        return find_at_hand(request, on) != nullptr;
+      });
+  if (!is_at_hand) {
+    refuse_capture(stream);
   }
-  refuse_capture(stream);
   refuse_unwritten(requests);
   auto const is_incomplete = [this](LeaseRequest request) {
     return to_recompute(request).has_value();

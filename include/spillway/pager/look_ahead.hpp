@@ -118,7 +118,7 @@ class LookAhead {
       double const part = options_.prefetched_part * capacity_bytes();
       most_bytes = std::min(most_bytes, static_cast<std::size_t>(part));
     }
-    prefetcher_.candidates([&](BlockId id, std::uint64_t next_use) {
+    auto const want = [&](BlockId id, std::uint64_t next_use) {
       BlockRecord const* const block = blocks_.find(id);
       if (block == nullptr || block->state() != BlockState::on_host || !blocks_.may_return(id)) {
         return true;
@@ -129,6 +129,15 @@ class LookAhead {
       }
       wanted_.push_back({id, next_use});
       return true;
+    };
+    prefetcher_.candidates([&](BlockId id, std::uint64_t next_use) {
+      // What a dropped block is made from is needed when that block is.
+      BlockRecord const* const block = blocks_.find(id);
+      if (block != nullptr && block->state() == BlockState::dropped) {
+        return blocks_.recipes().all_below(
+            id, [&](BlockId operand) { return want(operand, next_use); });
+      }
+      return want(id, next_use);
     });
   }
 

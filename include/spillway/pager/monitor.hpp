@@ -39,6 +39,25 @@ class Monitor {
     lock_.unlock();
   }
 
+  /// A call of what has a lock of its own. A fork has to wait for it all the same, since nobody
+  /// would release that lock in the child.
+  class Elsewhere {
+   public:
+    explicit Elsewhere(Monitor& monitor) : monitor_{monitor} {
+      monitor_.begin_call();
+      monitor_.unlock();
+    }
+    Elsewhere(Elsewhere const&) = delete;
+    Elsewhere& operator=(Elsewhere const&) = delete;
+    ~Elsewhere() {
+      monitor_.lock();
+      monitor_.end_call();
+    }
+
+   private:
+    Monitor& monitor_;
+  };
+
   /// Releases the lock for as long as it lives.
   class Unlocked {
    public:

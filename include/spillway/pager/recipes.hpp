@@ -152,6 +152,18 @@ class Recipes {
            bytes_to_make(block) + below.bytes + above.bytes <= room_bytes;
   }
 
+  /// Calls `visit(operand)` for what a dropped block is made from, and for what its dropped
+  /// operands are made from, until it returns false. @returns what `visit` returned last
+  template <class Visit>
+  bool all_below(BlockId id, Visit const& visit, std::uint32_t depth = 0) const {
+    Recipe const& recipe = *at(id).recipe;
+    return std::all_of(recipe.operands.begin(), recipe.operands.end(), [&](BlockId operand) {
+      return at(operand).state() == BlockState::dropped && depth < most_chained
+                 ? all_below(operand, visit, depth + 1)
+                 : visit(operand);
+    });
+  }
+
   /// What it takes to make a block again, as it was stated, with the dropped ones that it needs.
   [[nodiscard]] std::uint64_t cost_ns(BlockId id) const noexcept {
     std::size_t visits = 0;

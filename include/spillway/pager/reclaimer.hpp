@@ -25,7 +25,7 @@
 
 namespace spillway {
 
-/// How a pager makes room. Part of `AllocatorOptions`.
+/// How a pager makes room: `DeviceAllocator::Options::paging`.
 struct PagerOptions {
   bool swapping = true;     ///< false: a full device is an error, as without this library
   bool compaction = true;   ///< false: fragmented room counts as no room unless blocks can leave
@@ -59,9 +59,9 @@ namespace spillway::detail {
 ///
 /// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the
 /// policy's choice until enough bytes are free; make them contiguous, by moving blocks or by
-/// evicting neighbours, whichever takes less time; give reservations back so that a larger one can
-/// be made; wait for leases of other threads. It gives up only when every resident block is leased
-/// or the host pool is full, and then says which.
+/// evicting neighbours, whichever takes less time; give reservations or free pieces back so that a
+/// larger one can be made; wait for leases of other threads. It gives up only when every resident
+/// block is leased or the host pool is full, and then says which.
 ///
 /// Every function is entered with the lock and the exclusive right.
 template <PolicySet Policies>
@@ -131,7 +131,9 @@ class Reclaimer {
     }
     if constexpr (MovingArena<Arena>) {
       if (!placement && arena_.free_bytes() >= bytes) {
-        if (auto plan = compaction_plan(bytes, first_search(bytes))) {
+        std::size_t const most_ranges = first_search(bytes);
+        auto const window = cheapest_window(bytes, most_ranges);
+        if (auto plan = compaction_plan(bytes, most_ranges, window)) {
           transfers_.move(*plan);
           source = RangeSource::after_compaction;
           placement = blocks_.try_place(bytes, owner);
@@ -146,8 +148,9 @@ class Reclaimer {
 
   /// Evicts blocks until the rest fits into the capacity, which has been lowered, and gives back to
   /// the device what is reserved beyond it. Where that can be given back piece by piece, blocks are
-  /// moved down first, and evicted from the top if that does not suffice. What is leased keeps its
-  /// part of the reservation.
+  /// moved down first, so that what stays lies together and later searches see no holes in it, and
+  /// evicted from the top if that does not suffice. What is leased keeps its part of the
+  /// reservation.
   ///
   /// @throws OutOfDeviceMemory if what cannot leave takes up more; DeviceError, FileTierError
   void fit_capacity() {
@@ -161,9 +164,11 @@ class Reclaimer {
     if constexpr (GrowingArena<Arena>) {
       bool may_slide = arena_.trims_anywhere();
       while (arena_.reserved_bytes() > arena_.capacity_bytes()) {
+        if (std::exchange(may_slide, false) && slide()) {
+          continue;  // other threads may have given something back meanwhile
+        }
         std::size_t const excess = arena_.reserved_bytes() - arena_.capacity_bytes();
-        if (trim(excess) == 0 && !(std::exchange(may_slide, false) && slide()) &&
-            !(arena_.trims_anywhere() && vacate_top(excess))) {
+        if (trim(excess) == 0 && !(arena_.trims_anywhere() && vacate_top(excess))) {
           break;
         }
       }
@@ -239,11 +244,23 @@ class Reclaimer {
     };
   }
 
-  [[nodiscard]] auto compaction_plan(std::size_t bytes, std::size_t most_ranges) const {
+  /// A plan that makes room by moving blocks, in no more time than it takes to evict `instead`.
+  /// That limit also ends the search for the plan.
+  [[nodiscard]] auto compaction_plan(std::size_t bytes,
+                                     std::size_t most_ranges,
+                                     std::optional<EvictionWindow> const& instead) const {
     std::optional<typename Arena::plan_type> plan;
     if (options_.compaction) {
-      plan =
-          arena_.plan_compaction(bytes, options_.compaction_budget_bytes, can_move(), most_ranges);
+      std::size_t budget_bytes = options_.compaction_budget_bytes;
+      if (instead) {
+        double const swap_seconds =
+            static_cast<double>(instead->cost) / options_.link_bytes_per_second;
+        double const most_bytes = swap_seconds * options_.device_bytes_per_second / 2;
+        if (most_bytes < static_cast<double>(budget_bytes)) {
+          budget_bytes = static_cast<std::size_t>(most_bytes);
+        }
+      }
+      plan = arena_.plan_compaction(bytes, budget_bytes, can_move(), most_ranges);
     }
     return plan;
   }
@@ -307,7 +324,7 @@ class Reclaimer {
       }
     }
     if constexpr (GrowingArena<Arena> && MovingArena<Arena>) {
-      if (!arena_.trims_anywhere() && give_up_reservations_for(bytes)) {
+      if (arena_.trims_anywhere() ? join_pieces(bytes) : give_up_reservations_for(bytes)) {
         return RangeSource::retry;
       }
     }
@@ -360,6 +377,23 @@ class Reclaimer {
     }
     bool const has_evicted = swap_out(victims) != 0;
     return trim(wanted_bytes) != 0 || has_evicted;
+  }
+
+  /// Gives free pieces back to the device, and takes as many anew in one piece, at addresses that
+  /// nothing uses: for room that leases divide. Blocks leave as long as there are too few pieces.
+  /// @returns whether there is more room
+  bool join_pieces(std::size_t bytes) {
+    if (std::size_t const free_bytes = arena_.trimmable_bytes(); free_bytes < bytes) {
+      return evict_for_room(bytes - free_bytes);
+    }
+    if (trim(bytes) < bytes) {
+      return true;  // another thread has taken some
+    }
+    bool const is_enough =
+        arena_.largest_bytes_after_growth(std::numeric_limits<std::size_t>::max()) >= bytes;
+    while (grow(bytes) && !is_enough) {  // all of it is taken again
+    }
+    return is_enough;
   }
 
   /// Waits on the host until no work uses memory that the arena has handed over. A wait that fails
@@ -457,23 +491,8 @@ class Reclaimer {
   /// The same by a search of `most_ranges` ranges: moves blocks or evicts neighbours, whichever
   /// takes less time.
   std::optional<RangeSource> make_contiguous(std::size_t bytes, std::size_t most_ranges) {
-    auto plan = compaction_plan(bytes, most_ranges);
-    std::optional<EvictionWindow> window;
-    if (!plan || most_ranges == all_ranges) {  // else another search saves nothing
-      window = cheapest_window(bytes, most_ranges);
-    }
-    if (plan && window) {
-      double const move_seconds =
-          2.0 * static_cast<double>(plan->cost_bytes) / options_.device_bytes_per_second;
-      double const swap_seconds =
-          static_cast<double>(window->cost) / options_.link_bytes_per_second;
-      if (swap_seconds < move_seconds) {
-        plan.reset();
-      } else {
-        window.reset();
-      }
-    }
-    if (plan) {
+    auto const window = cheapest_window(bytes, most_ranges);
+    if (auto plan = compaction_plan(bytes, most_ranges, window)) {
       transfers_.move(*plan);
       return RangeSource::after_compaction;
     }

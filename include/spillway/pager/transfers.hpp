@@ -169,8 +169,12 @@ class Transfers {
       }
       Unlocked const unlocked{monitor_};
       streams_.swap_out(requests);
+      auto copied = requests.cbegin();
       for (Departure& departure : departures) {
         if (departure.may_leave) {
+          if (departure.needs_copy) {
+            departure.after.add((copied++)->done.device_done);
+          }
           clear_range(departure);
         }
       }
@@ -375,18 +379,18 @@ class Transfers {
   /// Finds the block a slot in the host pool, if need be by giving up host copies that resident
   /// blocks could do without. @returns false if there is none
   bool take_host_slot(BlockRecord& block) {
-    if (block.host != HostSlotId{} && pool_.has_failed(block.host)) {
-      pool_.give_back(std::exchange(block.host, HostSlotId{}));  // takes no more bytes
+    if (block.host != HostSlotId{} && !pool_.takes_bytes(block.host, block.coding)) {
+      give_up_host_copy(block);
     }
     while (block.host == HostSlotId{}) {
-      if (auto const slot = pool_.try_take(block.requested_bytes)) {
+      if (auto const slot = pool_.try_take(block.requested_bytes, block.coding)) {
         block.host = *slot;
         break;
       }
       bool has_grown = false;
       {
         Unlocked const unlocked{monitor_};
-        has_grown = pool_.try_grow(block.requested_bytes);
+        has_grown = pool_.try_grow(block.requested_bytes, block.coding);
       }
       if (!has_grown && !give_up_host_copy()) {
         return false;

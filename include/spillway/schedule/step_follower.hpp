@@ -7,7 +7,6 @@
 #include <spillway/schedule/use.hpp>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>

@@ -98,10 +98,10 @@ class StreamOrder {
   using Event = typename detail::EventPool<Device>::stream_event;
 
   struct Stream {
-    explicit Stream(detail::EventPool<Device>& pool) : events{pool} {}
+    Stream(detail::EventPool<Device>& pool, StreamIndex number) : index{number}, events{pool} {}
 
+    StreamIndex const index;
     stream_type handle{};
-    StreamIndex index = StreamIndex::none;
     detail::StreamEpoch epoch;
     std::atomic<std::uint64_t> completed{0};
     // waited_for[x]: this stream's later work runs after every point of x up to this number.
@@ -161,7 +161,7 @@ class StreamOrder {
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
   [[nodiscard]] std::uint64_t last_enqueued(Stream& stream);
-  [[nodiscard]] std::size_t vacant_index();
+  [[nodiscard]] Ticket vacant_point();
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
@@ -187,24 +187,24 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
     expects(Device::is_one_stream(stream),
             "the stream handle means another stream in every thread: name a stream of its own");
   }
-  std::size_t const vacant = vacant_index();
+  Ticket const vacant = vacant_point();
   std::scoped_lock const lock{mutex_};
   if (auto const found = index_.find(stream); found != index_.end()) {
     return found->second;  // another thread was faster
   }
-  bool const is_reused = vacant != 0 && streams_[vacant]->is_retired;
-  std::size_t const number = is_reused ? vacant : stream_count_;
+  bool const is_reused = !vacant.is_none() && at(vacant.stream()).is_retired &&
+                         at(vacant.stream()).epoch.last() == vacant.sequence();
+  auto const index = is_reused ? vacant.stream() : static_cast<StreamIndex>(stream_count_);
+  auto const number = static_cast<std::size_t>(index);
   expects(number < max_streams,
           "too many streams in use at once; retire_stream() those that are not used any more");
-  auto const index = static_cast<StreamIndex>(number);
   if (!is_reused) {
-    streams_[number] = std::make_unique<Stream>(events_);
+    streams_[number] = std::make_unique<Stream>(events_, index);
   }
   index_.emplace(stream, index);
   stream_count_ = std::max(stream_count_, number + 1);
   Stream& fresh = *streams_[number];
   fresh.handle = stream;
-  fresh.index = index;
   fresh.is_retired = false;
   if constexpr (CallerStreamApi<Device>) {
     fresh.is_caller = Device::is_caller(stream);
@@ -220,24 +220,22 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   return index;
 }
 
-/// The index of a retired stream whose work has all finished, or 0.
+/// The last point of a retired stream whose work has all finished, or none. Another thread may take
+/// that stream's index before the caller does.
 template <DeviceApi Device>
-std::size_t StreamOrder<Device>::vacant_index() {
-  std::vector<Stream*> retired;
+Ticket StreamOrder<Device>::vacant_point() {
+  std::vector<Ticket> retired;
   {
     std::scoped_lock const lock{mutex_};
     for (std::size_t i = 1; i < stream_count_; ++i) {
       if (streams_[i]->is_retired) {
-        retired.push_back(streams_[i].get());
+        retired.emplace_back(streams_[i]->index, streams_[i]->epoch.last());
       }
     }
   }
-  for (Stream* stream : retired) {
-    if (is_complete(Ticket{stream->index, stream->epoch.last()})) {
-      return static_cast<std::size_t>(stream->index);
-    }
-  }
-  return 0;
+  auto const found = std::find_if(
+      retired.begin(), retired.end(), [this](Ticket ticket) { return is_complete(ticket); });
+  return found == retired.end() ? Ticket{} : *found;
 }
 
 template <DeviceApi Device>
@@ -288,7 +286,10 @@ bool StreamOrder<Device>::is_ordered(Fence const& fence, StreamIndex stream) con
   Stream const& waiter = at(stream);
   bool ordered = true;
   for (Ticket const ticket : fence.tickets()) {
-    if (ticket.stream() == stream || ticket.is_none()) {
+    if (ticket.is_none()) {
+      break;
+    }
+    if (ticket.stream() == stream) {
       continue;  // one stream's work runs in the order it was enqueued
     }
     for_each_stream(ticket, [&](Stream const& other, std::uint64_t sequence) {

@@ -62,7 +62,7 @@ class OrderCheck {
   ///         before the one at fault are then noted
   void enqueue_batch(std::uint64_t stream, std::span<detail::SimCopy const> copies);
 
-  /// All that `stream` was given so far has happened for whoever joins this clock.
+  /// A stream or thread that joins this clock runs after all that `stream` was given so far.
   [[nodiscard]] OrderClock const& clock(std::uint64_t stream) {
     OrderClock& clock = streams_[stream];
     join(clock, host_);

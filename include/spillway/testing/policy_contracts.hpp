@@ -14,12 +14,14 @@
 /// TEST_CASE_TEMPLATE_INVOKE(eviction_policy_contract, MyEviction);
 /// TEST_CASE_TEMPLATE_INVOKE(prefetch_policy_contract, MyPrefetch);
 /// TEST_CASE_TEMPLATE_INVOKE(arena_contract, MyArena<SimApi>);
+/// TEST_CASE_TEMPLATE_INVOKE(codec_contract, MyCodec);
 /// ```
 /// The suites check what the tables in the comments of the concepts say, not how good the choices
 /// are. They are found by name in the global namespace, since doctest's macros define them; what
 /// they are built from is in `spillway::testing`, for tests of what is a policy's own.
 
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/codec.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/concepts/fit_policy.hpp>
@@ -38,12 +40,14 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <random>
 #include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -308,6 +312,40 @@ struct ArenaRig {
   StreamOrder<typename A::device_type> order{device};
   A arena{make_arena<A>(device, order, {.capacity_bytes = 64_MiB, .bounce_bytes = 0})};
 };
+
+/// Bytes of all kinds, for codecs: of floating-point numbers with a share of zeros, or of noise
+/// where `zeros` is negative. Among the numbers are NaNs, infinities and denormal ones.
+[[nodiscard]] inline std::vector<std::byte>
+codec_input(std::size_t bytes, double zeros, std::uint32_t seed) {
+  std::mt19937 random{seed};
+  std::uniform_real_distribution<double> share{0, 1};
+  std::vector<std::byte> made(bytes);
+  for (std::size_t at = 0; at < bytes; at += 4) {
+    std::uint32_t bits = static_cast<std::uint32_t>(random());
+    if (zeros >= 0) {
+      bits = share(random) < zeros  ? 0
+             : share(random) < 0.02 ? 0x7F800000U | (bits & 0x80000001U)
+                                    : 0x3F000000U | (bits & 0x807FFFFFU);
+    }
+    std::memcpy(made.data() + at, &bits, std::min<std::size_t>(4, bytes - at));
+  }
+  return made;
+}
+
+/// Encodes with room for the worst case, in front of bytes that must stay as they are.
+template <Codec C>
+[[nodiscard]] std::vector<std::byte> encode_checked(C& codec, std::span<std::byte const> from) {
+  constexpr std::byte guard{0xA5};
+  std::size_t const room = C::worst_bytes(from.size());
+  std::vector<std::byte> to(room + 64, guard);
+  std::size_t const written = codec.encode(from, std::span{to}.first(room));
+  REQUIRE(written <= room);
+  CHECK(std::all_of(to.begin() + static_cast<std::ptrdiff_t>(room), to.end(), [](std::byte b) {
+    return b == guard;
+  }));
+  to.resize(written);
+  return to;
+}
 
 }  // namespace spillway::testing
 
@@ -603,6 +641,63 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
       rig.order.retire(stream);
       rig.device.synchronize(stream);
       rig.device.destroy_stream(stream);
+    }
+  }
+}
+
+// Sizes are around those of an element, of a word of a bitmap and of a vector register; the address
+// is not aligned.
+TEST_CASE_TEMPLATE_DEFINE("Codec: ", C, codec_contract) {
+  using namespace spillway;
+  using Bytes = std::vector<std::byte>;
+  C codec;
+
+  SUBCASE("what goes in comes out, or the same as the time before") {
+    for (double const zeros : {-1.0, 0.0, 0.5, 0.97, 1.0}) {
+      for (unsigned const bytes :
+           {0U, 1U, 3U, 4U, 31U, 32U, 63U, 255U, 260U, 4096U, 65536U, 70001U}) {
+        CAPTURE(zeros);
+        CAPTURE(bytes);
+        Bytes const memory = testing::codec_input(bytes + 1, zeros, 7);
+        auto const from = std::span{memory}.subspan(1);
+        Bytes const encoded = testing::encode_checked(codec, from);
+        Bytes once(bytes + 2, std::byte{0xA5});
+        REQUIRE(codec.decode(encoded, std::span{once}.subspan(1, bytes)));
+        CHECK(once.front() == std::byte{0xA5});
+        CHECK(once.back() == std::byte{0xA5});
+        auto const decoded = std::span<std::byte const>{once}.subspan(1, bytes);
+        if (C::is_lossless) {
+          CHECK(std::equal(from.begin(), from.end(), decoded.begin()));
+        }
+        Bytes again(bytes);
+        REQUIRE(codec.decode(testing::encode_checked(codec, decoded), again));
+        CHECK(std::equal(again.begin(), again.end(), decoded.begin()));
+      }
+    }
+  }
+
+  SUBCASE("a wrong length is found, whichever it is") {
+    Bytes const from = testing::codec_input(1000, 0.5, 3);
+    Bytes encoded = testing::encode_checked(codec, from);
+    Bytes to(from.size());
+    for (std::size_t length = 0; length < encoded.size(); ++length) {
+      // A copy of its own, so that a sanitizer sees what is read behind it.
+      Bytes const part(encoded.begin(), encoded.begin() + static_cast<std::ptrdiff_t>(length));
+      REQUIRE_FALSE(codec.decode(part, to));
+    }
+    encoded.push_back(std::byte{1});
+    CHECK_FALSE(codec.decode(encoded, to));
+  }
+
+  SUBCASE("whatever the bytes are, nothing is touched outside the spans") {
+    for (std::uint32_t seed = 0; seed < 200; ++seed) {
+      Bytes encoded = testing::encode_checked(codec, testing::codec_input(1000, 0.5, seed));
+      std::mt19937 random{seed};
+      for (int i = 0; i < 8; ++i) {
+        encoded[random() % encoded.size()] = static_cast<std::byte>(random());
+      }
+      Bytes to(1000);
+      static_cast<void>(codec.decode(encoded, to));
     }
   }
 }

@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -113,7 +112,7 @@ class SteppedExecutor {
   void use(SimStream stream, void const* p, std::size_t bytes, Access access);
   /// True if an operation that has not run yet reads or writes there.
   [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept;
-  /// The memory is no longer what it was: what used it orders nobody.
+  /// The memory is freed or new: no later work has to be ordered after what used it.
   void forget(void const* p, std::size_t bytes) { order_.forget(p, bytes); }
 
   /// Runs the next operation of `stream`; false if there is none, it is blocked, or it is stalled.
@@ -124,7 +123,7 @@ class SteppedExecutor {
   std::size_t run_all();
   /// The same in an order drawn from `seed`: the same seed gives the same order.
   std::size_t run_random(std::uint64_t seed);
-  /// From now on `stream` runs nothing, whoever asks, until it is resumed.
+  /// From now on `stream` runs nothing, not even when it is waited for, until it is resumed.
   void stall(SimStream stream) { at(stream, "stall").is_stalled = true; }
   void resume(SimStream stream) { at(stream, "resume").is_stalled = false; }
   /// How many operations wait to be run; event records and waits are operations too.

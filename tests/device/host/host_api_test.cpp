@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -46,6 +47,25 @@ TEST_SUITE("host_api") {
 
     CHECK(std::memcmp(to, from, 4096) == 0);
     CHECK(device.is_complete(event));
+  }
+
+  TEST_CASE("HostApi: copies take no less time than a link of the rate that it was told") {
+    HostApi device;
+    DeviceRig<HostApi> rig{device};
+    auto const stream = rig.stream();
+    unsigned char* const from = rig.pinned(1_MiB, 7);
+    unsigned char* const to = rig.device_memory(1_MiB);
+    device.set_link_bytes_per_second(100e6);
+
+    std::uint64_t const start_ns = device.clock_ns();
+    for (std::size_t i = 0; i < 16; ++i) {  // each is less than the system can sleep
+      device.copy(to + i * 8_KiB, from + i * 8_KiB, 8_KiB, CopyKind::to_device, stream);
+    }
+    device.copy(to, from, 1_MiB, CopyKind::to_device, stream);
+    device.synchronize(stream);
+
+    CHECK(device.clock_ns() - start_ns >= 10 * (1_MiB + 16 * 8_KiB));
+    CHECK(std::memcmp(to, from, 1_MiB) == 0);
   }
 
   TEST_CASE("HostApi: the caller's stream waits on the host for another stream") {
@@ -199,6 +219,44 @@ TEST_SUITE("host_api") {
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(to[4095] == 3);
+  }
+
+  TEST_CASE("HostApi: a forked child can use an allocator, whatever other threads asked it for") {
+    HostApi device;
+    DeviceAllocator<HostPolicies> memory{
+        device, {.capacity_bytes = 1_MiB, .host = {.pinned_bytes = 8_MiB}}};
+    BlockId const block = memory.allocate(512_KiB);
+    {
+      auto const lease = memory.acquire(block, Access::write, HostStream::caller);
+      std::memset(lease.data(), 7, 512_KiB);
+    }
+    std::jthread others{[&](std::stop_token const& stop) {
+      while (!stop.stop_requested()) {
+        memory.begin_step();
+        (void)memory.host_stats();
+        (void)memory.residency(block);
+        (void)memory.mark(HostStream::caller);
+      }
+    }};
+    for (int i = 0; i < 50; ++i) {
+      memory.before_fork();
+      pid_t const child = ::fork();
+      if (child == 0) {
+        ::alarm(60);  // a child that waits for a thread of its parent waits for ever
+        memory.after_fork_in_child();
+        memory.swap_out(block);
+        auto const lease = memory.acquire(block, Access::read, HostStream::caller);
+        bool const is_kept = static_cast<unsigned char const*>(lease.data())[512_KiB - 1] == 7;
+        ::_exit(is_kept ? 0 : 1);
+      }
+      memory.after_fork_in_parent();
+      int status = -1;
+      REQUIRE(::waitpid(child, &status, 0) == child);
+      CHECK(status == 0);
+    }
+    others.request_stop();
+    others.join();
+    memory.deallocate(block);
   }
 
   TEST_CASE("HostApi: an allocator swaps blocks of three times its capacity and loses no byte") {

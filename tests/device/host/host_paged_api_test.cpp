@@ -59,10 +59,23 @@ bool is_readable(void const* p) {
   return is_read;
 }
 
+/// Whether the system moves pages from mapping to mapping (Linux since 5.7).
+bool moves_pages() {
+#ifdef MREMAP_DONTUNMAP
+  constexpr std::size_t n = 16_KiB;
+  void* const from = ::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const to = ::mremap(from, n, n, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+  ::munmap(from, n);
+  return to != MAP_FAILED && ::munmap(to, n) == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace
 
 TEST_SUITE("host_paged_api") {
-  TEST_CASE("HostPagedApi: addresses are accessible while they are mapped, and zero anew") {
+  TEST_CASE("HostPagedApi: addresses are accessible while they are mapped") {
     HostPagedApi device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
@@ -72,12 +85,88 @@ TEST_SUITE("host_paged_api") {
     CHECK(is_readable(p + n));
     CHECK_FALSE(is_readable(p));
     CHECK_FALSE(is_readable(p + 3 * n));
-    p[n] = 5;
     device.unmap(p + n, 2 * n);
     CHECK_FALSE(is_readable(p + n));
     device.map(p + n, n, {two.data(), 1});
-    CHECK(p[n] == 0);
+    CHECK(is_readable(p + n));
+    CHECK_FALSE(is_readable(p + 2 * n));
     device.free_address(p, 4 * n);
+  }
+
+  TEST_CASE(
+      "HostPagedApi: pages go from range to range, and to the system when they are released") {
+    HostPagedApi device;
+    constexpr std::size_t n = 2_MiB;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
+    std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
+    device.map(p, n, two);
+    std::memset(p, 5, 2 * n);
+    device.unmap(p, 2 * n);
+    device.map(p + 2 * n, n, two);
+    if (moves_pages()) {
+      CHECK(p[2 * n] == 5);
+      CHECK(p[4 * n - 1] == 5);
+    }
+    device.unmap(p + 2 * n, 2 * n);
+    device.release_physical(two[0]);
+    device.map(p, n, {&two[1], 1});
+    if (moves_pages()) {
+      CHECK(p[0] == 5);
+    }
+    device.unmap(p, n);
+    device.release_physical(two[1]);
+    HostPhysical const other = *device.try_create_physical(n);
+    device.map(p, n, {&other, 1});
+    CHECK(p[0] == 0);
+    device.free_address(p, 4 * n);
+  }
+
+  TEST_CASE("HostPagedApi: ranges of any pages come and go, and keep what they hold") {
+    constexpr unsigned seed = 20261;
+    MESSAGE("seed ", seed);
+    std::mt19937 random{seed};
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    constexpr std::size_t pages = 96;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(pages * n));
+    std::vector<HostPhysical> pieces;
+    std::array<unsigned char, pages> held{};  // 0: not mapped
+    std::size_t mapped = 0;
+    for (int i = 0; i < 4000; ++i) {
+      std::size_t const first = random() % pages;
+      std::size_t const count = 1 + random() % (pages - first);
+      bool const is_free = std::all_of(held.begin() + first,
+                                       held.begin() + first + count,
+                                       [](unsigned char byte) { return byte == 0; });
+      if (is_free && mapped + count <= pages * 3 / 4) {
+        while (pieces.size() < mapped + count) {
+          pieces.push_back(*device.try_create_physical(n));
+        }
+        device.map(p + first * n, n, {pieces.data(), count});
+        for (std::size_t page = first; page < first + count; ++page) {
+          held[page] = static_cast<unsigned char>(1 + random() % 255);
+          std::memset(p + page * n, held[page], n);
+        }
+        mapped += count;
+      } else if (!is_free && random() % 2 == 0) {
+        device.unmap(p + first * n, count * n);
+        mapped -= static_cast<std::size_t>(std::count_if(held.begin() + first,
+                                                         held.begin() + first + count,
+                                                         [](auto byte) { return byte != 0; }));
+        std::fill_n(held.begin() + first, count, static_cast<unsigned char>(0));
+        while (pieces.size() > mapped && random() % 4 == 0) {
+          device.release_physical(pieces.back());
+          pieces.pop_back();
+        }
+      }
+      std::size_t const page = random() % pages;
+      REQUIRE(is_readable(p + page * n) == (held[page] != 0));
+      if (held[page] != 0) {
+        REQUIRE(p[page * n] == held[page]);
+        REQUIRE(p[page * n + n - 1] == held[page]);
+      }
+    }
+    device.free_address(p, pages * n);
   }
 
 #ifdef MADV_POPULATE_WRITE

@@ -271,7 +271,8 @@ TEST_SUITE("operand_leases") {
     running.clear();
 
     CHECK(refused == 1);
-    CHECK(program.leases.counts().waits == 1);
+    // What wakes the waiting thread need not be enough for it, so it may wait once more.
+    CHECK(program.leases.counts().waits >= 1);
     CHECK(program.leases.counts().active_frames == 0);
   }
 

@@ -18,122 +18,124 @@
 
 #include <support/stepped_bench.hpp>
 
-using namespace spillway;
-using namespace spillway::torch;
-
-namespace {
-
-struct SteppedPolicies : SimPolicies {
-  using device = testing::SteppedSimApi;
-};
-
-/// Room for four blocks of 1 MiB on the device and eight on the host, and three streams.
-struct Program : support::SteppedBench<SteppedPolicies> {
-  using Stream = Device::stream_type;
-
-  std::map<void*, Allocator::lease_type> leased;
-  PrivatePools<Allocator> pools{allocator,
-                                {[this](std::size_t bytes, Stream on) {
-                                   auto lease = allocator.acquire(
-                                       allocator.allocate(bytes), Access::write, on);
-                                   void* const p = lease.data();
-                                   leased.emplace(p, std::move(lease));
-                                   return p;
-                                 },
-                                 [this](void* p) {
-                                   BlockId const block = leased.at(p).block();
-                                   leased.erase(p);
-                                   allocator.abandon(block);
-                                 }}};
-
-  Program() : SteppedBench{{.capacity_bytes = 16_MiB}, options(), 3} {}
-
-  static Allocator::Options options() {
-    Allocator::Options options{.capacity_bytes = 4_MiB};
-    options.bounce_bytes = 0;
-    options.host.pinned_bytes = 8_MiB;
-    return options;
-  }
-  [[nodiscard]] Buffer written(std::size_t bytes) {
-    Buffer buffer{allocator, bytes};
-    write(buffer, 1);
-    return buffer;
-  }
-  /// Throws if nothing orders it after other work on the same bytes.
-  void fill(void* p, Stream on) { device.fill(p, 1, 4_MiB, on); }
-  /// Code that knows nothing of pools takes all memory, on the first stream.
-  void fill_a_block() {
-    Buffer buffer{allocator, 4_MiB};
-    auto const lease = buffer.acquire(Access::write, stream());
-    fill(lease.data(), stream());
-  }
-};
-
-/// An order of streams that are numbers: notes who was made to wait for what.
-struct Order {
-  using stream_type = int;
-
-  std::vector<std::pair<int, Fence>> waits;
-  std::vector<int> waits_for_all;
-  int captured = 0;  // the stream that nobody can wait for
-  std::uint64_t marks = 0;
-
-  [[nodiscard]] Fence mark(int stream) { return Ticket{static_cast<StreamIndex>(stream), ++marks}; }
-  void order_after(int stream, Fence const& fence) {
-    for (Ticket const ticket : fence.tickets()) {
-      expects(ticket.is_none() || ticket.stream() != static_cast<StreamIndex>(captured),
-              "captured");
-    }
-    if (!fence.is_empty()) {
-      waits.emplace_back(stream, fence);
-    }
-  }
-  void order_after_all(int stream) {
-    expects(captured == 0, "captured");
-    waits_for_all.push_back(stream);
-  }
-};
-
-using Pools = PrivatePools<Order>;
-
-/// Hands out addresses that are numbers, and counts what is out.
-struct Numbers {
-  std::vector<std::pair<std::size_t, int>> taken;
-  std::vector<void*> given_back;
-  bool is_empty = false;
-
-  [[nodiscard]] Pools::Source source() {
-    return {[this](std::size_t bytes, int stream) -> void* {
-              if (is_empty) {
-                throw std::bad_alloc{};
-              }
-              taken.emplace_back(bytes, stream);
-              return reinterpret_cast<void*>(taken.size() << 20U);
-            },
-            [this](void* p) { given_back.push_back(p); }};
-  }
-};
-
-constexpr PoolId a_pool{0, 1};
-constexpr PoolId another{0, 2};
-
-struct NumberedPools {
-  Order order;
-  Numbers numbers;
-  Pools pools{order, numbers.source()};
-};
-
-struct RetainedPool : NumberedPools {
-  RetainedPool() { pools.retain(a_pool); }
-};
-
-bool always(int /*stream*/) {
-  return true;
-}
-
-}  // namespace
-
 TEST_SUITE("private_pools") {
+  using namespace spillway;
+  using namespace spillway::torch;
+
+  namespace {
+
+  struct SteppedPolicies : SimPolicies {
+    using device = testing::SteppedSimApi;
+  };
+
+  /// Room for four blocks of 1 MiB on the device and eight on the host, and three streams.
+  struct Program : support::SteppedBench<SteppedPolicies> {
+    using Stream = Device::stream_type;
+
+    std::map<void*, Allocator::lease_type> leased;
+    PrivatePools<Allocator> pools{allocator,
+                                  {[this](std::size_t bytes, Stream on) {
+                                     auto lease = allocator.acquire(
+                                         allocator.allocate(bytes), Access::write, on);
+                                     void* const p = lease.data();
+                                     leased.emplace(p, std::move(lease));
+                                     return p;
+                                   },
+                                   [this](void* p) {
+                                     BlockId const block = leased.at(p).block();
+                                     leased.erase(p);
+                                     allocator.abandon(block);
+                                   }}};
+
+    Program() : SteppedBench{{.capacity_bytes = 16_MiB}, options(), 3} {}
+
+    static Allocator::Options options() {
+      Allocator::Options options{.capacity_bytes = 4_MiB};
+      options.bounce_bytes = 0;
+      options.host.pinned_bytes = 8_MiB;
+      return options;
+    }
+    [[nodiscard]] Buffer written(std::size_t bytes) {
+      Buffer buffer{allocator, bytes};
+      write(buffer, 1);
+      return buffer;
+    }
+    /// Throws if nothing orders it after other work on the same bytes.
+    void fill(void* p, Stream on) { device.fill(p, 1, 4_MiB, on); }
+    /// Code that knows nothing of pools takes all memory, on the first stream.
+    void fill_a_block() {
+      Buffer buffer{allocator, 4_MiB};
+      auto const lease = buffer.acquire(Access::write, stream());
+      fill(lease.data(), stream());
+    }
+  };
+
+  /// An order of streams that are numbers: notes who was made to wait for what.
+  struct Order {
+    using stream_type = int;
+
+    std::vector<std::pair<int, Fence>> waits;
+    std::vector<int> waits_for_all;
+    int captured = 0;  // the stream that nobody can wait for
+    std::uint64_t marks = 0;
+
+    [[nodiscard]] Fence mark(int stream) {
+      return Ticket{static_cast<StreamIndex>(stream), ++marks};
+    }
+    void order_after(int stream, Fence const& fence) {
+      for (Ticket const ticket : fence.tickets()) {
+        expects(ticket.is_none() || ticket.stream() != static_cast<StreamIndex>(captured),
+                "captured");
+      }
+      if (!fence.is_empty()) {
+        waits.emplace_back(stream, fence);
+      }
+    }
+    void order_after_all(int stream) {
+      expects(captured == 0, "captured");
+      waits_for_all.push_back(stream);
+    }
+  };
+
+  using Pools = PrivatePools<Order>;
+
+  /// Hands out addresses that are numbers, and counts what is out.
+  struct Numbers {
+    std::vector<std::pair<std::size_t, int>> taken;
+    std::vector<void*> given_back;
+    bool is_empty = false;
+
+    [[nodiscard]] Pools::Source source() {
+      return {[this](std::size_t bytes, int stream) -> void* {
+                if (is_empty) {
+                  throw std::bad_alloc{};
+                }
+                taken.emplace_back(bytes, stream);
+                return reinterpret_cast<void*>(taken.size() << 20U);
+              },
+              [this](void* p) { given_back.push_back(p); }};
+    }
+  };
+
+  constexpr PoolId a_pool{0, 1};
+  constexpr PoolId another{0, 2};
+
+  struct NumberedPools {
+    Order order;
+    Numbers numbers;
+    Pools pools{order, numbers.source()};
+  };
+
+  struct RetainedPool : NumberedPools {
+    RetainedPool() { pools.retain(a_pool); }
+  };
+
+  bool always(int /*stream*/) {
+    return true;
+  }
+
+  }  // namespace
+
   TEST_CASE_FIXTURE(
       RetainedPool,
       "PrivatePools: memory that is freed serves the next of nearly its size on that stream") {

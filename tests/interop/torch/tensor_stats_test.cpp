@@ -12,41 +12,41 @@
 #include <cstdint>
 #include <vector>
 
-using namespace spillway;
-using namespace spillway::torch;
-
-namespace {
-
-struct WatchedPolicies : SimPolicies {
-  using observer = TensorObserver;
-};
-using Memory = DeviceAllocator<WatchedPolicies>;
-using Buffer = SwappableBuffer<Memory>;
-
-/// Room for four blocks of 1 MiB on the device and eight on the host.
-struct Program {
-  SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
-  Memory memory{device, options()};
-  SimStream stream = device.create_stream();
-
-  Program() { memory.observer().on_reserved(memory.stats().reserved_bytes); }
-
-  static Memory::Options options() {
-    Memory::Options options{.capacity_bytes = 4_MiB};
-    options.host.pinned_bytes = 8_MiB;
-    return options;
-  }
-  [[nodiscard]] TensorStats stats() { return memory.observer().stats(0); }
-  [[nodiscard]] Buffer written(std::size_t bytes) {
-    Buffer buffer{memory, bytes};
-    (void)buffer.acquire(Access::write, stream);
-    return buffer;
-  }
-};
-
-}  // namespace
-
 TEST_SUITE("tensor_stats") {
+  using namespace spillway;
+  using namespace spillway::torch;
+
+  namespace {
+
+  struct WatchedPolicies : SimPolicies {
+    using observer = TensorObserver;
+  };
+  using Memory = DeviceAllocator<WatchedPolicies>;
+  using Buffer = SwappableBuffer<Memory>;
+
+  /// Room for four blocks of 1 MiB on the device and eight on the host.
+  struct Program {
+    SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
+    Memory memory{device, options()};
+    SimStream stream = device.create_stream();
+
+    Program() { memory.observer().on_reserved(memory.stats().reserved_bytes); }
+
+    static Memory::Options options() {
+      Memory::Options options{.capacity_bytes = 4_MiB};
+      options.host.pinned_bytes = 8_MiB;
+      return options;
+    }
+    [[nodiscard]] TensorStats stats() { return memory.observer().stats(0); }
+    [[nodiscard]] Buffer written(std::size_t bytes) {
+      Buffer buffer{memory, bytes};
+      (void)buffer.acquire(Access::write, stream);
+      return buffer;
+    }
+  };
+
+  }  // namespace
+
   TEST_CASE("TensorStat: tells what is, was at most, came and went") {
     TensorStat stat;
     stat.add(5);

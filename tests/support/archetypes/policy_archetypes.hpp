@@ -18,6 +18,8 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 /// Policies and a device that have what their concepts ask for and nothing else: a template that is
@@ -109,6 +111,20 @@ class LockArchetype : NotCopyable {
 
  private:
   std::mutex mutex_;
+};
+
+class CodecArchetype : NotCopyable {
+ public:
+  static constexpr bool is_lossless = true;
+  static std::string_view name() noexcept { return "archetype"; }
+  static std::size_t worst_bytes(std::size_t bytes) noexcept { return bytes; }
+  std::size_t encode(std::span<std::byte const> from, std::span<std::byte> to) noexcept {
+    std::copy(from.begin(), from.end(), to.begin());
+    return from.size();
+  }
+  bool decode(std::span<std::byte const> from, std::span<std::byte> to) noexcept {
+    return from.size() == to.size() && encode(from, to) == to.size();
+  }
 };
 
 class FitArchetype : MovableOnly {

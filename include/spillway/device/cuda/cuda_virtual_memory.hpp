@@ -13,7 +13,6 @@
 #include <new>
 #include <optional>
 #include <span>
-#include <string>
 
 namespace spillway::detail {
 

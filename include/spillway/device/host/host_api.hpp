@@ -7,7 +7,9 @@
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cmath>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -17,7 +19,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -46,6 +47,10 @@ enum class HostEvent : std::uint64_t {};
 /// whether an event is complete; and a thread that waits for copies which nobody runs yet runs them
 /// itself. A derived class may enqueue *tasks*, which are run in the same way.
 ///
+/// A copy takes as long as the memory takes for it. Programs that are to behave as on a device that
+/// is farther away tell a rate (`set_link_bytes_per_second`): copies between host and device that
+/// run on created streams then take no less time than a link of that rate would, in each direction.
+///
 /// Memory is taken from the system when it is touched, not when it is reserved, and is not
 /// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
 ///
@@ -62,6 +67,7 @@ class BasicHostApi {
   using event_type = HostEvent;
 
   static constexpr bool is_thread_safe = true;
+  static constexpr bool is_addressable = true;
   [[nodiscard]] static constexpr bool is_caller(stream_type stream) noexcept {
     return stream == HostStream::caller;
   }
@@ -79,9 +85,17 @@ class BasicHostApi {
   }
   void free_pinned(void* p, std::size_t bytes) noexcept { unmap(p, bytes); }
 
-  void copy(void* to, void const* from, std::size_t bytes, CopyKind /*kind*/, stream_type stream) {
-    enqueue(stream, {.kind = Kind::copy, .to = to, .from = from, .bytes = bytes});
+  void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream) {
+    enqueue(stream,
+            {.kind = Kind::copy,
+             .to = to,
+             .from = from,
+             .bytes = bytes,
+             .crosses_link = kind != CopyKind::on_device});
   }
+  /// Makes copies between host and device that run from now on as slow as this; 0: as fast as they
+  /// are.
+  void set_link_bytes_per_second(double rate) noexcept { link_bytes_per_second_ = rate; }
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream) {
     enqueue(stream, {.kind = Kind::fill, .to = p, .bytes = bytes, .byte = byte});
   }
@@ -131,9 +145,14 @@ class BasicHostApi {
   void enqueue_task(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::task, .to = argument, .function = function});
   }
+  /// Runs what is enqueued, and ends the streams' threads. To be called first by the destructor of
+  /// a class whose members tasks use.
+  void finish() noexcept;
 
  private:
   enum class Kind : std::uint8_t { copy, fill, task, call, wait };
+
+  using Clock = std::chrono::steady_clock;
 
   struct Stream;
   /// A place in a stream's work: everything up to number `count`. Of the caller's, no stream.
@@ -147,6 +166,7 @@ class BasicHostApi {
     void const* from = nullptr;
     std::size_t bytes = 0;
     unsigned char byte = 0;
+    bool crosses_link = false;
     HostFunction function = nullptr;
     Point after{};
   };
@@ -161,6 +181,7 @@ class BasicHostApi {
     bool is_due = false;            // the stream's thread is to run what is enqueued
     bool is_asked = false;          // for an event that is not complete, since the last operation
     bool is_closing = false;
+    Clock::time_point link_free_at{};  // when a link would have carried what was copied so far
     std::thread thread;
 
     [[nodiscard]] bool needs_thread() const noexcept {
@@ -171,14 +192,20 @@ class BasicHostApi {
 
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
   /// What may be enqueued without waking the stream's thread: 100 us of copying.
-  static constexpr std::size_t most_idle_bytes = 1_MiB;
+  [[nodiscard]] std::size_t most_idle_bytes() const noexcept {
+    double const rate = link_bytes_per_second_;
+    return rate == 0 ? 1_MiB : static_cast<std::size_t>(std::min(100e-6 * rate, 1048576.0));
+  }
 
   [[nodiscard]] void* try_map(std::size_t bytes) noexcept;
   void unmap(void* p, std::size_t bytes) noexcept;
   void enqueue(stream_type stream, Op op);
   static void run_here(Op const& op) noexcept;
+  /// Sleeps until a link would have carried a copy that began at `start`. Of less than the system
+  /// can sleep, the next copy is told.
+  void pace(Stream& stream, std::size_t bytes, typename Clock::time_point start) const;
   /// @returns whether the stream's thread is to be woken, without the lock
-  [[nodiscard]] static bool add(Stream& stream, Op const& op);
+  [[nodiscard]] bool add(Stream& stream, Op const& op);
   void serve(Stream& stream);
   void run_next(Guard& guard, Stream& stream);
   void run_first(Guard& guard, Stream& stream);
@@ -194,6 +221,7 @@ class BasicHostApi {
   [[nodiscard]] Stream* find(stream_type stream, char const* call = __builtin_FUNCTION()) const;
   [[nodiscard]] Point& find(event_type event, char const* call = __builtin_FUNCTION());
 
+  std::atomic<double> link_bytes_per_second_{0};
   mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
   std::condition_variable progress_;
   std::unordered_map<HostStream, Stream*> streams_;
@@ -211,7 +239,7 @@ using HostApi = BasicHostApi<>;
 static_assert(DeviceApi<HostApi>);
 
 template <class Lazy>
-BasicHostApi<Lazy>::~BasicHostApi() {
+void BasicHostApi<Lazy>::finish() noexcept {
   {
     Guard const guard{mutex_};
     for (auto const& stream : all_) {
@@ -223,6 +251,11 @@ BasicHostApi<Lazy>::~BasicHostApi() {
       stream->thread.join();
     }
   }
+}
+
+template <class Lazy>
+BasicHostApi<Lazy>::~BasicHostApi() {
+  finish();
   for (auto const& [p, bytes] : maps_) {
     ::munmap(p, bytes);
   }
@@ -312,11 +345,28 @@ void BasicHostApi<Lazy>::run_here(Op const& op) noexcept {
 }
 
 template <class Lazy>
+void BasicHostApi<Lazy>::pace(Stream& stream,
+                              std::size_t bytes,
+                              typename Clock::time_point start) const {
+  double const rate = link_bytes_per_second_;
+  if (rate == 0) {
+    return;
+  }
+  constexpr std::chrono::microseconds shortest_sleep{100};
+  stream.link_free_at =
+      std::max(stream.link_free_at, start) +
+      std::chrono::nanoseconds{std::llround(1e9 * static_cast<double>(bytes) / rate)};
+  if (stream.link_free_at - Clock::now() > shortest_sleep) {
+    std::this_thread::sleep_until(stream.link_free_at);
+  }
+}
+
+template <class Lazy>
 bool BasicHostApi<Lazy>::add(Stream& stream, Op const& op) {
   stream.queue.push_back(op);
   ++stream.enqueued;
   stream.bytes += op.bytes;
-  stream.is_due = stream.is_due || op.kind == Kind::call || stream.bytes >= most_idle_bytes;
+  stream.is_due = stream.is_due || op.kind == Kind::call || stream.bytes >= most_idle_bytes();
   return stream.needs_thread();
 }
 
@@ -357,7 +407,11 @@ void BasicHostApi<Lazy>::run_first(Guard& guard, Stream& stream) {
     await(guard, op.after);
   } else {
     guard.unlock();
+    auto const start = op.crosses_link ? Clock::now() : typename Clock::time_point{};
     run_here(op);
+    if (op.crosses_link) {
+      pace(stream, op.bytes, start);
+    }
     guard.lock();
   }
   stream.is_running = false;

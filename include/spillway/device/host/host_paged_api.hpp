@@ -15,23 +15,28 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <optional>
 #include <span>
-#include <string>
+#include <utility>
 
 #include <sys/mman.h>
 
 namespace spillway {
 
-/// Names a piece of memory of a `HostPagedApi`: only how many there are matters.
+/// Names a piece of memory of a `HostPagedApi`: how many bytes it has is all there is to it.
 enum class HostPhysical : std::uint64_t {};
 
 /// A `HostApi` that maps memory, for programs that keep raw pointers: what is swapped out keeps its
 /// addresses and cannot be touched there.
 ///
-/// The machine's memory has no handles, so a piece of it is a number that is counted, and mapping
-/// it makes addresses accessible, with zeros. What is unmapped goes back to the system at once.
+/// The machine's memory has no handles, so pieces of it are counted in bytes. The pages of a range
+/// that is unmapped are set aside at addresses of their own, and moved to the next range that is
+/// mapped, with whatever they hold: the system takes ten times as long to clear a page. They go
+/// back to the system when pieces are released. In a forked child they are the child's own.
 ///
 /// Threads  thread-safe, except that addresses are reserved by one thread at a time.
 /// Streams  as `HostApi`. Mapping takes effect at the call, `vacate` in stream order.
@@ -58,6 +63,13 @@ class BasicHostPagedApi : public HostApi {
     expects(std::has_single_bit(granularity_bytes) && granularity_bytes >= least_granularity_bytes,
             "the granularity must be a power of two of at least 16 KiB");
   }
+  BasicHostPagedApi(BasicHostPagedApi const&) = delete;
+  BasicHostPagedApi& operator=(BasicHostPagedApi const&) = delete;
+  ~BasicHostPagedApi() {
+    finish();  // what is enqueued may unmap
+    created_bytes_ = 0;
+    free_excess();
+  }
 
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
   /// False for addresses that were never reserved here, in next to no time.
@@ -68,25 +80,21 @@ class BasicHostPagedApi : public HostApi {
   }
 
   [[nodiscard]] void* reserve_address(std::size_t bytes);
-  void free_address(void* p, std::size_t bytes) noexcept { ::munmap(p, bytes); }
-  [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t /*bytes*/) noexcept {
-    return HostPhysical{created_.fetch_add(1, std::memory_order_relaxed)};
+  void free_address(void* p, std::size_t bytes) noexcept;
+  [[nodiscard]] std::optional<physical_type> try_create_physical(std::size_t bytes) noexcept {
+    created_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+    return HostPhysical{bytes};
   }
-  void release_physical(physical_type /*physical*/) noexcept {}
-  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
-    if (::mprotect(p, pieces.size() * bytes, PROT_READ | PROT_WRITE) != 0) {
-      throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
+  void release_physical(physical_type physical) noexcept {
+    created_bytes_.fetch_sub(static_cast<std::size_t>(physical), std::memory_order_relaxed);
+    std::lock_guard const guard{pages_mutex_};
+    if (mapped_bytes_ + spare_bytes_ > created_bytes_ + excess_bytes) {
+      free_excess();
     }
-#ifdef MADV_POPULATE_WRITE
-    // One call for all pages: faulting in each when it is touched takes longer than copying it. A
-    // system that does not know this call (Linux before 5.14) still does that.
-    (void)::madvise(p, pieces.size() * bytes, MADV_POPULATE_WRITE);
-#endif
   }
-  void unmap(void* p, std::size_t bytes) noexcept {
-    (void)::madvise(p, bytes, MADV_DONTNEED);
-    (void)::mprotect(p, bytes, PROT_NONE);
-  }
+  /// @throws DeviceError, std::bad_alloc; part of it may be mapped then
+  void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
+  void unmap(void* p, std::size_t bytes) noexcept;
 
   /// The same as `unmap`, when all that was enqueued on `stream` before is done, and at once after
   /// the last of it.
@@ -96,6 +104,19 @@ class BasicHostPagedApi : public HostApi {
     auto range = std::make_unique<Range>(Range{this, p, bytes});
     enqueue_task(stream, &run_vacate, range.get());
     (void)range.release();
+  }
+
+  void before_fork() {
+    HostApi::before_fork();
+    pages_mutex_.lock();
+  }
+  void after_fork_in_parent() noexcept {
+    pages_mutex_.unlock();
+    HostApi::after_fork_in_parent();
+  }
+  void after_fork_in_child() noexcept {
+    pages_mutex_.unlock();
+    HostApi::after_fork_in_child();
   }
 
  private:
@@ -109,10 +130,42 @@ class BasicHostPagedApi : public HostApi {
     range->device->unmap(range->p, range->bytes);
   }
 
+  // The system moves what it holds as one mapping, so these are the ranges that it was told as one.
+  using Runs = std::map<std::byte*, std::size_t>;
+  using Spares = std::multimap<std::size_t, std::byte*>;
+
+  /// A range of several spare runs is made of none shorter than this: to move those saves little,
+  /// and the system's number of mappings is limited.
+  static constexpr std::size_t least_part_bytes = 256_KiB;
+  static constexpr std::size_t most_runs = 16'384;
+  /// What may be spare beyond what was created: pieces are released one by one.
+  static constexpr std::size_t excess_bytes = 1_MiB;
+
+  // The caller of each holds `pages_mutex_`.
+
+  /// Moves up to `bytes` of a spare run to `p`. @returns how many; 0 if the system does not do it
+  std::size_t move_in(std::byte* p, std::size_t bytes);
+  void map_new(std::byte* p, std::size_t bytes);
+  static void give_back(std::byte* p, std::size_t bytes) noexcept {
+    (void)::madvise(p, bytes, MADV_DONTNEED);
+    (void)::mprotect(p, bytes, PROT_NONE);
+  }
+  /// Sets the pages of a run aside. @returns false if the system does not do that
+  bool move_out(std::byte* p, std::size_t bytes) noexcept;
+  /// Makes a run end at `p`, and another begin there, if one contains it.
+  void split_at(std::byte* p);
+  /// Gives spare pages back to the system that are more than what was created, and not mapped.
+  void free_excess() noexcept;
+
   std::size_t granularity_bytes_;
-  std::atomic<std::uint64_t> created_{1};
+  std::atomic<std::size_t> created_bytes_{0};
   std::atomic<std::uintptr_t> lowest_{std::numeric_limits<std::uintptr_t>::max()};
   std::atomic<std::uintptr_t> highest_{0};
+  std::mutex pages_mutex_;  // guards what follows
+  Runs mapped_;
+  Spares spare_;
+  std::size_t mapped_bytes_ = 0;
+  std::size_t spare_bytes_ = 0;
 };
 
 using HostPagedApi = BasicHostPagedApi<>;
@@ -139,11 +192,166 @@ void* BasicHostPagedApi<Lazy>::reserve_address(std::size_t bytes) {
   if (alignment != head) {
     ::munmap(kept + bytes, alignment - head);
   }
-  (void)::madvise(kept, bytes, MADV_HUGEPAGE);
   auto const first = begin + head;
   lowest_ = std::min(lowest_.load(), first);
   highest_ = std::max(highest_.load(), first + bytes);
   return kept;
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::free_address(void* p, std::size_t bytes) noexcept {
+  {
+    std::lock_guard const guard{pages_mutex_};
+    auto* const begin = static_cast<std::byte*>(p);
+    for (auto run = mapped_.lower_bound(begin);
+         run != mapped_.end() && run->first < begin + bytes;) {
+      mapped_bytes_ -= run->second;
+      run = mapped_.erase(run);
+    }
+  }
+  ::munmap(p, bytes);
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::map(void* p,
+                                  std::size_t bytes,
+                                  std::span<physical_type const> pieces) {
+  std::lock_guard const guard{pages_mutex_};
+  auto* at = static_cast<std::byte*>(p);
+  std::size_t left = pieces.size() * bytes;
+  while (std::size_t const moved = left == 0 ? 0 : move_in(at, left)) {
+    at += moved;
+    left -= moved;
+  }
+  if (left != 0) {
+    map_new(at, left);
+    free_excess();
+  }
+}
+
+template <class Lazy>
+std::size_t BasicHostPagedApi<Lazy>::move_in(std::byte* p, std::size_t bytes) {
+  auto spare = spare_.lower_bound(bytes);
+  if (spare == spare_.end() && !spare_.empty()) {
+    --spare;
+  }
+  if (spare == spare_.end() || spare->first < std::min(bytes, least_part_bytes)) {
+    return 0;
+  }
+  std::size_t const moved = std::min(bytes, spare->first);
+  auto const run = mapped_.emplace(p, moved).first;
+  if (::mremap(spare->second, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED) {
+    mapped_.erase(run);
+    return 0;
+  }
+  mapped_bytes_ += moved;
+  spare_bytes_ -= moved;
+  auto rest = spare_.extract(spare);
+  if (moved != rest.key()) {
+    rest.key() -= moved;
+    rest.mapped() += moved;
+    spare_.insert(std::move(rest));
+  }
+  return moved;
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
+  auto const run = mapped_.emplace(p, bytes).first;
+  if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+    mapped_.erase(run);
+    throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
+  }
+  mapped_bytes_ += bytes;
+  if (bytes >= most_granularity_bytes) {
+    (void)::madvise(p, bytes, MADV_HUGEPAGE);
+  }
+#ifdef MADV_POPULATE_WRITE
+  // One call for all pages: faulting in each when it is touched takes longer than copying it. A
+  // system that does not know this call (Linux before 5.14) still does that.
+  (void)::madvise(p, bytes, MADV_POPULATE_WRITE);
+#endif
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
+  std::lock_guard const guard{pages_mutex_};
+  auto* const begin = static_cast<std::byte*>(p);
+  auto* const end = begin + bytes;
+  try {
+    split_at(begin);
+    split_at(end);
+  } catch (std::bad_alloc const&) {
+    give_back(begin, bytes);
+    return;
+  }
+  for (auto run = mapped_.lower_bound(begin); run != mapped_.end() && run->first < end;) {
+    if (!move_out(run->first, run->second)) {
+      give_back(run->first, run->second);
+    }
+    mapped_bytes_ -= run->second;
+    run = mapped_.erase(run);
+  }
+}
+
+template <class Lazy>
+bool BasicHostPagedApi<Lazy>::move_out([[maybe_unused]] std::byte* p,
+                                       [[maybe_unused]] std::size_t bytes) noexcept {
+#ifdef MREMAP_DONTUNMAP
+  if (mapped_.size() + spare_.size() > most_runs) {
+    return false;
+  }
+  try {
+    auto const spare = spare_.emplace(bytes, nullptr);
+    // The addresses stay reserved all the time, or another thread might be given them.
+    void* const to = ::mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
+    if (to == MAP_FAILED) {
+      spare_.erase(spare);
+      return false;
+    }
+    spare->second = static_cast<std::byte*>(to);
+    spare_bytes_ += bytes;
+  } catch (std::bad_alloc const&) {
+    return false;
+  }
+  // Mapped anew, since the system never joins a mapping that has had pages to its neighbours.
+  constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (::mmap(p, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
+    (void)::mprotect(p, bytes, PROT_NONE);
+  }
+  return true;
+#else
+  return false;
+#endif
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::split_at(std::byte* p) {
+  auto run = mapped_.lower_bound(p);
+  if (run == mapped_.begin()) {
+    return;
+  }
+  --run;
+  auto const bytes = static_cast<std::size_t>(p - run->first);
+  if (bytes < run->second) {
+    mapped_.emplace(p, run->second - bytes);
+    run->second = bytes;
+  }
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::free_excess() noexcept {
+  std::size_t const created = created_bytes_;
+  while (!spare_.empty() && mapped_bytes_ + spare_bytes_ > created) {
+    auto spare = spare_.extract(spare_.begin());
+    std::size_t const bytes = std::min(spare.key(), mapped_bytes_ + spare_bytes_ - created);
+    spare.key() -= bytes;
+    ::munmap(spare.mapped() + spare.key(), bytes);
+    spare_bytes_ -= bytes;
+    if (spare.key() != 0) {
+      spare_.insert(std::move(spare));
+    }
+  }
 }
 
 static_assert(VirtualMemoryApi<HostPagedApi> && VacatingApi<HostPagedApi>);

@@ -15,7 +15,6 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -40,11 +39,11 @@ class BasicSimApi {
   using stream_type = SimStream;
   using event_type = SimEvent;
   using physical_type = SimPhysical;
-  using executor_type = Executor;
 
   static constexpr bool is_thread_safe = Executor::is_thread_safe;
   /// False if addresses only name memory: nothing may be read or written through them.
   static constexpr bool holds_bytes = Executor::backing_type::holds_bytes;
+  static constexpr bool is_addressable = holds_bytes;
 
   /// @throws ContractViolation if the granularity is no power of two or no multiple of a page
   explicit BasicSimApi(SimOptions options = {});

@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -43,81 +44,57 @@ class SimTimetable {
       return ready_ns;
     }
     if (ready_ns < free_ns_) {
-      if (std::uint64_t const end = take_gap(now_ns, ready_ns, duration); end != 0) {
-        return end;
+      if (auto const end = try_take_idle_time(now_ns, ready_ns, duration)) {
+        return *end;
       }
     } else if (ready_ns > free_ns_) {
-      remember({free_ns_, ready_ns});
+      if (idle_.size() == most_remembered) {
+        idle_.erase(idle_.begin());
+      }
+      idle_.push_back({free_ns_, ready_ns});
     }
     free_ns_ = std::max(free_ns_, ready_ns) + duration;
     return free_ns_;
   }
 
  private:
-  struct Gap {
+  /// When the engine does nothing between two copies.
+  struct IdleTime {
     std::uint64_t begin_ns = 0;
     std::uint64_t end_ns = 0;
   };
-  static constexpr std::size_t max_gaps = 32;
+  static constexpr std::size_t most_remembered = 32;
 
-  void remember(Gap gap) noexcept {
-    if (gaps_ == max_gaps) {
-      std::move(gap_.begin() + 1, gap_.end(), gap_.begin());
-      --gaps_;
-    }
-    gap_[gaps_++] = gap;
-  }
-  void forget(std::size_t at) noexcept {
-    auto const first = gap_.begin() + static_cast<std::ptrdiff_t>(at);
-    std::move(first + 1, gap_.begin() + static_cast<std::ptrdiff_t>(gaps_), first);
-    --gaps_;
-  }
-  [[nodiscard]] std::uint64_t
-  take_gap(std::uint64_t now_ns, std::uint64_t ready_ns, std::uint64_t duration) noexcept;
+  [[nodiscard]] std::optional<std::uint64_t>
+  try_take_idle_time(std::uint64_t now_ns, std::uint64_t ready_ns, std::uint64_t duration);
 
   SimRate rate_;
   std::uint64_t free_ns_ = 0;
-  std::array<Gap, max_gaps> gap_{};  // in order of time, all before free_ns_
-  std::size_t gaps_ = 0;
+  std::vector<IdleTime> idle_;  // in order of time, all before free_ns_
 };
 
-inline std::uint64_t SimTimetable::take_gap(std::uint64_t now_ns,
-                                            std::uint64_t ready_ns,
-                                            std::uint64_t duration) noexcept {
-  std::size_t past = 0;
-  while (past < gaps_ && gap_[past].end_ns <= now_ns) {
-    ++past;
-  }
-  if (past != 0) {
-    std::move(gap_.begin() + static_cast<std::ptrdiff_t>(past),
-              gap_.begin() + static_cast<std::ptrdiff_t>(gaps_),
-              gap_.begin());
-    gaps_ -= past;
-  }
-  for (std::size_t i = 0; i < gaps_; ++i) {
-    Gap const gap = gap_[i];
-    std::uint64_t const start = std::max(gap.begin_ns, ready_ns);
+inline std::optional<std::uint64_t> SimTimetable::try_take_idle_time(std::uint64_t now_ns,
+                                                                     std::uint64_t ready_ns,
+                                                                     std::uint64_t duration) {
+  auto const is_ahead = [&](IdleTime idle) { return idle.end_ns > now_ns; };
+  idle_.erase(idle_.begin(), std::find_if(idle_.begin(), idle_.end(), is_ahead));
+  for (auto place = idle_.begin(); place != idle_.end(); ++place) {
+    IdleTime const idle = *place;
+    std::uint64_t const start = std::max(idle.begin_ns, ready_ns);
     std::uint64_t const end = start + duration;
-    if (end > gap.end_ns) {
+    if (end > idle.end_ns) {
       continue;
     }
     // The idle time that is left after the copy is always kept; the one before it, if it has room.
-    forget(i);
-    Gap const before{gap.begin_ns, start};
-    Gap const after{end, gap.end_ns};
-    for (Gap const rest : {after, before}) {
-      if (rest.begin_ns < rest.end_ns && gaps_ < max_gaps) {
-        auto const first = gap_.begin() + static_cast<std::ptrdiff_t>(i);
-        std::move_backward(first,
-                           gap_.begin() + static_cast<std::ptrdiff_t>(gaps_),
-                           gap_.begin() + static_cast<std::ptrdiff_t>(gaps_) + 1);
-        *first = rest;
-        ++gaps_;
+    place = idle_.erase(place);
+    for (IdleTime const rest : {IdleTime{end, idle.end_ns}, IdleTime{idle.begin_ns, start}}) {
+      if (rest.begin_ns < rest.end_ns && idle_.size() < most_remembered) {
+        place = idle_.insert(place, rest);
       }
     }
     return end;
   }
-  return 0;
+  return std::nullopt;
 }
 
 /// The executor of `ModelApi`: it holds no bytes and runs nothing, and every operation only moves a

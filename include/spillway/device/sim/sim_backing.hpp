@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <string>
 
 #include <fcntl.h>
 #include <sys/mman.h>

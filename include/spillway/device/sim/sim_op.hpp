@@ -5,7 +5,6 @@
 #include <spillway/device/sim/sim_options.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>

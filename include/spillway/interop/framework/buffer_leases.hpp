@@ -4,6 +4,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 
 #include <algorithm>
@@ -180,6 +181,25 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     };
     auto const found = std::find_if(buffers_.begin(), buffers_.end(), holds);
     return found == buffers_.end() ? nullptr : found->first;
+  }
+
+  /// Chooses how a buffer is written while it is away. An address that is not one of a buffer is
+  /// ignored.
+  ///
+  /// @pre nobody frees the buffer meanwhile
+  void set_codec(void* address, CodecChoice choice) {
+    BlockId block{};
+    std::size_t bytes = 0;
+    {
+      Guard const guard{mutex_};
+      Entry const* const entry = find(address);
+      if (entry == nullptr) {
+        return;
+      }
+      block = entry->block;
+      bytes = entry->bytes;
+    }
+    framework::set_codec(*this->memory_, block, bytes, choice);
   }
 
   /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are

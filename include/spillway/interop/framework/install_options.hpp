@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstddef>
 #include <string>
-#include <utility>
 
 namespace spillway::framework {
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/pager.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -98,6 +100,8 @@ class OperandLeases {
   using Pins = std::vector<Entry*>;
 
   static constexpr bool is_thread_safe = true;
+  /// Whether a storage may have a codec: the host has to reach the device's memory.
+  static constexpr bool can_encode = AddressableApi<typename Allocator::device_type>;
 
   OperandLeases(OperandLeases const&) = delete;
   OperandLeases& operator=(OperandLeases const&) = delete;
@@ -123,7 +127,8 @@ class OperandLeases {
   ///
   /// @returns the bytes that came back
   std::size_t wake();
-  /// Changes the allocator's capacity. Entries that no frame has pinned make room for a lower one.
+  /// Changes the allocator's capacity. For one that is lower than what is reserved, entries that no
+  /// frame has pinned give up their leases, so that they can be moved together or leave.
   ///
   /// @throws as `DeviceAllocator::set_capacity`; the capacity is then as it was
   void set_capacity(std::size_t bytes);
@@ -140,6 +145,8 @@ class OperandLeases {
     });
     return stay;
   }
+  /// Chooses how storages that are allocated from now on are written while they are away.
+  void set_default_codec(CodecChoice choice) noexcept { default_codec_ = choice; }
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
 
@@ -266,10 +273,11 @@ class OperandLeases {
   /// @param prepare  called first, with the list of leases to be ended
   /// @param unpin    called with each entry; unpins it and returns whether that was the last pin
   /// @param end      called when the leases have ended
+  /// @param gives_up  whether entries give up their leases without pressure, too
   ///
   /// All three are called with the lock held and must not throw.
   template <class Prepare, class Unpin, class End>
-  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end);
+  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up = false);
   /// Clears the storage's address and hands the leases over. The caller holds the lock.
   template <class Storage>
   bool detach(Entry& entry, Storage&& storage, std::vector<Lease>& leases) {
@@ -340,6 +348,7 @@ class OperandLeases {
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
   std::size_t largest_bytes_ = 0;  // of one allocation so far
   OperationCounts counts_{};
+  std::atomic<CodecChoice> default_codec_{CodecChoice::none};
   std::atomic<bool> is_enabled_{true};
   std::atomic<bool> is_under_pressure_{false};
 
@@ -502,20 +511,10 @@ std::size_t OperandLeases<Traits>::wake() {
 
 template <class Traits>
 void OperandLeases<Traits>::set_capacity(std::size_t bytes) {
-  auto const try_fit = [&] {
-    try {
-      memory_->set_capacity(bytes);
-    } catch (OutOfDeviceMemory const&) {
-      return false;
-    }
-    return memory_->stats().reserved_bytes <= bytes;
-  };
-  if (!try_fit()) {
-    if (is_enabled_) {
-      (void)start_reclaim();
-    }
-    memory_->set_capacity(bytes);
+  if (is_enabled_ && memory_->stats().reserved_bytes > bytes) {
+    (void)start_reclaim();
   }
+  memory_->set_capacity(bytes);
   Guard const guard{mutex_};
   capacity_bytes_ = bytes;
   update_nearness();
@@ -535,7 +534,8 @@ void OperandLeases<Traits>::begin_step() {
 
 template <class Traits>
 template <class Prepare, class Unpin, class End>
-void OperandLeases<Traits>::release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end) {
+void OperandLeases<Traits>::release_pins(
+    Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up) {
   std::vector<Lease> leases;
   std::vector<Entry*> dead;
   {
@@ -543,7 +543,7 @@ void OperandLeases<Traits>::release_pins(Pins& pins, Prepare prepare, Unpin unpi
     leases.reserve(pins.size() + 1);  // seldom more: results, and leases on other streams
     Guard guard{mutex_};
     prepare(leases);
-    bool const gives_up = is_under_pressure_;
+    gives_up = gives_up || is_under_pressure_;
     for (std::size_t i = 0; i < pins.size(); ++i) {
       Entry& entry = *pins[i];
       if (!unpin(entry)) {
@@ -581,6 +581,10 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
       BlockId const block = memory_->allocate(bytes);
       Lease lease;
       try {
+        if (auto const codec = default_codec_.load(std::memory_order_relaxed);
+            codec != CodecChoice::none) {
+          set_codec(*memory_, block, bytes, codec);
+        }
         lease = memory_->acquire(block, Access::write, stream);
         adopt(block, lease);
       } catch (...) {

@@ -4,6 +4,8 @@
 #include <spillway/core/error.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operations.hpp>
+#include <spillway/interop/torch/recompute.hpp>
+#include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -115,9 +118,9 @@ class PendingCommunications {
 ///          communication may wait itself, for another process.
 /// Streams  later uses of the memory are ordered after the stream that is current when this is
 ///          destroyed, which runs after the communication. PyTorch takes another stream for each
-///          communication, of some dozens. Where `Site::joining_stream()` exists, that one stream
-///          is made to run after each of them and stands for all, so that the uses of a range stay
-///          few enough to be waited for one by one (`Fence`).
+///          communication, of some dozens. At a `JoiningSite` one stream is made to run after each
+///          of them and stands for all, so that the uses of a range stay few enough to be waited
+///          for one by one (`Fence`).
 template <class Site>
 class ExtendedLease {
  public:
@@ -147,7 +150,7 @@ class ExtendedLease {
  private:
   [[nodiscard]] static auto stream_after() {
     auto const stream = Site::current_stream();
-    if constexpr (requires { Site::joining_stream(); }) {
+    if constexpr (JoiningSite<Site>) {
       auto& memory = Site::leases().memory();
       memory.order_after(Site::joining_stream(), memory.mark(stream));
       return Site::joining_stream();
@@ -186,6 +189,10 @@ class FrameHook {
  public:
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
+
+  /// What gives results of an operation recipes, where they can have some.
+  template <bool is_recomputable>
+  using Recipes = std::conditional_t<is_recomputable, RecipeWriter<Site>, NoRecipes>;
 
   static constexpr c10::DispatchKey key = Key;
 
@@ -256,7 +263,7 @@ class FrameHook {
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
     // The caller may be filling a tensor without contents, but the tensors of its sizes are
     // complete.
-    run_framed(op, stack, call, Site::hook().kinds.of(op) == OperationKind::factory);
+    run_framed(op, {}, stack, call, Site::hook().kinds.of(op) == OperationKind::factory);
   }
 
   /// The dispatch keys that come after the hook.
@@ -424,11 +431,15 @@ class FrameHook {
 
   [[nodiscard]] static Operands operands_of(c10::OperatorHandle const& op, Stack const& stack) {
     Operands operands;
-    auto const& arguments = op.schema().arguments();
+    auto const& schema = op.schema();
+    auto const& arguments = schema.arguments();
     auto const values = last(stack, arguments.size());
+    bool const tells_reads = Site::leases().gives_recipes();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
-      collect<Leases>(
-          values.subspan(i, 1), operands, {/*keeps=*/false, detail::writes(arguments[i])});
+      bool const only_reads = tells_reads && !detail::may_write(schema, arguments[i]);
+      collect<Leases>(values.subspan(i, 1),
+                      operands,
+                      {/*keeps=*/false, detail::writes(arguments[i]), only_reads});
     }
     return operands;
   }
@@ -439,24 +450,49 @@ class FrameHook {
       foreign.emplace();
     }
     run_framed(
-        op, stack, [&] { op.redispatchBoxed(next, stack); }, false);
+        op, next, stack, [&] { op.redispatchBoxed(next, stack); }, false);
   }
 
   /// Runs `call` in a frame that has the operands and results on the stack.
   ///
+  /// @param next       the dispatch keys behind the hook
   /// @param kept_only  enrol only the results that PyTorch reads outside of operations
   template <class Call>
-  static void
-  run_framed(c10::OperatorHandle const& op, Stack* stack, Call const& call, bool kept_only) {
+  static void run_framed(c10::OperatorHandle const& op,
+                         c10::DispatchKeySet next,
+                         Stack* stack,
+                         Call const& call,
+                         bool kept_only) {
     Operands operands = operands_of(op, *stack);
     Frame frame;
     frame.enter(operands);
+    Recipes<true> recipes{1};
+    Stack arguments;
+    if (C10_UNLIKELY(recipes.are_wanted()) && Site::hook().kinds.is_recomputable(op)) {
+      auto const values = last(*stack, op.schema().arguments().size());
+      arguments.assign(values.begin(), values.end());
+    }
     call_repeatably(op, stack, frame, operands, call);
     if (frame.is_outermost()) {
+      if (!arguments.empty()) {
+        recipes.prepare(op, next, [&] { return std::move(arguments); });
+      }
       operands.clear();
-      collect<Leases>(last(*stack, op.schema().returns().size()), operands, {}, kept_only);
+      auto const results = last(*stack, op.schema().returns().size());
+      collect<Leases>(results, operands, {}, kept_only);
       frame.end(operands);
+      if (C10_UNLIKELY(recipes.are_wanted())) {
+        give_recipes(recipes, results);
+      }
     }
+  }
+  template <class Writer>
+  C10_NOINLINE static void give_recipes(Writer& recipes, std::span<c10::IValue const> results) {
+    std::vector<at::Tensor> tensors;
+    for (c10::IValue const& result : results) {
+      tensors.push_back(result.isTensor() ? result.toTensor() : at::Tensor{});
+    }
+    recipes.give(tensors);
   }
 
   /// Runs `call`, and once more if the frame can make room for it. The arguments are copied for
@@ -498,15 +534,14 @@ class FrameHook {
     bool const is_wait = op.schema().name() == "_c10d_functional::wait_tensor";
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     op.redispatchBoxed(next, stack);
-    auto const results = last(*stack, op.schema().returns().size());
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+    auto const results = last(*stack, op.schema().returns().size());
     PendingCommunications& pending = Site::hook().communications;
     pending.release_completed();
-    operands.clear();
-    collect<Leases>(results, operands, {});
+    auto const awaited = awaited_storages(results, operands);
     if (is_wait) {
-      for (Operand const& result : operands) {
-        pending.release_waited(result.storage);
+      for (c10::StorageImpl const* const storage : awaited) {
+        pending.release_waited(storage);
       }
     } else if (auto const communication = find_communication(results)) {
       if (auto const end = find_future(communication)) {
@@ -514,10 +549,10 @@ class FrameHook {
       } else {
         pending.add(communication, std::move(use));
       }
-    } else if (!operands.empty()) {
+    } else if (!awaited.empty()) {
       std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
-      for (Operand const& result : operands) {
-        storages.push_back(StorageTraits<Site>::weak_reference(*result.storage));
+      for (c10::StorageImpl* const storage : awaited) {
+        storages.push_back(StorageTraits<Site>::weak_reference(*storage));
       }
       pending.add(std::move(storages), std::move(use));
     }
@@ -526,6 +561,34 @@ class FrameHook {
       use->keep();
     }
   }
+
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  /// The storages for one of which a program waits before it uses what a communication has
+  /// returned: those of the results. A result that wraps an operand, as `AsyncCollectiveTensor`
+  /// does, has no storage, and the program waits for the operand.
+  [[nodiscard]] static std::vector<c10::StorageImpl*>
+  awaited_storages(std::span<c10::IValue const> results, Operands const& operands) {
+    std::vector<c10::StorageImpl*> storages;
+    bool has_wrapper = false;
+    for (c10::IValue const& result : results) {
+      has_wrapper = has_wrapper || (result.isTensor() && is_wrapper(result.toTensor()));
+      for_each_tensor(result, [&](at::Tensor const& tensor, bool) {
+        if (!is_wrapper(tensor)) {
+          storages.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+        }
+      });
+    }
+    if (has_wrapper) {
+      for (Operand const& operand : operands) {
+        storages.push_back(operand.storage);
+      }
+    }
+    return storages;
+  }
+  [[nodiscard]] static bool is_wrapper(at::Tensor const& tensor) noexcept {
+    return tensor.unsafeGetTensorImpl()->is_python_dispatch();
+  }
+#endif
 
   /// Runs an operation that puts its operands into an object, or takes them out of one. The object
   /// has their addresses from then on, so they are kept.
@@ -555,8 +618,10 @@ class FrameHook {
         if (is_written || c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) {
           c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
           if (storage != nullptr && Leases::is_ours(*storage)) {
-            operands.push_back(
-                {storage, tensor.unsafeGetTensorImpl(), OperandUse{/*keeps=*/false, is_written}});
+            bool const may_write = detail::may_write(op.schema(), op.schema().arguments()[i]);
+            operands.push_back({storage,
+                                tensor.unsafeGetTensorImpl(),
+                                OperandUse{/*keeps=*/false, is_written, !may_write}});
           }
         }
       });

@@ -36,6 +36,8 @@ class HostTensorAllocator final : public c10::Allocator {
     default_copy_data(to, from, bytes);
   }
 
+  /// Memory that `StorageLeases` does not know of, and that does not count against the limit.
+  [[nodiscard]] c10::DataPtr allocate_small(std::size_t bytes) { return small_->allocate(bytes); }
   /// Frees memory that `StorageLeases` did not allocate.
   void free_small(void* p) const { small_->raw_deallocate(p); }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -18,21 +17,25 @@
 
 namespace spillway::torch {
 
-/// What an operation does with an operand beside reading it: whether PyTorch uses its address
-/// outside of operations, too, and whether the operation declares that it writes it. One word,
-/// since reading a word that was written in pieces stalls the processor.
+/// What an operation does with an operand: whether PyTorch uses its address outside of operations,
+/// too, whether the operation declares that it writes it, and whether it is known only to read it.
+/// What is neither written nor known to be read only may be written without a word. One word, since
+/// reading a word that was written in pieces stalls the processor.
 class OperandUse {
  public:
   OperandUse() = default;
-  OperandUse(bool keeps, bool writes) noexcept
-      : bits_{(keeps ? keeps_bit : 0) | (writes ? writes_bit : 0)} {}
+  OperandUse(bool keeps, bool writes, bool only_reads = false) noexcept
+      : bits_{(keeps ? keeps_bit : 0) | (writes ? writes_bit : 0) |
+              (only_reads ? only_reads_bit : 0)} {}
 
   [[nodiscard]] bool keeps() const noexcept { return (bits_ & keeps_bit) != 0; }
   [[nodiscard]] bool writes() const noexcept { return (bits_ & writes_bit) != 0; }
+  [[nodiscard]] bool only_reads() const noexcept { return (bits_ & only_reads_bit) != 0; }
 
  private:
   static constexpr std::uintptr_t keeps_bit = 1;
   static constexpr std::uintptr_t writes_bit = 2;
+  static constexpr std::uintptr_t only_reads_bit = 4;
   std::uintptr_t bits_ = 0;
 };
 
@@ -142,8 +145,9 @@ void collect(std::span<c10::IValue const> values,
   auto const add = [&operands, use, kept_only](at::Tensor const& tensor, bool keeps) {
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (storage != nullptr && Leases::is_ours(*storage) && (keeps || !kept_only)) {
-      operands.push_back(
-          {storage, tensor.unsafeGetTensorImpl(), OperandUse{use.keeps() || keeps, use.writes()}});
+      operands.push_back({storage,
+                          tensor.unsafeGetTensorImpl(),
+                          OperandUse{use.keeps() || keeps, use.writes(), use.only_reads()}});
     }
   };
   for (c10::IValue const& value : values) {

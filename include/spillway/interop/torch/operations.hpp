@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -355,21 +356,97 @@ inline bool is_composite_for_all(c10::OperatorHandle const& op) {
                                           DispatchKey::MkldnnCPU});
 }
 
+/// Whether an operation may write an argument. Batch normalization writes its running statistics,
+/// which its schema does not say. Schemas of others than PyTorch are not relied on.
+inline bool may_write(c10::FunctionSchema const& schema, c10::Argument const& argument) {
+  bool const is_statistic = argument.name() == "running_mean" || argument.name() == "running_var";
+  return writes(argument) || schema.name().rfind("aten::", 0) != 0 ||
+         (is_statistic && schema.name().find("_backward") == std::string::npos);
+}
+
 /// Whether an operation that has failed half way can run again: it has written nothing and has
-/// drawn no random numbers. Batch normalization writes its running statistics, which its schema
-/// does not say. Schemas of others than PyTorch are not relied on.
+/// drawn no random numbers.
 inline bool is_repeatable(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
-  if (schema.name().rfind("aten::", 0) != 0 || op.hasTag(at::Tag::nondeterministic_seeded)) {
-    return false;
-  }
-  bool const is_backward = schema.name().find("_backward") != std::string::npos;
-  return std::none_of(schema.arguments().begin(),
+  return schema.name().rfind("aten::", 0) == 0 && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         std::none_of(schema.arguments().begin(),
                       schema.arguments().end(),
-                      [is_backward](c10::Argument const& argument) {
-                        return writes(argument) ||
-                               (argument.name() == "running_mean" && !is_backward);
-                      });
+                      [&schema](auto const& argument) { return may_write(schema, argument); });
+}
+
+/// The operations whose results may be made again instead of being copied: they compute the same
+/// bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
+///
+/// Batch normalization also updates statistics of its own: when it runs again it is given none.
+inline constexpr std::array<std::string_view, 48> recomputable{
+    "aten::add.Tensor",
+    "aten::sub.Tensor",
+    "aten::mul.Tensor",
+    "aten::div.Tensor",
+    "aten::neg",
+    "aten::abs",
+    "aten::reciprocal",
+    "aten::sqrt",
+    "aten::rsqrt",
+    "aten::pow.Tensor_Scalar",
+    "aten::exp",
+    "aten::log",
+    "aten::erf",
+    "aten::sin",
+    "aten::cos",
+    "aten::maximum",
+    "aten::minimum",
+    "aten::clamp",
+    "aten::clamp_min",
+    "aten::where.self",
+    "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor",
+    "aten::relu",
+    "aten::leaky_relu",
+    "aten::elu",
+    "aten::gelu",
+    "aten::silu",
+    "aten::mish",
+    "aten::tanh",
+    "aten::sigmoid",
+    "aten::softplus",
+    "aten::hardtanh",
+    "aten::hardswish",
+    "aten::hardsigmoid",
+    "aten::clone",
+    "aten::_to_copy",
+    "aten::cat",
+    "aten::embedding",
+    "aten::_softmax",
+    "aten::_log_softmax",
+    "aten::native_layer_norm",
+    "aten::native_group_norm",
+    "aten::native_batch_norm",
+    "aten::avg_pool2d",
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+};
+
+[[nodiscard]] constexpr bool is_listed(std::string_view name, std::string_view overload) noexcept {
+  return std::any_of(recomputable.begin(), recomputable.end(), [&](std::string_view one) {
+    return overload.empty()
+               ? one == name
+               : one.size() == name.size() + 1 + overload.size() && one.starts_with(name) &&
+                     one[name.size()] == '.' && one.ends_with(overload);
+  });
+}
+
+/// Whether results of an operation may be made again: it is listed, and its schema says nothing
+/// against that. It writes nothing, returns no alias of an operand and draws no random numbers.
+[[nodiscard]] inline bool is_recomputable(c10::OperatorHandle const& op) {
+  auto const& schema = op.schema();
+  auto const is_alias = [](c10::Argument const& one) { return one.alias_info() != nullptr; };
+  return is_listed(schema.name(), schema.overload_name()) &&
+         !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), is_alias) &&
+         std::none_of(schema.returns().begin(), schema.returns().end(), is_alias);
 }
 
 }  // namespace detail
@@ -417,12 +494,16 @@ class OperationKinds {
   [[nodiscard]] bool is_repeatable(c10::OperatorHandle const& op) {
     return entry_of(op).is_repeatable;
   }
+  [[nodiscard]] bool is_recomputable(c10::OperatorHandle const& op) {
+    return entry_of(op).is_recomputable;
+  }
 
  private:
   struct Entry {
     void const* schema = nullptr;
     OperationKind kind = OperationKind::unknown;
     bool is_repeatable = false;
+    bool is_recomputable = false;
   };
 
   [[nodiscard]] Entry const& entry_of(c10::OperatorHandle const& op) {
@@ -434,7 +515,7 @@ class OperationKinds {
         return entry;
       }
       if (entry.schema == nullptr || probe == 3) {
-        entry = {name, kind_of(op), detail::is_repeatable(op)};
+        entry = {name, kind_of(op), detail::is_repeatable(op), detail::is_recomputable(op)};
         return entry;
       }
     }
@@ -522,12 +603,13 @@ struct TypedCollector {
   Operands& operands;
   typename Leases::Frames const& frames;
   bool is_outermost;
+  bool may_write_silently;  // what its type says is read
 
   C10_NOINLINE void operator()(at::Tensor const& tensor, bool is_written) const {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
       c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      OperandUse const use{keeps, is_written};
+      OperandUse const use{keeps, is_written, !is_written && !may_write_silently};
       if (storage != nullptr &&
           (is_outermost ? Leases::is_ours(*storage) : Leases::needs_pin(frames, *storage, use))) {
         operands.push_back({storage, impl, use});
@@ -575,16 +657,26 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     }
     typename Hook::Frame frame;
     Operands operands;
-    (for_each_typed(arguments,
-                    TypedCollector<Leases>{operands, frame.frames(), frame.is_outermost()}),
+    std::size_t position = 0;
+    (for_each_typed(
+         arguments,
+         TypedCollector<Leases>{
+             operands, frame.frames(), frame.is_outermost(), is_running_statistic(position++)}),
      ...);
     frame.enter(operands);
-    Result result = call(frame, operands, keys, std::forward<Arguments>(arguments)...);
+    typename Hook::template Recipes<is_recomputable> recipes{1};
+    Result result = call(frame, operands, keys, pass<Arguments>(arguments)...);
     if (frame.is_outermost()) {
+      if (C10_UNLIKELY(recipes.are_wanted())) {
+        recipes.prepare(handle(), Hook::after(keys), [&] { return box(arguments...); });
+      }
       // Arguments that are returned are looked at, too: they may have got their memory meanwhile.
       operands.clear();
       for_each_typed(std::as_const(result), UnseenCollector<Leases>{operands});
       frame.end(operands);
+      if (C10_UNLIKELY(recipes.are_wanted())) {
+        give_recipes(recipes, result);
+      }
     }
     return result;
   }
@@ -596,11 +688,9 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
       is_dense = is_dense && is_plain(tensor);
     };
     (for_each_typed(arguments, look), ...);
-    if constexpr (std::is_same_v<Op, at::_ops::clone>) {
+    if constexpr (is_recomputable) {
       if (is_dense) {
-        Result copy = redispatch(keys, std::forward<Arguments>(arguments)...);
-        enrol_copy(copy);
-        return copy;
+        return run_copy(keys, std::forward<Arguments>(arguments)...);
       }
     }
     return is_dense ? redispatch(keys, std::forward<Arguments>(arguments)...)
@@ -608,6 +698,47 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   }
 
  private:
+  static constexpr bool is_recomputable = detail::is_listed(Op::name, Op::overload_name);
+
+  /// Whether batch normalization writes an argument, which its schema does not say.
+  [[nodiscard]] static constexpr bool is_running_statistic(std::size_t position) noexcept {
+    return std::is_same_v<Op, at::_ops::native_batch_norm> && (position == 3 || position == 4);
+  }
+  [[nodiscard]] static ::torch::jit::Stack
+  box(std::remove_reference_t<Arguments> const&... arguments) {
+    return c10::impl::boxArgs<std::remove_reference_t<Arguments> const&...>(arguments...);
+  }
+  /// An argument that the kernel may move from, unless it will be looked at afterwards.
+  template <class Argument>
+  [[nodiscard]] C10_ALWAYS_INLINE static decltype(auto)
+  pass(std::remove_reference_t<Argument>& argument) {
+    if constexpr (is_recomputable) {
+      return static_cast<std::remove_reference_t<Argument>&>(argument);
+    } else {
+      return static_cast<Argument&&>(argument);
+    }
+  }
+  template <class Recipes>
+  C10_NOINLINE static void give_recipes(Recipes& recipes, Result const& result) {
+    std::vector<at::Tensor> results;
+    for_each_typed(result, [&](at::Tensor const& tensor, bool) { results.push_back(tensor); });
+    recipes.give(results);
+  }
+
+  /// `clone` and `_to_copy`, which leave the copying to an operation that writes.
+  C10_ALWAYS_INLINE static Result run_copy(c10::DispatchKeySet keys, Arguments... arguments) {
+    typename Hook::template Recipes<true> recipes{0};
+    Result copy = redispatch(keys, arguments...);
+    if constexpr (std::is_same_v<Op, at::_ops::clone>) {
+      enrol_copy(copy);
+    }
+    if (C10_UNLIKELY(recipes.are_wanted())) {
+      recipes.prepare(handle(), Hook::after(keys), [&] { return box(arguments...); });
+      give_recipes(recipes, copy);
+    }
+    return copy;
+  }
+
   /// Enrols a copy that was made inside of another operation: autograd copies what an operation is
   /// about to overwrite, and no other operation sees the copy before the backward pass. Copies that
   /// communication makes are its own, and may be in use after it has returned.

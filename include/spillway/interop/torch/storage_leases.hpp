@@ -4,13 +4,16 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 #include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_table.hpp>
 #include <spillway/interop/torch/torch_version.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,6 +30,14 @@
 
 namespace spillway::torch {
 
+/// Where a recipe's operation gets its memory: its result is made where the recipe wants it, and
+/// nothing else that it allocates may come from the allocator that waits for it.
+struct RecipeMemory {
+  void* result = nullptr;
+  std::size_t result_bytes = 0;
+  bool is_result_taken = false;
+};
+
 /// The frames of one thread: what operations it is inside of, and what the outermost one has
 /// pinned.
 template <class Entry>
@@ -42,6 +53,9 @@ struct ThreadFrames {
   /// Requested in vain though there was room, in pieces; not told yet, as the operation may run
   /// once more.
   std::size_t split_bytes = 0;
+  bool has_read_leases = false;    ///< among what is pinned may be leases for reading
+  RecipeMemory* recipe = nullptr;  ///< of a recipe that the thread runs
+  std::uint64_t waited_ns = 0;     ///< for memory, since operations have been measured
   Pins pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
@@ -65,6 +79,7 @@ struct StorageTraits {
   struct Missing {
     Entry* entry = nullptr;
     c10::StorageImpl* storage = nullptr;
+    bool only_reads = false;
   };
 
   static constexpr bool has_references = true;
@@ -105,14 +120,23 @@ struct StorageTraits {
   }
 
   [[nodiscard]] static bool is_granted(Missing const& one) noexcept {
-    return one.entry->has_lease();
+    return one.entry->has_lease() && (one.only_reads || !one.entry->is_read_leased);
   }
   [[nodiscard]] static Access access(Missing const& one) noexcept {
-    return one.entry->is_frozen ? Access::read : Access::read_write;
+    return one.only_reads ? Access::read : Access::read_write;
   }
+  /// Where there are leases for reading, one for writing joins them: the address is the same.
   static void grant(Missing const& one, Lease& lease, stream_type stream) {
-    one.entry->leases = {std::move(lease), stream};
-    set_address(*one.storage, *one.entry, one.entry->leases.data());
+    Entry& entry = *one.entry;
+    entry.is_read_leased = one.only_reads;
+    if (!entry.leases) {
+      entry.leases = {std::move(lease), stream};
+      set_address(*one.storage, entry, entry.leases.data());
+    } else if (entry.leases.is_first(stream)) {
+      lease = entry.leases.exchange_first(std::move(lease));
+    } else {
+      entry.leases.add(std::move(lease), stream);
+    }
   }
   [[nodiscard]] static bool is_swappable(Entry const& entry) noexcept {
     return !entry.is_kept && entry.has_lease();
@@ -161,9 +185,6 @@ struct StorageTraits {
 /// | `Site::leases()`         | this object; lives until the process ends                       |
 /// | `Site::frames()`         | the calling thread's `Frames`                                   |
 /// | `Site::current_stream()` | the stream that the calling thread's operations are enqueued on |
-/// | `Site::is_capturing()`   | if there is such a thing: whether that stream is being captured |
-/// | `Site::uncaptured_stream()` | then: another stream, waited for when a capture ends          |
-/// | `Site::give_back_after_launches(f)` | then: call `f` when that stream runs after all others |
 /// | `Site::device()`         | the PyTorch device of tensors whose memory this is              |
 /// | `Site::allocates_for(s)` | whether a storage gets new memory from this object when it grows |
 /// | `Site::enrols(bytes)`    | whether an allocation of that size may ever leave               |
@@ -172,6 +193,8 @@ struct StorageTraits {
 /// | `Site::on_allocated(bytes, block)` | be told, without throwing                              |
 /// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
+///
+/// What more it may offer is named by `CapturingSite`, `JoiningSite` and `RecomputingSite`.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
 ///          called, and never while a reference to a storage is taken or dropped, which may need
@@ -206,6 +229,11 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) {
+    if constexpr (can_recompute) {
+      if (RecipeMemory* const recipe = Site::frames().recipe; C10_UNLIKELY(recipe != nullptr)) {
+        return allocate_for(*recipe, bytes);
+      }
+    }
     void* const p = bytes == 0 ? nullptr : allocate_raw(bytes, Site::current_stream());
     return {p, p, deleter(), Site::device()};
   }
@@ -310,6 +338,13 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// again. An operation that declares that it writes the storage ends that; one that writes
   /// without declaring it must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
+  /// Chooses how a storage is written while it is away. It keeps that for as long as it keeps its
+  /// memory; one of a private pool never leaves.
+  void set_codec(c10::StorageImpl& storage, framework::CodecChoice choice) {
+    if (StorageView const seen = view(storage); seen.block != BlockId{}) {
+      framework::set_codec(*memory_, seen.block, seen.bytes, choice);
+    }
+  }
   /// Another stream uses the memory behind a `DataPtr`, until the work that is enqueued there when
   /// the memory is freed or swapped out has finished. Memory of others is left alone.
   ///
@@ -325,6 +360,33 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void end_frames_early(bool early) noexcept { ends_frames_early_ = early; }
   [[nodiscard]] bool ends_frames_early() const noexcept { return ends_frames_early_; }
 
+  // Recipes
+
+  /// Whether results can be given recipes here. `Site` is complete only where functions are
+  /// compiled, so nothing in a declaration may ask this.
+  static constexpr bool can_recompute = RecomputingSite<Site>;
+
+  /// Sets whether what is only read is leased for reading under pressure, so that recipes live.
+  void set_recompute(bool is_on) noexcept { recomputes_ = is_on; }
+  [[nodiscard]] bool recomputes() const noexcept { return recomputes_; }
+  /// Whether a result that is made now may leave and should have a recipe.
+  [[nodiscard]] bool gives_recipes() const noexcept {
+    return this->is_under_pressure_.load(std::memory_order_relaxed) &&
+           recomputes_.load(std::memory_order_relaxed);
+  }
+  /// Gives a result a recipe, if nobody can have written it or an operand since the operation and
+  /// nobody can without acquiring it.
+  ///
+  /// @param make  as for `DeviceAllocator::set_recipe`
+  /// @pre         the frame of the operation has ended, and the caller keeps the storages alive
+  /// @throws      std::bad_alloc, and ContractViolation if the device has lost an operand, for
+  ///              example; the result has no recipe then
+  template <class Make>
+  void try_give_recipe(c10::StorageImpl& result,
+                       std::span<c10::StorageImpl* const> operands,
+                       std::chrono::nanoseconds cost,
+                       Make make);
+
   // Cheap tests without the lock
 
   /// Whether the memory of a storage is this object's.
@@ -337,13 +399,14 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return storage._mutable_data_ptr_no_checks().get_deleter() == &Traits::free_raw;
   }
   /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by
-  /// the thread already for reading on the current stream.
+  /// the thread already for that use on the current stream.
   [[nodiscard]] static bool
   needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
     Entry const* const entry = Traits::entry_of(storage);
-    return entry != nullptr && (use.keeps() || use.writes() ||
-                                entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
-                                !entry->leases.is_first(Site::current_stream()));
+    return entry != nullptr &&
+           (use.keeps() || use.writes() || (entry->is_read_leased && !use.only_reads()) ||
+            entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
+            !entry->leases.is_first(Site::current_stream()));
   }
 
   // Reports
@@ -390,7 +453,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Base::mutex_;
 
   [[nodiscard]] static bool is_captured() {
-    if constexpr (requires { Site::is_capturing(); }) {
+    if constexpr (CapturingSite<Site>) {
       return Site::is_capturing();
     } else {
       return false;
@@ -398,7 +461,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
   /// The stream that operands come in on: what a capture brings in is no part of the graph.
   [[nodiscard]] static stream_type arrival_stream() {
-    if constexpr (requires { Site::uncaptured_stream(); }) {
+    if constexpr (CapturingSite<Site>) {
       return is_captured() ? Site::uncaptured_stream() : Site::current_stream();
     } else {
       return Site::current_stream();
@@ -453,11 +516,13 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void end_frame(Frames& frames, bool had_operands) noexcept {
     this->counts_.frames += had_operands ? 1 : 0;
     if (!frames.is_inside()) {
+      frames.has_read_leases = false;
       this->uncount(frames);
     }
   }
 
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed);
+  [[nodiscard]] static c10::DataPtr allocate_for(RecipeMemory& recipe, std::size_t bytes);
   [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
   /// Tells PyTorch's profiler, if it records memory, of what has been allocated or, if `bytes` is
   /// negative, freed.
@@ -468,10 +533,31 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
           p, bytes, now.allocated.bytes.current, now.reserved_bytes, Site::device());
     }
   }
+  /// Counts how long the thread is busy with memory, where operations are measured.
+  class WaitingTime {
+   public:
+    WaitingTime(StorageLeases const& leases, Frames& frames) : frames_{frames} {
+      if (leases.gives_recipes()) {
+        start_ = Clock::now();
+      }
+    }
+    WaitingTime(WaitingTime const&) = delete;
+    WaitingTime& operator=(WaitingTime const&) = delete;
+    ~WaitingTime() {
+      if (start_ != Clock::time_point{}) {
+        frames_.waited_ns += static_cast<std::uint64_t>((Clock::now() - start_).count());
+      }
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    Frames& frames_;
+    typename Clock::time_point start_{};
+  };
+
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
   void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
   void give_back_after_launches(BlockId block, EntryLeases leases);
-  void acquire_for_writing(Entry& entry, stream_type stream);
   void add_stream(Entry& entry, stream_type stream);
   void record_stream(Entry& entry, stream_type stream);
   void record_stream_of_raw(void* p, stream_type stream);
@@ -480,6 +566,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   throw_out_of_memory(Frames& frames, std::size_t bytes, framework::Refusal const& refusal);
 
   StorageTable<Entry> table_;
+  std::atomic<bool> recomputes_{false};
   std::atomic<bool> ends_frames_early_{false};
   std::atomic<bool> has_warned_{false};
 };
@@ -487,6 +574,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 template <class Site>
 void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed) {
   Frames& frames = Site::frames();
+  WaitingTime const waiting{*this, frames};
   void* p = nullptr;
   framework::Refusal refusal;
   bool const has_room =
@@ -499,6 +587,7 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
           entry.block = block;
           entry.bytes = bytes;
           entry.leases = {std::move(lease), stream};
+          entry.is_read_leased = false;
           entry.is_kept = frames.keeps_new;
           entry.is_fixed = is_fixed;
           if (frames.is_inside()) {
@@ -576,10 +665,50 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
   this->notify_waiters();
 }
 
+/// The result's memory is given out once, to the first request of its size. PyTorch's kernels
+/// allocate a result before anything else; where one does not, the bytes are copied afterwards.
+template <class Site>
+c10::DataPtr StorageLeases<Site>::allocate_for(RecipeMemory& recipe, std::size_t bytes) {
+  if (bytes == recipe.result_bytes && !std::exchange(recipe.is_result_taken, true)) {
+    return {recipe.result, recipe.result, [](void*) {}, Site::device()};
+  }
+  return Site::allocate_foreign(bytes);
+}
+
+template <class Site>
+template <class Make>
+void StorageLeases<Site>::try_give_recipe(c10::StorageImpl& result,
+                                          std::span<c10::StorageImpl* const> operands,
+                                          std::chrono::nanoseconds cost,
+                                          Make make) {
+  c10::SmallVector<BlockId, 4> blocks;
+  BlockId block{};
+  auto const is_unchangeable = [](Entry const* entry) {
+    return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
+  };
+  {
+    Guard const guard{mutex_};
+    Entry const* const made = Traits::entry_of(result);
+    if (!is_unchangeable(made)) {
+      return;
+    }
+    block = made->block;
+    for (c10::StorageImpl* const operand : operands) {
+      Entry const* const entry = Traits::entry_of(*operand);
+      if (!is_unchangeable(entry) || entry == made) {
+        return;
+      }
+      blocks.push_back(entry->block);
+    }
+  }
+  memory_->set_recipe(
+      block, std::span<BlockId const>{blocks.data(), blocks.size()}, cost, std::move(make));
+}
+
 /// Frees a block that captured graphs use, after all that they have been launched for so far.
 template <class Site>
 void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases leases) {
-  if constexpr (requires { Site::uncaptured_stream(); }) {
+  if constexpr (CapturingSite<Site>) {
     auto const shared = std::make_shared<EntryLeases>(std::move(leases));
     Site::give_back_after_launches([this, block, shared] {
       if (stream_type const stream = Site::uncaptured_stream(); !shared->covers(stream)) {
@@ -634,7 +763,7 @@ void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& oper
       if (entry != nullptr) {
         pin(pins, *entry);
         is_usual = is_usual && entry->leases.is_first(stream) && entry->leases &&
-                   !entry->is_frozen && !operand.use.keeps();
+                   !entry->is_frozen && !entry->is_read_leased && !operand.use.keeps();
       }
     }
   }
@@ -644,16 +773,17 @@ void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& oper
 }
 
 /// The slow path of `enter`, with all operands pinned: keeps those whose addresses will be used
-/// later, acquires frozen ones for writing, adds leases on other streams and brings in those that
-/// are swapped out.
+/// later, adds leases on other streams, brings in those that are swapped out and acquires those for
+/// writing that are leased for reading and may be written.
 template <class Site>
 void StorageLeases<Site>::enter_slowly(Frames& frames,
                                        Operands const& operands,
                                        stream_type stream,
                                        bool captured) {
+  WaitingTime const waiting{*this, frames};
   c10::SmallVector<Missing, 8> missing;
-  c10::SmallVector<Entry*, 2> written;
   c10::SmallVector<Entry*, 2> elsewhere;  // leased on other streams
+  bool const may_only_read = gives_recipes();
   {
     Guard const guard{mutex_};
     for (Operand const& operand : operands) {
@@ -663,18 +793,21 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
       }
       entry->is_captured = entry->is_captured || captured;
       entry->is_kept = entry->is_kept || operand.use.keeps() || captured;
-      if (operand.use.writes() && entry->is_frozen) {
-        written.push_back(entry);
-      }
-      if (!entry->leases) {
-        missing.push_back({entry, operand.storage});
+      entry->is_frozen = entry->is_frozen && !operand.use.writes();
+      bool const only_reads =
+          entry->is_frozen || (may_only_read && operand.use.only_reads() && !entry->is_kept);
+      auto* const same =
+          std::find_if(missing.begin(), missing.end(), [&](auto& m) { return m.entry == entry; });
+      frames.has_read_leases =
+          frames.has_read_leases || (!entry->is_frozen && (only_reads || entry->is_read_leased));
+      if (same != missing.end()) {
+        same->only_reads = same->only_reads && only_reads;
+      } else if (Missing const one{entry, operand.storage, only_reads}; !Traits::is_granted(one)) {
+        missing.push_back(one);
       } else if (!captured && !entry->leases.covers(stream)) {
         elsewhere.push_back(entry);
       }
     }
-  }
-  for (Entry* const entry : written) {
-    acquire_for_writing(*entry, stream);
   }
   for (Entry* const entry : elsewhere) {
     add_stream(*entry, stream);
@@ -685,38 +818,18 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
     std::size_t bytes = 0;
     {
       Guard const guard{mutex_};
-      for (std::size_t i = 0; i < missing.size(); ++i) {
-        bool const is_first =
-            std::none_of(missing.begin(), missing.begin() + i, [&](Missing const& other) {
-              return other.entry == missing[i].entry;
-            });
-        bytes += is_first && !missing[i].entry->leases ? missing[i].entry->bytes : 0;
+      for (Missing const& one : missing) {
+        bytes += one.entry->leases ? 0 : one.entry->bytes;
       }
     }
     throw_out_of_memory(frames, bytes, refusal);
   }
 }
 
-/// Exchanges the lease of a frozen storage, which is for reading, for one for writing. The address
-/// stays, since the first lease ends after the second began.
-template <class Site>
-void StorageLeases<Site>::acquire_for_writing(Entry& entry, stream_type stream) {
-  {
-    Guard const guard{mutex_};
-    entry.is_frozen = false;
-    if (!entry.leases) {
-      return;
-    }
-  }
-  Lease lease = memory_->acquire(entry.block, Access::read_write, stream);
-  Guard const guard{mutex_};
-  lease = entry.leases.exchange_first(std::move(lease));
-}
-
 /// Adds a lease on another stream. The entry is pinned and leased, so its address cannot change.
 template <class Site>
 void StorageLeases<Site>::add_stream(Entry& entry, stream_type stream) {
-  Access const access = entry.is_frozen ? Access::read : Access::read_write;
+  Access const access = entry.is_read_leased ? Access::read : Access::read_write;
   Lease lease = memory_->acquire(entry.block, access, stream);
   Guard const guard{mutex_};
   if (!entry.leases.covers(stream)) {
@@ -793,7 +906,7 @@ void StorageLeases<Site>::exit(Frames& frames,
   if (pins.empty() && results.empty() && !is_last) {
     return;
   }
-  if (this->is_under_pressure_) {
+  if (this->is_under_pressure_ || frames.has_read_leases) {
     exit_under_pressure(frames, pins, results);
     return;
   }
@@ -843,7 +956,8 @@ void StorageLeases<Site>::exit_under_pressure(Frames& frames,
       pins,
       enrol_results,
       [&](Entry& entry) { return unpin(pins, entry); },
-      [&] { end_frame(frames, had_operands); });
+      [&] { end_frame(frames, had_operands); },
+      frames.has_read_leases);
 }
 
 template <class Site>

@@ -4,10 +4,8 @@
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/config.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 namespace spillway::detail {
 

@@ -21,59 +21,59 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-using namespace spillway;
-using spillway::testing::SteppedSimApi;
-
-namespace {
-
-using Bench = PoolBench<SimApi>;
-using SteppedBench = PoolBench<SteppedSimApi>;
-
-struct SlowSim : SimApi {
-  using SimApi::SimApi;
-  static constexpr bool pins_slowly = true;
-};
-using SlowBench = PoolBench<SlowSim>;
-static_assert(SlowPinningApi<SlowSim> && !SlowPinningApi<SimApi>);
-
-struct SharedSim : SimApi {
-  using SimApi::SimApi;
-  [[nodiscard]] bool shares_host_memory() const noexcept { return is_shared; }
-
-  bool is_shared = true;
-};
-static_assert(SharedMemoryApi<SharedSim> && !SharedMemoryApi<SimApi>);
-
-constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
-
-template <class B>
-void round_trip(HostTier tier, HostPoolOptions options, std::vector<std::size_t> const& sizes) {
-  CAPTURE(static_cast<int>(tier));
-  B bench;
-  options.file = bench.folder.path();
-  typename B::pool_type pool{bench.device, bench.order, options, bench.io};
-  std::vector<HostSlotId> ids;
-  for (unsigned i = 0; i < sizes.size(); ++i) {
-    std::byte* const from = bench.reserve(sizes[i]);
-    put_pattern(from, sizes[i], i);
-    ids.push_back(B::take(pool, sizes[i]));
-    CHECK(pool.tier(ids.back()) == tier);
-    CHECK(pool.size_bytes(ids.back()) >= sizes[i]);
-    bench.order.synchronize(pool.write(ids[i], from, sizes[i], bench.stream).device_done);
-    std::memset(from, 0xEE, sizes[i]);  // the device range is free for others now
-  }
-  for (unsigned i = 0; i < sizes.size(); ++i) {
-    std::byte* const to = bench.reserve(sizes[i]);
-    bench.order.synchronize(pool.read(ids[i], to, sizes[i], bench.stream).device_done);
-    CHECK(has_pattern(to, sizes[i], i));
-    pool.check(ids[i]);
-  }
-  pool.check();
-}
-
-}  // namespace
-
 TEST_SUITE("host_swap_pool") {
+  using namespace spillway;
+  using spillway::testing::SteppedSimApi;
+
+  namespace {
+
+  using Bench = PoolBench<SimApi>;
+  using SteppedBench = PoolBench<SteppedSimApi>;
+
+  struct SlowSim : SimApi {
+    using SimApi::SimApi;
+    static constexpr bool pins_slowly = true;
+  };
+  using SlowBench = PoolBench<SlowSim>;
+  static_assert(SlowPinningApi<SlowSim> && !SlowPinningApi<SimApi>);
+
+  struct SharedSim : SimApi {
+    using SimApi::SimApi;
+    [[nodiscard]] bool shares_host_memory() const noexcept { return is_shared; }
+
+    bool is_shared = true;
+  };
+  static_assert(SharedMemoryApi<SharedSim> && !SharedMemoryApi<SimApi>);
+
+  constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
+
+  template <class B>
+  void round_trip(HostTier tier, HostPoolOptions options, std::vector<std::size_t> const& sizes) {
+    CAPTURE(static_cast<int>(tier));
+    B bench;
+    options.file = bench.folder.path();
+    typename B::pool_type pool{bench.device, bench.order, options, bench.io};
+    std::vector<HostSlotId> ids;
+    for (unsigned i = 0; i < sizes.size(); ++i) {
+      std::byte* const from = bench.reserve(sizes[i]);
+      put_pattern(from, sizes[i], i);
+      ids.push_back(B::take(pool, sizes[i]));
+      CHECK(pool.tier(ids.back()) == tier);
+      CHECK(pool.size_bytes(ids.back()) >= sizes[i]);
+      bench.order.synchronize(pool.write(ids[i], from, sizes[i], bench.stream).device_done);
+      std::memset(from, 0xEE, sizes[i]);  // the device range is free for others now
+    }
+    for (unsigned i = 0; i < sizes.size(); ++i) {
+      std::byte* const to = bench.reserve(sizes[i]);
+      bench.order.synchronize(pool.read(ids[i], to, sizes[i], bench.stream).device_done);
+      CHECK(has_pattern(to, sizes[i], i));
+      pool.check(ids[i]);
+    }
+    pool.check();
+  }
+
+  }  // namespace
+
   TEST_CASE_TEMPLATE(
       "HostSwapPool: every tier gives back what was put in", B, Bench, SteppedBench) {
     // Less than a chunk, one exactly, many chunks round the ring several times, odd tails.

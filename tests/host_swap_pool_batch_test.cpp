@@ -18,91 +18,91 @@
 
 #include <support/pool_bench.hpp>
 
-using namespace spillway;
-using spillway::testing::SteppedSimApi;
+TEST_SUITE("host_swap_pool_batch") {
+  using namespace spillway;
+  using spillway::testing::SteppedSimApi;
 
-namespace {
+  namespace {
 
-using Bench = PoolBench<SimApi>;
-using SteppedBench = PoolBench<SteppedSimApi>;
+  using Bench = PoolBench<SimApi>;
+  using SteppedBench = PoolBench<SteppedSimApi>;
 
-constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
+  constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
 
-/// A pool and blocks with contents of their own, each with a slot.
-template <class B>
-struct Blocks {
-  Blocks(HostPoolOptions options, std::vector<std::size_t> const& sizes, std::size_t gap = 0)
-      : pool{bench.device, bench.order, with_folder(options), bench.io} {
-    std::size_t all = 0;
-    for (std::size_t const size : sizes) {
-      all += size + gap;
+  /// A pool and blocks with contents of their own, each with a slot.
+  template <class B>
+  struct Blocks {
+    Blocks(HostPoolOptions options, std::vector<std::size_t> const& sizes, std::size_t gap = 0)
+        : pool{bench.device, bench.order, with_folder(options), bench.io} {
+      std::size_t all = 0;
+      for (std::size_t const size : sizes) {
+        all += size + gap;
+      }
+      std::byte* at = bench.reserve(all);
+      for (unsigned i = 0; i < sizes.size(); ++i) {
+        put_pattern(at, sizes[i], i);
+        requests.push_back({.slot = B::take(pool, sizes[i]), .device = at, .bytes = sizes[i]});
+        requests.back().reservation = 1;
+        at += sizes[i] + gap;
+      }
     }
-    std::byte* at = bench.reserve(all);
-    for (unsigned i = 0; i < sizes.size(); ++i) {
-      put_pattern(at, sizes[i], i);
-      requests.push_back({.slot = B::take(pool, sizes[i]), .device = at, .bytes = sizes[i]});
-      requests.back().reservation = 1;
-      at += sizes[i] + gap;
-    }
-  }
 
-  [[nodiscard]] HostPoolOptions with_folder(HostPoolOptions options) const {
-    options.file = bench.folder.path();
+    [[nodiscard]] HostPoolOptions with_folder(HostPoolOptions options) const {
+      options.file = bench.folder.path();
+      return options;
+    }
+    void write_all() { pool.write_all(requests, bench.stream); }
+    void read_all() { pool.read_all(requests, bench.stream); }
+    void finish() {
+      for (TransferRequest const& request : requests) {
+        bench.order.synchronize(request.done.device_done);
+        bench.order.synchronize(request.done.host_done);
+      }
+    }
+    void wipe() {
+      for (TransferRequest const& request : requests) {
+        std::memset(request.device, 0xEE, request.bytes);
+      }
+    }
+    void go_out_and_come_back() {
+      write_all();
+      finish();
+      wipe();
+      read_all();
+      finish();
+    }
+    [[nodiscard]] bool is_back(std::size_t i) const {
+      return has_pattern(requests[i].device, requests[i].bytes, static_cast<unsigned>(i));
+    }
+    [[nodiscard]] std::size_t wrong() const {
+      std::size_t count = 0;
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        count += is_back(i) ? 0U : 1U;
+      }
+      return count;
+    }
+    [[nodiscard]] std::size_t count(TransferState state) const {
+      std::size_t found = 0;
+      for (TransferRequest const& request : requests) {
+        found += request.state == state ? 1U : 0U;
+      }
+      return found;
+    }
+
+    B bench;
+    typename B::pool_type pool;
+    std::vector<TransferRequest> requests;
+  };
+
+  HostPoolOptions only(HostTier tier, std::size_t bytes) {
+    HostPoolOptions options = Bench{}.options(tier, bytes);
+    options.staging_bytes = 16 << 10;
+    options.slab_bytes = bytes;
     return options;
   }
-  void write_all() { pool.write_all(requests, bench.stream); }
-  void read_all() { pool.read_all(requests, bench.stream); }
-  void finish() {
-    for (TransferRequest const& request : requests) {
-      bench.order.synchronize(request.done.device_done);
-      bench.order.synchronize(request.done.host_done);
-    }
-  }
-  void wipe() {
-    for (TransferRequest const& request : requests) {
-      std::memset(request.device, 0xEE, request.bytes);
-    }
-  }
-  void go_out_and_come_back() {
-    write_all();
-    finish();
-    wipe();
-    read_all();
-    finish();
-  }
-  [[nodiscard]] bool is_back(std::size_t i) const {
-    return has_pattern(requests[i].device, requests[i].bytes, static_cast<unsigned>(i));
-  }
-  [[nodiscard]] std::size_t wrong() const {
-    std::size_t count = 0;
-    for (std::size_t i = 0; i < requests.size(); ++i) {
-      count += is_back(i) ? 0U : 1U;
-    }
-    return count;
-  }
-  [[nodiscard]] std::size_t count(TransferState state) const {
-    std::size_t found = 0;
-    for (TransferRequest const& request : requests) {
-      found += request.state == state ? 1U : 0U;
-    }
-    return found;
-  }
 
-  B bench;
-  typename B::pool_type pool;
-  std::vector<TransferRequest> requests;
-};
+  }  // namespace
 
-HostPoolOptions only(HostTier tier, std::size_t bytes) {
-  HostPoolOptions options = Bench{}.options(tier, bytes);
-  options.staging_bytes = 16 << 10;
-  options.slab_bytes = bytes;
-  return options;
-}
-
-}  // namespace
-
-TEST_SUITE("host_swap_pool_batch") {
   TEST_CASE_TEMPLATE("HostSwapPool: what goes out together comes back together, from every tier",
                      B,
                      Bench,

@@ -11,82 +11,82 @@
 
 #include <support/pool_bench.hpp>
 
-using namespace spillway;
-using spillway::testing::SteppedSimApi;
-
-namespace {
-
-using Bench = PoolBench<SteppedSimApi>;
-using Pool = Bench::pool_type;
-
-constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
-constexpr std::size_t half = 24 << 10;  // more chunks than the staging ring has
-constexpr std::size_t whole = 2 * half;
-
-/// One slab of two halves, and the three streams of the case: A stalls, B merges, C steals.
-struct Case {
-  explicit Case(HostTier tier)
-      : pool{bench.device, bench.order, options(bench, tier), bench.io},
-        a{bench.device.create_stream()},
-        b{bench.device.create_stream()},
-        c{bench.device.create_stream()} {
-    for (std::byte** const block : {&block_a, &block_b, &block_c, &back}) {
-      *block = bench.reserve(whole);
-    }
-    put_pattern(block_a, whole, 1);
-    put_pattern(block_b, whole, 2);
-    put_pattern(block_c, whole, 3);
-    REQUIRE(pool.try_grow(whole));
-    slot_a = pool.try_take(half).value();
-    slot_b = pool.try_take(half).value();
-    REQUIRE_FALSE(pool.try_take(1).has_value());
-  }
-
-  static HostPoolOptions options(Bench const& bench, HostTier tier) {
-    auto options = bench.options(tier, whole);
-    options.slab_bytes = whole;
-    return options;
-  }
-
-  /// C takes all of it and writes; then everything runs, A last. C's bytes have to be there.
-  void steal_and_check(std::uint64_t seed) {
-    auto const stolen = pool.try_take(whole).value();
-    Transfer const written = pool.write(stolen, block_c, whole, c);
-    bench.device.run_random(seed);
-    CHECK_FALSE(bench.order.is_complete(written.host_done));
-
-    bench.device.resume(a);
-    bench.device.run_random(seed);
-    CHECK(bench.order.is_complete(written.host_done));
-    (void)pool.read(stolen, back, whole, c);
-    bench.device.run_all();
-    CHECK(has_pattern(back, whole, 3));
-  }
-
-  Bench bench;
-  Pool pool;
-  Bench::stream_type a, b, c;
-  std::byte* block_a = nullptr;
-  std::byte* block_b = nullptr;
-  std::byte* block_c = nullptr;
-  std::byte* back = nullptr;
-  HostSlotId slot_a{};
-  HostSlotId slot_b{};
-};
-
-void for_each_tier_and_order(auto const& test) {
-  for (HostTier const tier : every_tier) {
-    for (std::uint64_t seed = 1; seed <= 10; ++seed) {
-      CAPTURE(static_cast<int>(tier));
-      CAPTURE(seed);
-      test(tier, seed);
-    }
-  }
-}
-
-}  // namespace
-
 TEST_SUITE("host_swap_pool_three_streams") {
+  using namespace spillway;
+  using spillway::testing::SteppedSimApi;
+
+  namespace {
+
+  using Bench = PoolBench<SteppedSimApi>;
+  using Pool = Bench::pool_type;
+
+  constexpr std::array every_tier{HostTier::pinned, HostTier::pageable, HostTier::file};
+  constexpr std::size_t half = 24 << 10;  // more chunks than the staging ring has
+  constexpr std::size_t whole = 2 * half;
+
+  /// One slab of two halves, and the three streams of the case: A stalls, B merges, C steals.
+  struct Case {
+    explicit Case(HostTier tier)
+        : pool{bench.device, bench.order, options(bench, tier), bench.io},
+          a{bench.device.create_stream()},
+          b{bench.device.create_stream()},
+          c{bench.device.create_stream()} {
+      for (std::byte** const block : {&block_a, &block_b, &block_c, &back}) {
+        *block = bench.reserve(whole);
+      }
+      put_pattern(block_a, whole, 1);
+      put_pattern(block_b, whole, 2);
+      put_pattern(block_c, whole, 3);
+      REQUIRE(pool.try_grow(whole));
+      slot_a = pool.try_take(half).value();
+      slot_b = pool.try_take(half).value();
+      REQUIRE_FALSE(pool.try_take(1).has_value());
+    }
+
+    static HostPoolOptions options(Bench const& bench, HostTier tier) {
+      auto options = bench.options(tier, whole);
+      options.slab_bytes = whole;
+      return options;
+    }
+
+    /// C takes all of it and writes; then everything runs, A last. C's bytes have to be there.
+    void steal_and_check(std::uint64_t seed) {
+      auto const stolen = pool.try_take(whole).value();
+      Transfer const written = pool.write(stolen, block_c, whole, c);
+      bench.device.run_random(seed);
+      CHECK_FALSE(bench.order.is_complete(written.host_done));
+
+      bench.device.resume(a);
+      bench.device.run_random(seed);
+      CHECK(bench.order.is_complete(written.host_done));
+      (void)pool.read(stolen, back, whole, c);
+      bench.device.run_all();
+      CHECK(has_pattern(back, whole, 3));
+    }
+
+    Bench bench;
+    Pool pool;
+    Bench::stream_type a, b, c;
+    std::byte* block_a = nullptr;
+    std::byte* block_b = nullptr;
+    std::byte* block_c = nullptr;
+    std::byte* back = nullptr;
+    HostSlotId slot_a{};
+    HostSlotId slot_b{};
+  };
+
+  void for_each_tier_and_order(auto const& test) {
+    for (HostTier const tier : every_tier) {
+      for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+        CAPTURE(static_cast<int>(tier));
+        CAPTURE(seed);
+        test(tier, seed);
+      }
+    }
+  }
+
+  }  // namespace
+
   TEST_CASE("HostSwapPool: A stalls in a swap-out, B's slot merges with A's, C steals both") {
     for_each_tier_and_order([](HostTier tier, std::uint64_t seed) {
       Case now{tier};

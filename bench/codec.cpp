@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How fast the codecs are beside memcpy, and how much smaller they make the bytes: of numbers with
+// zeros among them, or of files, such as those that dump_tensors.py writes, each repeated until
+// there are enough bytes.
+//
+// usage: bench_codec [--mib N] [--rounds N] [--zeros SHARE] [FILE...]
+
+#include <spillway/concepts/codec.hpp>
+#include <spillway/core/streaming_store.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/byte_planes.hpp>
+#include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <iomanip>
+#include <ios>
+#include <iostream>
+#include <iterator>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr std::size_t stripe_bytes = std::size_t{64} << 10U;  // what the host pool encodes at once
+
+/// The seconds of processor time that `work` takes: other programs make them hardly longer.
+template <class Work>
+[[nodiscard]] double seconds(Work work) {
+  std::clock_t const start = std::clock();
+  work();
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+}
+
+[[nodiscard]] double median(std::vector<double> of) {
+  auto const middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
+  std::nth_element(of.begin(), middle, of.end());
+  return *middle;
+}
+
+/// Activations after ReLU, as far as their bytes are concerned: zeros among positive numbers.
+[[nodiscard]] Bytes activations(std::size_t bytes, double zeros) {
+  Bytes made(bytes / 4 * 4);
+  std::mt19937 random{1};
+  std::normal_distribution<float> value;
+  std::bernoulli_distribution is_zero{zeros};
+  for (std::size_t i = 0; i < made.size(); i += 4) {
+    float const x = is_zero(random) ? 0.0F : std::abs(value(random));
+    std::memcpy(made.data() + i, &x, 4);
+  }
+  return made;
+}
+
+[[nodiscard]] Bytes read_file(std::string const& name) {
+  std::ifstream file{name, std::ios::binary};
+  std::vector<char> const all{std::istreambuf_iterator<char>{file}, {}};
+  Bytes bytes(all.size());
+  std::transform(
+      all.begin(), all.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
+  return bytes;
+}
+
+/// The bytes again and again, as many as are wanted.
+[[nodiscard]] Bytes repeated(Bytes const& bytes, std::size_t wanted) {
+  Bytes made;
+  made.reserve(wanted);
+  while (made.size() < wanted && !bytes.empty()) {
+    std::size_t const part = std::min(bytes.size(), wanted - made.size());
+    made.insert(made.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(part));
+  }
+  return made;
+}
+
+/// Encodes and decodes in turns with memcpy, so that all have the same machine.
+template <spillway::Codec C>
+void measure(Bytes const& from, int rounds) {
+  C codec;
+  Bytes copied(from.size());
+  Bytes decoded(from.size());
+  std::size_t const stripes = (from.size() + stripe_bytes - 1) / stripe_bytes;
+  Bytes encoded(stripes * C::worst_bytes(stripe_bytes));
+  Bytes scratch(C::worst_bytes(stripe_bytes));
+  std::vector<std::size_t> sizes(stripes);
+  std::vector<double> copy;
+  std::vector<double> encode;  // in times that memcpy took in the same round
+  std::vector<double> decode;
+  auto const stripe = [](auto& bytes, std::size_t i) {
+    std::size_t const at = i * stripe_bytes;
+    return std::span{bytes}.subspan(at, std::min(stripe_bytes, bytes.size() - at));
+  };
+  std::size_t stored = 0;
+  for (int round = 0; round < rounds; ++round) {
+    copy.push_back(seconds([&] { std::memcpy(copied.data(), from.data(), from.size()); }));
+    encode.push_back(copy.back() / seconds([&] {
+                       stored = 0;
+                       for (std::size_t i = 0; i < stripes; ++i) {
+                         sizes[i] = codec.encode(stripe(from, i), scratch);
+                         spillway::detail::copy_streaming(
+                             encoded.data() + stored, scratch.data(), sizes[i]);
+                         stored += sizes[i];
+                       }
+                     }));
+    decode.push_back(
+        copy.back() / seconds([&] {
+          std::size_t at = 0;
+          for (std::size_t i = 0; i < stripes; ++i) {
+            if (!codec.decode(std::span{encoded}.subspan(at, sizes[i]), stripe(decoded, i))) {
+              std::cerr << C::name() << " does not decode what it has encoded\n";
+              std::exit(1);  // NOLINT(concurrency-mt-unsafe): there is one thread
+            }
+            at += sizes[i];
+          }
+        }));
+  }
+  if (C::is_lossless && decoded != from) {
+    std::cerr << C::name() << " has lost bits\n";
+    std::exit(1);  // NOLINT(concurrency-mt-unsafe)
+  }
+  std::size_t kept = 0;  // as the host pool does it: a stripe that would grow stays as it is
+  for (std::size_t i = 0; i < stripes; ++i) {
+    kept += C::is_lossless ? std::min(sizes[i], stripe(from, i).size()) : sizes[i];
+  }
+  std::cout << std::left << std::setw(18) << C::name() << std::right << std::setw(10)
+            << static_cast<double>(from.size()) / median(copy) / 1e9 << std::setw(10)
+            << median(encode) << std::setw(10) << median(decode) << std::setw(10)
+            << static_cast<double>(from.size()) / static_cast<double>(kept) << '\n';
+}
+
+void measure_all(Bytes const& from, int rounds) {
+  std::cout << "codec             memcpy GB/s   encode    decode     ratio   (speeds: of memcpy's, "
+               "medians)\n";
+  measure<spillway::Identity>(from, rounds);
+  measure<spillway::ZeroBitmap>(from, rounds);
+  measure<spillway::AsBfloat16>(from, rounds);
+#if defined(SPILLWAY_WITH_ZSTD)
+  measure<spillway::BytePlanes<spillway::Zstd>>(from, rounds);
+#endif
+#if defined(SPILLWAY_WITH_LZ4)
+  measure<spillway::BytePlanes<spillway::Lz4>>(from, rounds);
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  std::size_t mib = 256;
+  int rounds = 9;
+  double zeros = 0.5;
+  std::vector<std::string> files;
+  CLI::App app{"How fast the codecs are beside memcpy, and how much smaller they make bytes."};
+  app.add_option("--mib", mib, "bytes to encode, in MiB")->capture_default_str();
+  app.add_option("--rounds", rounds, "rounds: memcpy, encode and decode in turns")
+      ->capture_default_str();
+  app.add_option("--zeros", zeros, "share of zeros among the elements")->capture_default_str();
+  app.add_option("files", files, "raw tensors to encode instead")->check(CLI::ExistingFile);
+  CLI11_PARSE(app, argc, argv);
+
+  std::cout << std::fixed << std::setprecision(2);
+  if (files.empty()) {
+    measure_all(activations(mib << 20U, zeros), rounds);
+  }
+  for (std::string const& name : files) {
+    Bytes const bytes = read_file(name);
+    std::cout << name << ": " << bytes.size() << " bytes\n";
+    measure_all(repeated(bytes, mib << 20U), rounds);
+  }
+  return 0;
+} catch (std::exception const& error) {
+  std::cerr << "bench_codec: " << error.what() << '\n';
+  return 1;
+}

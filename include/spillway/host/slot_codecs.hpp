@@ -1,0 +1,440 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/codec.hpp>
+#include <spillway/core/config.hpp>
+#include <spillway/core/streaming_store.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/host/host_ledger.hpp>
+#include <spillway/host/host_tier.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// A codec's functions without its type. They are called for 64 KiB at once.
+struct CodecType {
+  bool is_lossless = false;
+  std::size_t (*worst_bytes)(std::size_t) noexcept = nullptr;
+  std::shared_ptr<void> (*make)() = nullptr;
+  std::size_t (*encode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
+  bool (*decode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
+};
+
+template <Codec C>
+inline constexpr CodecType codec_type{
+    C::is_lossless,
+    &C::worst_bytes,
+    []() -> std::shared_ptr<void> { return std::make_shared<C>(); },
+    [](void* c, std::span<std::byte const> from, std::span<std::byte> to) noexcept {
+      return static_cast<C*>(c)->encode(from, to);
+    },
+    [](void* c, std::span<std::byte const> from, std::span<std::byte> to) noexcept {
+      return static_cast<C*>(c)->decode(from, to);
+    }};
+
+/// Goes over the bytes of a slot in memory from its front to its end. `SlotIo::Cursor` does so in
+/// the file.
+class PieceCursor {
+ public:
+  explicit PieceCursor(std::vector<HostPiece> const& pieces) noexcept : pieces_{&pieces} {
+    for (HostPiece const& piece : pieces) {
+      left_ += piece.bytes;
+    }
+  }
+  [[nodiscard]] std::size_t left_bytes() const noexcept { return left_; }
+  /// The next `bytes` bytes where they lie in one piece, else null. The cursor stays.
+  [[nodiscard]] std::byte* in_one_piece(std::size_t bytes) noexcept {
+    skip_finished();
+    return bytes <= left_ && at_ + bytes <= (*pieces_)[piece_].bytes
+               ? (*pieces_)[piece_].memory + at_
+               : nullptr;
+  }
+  void write(std::byte const* from, std::size_t bytes) noexcept {
+    for_each_part(bytes, [&](std::byte* memory, std::size_t part) {
+      copy_streaming(memory, std::exchange(from, from + part), part);
+    });
+  }
+  void read(std::byte* to, std::size_t bytes) noexcept {
+    for_each_part(bytes, [&](std::byte const* memory, std::size_t part) {
+      std::memcpy(std::exchange(to, to + part), memory, part);
+    });
+  }
+  void skip(std::size_t bytes) noexcept {
+    for_each_part(bytes, [](std::byte*, std::size_t) {});
+  }
+  /// Ends the last write. @returns false if a read lost bytes, of which the slot knows then
+  [[nodiscard]] bool finish() noexcept { return true; }
+
+ private:
+  void skip_finished() noexcept {
+    while (left_ > 0 && at_ == (*pieces_)[piece_].bytes) {
+      ++piece_;
+      at_ = 0;
+    }
+  }
+  template <class Use>
+  void for_each_part(std::size_t bytes, Use use) noexcept {
+    SPILLWAY_ASSERT(bytes <= left_);
+    while (bytes > 0) {
+      skip_finished();
+      std::size_t const part = std::min(bytes, (*pieces_)[piece_].bytes - at_);
+      use((*pieces_)[piece_].memory + at_, part);
+      at_ += part;
+      left_ -= part;
+      bytes -= part;
+    }
+  }
+
+  std::vector<HostPiece> const* pieces_;
+  std::size_t left_ = 0;
+  std::size_t piece_ = 0;
+  std::size_t at_ = 0;
+};
+
+/// Encodes blocks into slots of a host pool, and decodes them.
+///
+/// `HostTransfers` enqueues a function that runs on the host, finds the block in device memory and
+/// calls `run` with a cursor: `run_in_memory`, or one of its own for a slot in the file. A block is
+/// encoded in stripes of 64 KiB, so that each goes through the caches once. A stripe that a
+/// lossless codec does not make smaller is kept as it is: a slot taken for the worst case is
+/// hardly larger than the block. Each stripe has a header, by which bytes that no codec wrote are
+/// refused before they are given out.
+///
+/// When a block has been encoded its slot gives back what it does not need (`HostLedger::trim`).
+///
+/// A codec is tried for each tag of blocks. If it makes twice in a row no block smaller by an
+/// eighth, it is given up for that tag, and tried again with each 64th block.
+///
+/// Threads  `run` runs on threads of the device and makes no device call. It locks the pool's mutex
+///          for the ledger only, and a codec while it uses it: there is one of each kind for each
+///          direction, in memory and in the file, so that nobody waits for another one's file
+///          calls. All other functions are called under that mutex.
+template <class = Lazily>
+class BasicSlotCodecs {
+  static constexpr std::size_t stripe_bytes = 64_KiB;
+  static constexpr std::size_t least_bytes = 4_KiB;  // of a block that is worth a host function
+  static constexpr std::uint32_t most_misses = 2;
+  static constexpr std::uint32_t most_skipped = 64;
+  static constexpr std::uint32_t as_it_is = 0x80000000;  // in `Header::stored`
+
+  /// Stands before each stripe, at an address that is aligned as the slot is.
+  struct Header {
+    std::uint32_t raw = 0;     // bytes of the stripe
+    std::uint32_t stored = 0;  // bytes that follow
+    std::uint64_t place = 0;   // of the stripe in the block, so that one from elsewhere is found
+  };
+  static_assert(sizeof(Header) == streaming_unit_bytes);
+
+  struct Instance {
+    std::mutex busy;
+    std::shared_ptr<void> codec;
+    std::vector<std::byte> scratch;  // a stripe that is encoded, and one that is not
+  };
+  struct Kind {
+    CodecType const* type = nullptr;
+    std::array<Instance, 4> instances;  // by `SlotAccess`, in memory and then in the file
+
+    [[nodiscard]] Instance& instance_for(HostSlot const& slot, SlotAccess access) noexcept {
+      return instances[static_cast<std::size_t>(access) + (slot.tier == HostTier::file ? 2 : 0)];
+    }
+  };
+  struct Coding {
+    Kind* kind = nullptr;
+    std::uint64_t tag = 0;
+    std::uint64_t raw_bytes = 0;
+    std::uint64_t stored_bytes = 0;
+    std::uint32_t misses = 0;   // blocks in a row that did not become smaller
+    std::uint32_t skipped = 0;  // since the codec was given up
+  };
+
+ public:
+  /// One transfer.
+  struct Job {
+    BasicSlotCodecs* owner = nullptr;
+    Job* next = nullptr;  // while idle
+    HostSlot* slot = nullptr;
+    Coding* coding = nullptr;
+    SlotAccess access{};
+    std::byte* device = nullptr;
+    std::size_t bytes = 0;
+    std::vector<HostPiece> pieces;
+    // What carries the bytes of a slot in the file, for the function that `HostTransfers` enqueues.
+    void* io = nullptr;
+    std::span<std::byte> chunk;
+  };
+
+  /// `mutex` guards `ledger` and this object.
+  BasicSlotCodecs(std::mutex& mutex, HostLedger& ledger) : mutex_{&mutex}, ledger_{&ledger} {}
+  BasicSlotCodecs(BasicSlotCodecs const&) = delete;
+  BasicSlotCodecs& operator=(BasicSlotCodecs const&) = delete;
+  ~BasicSlotCodecs() = default;
+
+  /// The number of a codec with a tag, a new one if need be. @throws std::bad_alloc
+  [[nodiscard]] CodingId coding_of(CodecType const& type, std::uint64_t tag) {
+    for (std::size_t i = 0; i < codings_.size(); ++i) {
+      if (codings_[i].kind->type == &type && codings_[i].tag == tag) {
+        return id_of(i);
+      }
+    }
+    auto kind = std::find_if(
+        kinds_.begin(), kinds_.end(), [&](Kind const& known) { return known.type == &type; });
+    if (kind == kinds_.end()) {
+      Kind& made = kinds_.emplace_back();
+      try {
+        for (Instance& instance : made.instances) {
+          instance.codec = type.make();
+          instance.scratch.resize(sizeof(Header) + type.worst_bytes(stripe_bytes) + stripe_bytes);
+        }
+      } catch (...) {
+        kinds_.pop_back();
+        throw;
+      }
+      made.type = &type;
+      kind = std::prev(kinds_.end());
+    }
+    codings_.push_back({.kind = &*kind, .tag = tag});
+    return id_of(codings_.size() - 1);
+  }
+
+  /// The most that a block takes with a codec, or 0 where none is to be used.
+  [[nodiscard]] std::size_t slot_bytes(CodingId id, std::size_t bytes) const noexcept {
+    if (id == CodingId{} || bytes < least_bytes || is_given_up(at(id))) {
+      return 0;
+    }
+    CodecType const& type = *at(id).kind->type;
+    return bytes / stripe_bytes * stored_bound(type, stripe_bytes) +
+           (bytes % stripe_bytes == 0 ? 0 : stored_bound(type, bytes % stripe_bytes));
+  }
+  /// As `slot_bytes`, for a block that is about to be written: after a while a codec that was given
+  /// up is tried again.
+  [[nodiscard]] std::size_t try_slot_bytes(CodingId id, std::size_t bytes) noexcept {
+    if (id != CodingId{} && is_given_up(at(id)) && ++at(id).skipped == most_skipped) {
+      at(id).skipped = 0;
+      at(id).misses = most_misses - 1;
+    }
+    return slot_bytes(id, bytes);
+  }
+  /// What is stored of each byte, by what is known so far.
+  [[nodiscard]] double stored_share(CodingId id) const noexcept {
+    if (id == CodingId{} || is_given_up(at(id)) || at(id).raw_bytes == 0) {
+      return 1;
+    }
+    return static_cast<double>(at(id).stored_bytes) / static_cast<double>(at(id).raw_bytes);
+  }
+
+  /// A job that counts as unfinished for the slot until it has run or is given back.
+  ///
+  /// @throws std::bad_alloc, with nothing changed
+  [[nodiscard]] Job& take(HostSlot& slot, TransferRequest const& request, SlotAccess access) {
+    if (idle_ == nullptr) {
+      idle_ = &jobs_.emplace_back();
+    }
+    Job& job = *idle_;
+    job.pieces.clear();
+    ledger_->for_each_piece(
+        slot, slot.bytes, [&](HostPiece const& piece) { job.pieces.push_back(piece); });
+    idle_ = std::exchange(job.next, nullptr);
+    job.owner = this;
+    job.slot = &slot;
+    job.coding = &at(slot.coding);
+    job.access = access;
+    job.device = request.device;
+    job.bytes = request.bytes;
+    ++slot.jobs(access);
+    return job;
+  }
+  /// Ends a job, one that was not enqueued, too.
+  void give_back(Job& job) noexcept {
+    --job.slot->jobs(job.access);
+    ledger_->trim(*job.slot);
+    ledger_->forget_if_unused(*job.slot);
+    job.next = std::exchange(idle_, &job);
+  }
+
+  /// Host function for a slot in memory. `argument` is a job.
+  static void run_in_memory(void* argument) noexcept {
+    auto& job = *static_cast<Job*>(argument);
+    PieceCursor slot{job.pieces};
+    run(job, slot);
+  }
+  /// Encodes or decodes a block, and gives the job back. `slot` is at the slot's front.
+  template <class Cursor>
+  static void run(Job& job, Cursor& slot) noexcept {
+    job.owner->finish(job, slot);
+  }
+
+  void add_stats(HostPoolStats& stats) const noexcept {
+    stats.failed_reads += failed_reads_;
+    for (Coding const& coding : codings_) {
+      stats.encoded_raw_bytes += coding.raw_bytes;
+      stats.encoded_stored_bytes += coding.stored_bytes;
+      stats.codecs_given_up += is_given_up(coding) ? 1U : 0U;
+    }
+  }
+
+ private:
+  [[nodiscard]] static CodingId id_of(std::size_t index) noexcept {
+    return static_cast<CodingId>(index + 1);
+  }
+  [[nodiscard]] Coding& at(CodingId id) noexcept {
+    return codings_[static_cast<std::size_t>(id) - 1];
+  }
+  [[nodiscard]] Coding const& at(CodingId id) const noexcept {
+    return codings_[static_cast<std::size_t>(id) - 1];
+  }
+  [[nodiscard]] static bool is_given_up(Coding const& coding) noexcept {
+    return coding.misses >= most_misses;
+  }
+
+  /// The most that a stripe takes, with its header.
+  [[nodiscard]] static std::size_t stored_bound(CodecType const& type, std::size_t raw) noexcept {
+    std::size_t const worst = type.worst_bytes(raw);
+    return sizeof(Header) + padded(type.is_lossless ? std::min(worst, raw) : worst);
+  }
+  [[nodiscard]] static std::size_t padded(std::size_t bytes) noexcept {
+    return round_up(bytes, sizeof(Header));
+  }
+
+  template <class Cursor>
+  void finish(Job& job, Cursor& slot) noexcept {
+    bool const is_write = job.access == SlotAccess::write;
+    bool is_needed = true;
+    if (is_write) {
+      std::scoped_lock const lock{*mutex_};
+      is_needed = !job.slot->is_given_back || job.slot->read_jobs > 0;
+    }
+    std::size_t const stored = is_write && is_needed ? encode(job, slot) : 0;
+    bool const is_decoded = is_write || decode(job, slot);
+    bool const has_all = slot.finish();
+    std::scoped_lock const lock{*mutex_};
+    if (stored != 0) {
+      note(*job.coding, job.bytes, stored);
+      job.slot->stored_bytes = stored;
+    }
+    if (!is_decoded && has_all) {
+      ++failed_reads_;
+      ledger_->note_failure(*job.slot,
+                            FileFailure{.bytes = job.bytes, .is_read = true, .is_encoding = true});
+    }
+    give_back(job);
+  }
+
+  static void note(Coding& coding, std::size_t raw, std::size_t stored) noexcept {
+    coding.raw_bytes += raw;
+    coding.stored_bytes += stored;
+    bool const is_worth_it = stored <= raw - raw / 8;
+    coding.misses = is_worth_it ? 0 : coding.misses + 1;
+  }
+
+  /// @returns the bytes of the slot that are in use now
+  template <class Cursor>
+  [[nodiscard]] static std::size_t encode(Job& job, Cursor& slot) noexcept {
+    CodecType const& type = *job.coding->kind->type;
+    Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
+    std::scoped_lock const busy{instance.busy};
+    std::span const scratch{instance.scratch};
+    std::size_t const room = slot.left_bytes();
+    for (std::size_t done = 0; done < job.bytes;) {
+      std::span<std::byte const> const raw{job.device + done,
+                                           std::min(stripe_bytes, job.bytes - done)};
+      std::size_t const stored =
+          type.encode(instance.codec.get(), raw, scratch.subspan(sizeof(Header)));
+      bool const is_kept = type.is_lossless && stored >= raw.size();
+      Header header{static_cast<std::uint32_t>(raw.size()),
+                    static_cast<std::uint32_t>(is_kept ? raw.size() | as_it_is : stored),
+                    done};
+      std::memcpy(scratch.data(), &header, sizeof(Header));
+      if (is_kept) {
+        slot.write(scratch.data(), sizeof(Header));
+        slot.write(raw.data(), raw.size());
+        slot.skip(padded(raw.size()) - raw.size());
+      } else {
+        slot.write(scratch.data(), sizeof(Header) + padded(stored));
+      }
+      done += raw.size();
+    }
+    return room - slot.left_bytes();
+  }
+
+  template <class Cursor>
+  [[nodiscard]] static bool decode(Job& job, Cursor& slot) noexcept {
+    Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
+    std::scoped_lock const busy{instance.busy};
+    for (std::size_t done = 0; done < job.bytes;) {
+      std::size_t const stripe = decode_stripe(job, done, slot, instance);
+      if (stripe == 0) {
+        return false;
+      }
+      done += std::min(stripe, job.bytes - done);
+    }
+    return true;
+  }
+
+  /// @returns the bytes of the stripe, or 0 if no codec wrote it
+  template <class Cursor>
+  [[nodiscard]] static std::size_t
+  decode_stripe(Job& job, std::size_t place, Cursor& slot, Instance& instance) noexcept {
+    CodecType const& type = *job.coding->kind->type;
+    if (slot.left_bytes() < sizeof(Header)) {
+      return 0;
+    }
+    Header header;
+    slot.read(reinterpret_cast<std::byte*>(&header), sizeof(Header));
+    bool const is_kept = (header.stored & as_it_is) != 0;
+    std::size_t const stored = header.stored & ~as_it_is;
+    std::size_t const raw = header.raw;
+    bool const is_sound =
+        raw > 0 && raw <= stripe_bytes && header.place == place &&
+        (is_kept ? type.is_lossless && stored == raw : stored <= type.worst_bytes(raw)) &&
+        padded(stored) <= slot.left_bytes();
+    if (!is_sound) {
+      return 0;
+    }
+    std::span const scratch{instance.scratch};
+    std::byte const* from = slot.in_one_piece(stored);
+    if (from != nullptr) {
+      slot.skip(padded(stored));
+    } else {
+      slot.read(scratch.data(), stored);
+      slot.skip(padded(stored) - stored);
+      from = scratch.data();
+    }
+    // A transfer of the front of a block needs only the front of its last stripe.
+    std::size_t const wanted = std::min(raw, job.bytes - place);
+    std::span const to =
+        wanted == raw ? std::span{job.device + place, raw} : scratch.last(stripe_bytes).first(raw);
+    if (is_kept) {
+      copy_streaming(to.data(), from, raw);
+    } else if (!type.decode(instance.codec.get(), {from, stored}, to)) {
+      return 0;
+    }
+    if (wanted != raw) {
+      std::memcpy(job.device + place, to.data(), wanted);
+    }
+    return raw;
+  }
+
+  std::mutex* mutex_;
+  HostLedger* ledger_;
+  std::deque<Kind> kinds_;
+  std::deque<Coding> codings_;
+  std::deque<Job> jobs_;
+  Job* idle_ = nullptr;
+  std::size_t failed_reads_ = 0;
+};
+
+using SlotCodecs = BasicSlotCodecs<>;
+
+}  // namespace spillway::detail

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+
+namespace spillway::torch {
+
+// A *site* says where the objects are that PyTorch's plain functions need, and what its device can
+// do. `StorageLeases` lists what every site has; here is what one may offer beyond that.
+
+/// A site on whose device streams can be captured into graphs.
+///
+/// | expression                          | must                                              |
+/// |-------------------------------------|---------------------------------------------------|
+/// | `Site::is_capturing()`              | tell whether `current_stream()` is being captured |
+/// | `Site::uncaptured_stream()`         | be another stream, waited for when a capture ends |
+/// | `Site::give_back_after_launches(f)` | call `f` when that stream runs after all others   |
+template <class Site>
+concept CapturingSite = requires(std::function<void()> give_back) {
+  { Site::is_capturing() } -> std::same_as<bool>;
+  Site::uncaptured_stream();
+  Site::give_back_after_launches(give_back);
+};
+
+/// A site where communication runs on many streams. `Site::joining_stream()` is one stream that
+/// stands for all of them: it is made to run after each.
+template <class Site>
+concept JoiningSite = requires {
+  Site::joining_stream();
+};
+
+/// A site where results can be given recipes. `Site::allocate_foreign(bytes)` gives a recipe memory
+/// that is not that of the site's `StorageLeases`.
+template <class Site>
+concept RecomputingSite = requires(std::size_t bytes) {
+  Site::allocate_foreign(bytes);
+};
+
+}  // namespace spillway::torch

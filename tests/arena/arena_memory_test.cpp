@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/arena/arena_memory.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/device/host/host_api.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+
+TEST_SUITE("arena_memory") {
+  namespace {
+
+  using namespace spillway;
+  using detail::ArenaMemory;
+
+  constexpr std::size_t piece = 64_KiB;
+
+  }  // namespace
+
+  TEST_CASE("ArenaMemory: without a line each reservation has addresses of its own") {
+    SimApi device{{.capacity_bytes = 1_MiB}};
+    ArenaMemory<SimApi> memory{device, 0, 0};
+    CHECK_FALSE(memory.is_one_line());
+    Segment segment{nullptr, 100'096, {}};
+    REQUIRE(memory.try_reserve(segment));
+    CHECK(segment.address != nullptr);
+    Segment too_much{nullptr, 1_MiB, {}};
+    CHECK_FALSE(memory.try_reserve(too_much));
+    memory.release(segment);
+    CHECK(device.usage().device_bytes == 0);
+  }
+
+  TEST_CASE("ArenaMemory: pieces that lie side by side are mapped and unmapped by one call") {
+    SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
+    ArenaMemory<SimApi> memory{device, 1_MiB, piece};
+    REQUIRE(memory.is_one_line());
+    Segment segment{memory.base(), 4 * piece + 16_KiB, {}};
+    auto const before = device.calls();
+    REQUIRE(memory.try_reserve(segment));
+    CHECK(device.calls().maps - before.maps == 2);  // the whole pieces, and what is left
+    CHECK(device.usage().device_bytes == segment.bytes);
+    memory.release(segment);
+    CHECK(device.calls().unmaps - before.unmaps == 1);
+    CHECK(device.usage().device_bytes == 0);
+  }
+
+  TEST_CASE("ArenaMemory: only whole pieces leave, the highest first") {
+    SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
+    ArenaMemory<SimApi> memory{device, 1_MiB, piece};
+    Segment segment{memory.base(), 4 * piece, {}};
+    REQUIRE(memory.try_reserve(segment));
+    std::byte* const base = memory.base();
+
+    Segment const one = memory.top_pieces(base, base + 4 * piece, 1);
+    CHECK(one.address == base + 3 * piece);
+    CHECK(one.bytes == piece);
+    Segment const inner = memory.top_pieces(base + 256, base + 4 * piece - 256, 1_MiB);
+    CHECK(inner.address == base + piece);
+    CHECK(inner.bytes == 2 * piece);
+    CHECK(memory.top_pieces(base + 256, base + piece, 1_MiB).bytes == 0);
+  }
+
+  TEST_CASE("ArenaMemory: a device that is full, or fails, keeps nothing") {
+    SimApi device{{.capacity_bytes = 4 * piece, .granularity_bytes = 16_KiB}};
+    ArenaMemory<SimApi> memory{device, 1_MiB, piece};
+    Segment too_much{memory.base(), 5 * piece, {}};
+    CHECK_FALSE(memory.try_reserve(too_much));
+    CHECK(device.usage().device_bytes == 0);
+    for (SimCall const call : {SimCall::create_physical, SimCall::map}) {
+      device.fail(call, 1);
+      Segment segment{memory.base(), 2 * piece + 16_KiB, {}};
+      CHECK_THROWS_AS((void)memory.try_reserve(segment), DeviceError);
+      CHECK(device.usage().device_bytes == 0);
+    }
+  }
+
+  TEST_CASE("ArenaMemory: a line takes a device with virtual memory") {
+    HostApi device;
+    CHECK_THROWS_AS((ArenaMemory<HostApi>{device, 1_MiB, piece}), ContractViolation);
+  }
+}

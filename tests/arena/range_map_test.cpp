@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/arena/move_plan.hpp>
+#include <spillway/arena/range_map.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+TEST_SUITE("range_map") {
+  // What `DefragArena` relies on, one rule at a time. `defrag_arena_model_test.cpp` runs random
+  // programs.
+
+  namespace {
+
+  using spillway::BlockId;
+  using spillway::Fence;
+  using spillway::no_node;
+  using spillway::RangeState;
+  using spillway::StreamIndex;
+  using spillway::Ticket;
+  using spillway::detail::MoveClaims;
+  using Map = spillway::detail::RangeMap<spillway::BestFit>;
+
+  std::byte* segment_base(std::uintptr_t segment) {
+    return reinterpret_cast<std::byte*>(segment << 32U);  // NOLINT(performance-no-int-to-ptr)
+  }
+  Fence fence_of(std::uint16_t stream, std::uint64_t sequence) {
+    return Fence{Ticket{StreamIndex{stream}, sequence}};
+  }
+  bool waits_for(Fence const& fence, Ticket ticket) {
+    auto const& tickets = fence.tickets();
+    return std::find(tickets.begin(), tickets.end(), ticket) != tickets.end();
+  }
+
+  /// A map with what a test asks of it.
+  struct MapRig {
+    explicit MapRig(std::uint32_t count) { map.add_segment(segment_base(1), count); }
+
+    std::uint32_t take(std::uint32_t count) {
+      fence = {};
+      return map.take(count, BlockId{++last_owner}, fence);
+    }
+    /// The ranges of the first segment by address: `b3` is a block of 3 granules, `f` a free range,
+    /// `h` a hole.
+    [[nodiscard]] std::string layout() const {
+      std::string text;
+      auto const& list = map.list();
+      for (std::uint32_t node = list.front(0); node != list.span(0).wall; node = map[node].next) {
+        text += map[node].state == RangeState::free   ? 'f'
+                : map[node].state == RangeState::hole ? 'h'
+                                                      : 'b';
+        text += std::to_string(map[node].count) + ' ';
+      }
+      return text;
+    }
+
+    Map map;
+    Fence fence;  // of what was taken last
+    std::uint64_t last_owner = 0;
+  };
+
+  }  // namespace
+
+  TEST_CASE("RangeMap: free neighbours become one range, with the fences of both") {
+    MapRig rig{12};
+    std::uint32_t const a = rig.take(4);
+    std::uint32_t const b = rig.take(4);
+    std::uint32_t const c = rig.take(4);
+    CHECK(rig.take(1) == no_node);
+
+    rig.map.give_back(a, fence_of(1, 5));
+    rig.map.give_back(c, fence_of(2, 6));
+    CHECK(rig.layout() == "f4 b4 f4 ");
+    rig.map.give_back(b, fence_of(1, 7));
+
+    CHECK(rig.layout() == "f12 ");
+    CHECK(rig.map.table().free_ranges == 1);
+    REQUIRE(rig.take(12) != no_node);
+    CHECK(waits_for(rig.fence, {StreamIndex{1}, 7}));
+    CHECK(waits_for(rig.fence, {StreamIndex{2}, 6}));
+  }
+
+  TEST_CASE("RangeMap: a range that was never used has nothing to wait for") {
+    MapRig rig{8};
+    std::uint32_t const a = rig.take(8);
+    CHECK(rig.fence.is_empty());
+    rig.map.give_back(a, fence_of(1, 5));
+    REQUIRE(rig.take(2) != no_node);
+    CHECK(rig.fence == fence_of(1, 5));
+  }
+
+  TEST_CASE("RangeMap: no range reaches from one segment into another") {
+    MapRig rig{4};
+    rig.map.add_segment(segment_base(1) + 4 * spillway::granule_bytes,
+                        4);  // side by side in memory
+    CHECK(rig.map.largest() == 4);
+    CHECK(rig.take(5) == no_node);
+    CHECK(rig.map.table().free_granules() == 8);
+  }
+
+  TEST_CASE("RangeMap: only a segment that is wholly free is detached") {
+    MapRig rig{4};
+    rig.map.add_segment(segment_base(2), 8);
+    std::uint32_t const small = rig.take(4);
+    std::uint32_t const large = rig.take(1);
+    CHECK_FALSE(rig.map.detach_segment());
+
+    rig.map.give_back(large, fence_of(3, 9));
+    auto const segment = rig.map.detach_segment();
+    REQUIRE(segment);
+    CHECK(segment->address == segment_base(2));
+    CHECK(segment->bytes == 8 * spillway::granule_bytes);
+    CHECK(segment->fence == fence_of(3, 9));
+    CHECK(rig.map.table().granules == 4);
+    CHECK_FALSE(rig.map.detach_segment());
+    rig.map.give_back(small, {});
+    CHECK(rig.map.detach_segment());
+  }
+
+  TEST_CASE("RangeMap: neighbouring holes become one, and are filled from below") {
+    MapRig rig{12};
+    std::uint32_t const low = rig.map.list().front(0);
+    rig.map.punch(low, 4, 8);
+    CHECK(rig.layout() == "f4 h4 f4 ");
+    rig.map.punch(rig.map[rig.map[low].next].next, 8, 10);
+    CHECK(rig.layout() == "f4 h6 f2 ");
+    CHECK(rig.map.table().free_granules() == 6);
+    CHECK(rig.take(5) == no_node);
+
+    rig.map.fill(rig.map[low].next, 3);
+    CHECK(rig.layout() == "f7 h3 f2 ");
+    rig.map.fill(rig.map[low].next, 3);
+    CHECK(rig.layout() == "f12 ");
+    CHECK(rig.map.table().free_granules() == 12);
+  }
+
+  TEST_CASE("RangeMap: a plan is refused once anything has changed") {
+    MapRig rig{12};
+    std::uint32_t const a = rig.take(4);
+    MoveClaims claims;
+    claims.version = rig.map.version();
+    rig.map.give_back(a, {});
+    CHECK_THROWS_AS(rig.map.begin_moves(claims), spillway::ContractViolation);
+    CHECK(rig.layout() == "f12 ");
+  }
+
+  TEST_CASE("RangeMap: a plan puts blocks where it says, and undoes what was not done") {
+    for (std::size_t const done : {0U, 1U}) {
+      CAPTURE(done);
+      MapRig rig{12};
+      std::uint32_t const a = rig.take(3);
+      std::uint32_t const b = rig.take(4);
+      std::uint32_t const first = rig.map[a].first < rig.map[b].first ? a : b;
+      std::uint32_t const second = first == a ? b : a;
+      REQUIRE(rig.map[first].end() == rig.map[second].first);
+      rig.map.give_back(first, fence_of(1, 2));
+      std::uint32_t const gap = rig.map[second].prev;
+      MoveClaims claims;
+      claims.version = rig.map.version();
+      claims.pieces.push_back({gap, rig.map[gap].first, rig.map[gap].count});
+      claims.steps.push_back({second, rig.map[gap].first});
+      std::uint32_t const from = rig.map[second].first;
+      std::uint32_t const to = rig.map[gap].first;
+
+      rig.map.begin_moves(claims);
+      CHECK(rig.map[second].state == RangeState::moving);
+      CHECK(rig.map[second].first == from);  // until the commit
+      CHECK(rig.map.table().free_granules() == 12 - rig.map[second].count - (from - to));
+      rig.map.commit_moves(claims, done, fence_of(4, 8));
+
+      CHECK(rig.map[second].state == RangeState::taken);
+      CHECK(rig.map[second].first == (done == 1 ? to : from));
+      CHECK(rig.map.table().free_granules() == 12 - rig.map[second].count);
+      CHECK(rig.map.table().free_ranges == (done == 1 ? 1 : 2));
+    }
+  }
+
+  TEST_CASE("RangeMap: a block that is freed while it moves is free after the commit") {
+    MapRig rig{8};
+    std::uint32_t const block = rig.take(4);
+    std::uint32_t const free =
+        rig.map.list().front(0) == block ? rig.map[block].next : rig.map[block].prev;
+    MoveClaims claims;
+    claims.version = rig.map.version();
+    claims.pieces.push_back({free, rig.map[free].first, 4});
+    claims.steps.push_back({block, rig.map[free].first});
+    rig.map.begin_moves(claims);
+    rig.map.give_back(block, fence_of(2, 3));
+    CHECK(rig.map.table().free_granules() == 0);
+    rig.map.commit_moves(claims, 1, fence_of(4, 8));
+
+    CHECK(rig.layout() == "f8 ");
+    CHECK(rig.map.table().taken_ranges == 0);
+    REQUIRE(rig.take(8) != no_node);
+    CHECK(waits_for(rig.fence, {StreamIndex{2}, 3}));
+    CHECK(waits_for(rig.fence, {StreamIndex{4}, 8}));
+  }
+}

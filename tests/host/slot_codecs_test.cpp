@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/host/slot_codecs.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/identity.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
+#include <spillway/testing/faulty_file_io.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <ios>
+#include <string>
+#include <vector>
+
+#include <support/pool_bench.hpp>
+
+TEST_SUITE("slot_codecs") {
+  namespace {
+
+  using namespace spillway;
+  using namespace spillway::literals;
+
+  using Bench = PoolBench<testing::SteppedSimApi>;
+  using Pool = Bench::pool_type;
+  using Faults = testing::FaultyFileIo::Faults;
+
+  /// Floating-point numbers, of which every `period`-th is not 0.
+  void put_sparse(std::byte* at, std::size_t bytes, std::size_t period) {
+    for (std::size_t i = 0; i < bytes / 4; ++i) {
+      float const x = i % period == 0 ? 1.0F + static_cast<float>(i) : 0.0F;
+      std::memcpy(at + 4 * i, &x, 4);
+    }
+  }
+
+  [[nodiscard]] HostSlotId take(Pool& pool, std::size_t bytes, CodingId coding) {
+    auto id = pool.try_take(bytes, coding);
+    if (!id && pool.try_grow(bytes, coding)) {
+      id = pool.try_take(bytes, coding);
+    }
+    REQUIRE(id.has_value());
+    return *id;
+  }
+
+  [[nodiscard]] std::vector<std::byte> copy_of(std::byte const* data, std::size_t bytes) {
+    return {data, data + bytes};
+  }
+
+  }  // namespace
+
+  TEST_CASE("HostSwapPool: a slot with a codec becomes as long as what it holds") {
+    for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
+      CAPTURE(static_cast<int>(tier));
+      Bench bench;
+      Pool pool{bench.device, bench.order, bench.options(tier, 1_MiB), bench.io};
+      std::size_t const bytes = 200'000;
+      auto* const block = bench.reserve(bytes);
+      put_sparse(block, bytes, 4);
+      auto const expected = copy_of(block, bytes);
+
+      HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmap>());
+      CHECK(pool.size_bytes(slot) >= bytes);  // the worst case
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      CHECK(pool.size_bytes(slot) >= bytes);  // nothing has run
+      bench.device.run_all();
+      CHECK(pool.size_bytes(slot) < bytes / 4 + bytes / 16);
+      CHECK(pool.stats().tier(tier).used_bytes == pool.size_bytes(slot));
+      CHECK(pool.stats().encoded_raw_bytes == bytes);
+      CHECK(pool.stats().encoded_stored_bytes <= pool.size_bytes(slot));
+      CHECK(pool.stats().encoded_stored_bytes + granule_bytes > pool.size_bytes(slot));
+
+      // What it does not need, others get at once.
+      auto* const other = bench.reserve(bytes);
+      put_pattern(other, bytes, 5);
+      HostSlotId const second = take(pool, bytes, {});
+      static_cast<void>(pool.write(second, other, bytes, bench.stream));
+      std::memset(block, 1, bytes);
+      static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+      static_cast<void>(pool.read(second, other, bytes, bench.stream));
+      bench.device.run_all();
+      pool.check(slot);
+      CHECK(copy_of(block, bytes) == expected);
+      CHECK(has_pattern(other, bytes, 5));
+      pool.give_back(slot);
+      pool.give_back(second);
+      CHECK(pool.stats().tier(tier).used_bytes == 0);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: bfloat16 needs half the room from the start") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 36_KiB), bench.io};
+    std::size_t const bytes = 64_KiB;
+    auto* const block = bench.reserve(bytes);
+    put_sparse(block, bytes, 1);
+    CHECK_FALSE(pool.try_grow(bytes));
+    HostSlotId const slot = take(pool, bytes, pool.coding<AsBfloat16>());
+    static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+    bench.device.run_all();
+    std::memset(block, 1, bytes);
+    // The front alone: the last stripe of it is decoded in between.
+    static_cast<void>(pool.read(slot, block, 1000, bench.stream));
+    bench.device.run_all();
+    float x = 0;
+    std::memcpy(&x, block + 996, 4);
+    CHECK(x == 250.0F);
+    CHECK(block[1000] == std::byte{1});
+    pool.give_back(slot);
+  }
+
+  TEST_CASE("HostSwapPool: bytes that a codec does not make fewer are kept as they are") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 4_MiB), bench.io};
+    std::size_t const bytes = 100'000;
+    auto* const block = bench.reserve(bytes);
+    put_pattern(block, bytes, 1);
+    CodingId const coding = pool.coding<ZeroBitmap>(7);
+    auto const encodes = [&] {
+      std::uint64_t const before = pool.stats().encoded_raw_bytes;
+      HostSlotId const slot = take(pool, bytes, coding);
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      CHECK(pool.size_bytes(slot) <= bytes + 2 * 16 + granule_bytes);
+      static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      pool.give_back(slot);
+      return pool.stats().encoded_raw_bytes != before;
+    };
+    CHECK(encodes());
+    CHECK(pool.stats().codecs_given_up == 0);
+    CHECK(encodes());
+    CHECK(pool.stats().codecs_given_up == 1);
+    CHECK(pool.stored_share(coding) == 1);
+    for (int i = 0; i < 63; ++i) {
+      CHECK_FALSE(encodes());  // given up for this tag
+    }
+    CHECK(pool.coding<ZeroBitmap>(7) == coding);
+    CHECK(pool.coding<ZeroBitmap>(8) != coding);
+    CHECK(encodes());  // tried again
+    CHECK_FALSE(encodes());
+    CHECK(has_pattern(block, bytes, 1));
+
+    put_sparse(block, bytes, 4);
+    for (int i = 0; i < 62; ++i) {
+      CHECK_FALSE(encodes());
+    }
+    CHECK(encodes());  // and now it pays
+    CHECK(encodes());
+    CHECK(pool.stats().codecs_given_up == 0);
+    CHECK(pool.stored_share(coding) < 1);
+  }
+
+  TEST_CASE("HostSwapPool: small blocks and Identity have no codec") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    auto* const block = bench.reserve(4_KiB);
+    std::size_t const bytes = 4_KiB - 4;
+    put_sparse(block, bytes, 4);
+    CHECK(pool.coding<Identity>() == CodingId{});
+    HostSlotId const slot = take(pool, bytes, pool.coding<AsBfloat16>());
+    auto const expected = copy_of(block, bytes);
+    static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+    static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+    bench.device.run_all();
+    CHECK(copy_of(block, bytes) == expected);
+    CHECK(pool.stats().encoded_raw_bytes == 0);
+    CHECK(pool.takes_bytes(slot, pool.coding<AsBfloat16>()));
+    CHECK_FALSE(pool.takes_bytes(slot));  // its owner has another codec now
+    pool.give_back(slot);
+  }
+
+  TEST_CASE("HostSwapPool: a slot with a codec takes one write") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    auto* const block = bench.reserve(64_KiB);
+    put_sparse(block, 64_KiB, 4);
+    CodingId const coding = pool.coding<ZeroBitmap>();
+    HostSlotId const slot = take(pool, 64_KiB, coding);
+    CHECK(pool.takes_bytes(slot, coding));
+    bench.device.fail(SimCall::launch_host, 1);
+    CHECK_THROWS_AS(static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream)), DeviceError);
+    CHECK(pool.takes_bytes(slot, coding));  // nothing was enqueued
+    static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream));
+    CHECK_FALSE(pool.takes_bytes(slot, coding));
+    CHECK_THROWS_AS(static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream)),
+                    ContractViolation);
+    bench.device.run_all();
+    CHECK_THROWS_AS(static_cast<void>(pool.write(slot, block, 1000, bench.stream)),
+                    ContractViolation);
+    bench.device.fail(SimCall::launch_host, 1);
+    CHECK_THROWS_AS(static_cast<void>(pool.read(slot, block, 64_KiB, bench.stream)), DeviceError);
+    static_cast<void>(pool.read(slot, block, 64_KiB, bench.stream));
+    pool.give_back(slot);  // its bytes are still to be read
+    bench.device.run_all();
+    CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 0);
+    float x = 0;
+    std::memcpy(&x, block + 16, 4);
+    CHECK(x == 5.0F);
+  }
+
+  TEST_CASE("HostSwapPool: a slot that is given back before it was written gives all of it back") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    auto* const block = bench.reserve(64_KiB);
+    put_sparse(block, 64_KiB, 4);
+    HostSlotId const slot = take(pool, 64_KiB, pool.coding<ZeroBitmap>());
+    static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream));
+    pool.give_back(slot);
+    HostSlotId const next = take(pool, 64_KiB, {});
+    static_cast<void>(pool.write(next, block, 64_KiB, bench.stream));
+    bench.device.run_all();
+    CHECK(pool.size_bytes(next) == 64_KiB);
+    CHECK(pool.stats().encoded_raw_bytes == 0);  // nobody could read it
+    pool.give_back(next);
+  }
+
+  TEST_CASE("HostSwapPool: encoded bytes that are damaged are found before they are given out") {
+    std::size_t const bytes = 150'000;
+    struct Damage {
+      std::size_t at;
+      std::uint32_t bits;
+    };
+    // In the headers of the first two stripes: their bytes, what is stored of them and their place.
+    // Then a bit in the bitmap.
+    std::size_t const second = 16 + 2048 + 65536 / 4;
+    std::vector<Damage> const all{{0, 1},
+                                  {0, 0x10000},
+                                  {4, 1},
+                                  {4, 0x00FF0000},
+                                  {4, 0x80000000},
+                                  {8, 1},
+                                  {second, 4},
+                                  {second + 4, 8},
+                                  {second + 12, 1},
+                                  {16, 2}};
+    auto const check = [&](HostTier tier, Damage const& damage) {
+      CAPTURE(static_cast<int>(tier));
+      CAPTURE(damage.at);
+      CAPTURE(damage.bits);
+      Bench bench;
+      HostPoolOptions options = bench.options(tier, 1_MiB);
+      options.file = (bench.folder.path() / "swap").string();
+      Pool pool{bench.device, bench.order, options, bench.io};
+      auto* const block = bench.reserve(bytes);
+      put_sparse(block, bytes, 4);
+      CodingId const coding = pool.coding<ZeroBitmap>();
+      HostSlotId const slot = take(pool, bytes, coding);
+      HostSlotId const healthy = take(pool, bytes, coding);
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      static_cast<void>(pool.write(healthy, block, bytes, bench.stream));
+      bench.device.run_all();
+      std::uint32_t bits = 0;
+      if (tier == HostTier::file) {
+        std::fstream file{options.file, std::ios::binary | std::ios::in | std::ios::out};
+        file.seekg(static_cast<std::streamoff>(damage.at));
+        file.read(reinterpret_cast<char*>(&bits), 4);
+        bits ^= damage.bits;
+        file.seekp(static_cast<std::streamoff>(damage.at));
+        file.write(reinterpret_cast<char const*>(&bits), 4);
+        REQUIRE(file.good());
+      } else {
+        std::byte* const place = bench.device.pinned.front() + damage.at;
+        std::memcpy(&bits, place, 4);
+        bits ^= damage.bits;
+        std::memcpy(place, &bits, 4);
+      }
+
+      static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      CHECK_THROWS_WITH_AS(pool.check(slot), doctest::Contains("cannot be decoded"), FileTierError);
+      CHECK_THROWS_AS(static_cast<void>(pool.read(slot, block, bytes, bench.stream)),
+                      FileTierError);
+      CHECK(pool.stats().failed_reads == 1);
+      static_cast<void>(pool.read(healthy, block, bytes, bench.stream));
+      bench.device.run_all();
+      pool.check(healthy);
+      pool.give_back(slot);
+      pool.give_back(healthy);
+    };
+    for (Damage const& damage : all) {
+      check(HostTier::pinned, damage);
+      check(HostTier::file, damage);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: encoded bytes are read from the file, or from where they were rescued") {
+    struct Case {
+      std::string what;
+      Faults when_writing;
+      Faults when_reading;
+      std::size_t failed_writes;
+    };
+    // The encoded block fills parts of 4 KiB, 7 and a shorter one.
+    std::vector<Case> const all{
+        {"nothing fails", {}, {}, 0},
+        {"short counts, interrupted",
+         {.most_bytes = 1000, .interrupt_every = 3},
+         {.most_bytes = 999, .interrupt_every = 2},
+         0},
+        {"a part is refused",
+         {.write_error = EIO, .failing_from = 4_KiB, .failing_to = 8_KiB},
+         {.read_error = EIO, .failing_from = 4_KiB, .failing_to = 8_KiB},
+         1},
+        {"the disk is full after 12 KiB",
+         {.write_error = ENOSPC, .failing_from = 12_KiB},
+         {.read_error = EIO, .failing_from = 12_KiB},
+         5},
+        {"the disk is full", {.write_error = ENOSPC}, {.is_truncated = true}, 8}};
+    std::size_t const bytes = 110'000;
+    for (Case const& each : all) {
+      for (std::size_t const chunk_bytes : {4_KiB, 16_KiB}) {  // one part, and four
+        for (bool const can_begin : {false, true}) {
+          for (bool const is_direct : {false, true}) {  // where the file system can do that
+            CAPTURE(each.what);
+            CAPTURE(chunk_bytes);
+            CAPTURE(can_begin);
+            CAPTURE(is_direct);
+            Bench bench{{}, testing::FaultyFileIo{can_begin}};
+            HostPoolOptions options = bench.options(HostTier::file, 1_MiB);
+            options.staging_bytes = chunk_bytes;
+            options.file_direct_io = is_direct && each.when_writing.most_bytes >= 4_KiB;
+            Pool pool{bench.device, bench.order, options, bench.io};
+            auto* const block = bench.reserve(bytes);
+            put_sparse(block, bytes, 4);
+            auto const expected = copy_of(block, bytes);
+            HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmap>());
+
+            bench.io.plant(each.when_writing);
+            static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+            bench.device.run_all();
+            CHECK(pool.stats().failed_writes == each.failed_writes);
+            CHECK(pool.stats().tier(HostTier::file).is_failed == (each.failed_writes > 0));
+            CHECK(pool.stats().encoded_stored_bytes < bytes / 3);
+            CHECK(pool.stats().tier(HostTier::file).used_bytes < bytes / 3 + 4_KiB);
+
+            bench.io.plant(each.when_reading);
+            for (std::size_t const wanted : {bytes, std::size_t{70'000}}) {
+              std::memset(block, 1, bytes);
+              static_cast<void>(pool.read(slot, block, wanted, bench.stream));
+              bench.device.run_all();
+              pool.check(slot);
+              CHECK(copy_of(block, wanted) == copy_of(expected.data(), wanted));
+            }
+            CHECK(pool.stats().failed_reads == 0);
+            pool.give_back(slot);
+            CHECK(pool.stats().rescued_bytes == 0);
+          }
+        }
+      }
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: encoded bytes that the file does not give back are lost, and no others") {
+    std::size_t const bytes = 110'000;
+    for (bool const can_begin : {false, true}) {
+      for (bool const is_truncated : {false, true}) {
+        CAPTURE(can_begin);
+        CAPTURE(is_truncated);
+        Bench bench{{}, testing::FaultyFileIo{can_begin}};
+        Pool pool{bench.device, bench.order, bench.options(HostTier::file, 1_MiB), bench.io};
+        auto* const block = bench.reserve(bytes);
+        put_sparse(block, bytes, 4);
+        CodingId const coding = pool.coding<ZeroBitmap>();
+        HostSlotId const slot = take(pool, bytes, coding);
+        HostSlotId const healthy = take(pool, bytes, coding);
+        static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+        static_cast<void>(pool.write(healthy, block, bytes, bench.stream));
+        bench.device.run_all();
+
+        is_truncated
+            ? bench.io.plant({.is_truncated = true})
+            : bench.io.plant({.read_error = EIO, .failing_from = 8_KiB, .failing_to = 12_KiB});
+        static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+        bench.device.run_all();
+        CHECK_THROWS_WITH_AS(pool.check(slot), doctest::Contains("reading 4096"), FileTierError);
+        CHECK(pool.stats().failed_reads == 1);
+
+        bench.io.plant({});
+        static_cast<void>(pool.read(healthy, block, bytes, bench.stream));
+        bench.device.run_all();
+        pool.check(healthy);
+        pool.give_back(slot);
+        pool.give_back(healthy);
+      }
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a full disk has no room for a slot with a codec either") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::file, 1_MiB), bench.io};
+    bench.io.plant({.allocate_error = ENOSPC});
+    CHECK_FALSE(pool.try_grow(64_KiB, pool.coding<ZeroBitmap>()));
+    bench.io.plant({});
+    CHECK(pool.try_grow(64_KiB, pool.coding<ZeroBitmap>()));
+  }
+}

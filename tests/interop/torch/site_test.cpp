@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/interop/torch/site.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <functional>
+
+#include <support/concept_checks.hpp>
+
+namespace {
+
+using namespace spillway::torch;
+
+struct PlainSite {};
+
+struct FullSite {
+  static bool is_capturing() { return false; }
+  static int uncaptured_stream() { return 1; }
+  static int joining_stream() { return 2; }
+  static void give_back_after_launches(std::function<void()> const& give_back) { give_back(); }
+  static void* allocate_foreign(std::size_t) { return nullptr; }
+};
+
+static_assert(CapturingSite<FullSite> && JoiningSite<FullSite> && RecomputingSite<FullSite>);
+static_assert(!CapturingSite<PlainSite> && !JoiningSite<PlainSite>);
+static_assert(!RecomputingSite<PlainSite>);
+
+}  // namespace
+
+TEST_SUITE("site") {
+  TEST_CASE("CapturingSite: a capture needs all three") {
+    CHECK_NEEDS(CapturingSite, FullSite, is_capturing);
+    CHECK_NEEDS(CapturingSite, FullSite, uncaptured_stream);
+    CHECK_NEEDS(CapturingSite, FullSite, give_back_after_launches);
+    CHECK_REFUSES(CapturingSite, FullSite, static void is_capturing());
+    CHECK_REFUSES(CapturingSite, FullSite, static void give_back_after_launches());
+    CHECK_NEEDS(JoiningSite, FullSite, joining_stream);
+    CHECK_NEEDS(RecomputingSite, FullSite, allocate_foreign);
+  }
+}

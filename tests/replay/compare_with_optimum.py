@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the step time of spillway-replay with the optimum of a mixed-integer program.
+
+usage: compare_with_optimum.py PROGRAM [--graphs N] [--most-operations N] [--seed N] [--seconds S]
+                               [--traces FOLDER] [--cuts N] [--recompute | --no-recompute]
+
+PROGRAM is spillway-replay. Each graph is a random training step, and with --traces a cut-out of a recorded one, at a random
+capacity over a random link. For each block that is not in use the program decides whether and when it stays, is copied to the host and
+back, or is dropped and made again by the operation that made it, for a use of its own or for others to be made of it. HiGHS solves it (`highspy` from PyPI;
+exit status 77 where it is missing), or proves a lower bound within the time limit. --seconds bounds the time for one graph.
+
+The program is a relaxation: no plan can take less time than its optimum, but the optimum need not be a plan. It leaves out
+- what happens between two moments: the capacity holds when an operation begins and when it ends, and copies and recomputations
+  in between may come in any order, several parts of a copy at different times;
+- the boundary of the step: the weights are wherever it is best when the step begins, and end wherever it is best, and have
+  their copies on the host;
+- addresses: free bytes are one range, and nothing is ever moved;
+- the room for operands while a block is made again, as long as they are there at some time between the two moments.
+It shares with the library that a block is made again alone, by the operation that made it, if no operand ended there.
+
+Fails if a step takes less than the bound, which would mean that the bound is wrong, or if a replay fails.
+"""
+import argparse
+import collections
+import csv
+import dataclasses
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+GRANULE = 512
+
+
+@dataclasses.dataclass
+class Graph:
+    sizes: dict  # by block
+    weights: set
+    operations: list  # of (kernel_ns, [blocks])
+
+    def kernels_ns(self):
+        return sum(kernel_ns for kernel_ns, _ in self.operations)
+
+    def working_set(self):
+        return max(sum(self.sizes[block] for block in blocks) for _, blocks in self.operations)
+
+    def peak(self):
+        """Bytes that are alive at once at most; weights always are."""
+        first, last = {}, {}
+        for i, (_, blocks) in enumerate(self.operations):
+            for block in blocks:
+                first.setdefault(block, i)
+                last[block] = i
+        weights = sum(self.sizes[block] for block in self.weights)
+        return weights + max(
+            sum(self.sizes[block] for block in first if block not in self.weights and first[block] <= i <= last[block])
+            for i in range(len(self.operations)))
+
+    def write(self, path):
+        lines = ["step,id,size,weight,kernel_ns"]
+        for i, (kernel_ns, blocks) in enumerate(self.operations):
+            lines += [f"{i},{block},{self.sizes[block]},{int(block in self.weights)},{kernel_ns}" for block in blocks]
+        path.write_text("\n".join(lines) + "\n")
+
+
+def random_graph(draw, operations):
+    """A step of training: a way forward, and a way back that reads what the way forward left."""
+    forward = max(2, operations // 2)
+    unit = 1 << 20
+    graph = Graph({}, set(), [])
+
+    def block(size, is_weight=False):
+        graph.sizes[len(graph.sizes)] = size * unit
+        if is_weight:
+            graph.weights.add(len(graph.sizes) - 1)
+        return len(graph.sizes) - 1
+
+    def kernel_ns(blocks, is_cheap):
+        moved = sum(graph.sizes[block] for block in blocks)
+        return int(moved / 1.5 * (draw.uniform(0.8, 1.5) if is_cheap else draw.uniform(2, 40)) / 1000)  # 1.5 TB/s
+
+    made = [block(draw.randint(16, 256))]
+    graph.operations.append((kernel_ns(made, True), list(made)))
+    layers = []
+    for _ in range(forward - 1):
+        is_cheap = draw.random() < 0.6
+        inputs = [made[-1]]
+        if len(made) > 3 and draw.random() < 0.25:
+            inputs.append(draw.choice(made[-8:-1]))
+        inputs = list(dict.fromkeys(inputs))
+        if not is_cheap:
+            inputs.append(block(draw.randint(1, 32), True))
+        result = block(draw.randint(16, 256))
+        graph.operations.append((kernel_ns([*inputs, result], is_cheap), [*inputs, result]))
+        made.append(result)
+        layers.append((inputs, result, is_cheap))
+    gradient = None
+    for inputs, result, is_cheap in reversed(layers[-(operations - forward):]):
+        read = [block for block in inputs if draw.random() < 0.7] or [result]
+        if gradient is not None:
+            read.append(gradient)
+        gradient = block(draw.randint(16, 256))
+        graph.operations.append((2 * kernel_ns([*read, gradient], is_cheap), [*read, gradient]))
+    return graph
+
+
+def cut_of_trace(draw, path, operations):
+    """Operations of a recorded step in the order of time: as many from the way forward as from the way back, around the
+    middle or, so that absences are long, some way from it."""
+    recorded = collections.defaultdict(list)
+    kernels, sizes, weights = {}, {}, set()
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            step, block = int(row["step"]), int(row["id"])
+            recorded[step].append(block)
+            kernels[step] = int(row["kernel_ns"])
+            sizes[block] = -(-int(row["size"]) // GRANULE) * GRANULE
+            if row["weight"] == "1":
+                weights.add(block)
+    steps = sorted(recorded)
+    half = operations // 2
+    at = draw.randrange(0, max(1, len(steps) // 3 - half))
+    first = steps[at:at + half]
+    seen = {block for step in first for block in recorded[step]}
+    back = [step for step in steps[at + half:] if sum(block in seen for block in recorded[step]) > 1][-(operations - half):]
+    chosen = first + back
+    used = {block for step in chosen for block in recorded[step]}
+    return Graph({block: sizes[block] for block in used}, weights & used,
+                 [(kernels[step], list(dict.fromkeys(recorded[step]))) for step in chosen])
+
+
+class Program:
+    """Collects columns and rows for HiGHS."""
+
+    def __init__(self, highspy):
+        self.highspy = highspy
+        self.cost, self.lower, self.upper, self.integral = [], [], [], []
+        self.row_lower, self.row_upper, self.start, self.index, self.value = [], [], [0], [], []
+
+    def column(self, upper=1.0, integral=False, cost=0.0, lower=0.0):
+        self.cost.append(cost)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.integral.append(integral)
+        return len(self.cost) - 1
+
+    def row(self, terms, at_most, at_least=float("-inf")):
+        """`terms`: (column, factor), where a column may come twice."""
+        factors = collections.defaultdict(float)
+        for column, factor in terms:
+            factors[column] += factor
+        self.index += factors.keys()
+        self.value += factors.values()
+        self.start.append(len(self.index))
+        self.row_upper.append(at_most)
+        self.row_lower.append(at_least)
+
+    def solve(self, seconds):
+        """Returns (the proven lower bound, whether it is the optimum)."""
+        highspy = self.highspy
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = len(self.cost), len(self.row_upper)
+        lp.col_cost_, lp.col_lower_, lp.col_upper_ = self.cost, self.lower, self.upper
+        lp.row_lower_, lp.row_upper_ = self.row_lower, self.row_upper
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = self.start, self.index, self.value
+        kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
+        lp.integrality_ = [kinds[is_integral] for is_integral in self.integral]
+        solver = highspy.Highs()
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("time_limit", float(seconds))
+        solver.setOptionValue("threads", 1)
+        solver.setOptionValue("mip_rel_gap", 1e-3)
+        solver.passModel(lp)
+        solver.run()
+        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+            sys.exit("the program has no solution")
+        return solver.getInfo().mip_dual_bound, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+
+
+@dataclasses.dataclass
+class Gap:
+    """A time in which a block is not in use: the moments `first` to `last`, with columns for each of them."""
+    first: int
+    last: int  # included
+    room: list  # whether the block takes room
+    there: list  # the part of its bytes that is there
+    copied_in: list  # the part that is copied in in the stretch after the moment
+    made: list  # whether it is made again in that stretch; empty if it cannot be
+
+    def there_after(self, moment):
+        """Terms whose sum limits the part that is there at the end of the stretch after a moment."""
+        columns = [self.there, self.copied_in] + ([self.made] if self.made else [])
+        return [(column[moment - self.first], 1.0) for column in columns]
+
+
+def negative(terms):
+    return [(column, -factor) for column, factor in terms]
+
+
+def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
+    """The least time of a step, or a lower bound of it. @returns (nanoseconds, whether it is the optimum of the program)
+
+    Operation i begins at moment 2 i and ends at moment 2 i + 1. Stretch m is the time from moment m to the next one.
+    """
+    program = Program(highspy)
+    count = 2 * len(graph.operations)
+    scale = 1.0 / graph.kernels_ns()
+    uses = collections.defaultdict(list)
+    for i, (_, blocks) in enumerate(graph.operations):
+        for block in blocks:
+            uses[block].append(i)
+    born = {block: operations[0] for block, operations in uses.items() if block not in graph.weights}
+    # By block: what it is made of, as far as it can be made again.
+    recipes = {}
+    if recompute:
+        for block, birth in born.items():
+            operands = [other for other in graph.operations[birth][1] if other in graph.weights or born[other] < birth]
+            if len(uses[block]) > 1 and all(other in graph.weights or uses[other][-1] > birth for other in operands):
+                recipes[block] = operands
+    needed_until = collections.defaultdict(int)  # by block, for others to be made of it
+    for block in sorted(recipes, key=lambda block: -born[block]):
+        for other in recipes[block]:
+            needed_until[other] = max(needed_until[other], uses[block][-1], needed_until[block])
+
+    # In units of all kernels. Between two operations passes as long as is needed.
+    kernel = [kernel_ns * scale for kernel_ns, _ in graph.operations]
+    stretch = []
+    for time in kernel:
+        stretch.append(program.column(lower=time, upper=time, cost=1.0))
+        stretch.append(program.column(upper=float("inf"), cost=1.0))
+    outs = [[] for _ in range(count)]  # what is copied out in a stretch
+    ins = [[] for _ in range(count)]
+    work = [[] for _ in range(count)]
+    room = [[] for _ in range(count)]  # at each moment, beside `fixed`
+    fixed = [0.0] * count
+    idle = collections.defaultdict(list)
+    link = link_gbps / scale  # bytes in one unit of time
+
+    for block, operations in uses.items():
+        size = float(graph.sizes[block])
+        is_weight = block in graph.weights
+        for operation in operations:
+            fixed[2 * operation] += size
+            fixed[2 * operation + 1] += size
+        gaps = [(2 * before + 2, 2 * after - 1, True) for before, after in zip(operations, operations[1:]) if after > before + 1]
+        after_last = 2 * operations[-1] + 2
+        if is_weight:
+            gaps += [(0, 2 * operations[0] - 1, True)] if operations[0] > 0 else []
+            gaps += [(after_last, count - 1, False)] if after_last < count else []
+        elif 2 * needed_until[block] > after_last:
+            gaps += [(after_last, 2 * needed_until[block] - 1, False)]
+        for first, last, must_return in gaps:
+            span = range(first, last + 1)
+            gap = Gap(first, last, [program.column(integral=True) for _ in span], [program.column() for _ in span],
+                      [program.column() for _ in span],
+                      [program.column(upper=moment % 2, integral=True) for moment in span] if block in recipes else [])
+            idle[block].append(gap)
+            for at, moment in enumerate(span):
+                program.row([(gap.there[at], 1.0), (gap.room[at], -1.0)], 0.0)
+                if at > 0:
+                    program.row([(gap.there[at], 1.0)] + negative(gap.there_after(moment - 1)), 0.0)
+                room[moment].append((gap.room[at], size))
+                ins[moment].append((gap.copied_in[at], size))
+                if gap.made:
+                    work[moment].append((gap.made[at], kernel[operations[0]]))
+            if must_return:
+                program.row(negative(gap.there_after(last)), -1.0)
+        if gaps and not is_weight:
+            # What is copied in was copied out whole before.
+            out = []
+            for moment in range(2 * operations[0] + 1, gaps[-1][1] + 1):
+                gap = next((gap for gap in idle[block] if gap.first <= moment <= gap.last), None)
+                if gap is not None:
+                    is_on_host = program.column(integral=True)
+                    program.row([(is_on_host, 1.0)] + [(column, -1.0) for column in out], 0.0)
+                    program.row([(gap.copied_in[moment - gap.first], 1.0), (is_on_host, -1.0)], 0.0)
+                out.append(program.column())
+                outs[moment].append((out[-1], size))
+                if gap is not None:
+                    program.row([(out[-1], 1.0)] + negative(gap.there_after(moment)), 0.0)
+            program.row([(column, 1.0) for column in out], 1.0)
+
+    for moment in range(count):
+        if moment % 2 == 1:
+            program.row([(stretch[moment], -1.0), *work[moment]], 0.0)
+        program.row([(stretch[moment], -link), *outs[moment]], 0.0)
+        program.row([(stretch[moment], -link), *ins[moment]], 0.0)
+        program.row([(column, factor / capacity) for column, factor in room[moment]], 1.0 - fixed[moment] / capacity)
+
+    for block, operands in recipes.items():
+        for gap in idle[block]:
+            for moment, made in zip(range(gap.first, gap.last + 1), gap.made):
+                for other in operands:
+                    if moment // 2 not in uses[other]:
+                        other_gap = next((gap for gap in idle[other] if gap.first <= moment <= gap.last), None)
+                        there = [] if other_gap is None else other_gap.there_after(moment)
+                        program.row([(made, 1.0)] + negative(there), 0.0)
+
+    bound, is_optimum = program.solve(seconds)
+    return max(bound, 1.0) / scale, is_optimum
+
+
+def replay_ns(program, path, capacity, link_gbps, recompute):
+    """The mean time of the steps after the third, or nothing if the replay found no room."""
+    steps = 8
+    done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
+                           "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
+                          capture_output=True, text=True)
+    if done.returncode not in (0, 3):
+        sys.exit(f"{program} {path} failed: {done.stderr}")
+    result = json.loads(done.stdout)
+    if not result["completed"]:
+        return None
+    return sum(step["simulated_ns"] for step in result["steps"][3:]) / (steps - 3)
+
+
+def known_cases(highspy):
+    """Graphs whose optimum is plain."""
+    mb = 1_000_000 // GRANULE * GRANULE
+    # Block 0 takes 1 ms each way over 1 GB/s. Where three blocks fit, it comes back behind a kernel; where two fit, after it.
+    away = Graph({0: mb, 1: mb, 2: mb, 3: mb}, set(),
+                 [(2_000_000, [0]), (1_000_000, [0, 1]), (1_000_000, [1, 2]), (1_000_000, [2, 3]), (1_000_000, [0])])
+    yield "all fits", away, 4 * mb, False, 6_000_000
+    yield "copies hide", away, 3 * mb, False, 6_000_000
+    yield "a copy waits for room", away, 2 * mb, False, 7_000_000
+    # The way back needs all that the way forward made, in the other order, and one beside the operands fits.
+    chain = Graph({i: mb for i in range(6)}, set(),
+                  [(1000, blocks) for blocks in ([0], [0, 1], [1, 2], [2, 3], [3, 4], [2, 4, 5], [0, 5])])
+    yield "a copy there and back", chain, 3 * mb, False, 2_003_872
+    yield "made again", chain, 3 * mb, True, 8000
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("--graphs", type=int, default=6)
+    parser.add_argument("--most-operations", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--traces", type=pathlib.Path, help="folder of access traces to cut graphs from")
+    parser.add_argument("--cuts", type=int, default=3, help="cut-outs of each trace")
+    parser.add_argument("--recompute", action=argparse.BooleanOptionalAction, default=True)
+    arguments = parser.parse_args()
+    try:
+        import highspy
+    except ImportError:
+        print("compare_with_optimum.py: skipped, the Python package highspy is missing")
+        sys.exit(77)
+
+    failures = []
+    for name, graph, capacity, recompute, expected in known_cases(highspy):
+        least, is_optimum = bound_ns(highspy, graph, capacity, 1.0, recompute, 60)
+        print(f"{name}: {least:.0f} ns")
+        if not is_optimum or abs(least - expected) > 0.002 * expected:
+            failures.append(f"{name}: {least} ns instead of {expected}")
+
+    draw = random.Random(arguments.seed)
+    graphs = [(f"random {i}", lambda n: random_graph(draw, n)) for i in range(arguments.graphs)]
+    if arguments.traces:
+        graphs += [(f"{path.stem} {i}", lambda n, path=path: cut_of_trace(draw, path, n))
+                   for path in sorted(arguments.traces.glob("*.csv")) for i in range(arguments.cuts)]
+    folder = pathlib.Path(tempfile.mkdtemp())
+    ratios = collections.defaultdict(list)
+    print("graph,operations,capacity,link_gbps,over_kernels,over_bound,swap_only_over_kernels,is_optimum")
+    for name, make in graphs:
+        graph = make(draw.randint(max(10, arguments.most_operations // 4), arguments.most_operations))
+        least_room = 1.2 * graph.working_set()
+        factor = draw.uniform(0.2, 0.9)
+        capacity = int(max(least_room, factor * graph.peak())) // GRANULE * GRANULE
+        link_gbps = draw.choice([12, 25, 55])
+        path = folder / "graph.csv"
+        graph.write(path)
+        ours = replay_ns(arguments.program, path, capacity, link_gbps, arguments.recompute)
+        copies = replay_ns(arguments.program, path, capacity, link_gbps, False)
+        if ours is None or copies is None:
+            failures.append(f"{name}: the replay found no room")
+            continue
+        least, is_optimum = bound_ns(highspy, graph, capacity, link_gbps, arguments.recompute, arguments.seconds)
+        kernels = graph.kernels_ns()
+        print(f"{name},{len(graph.operations)},{capacity / graph.peak():.2f},{link_gbps},{ours / kernels:.4f},"
+              f"{ours / least:.4f},{copies / kernels:.4f},{int(is_optimum)}", flush=True)
+        if ours < least * (1 - 2e-3):
+            failures.append(f"{name}: a step takes {ours:.0f} ns, less than the bound {least:.0f}")
+        ratios[is_optimum].append(ours / least)
+        ratios["of copies only"].append(ours / copies)
+
+    for kind, values in ratios.items():
+        values.sort()
+        title = {True: "over the optimum", False: "over a bound"}.get(kind, kind)
+        at = [values[min(len(values) - 1, int(part * len(values)))] for part in (0.5, 0.9, 0.99)]
+        print(f"{title}: {len(values)} graphs, least {values[0]:.4f}, median {at[0]:.4f}, 90 % {at[1]:.4f}, 99 % {at[2]:.4f}, "
+              f"worst {values[-1]:.4f}; at most 1.05: {sum(value <= 1.05 for value in values)}")
+    for failure in failures:
+        print("FAILED:", failure)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
