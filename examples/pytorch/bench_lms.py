@@ -22,12 +22,7 @@ import torch.nn.functional as F
 
 import nets
 from host_copies import host_copy
-
-try:
-    from tqdm import tqdm
-except ImportError:  # then there is no bar
-    def tqdm(these, **_):
-        return these
+from progress import progress, say
 
 MIB = 1 << 20
 
@@ -132,7 +127,7 @@ def main():
     lines["checkpointing"] = {"kind": "checkpoint"}
     report = Report(options, peak)
     results = {name: [] for name in lines}
-    for name in tqdm([*lines] * options.rounds, leave=False, disable=None):
+    for name in progress([*lines] * options.rounds):
         results[name].append(run(**shared, **lines[name]))
         if len(results[name]) < options.rounds:
             continue
@@ -160,7 +155,7 @@ class Report:
 
     @staticmethod
     def print_json(value):
-        print(json.dumps(value), flush=True)
+        say(json.dumps(value))
 
     def row(self, name, results):
         runs, stock, uncapped = results[name], results["PyTorch as it is"], results["support on, no cap"]
@@ -183,12 +178,12 @@ class Report:
         if self.options.json:
             self.print_json(row)
         elif "error" in row:
-            print(f"| {name} | {row['error']} |", flush=True)
+            say(f"| {name} | {row['error']} |")
         else:
             over_uncapped = f"{row['ratio_uncapped']:.3f}" if row["ratio_uncapped"] else ""
-            print(f"| {name} | {row['ms']:.0f} | {row['ratio']:.3f} | {over_uncapped} | "
-                  f"{'yes' if row['bitwise'] else 'no'} | {row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | {row['moved_mib']:.0f} | "
-                  f"{row['hits']} / {row['late']} / {row['wasted']} |", flush=True)
+            say(f"| {name} | {row['ms']:.0f} | {row['ratio']:.3f} | {over_uncapped} | "
+                f"{'yes' if row['bitwise'] else 'no'} | {row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | {row['moved_mib']:.0f} | "
+                f"{row['hits']} / {row['late']} / {row['wasted']} |")
 
 
 def lines_cap(name, peak):

@@ -2,9 +2,10 @@
 """What support costs an operation when nothing leaves: microseconds of the processor's time, hook off and on in turn, the
 least of many rounds.
 
-    python bench_ops.py [--rounds 60] [--json]
+    python bench_ops.py [--rounds 60] [--recompute] [--json]
 
 The tensors are large enough to be the library's (`framed`), but small enough that the hook shows.
+With `--recompute` the hook is on both times, and `set_recompute` off and on in turn.
 """
 import argparse
 import json
@@ -17,6 +18,7 @@ import spillway_torch
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--rounds", type=int, default=60)
+parser.add_argument("--recompute", action="store_true", help="switch set_recompute in the place of the hook")
 parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
 
@@ -59,13 +61,19 @@ def least(function, count):
     return (time.thread_time() - start) / count * 1e6
 
 
+def switch(on):
+    spillway_torch._C.set_hook(on or options.recompute)
+    if options.recompute:
+        spillway_torch.set_recompute(on)
+
+
 rows = []
 for name, (function, count) in cases.items():
     best = {False: float("inf"), True: float("inf")}
     frames = 0
     for _ in range(options.rounds):
         for on in (False, True):
-            spillway_torch._C.set_hook(on)
+            switch(on)
             function()
             before = spillway_torch.memory_stats()["frames"]
             best[on] = min(best[on], least(function, count))

@@ -14,33 +14,19 @@ import sys
 import time
 
 import torch
-import torch.nn.functional as F
 
 import nets
 from bench_swap import seconds_per_byte
+from progress import progress, say
 
 MIB = 1 << 20
 BATCH = {"conv": (16, 64), "mlp": (1024, None), "transformer": (32, None)}
 
 
-def make(name):
-    """A training step, as a function."""
-    torch.manual_seed(0)
-    model, x, y = nets.make(name, *BATCH[name])
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    def step():
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-    return step
-
-
 def plan(options):
     import spillway_torch
     spillway_torch.install(device="cpu", limit="16GB")  # support is off, but memory is reused as under a limit
-    step = make(options.models[0])
+    step = nets.training_step(options.models[0], *BATCH[options.models[0]])
     step()
     best = None
     for _ in range(options.rounds * options.steps):
@@ -59,7 +45,7 @@ def train(options):
     import spillway_torch
     spillway_torch.install(device="cpu", limit="16GB")
     spillway_torch.set_enabled_lms(True)
-    step = make(options.models[0])
+    step = nets.training_step(options.models[0], *BATCH[options.models[0]])
     step()
     spillway_torch.reset_peak_memory_stats()
     step()
@@ -100,17 +86,17 @@ def main():
         print("| | limit | peak, MiB: predicted | trained | in, MiB: predicted | trained | out, MiB: predicted | trained | "
               "step, ms: predicted | trained | predicted / trained |")
         print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
-    for name in options.models:
+    for name in progress(options.models):
         planned, trained = run(options, name, "plan"), run(options, name, "train")
         if options.json:
-            print(json.dumps({"model": name, "planned": planned, "trained": trained}), flush=True)
+            say(json.dumps({"model": name, "planned": planned, "trained": trained}))
             continue
         free = {"completed": True, "step_ns": planned["compute_ms"] * 1e6, "in_bytes": 0, "out_bytes": 0}
         for mine, real in zip([free, *sorted(planned["rows"], key=lambda row: -row["limit"])], trained["rows"]):
             cap = f"{real['cap']:g} P" if real["cap"] else "none"
-            print(f"| {name} | {cap} | {planned['peak'] / MIB:.1f} | {trained['peak'] / MIB:.1f} | "
-                  f"{mine['in_bytes'] / MIB:.0f} | {real['in_bytes'] / MIB:.0f} | {mine['out_bytes'] / MIB:.0f} | {real['out_bytes'] / MIB:.0f} | "
-                  f"{mine['step_ns'] / 1e6:.0f} | {real['ms']:.0f} | {mine['step_ns'] / 1e6 / real['ms']:.2f} |", flush=True)
+            say(f"| {name} | {cap} | {planned['peak'] / MIB:.1f} | {trained['peak'] / MIB:.1f} | "
+                f"{mine['in_bytes'] / MIB:.0f} | {real['in_bytes'] / MIB:.0f} | {mine['out_bytes'] / MIB:.0f} | {real['out_bytes'] / MIB:.0f} | "
+                f"{mine['step_ns'] / 1e6:.0f} | {real['ms']:.0f} | {mine['step_ns'] / 1e6 / real['ms']:.2f} |")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 
+from progress import progress, say
 from step_cost import MIB, Steps, compare, seconds_of, seconds_per_byte
 
 
@@ -73,19 +74,19 @@ def main():
     if not options.json:
         print("| | P, MiB | operations | no limit, CPU ms | limit, CPU ms | ratio | copied, MiB | copies, ms | rest |\n"
               "|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
-    for model in options.models:
+    for model in progress(options.models):
         command = [sys.executable, os.path.abspath(__file__), model, "--worker", "--cap", str(options.cap)]
         for name in ("hidden", "layers", "batch", "length", "rounds", "steps"):
             command += [f"--{name}", str(getattr(options, name))]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         line = done.stdout.strip().splitlines()[-1]
         if options.json:
-            print(line, flush=True)
+            say(line)
             continue
         r = json.loads(line)
-        print(f"| {r['model']}, hidden {r['hidden']} | {r['peak_bytes'] / MIB:.0f} | {r['frames']} | {r['free_ms']:.1f} | "
-              f"{r['capped_ms']:.1f} | {r['capped_ms'] / r['free_ms']:.2f} | {r['copied_bytes'] / MIB:.0f} | "
-              f"{r['copies_ms']:.1f} | {100 * r['rest']:.0f} % |", flush=True)
+        say(f"| {r['model']}, hidden {r['hidden']} | {r['peak_bytes'] / MIB:.0f} | {r['frames']} | {r['free_ms']:.1f} | "
+            f"{r['capped_ms']:.1f} | {r['capped_ms'] / r['free_ms']:.2f} | {r['copied_bytes'] / MIB:.0f} | "
+            f"{r['copies_ms']:.1f} | {100 * r['rest']:.0f} % |")
 
 
 if __name__ == "__main__":

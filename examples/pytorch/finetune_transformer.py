@@ -16,6 +16,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import spillway_torch
+from progress import progress, say
 
 
 class Layer(nn.Module):
@@ -78,7 +79,7 @@ def main():
         layer.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
     start = time.perf_counter()
-    for step in range(1, options.steps + 1):
+    for step in progress(range(1, options.steps + 1)):
         optimizer.zero_grad()
         total = 0.
         for _ in range(options.accumulate):
@@ -92,10 +93,9 @@ def main():
         optimizer.step()
         if step % 5 == 0 or step == options.steps:
             now = spillway_torch.memory_stats()
-            print(f"step {step}: loss {total:.4f}, {(time.perf_counter() - start) / step:.2f} s a step, "
-                  f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.0f} MiB, "
-                  f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB, in {now['swap_in_bytes'] / (1 << 20):.0f} MiB",
-                  flush=True)
+            say(f"step {step}: loss {total:.4f}, {(time.perf_counter() - start) / step:.2f} s a step, "
+                f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.0f} MiB, "
+                f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB, in {now['swap_in_bytes'] / (1 << 20):.0f} MiB")
 
     spillway_torch.page(model)
     line = text[None, :options.context // 2].to(options.device)

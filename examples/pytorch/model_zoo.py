@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 
+from progress import progress, say
 from step_cost import MIB, Steps, compare, seconds_per_byte
 
 
@@ -262,14 +263,14 @@ def work(name, parts, count):
         except torch.OutOfMemoryError as error:
             failed = True
             print(error, file=sys.stderr)
-            print(f"| {name} | {peak / MIB:.0f} | {part} | out of memory | {free_ms:.0f} | | | | | |", flush=True)
+            say(f"| {name} | {peak / MIB:.0f} | {part} | out of memory | {free_ms:.0f} | | | | | |")
             continue
         is_same = free.losses == tight.losses and free_weights == tight_weights
         failed = failed or not is_same
         cost = compare(free.least(), tight.least(), seconds_per_byte())
-        print(f"| {name} | {peak / MIB:.0f} | {part} | {'yes' if is_same else 'NO'} | {free_ms:.0f} | {cost['capped_ms']:.0f} | "
-              f"{cost['capped_ms'] / free_ms:.2f} | {tight.mean('swap_out_bytes') / MIB:.0f} | "
-              f"{tight.mean('swap_in_bytes') / MIB:.0f} | {100 * cost['rest']:.0f} % |", flush=True)
+        say(f"| {name} | {peak / MIB:.0f} | {part} | {'yes' if is_same else 'NO'} | {free_ms:.0f} | {cost['capped_ms']:.0f} | "
+            f"{cost['capped_ms'] / free_ms:.2f} | {tight.mean('swap_out_bytes') / MIB:.0f} | "
+            f"{tight.mean('swap_in_bytes') / MIB:.0f} | {100 * cost['rest']:.0f} % |")
     sys.exit(failed)
 
 
@@ -306,7 +307,7 @@ def main():
     print("| model | peak, MiB | part | bitwise | CPU ms/step | with the limit | ratio | out, MiB/step | in, MiB/step | "
           "the rest |\n|---|---:|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
     failed = False
-    for name in names:
+    for name in progress(names):
         package = ZOO[name][1]
         with tempfile.TemporaryFile("w+") as errors:
             wrong = work_aside(name, options, errors) if package in available else f"not run, it needs the package {package}"

@@ -135,3 +135,16 @@ def make(net, batch=None, size=None):
         return Transformer(), torch.randint(0, 1000, (batch, 128)), torch.randint(0, 10, (batch,))
     batch, size = batch or 16, size or 64
     return conv(), torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
+
+
+def training_step(net, batch=None, size=None, foreach=None):
+    """A function that trains a network of `make` for one step, from the same weights whenever it is made."""
+    torch.manual_seed(0)
+    model, x, y = make(net, batch, size)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=foreach)
+
+    def step():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return step

@@ -14,12 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import spillway_torch
-
-try:
-    from tqdm import tqdm
-except ImportError:  # then there is no bar
-    def tqdm(these, **_):
-        return these
+from progress import progress, say
 
 DIGITS = pathlib.Path(__file__).resolve().parents[1] / "train_beyond_memory" / "data" / "digits.csv"
 
@@ -60,7 +55,7 @@ def main():
         start = time.perf_counter()
         model.train()
         batches = torch.randperm(len(digits)).to(options.device).split(options.batch)
-        for batch in tqdm(batches, desc=f"epoch {epoch + 1}", leave=False, disable=None):
+        for batch in progress(batches, desc=f"epoch {epoch + 1}"):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(pictures[batch]), digits[batch])
             loss.backward()
@@ -69,10 +64,10 @@ def main():
         with torch.no_grad():
             right = (model(test_pictures).argmax(1) == test_digits).sum().item() / len(test_digits)
         now = spillway_torch.memory_stats()
-        print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {right:.3f}, "
-              f"{time.perf_counter() - start:.1f} s, "
-              f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.1f} MiB, "
-              f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB so far", flush=True)
+        say(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {right:.3f}, "
+            f"{time.perf_counter() - start:.1f} s, "
+            f"tensors at most {now['tensor_bytes.all.peak'] / (1 << 20):.1f} MiB, "
+            f"swapped out {now['swap_out_bytes'] / (1 << 20):.0f} MiB so far")
     print(spillway_torch.memory_summary())
 
 

@@ -14,11 +14,7 @@ import subprocess
 import sys
 import time
 
-try:
-    from tqdm import tqdm
-except ImportError:  # then there is no bar
-    def tqdm(these, **_):
-        return these
+from progress import progress
 
 MIB = 1 << 20
 BATCH, SIDE, CHANNELS, BLOCKS = 16, 64, 64, 7
@@ -106,7 +102,7 @@ def main():
     lines = {"TensorFlow as it is": ("stock", False), "support on, no cap": (0, True)}
     lines |= {f"cap {cap:g} P": (int(peak * cap * MIB), True) for cap in options.caps}
     best, same = {}, {}
-    for name in tqdm([*lines] * options.rounds, leave=False, disable=None):
+    for name in progress([*lines] * options.rounds):
         seen = run(*lines[name])
         if seen == "OOM":
             best[name] = None

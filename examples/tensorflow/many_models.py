@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+from progress import progress, say
+
 COLUMNS = ["model", "support", "image", "batch", "ok", "step", "seconds", "peak_mib", "swapped_out_mib",
            "swapped_in_mib"]
 IMAGE_STEP = 32
@@ -89,7 +91,6 @@ class Sweep:
         o = self.options
         command = [sys.executable, os.path.abspath(__file__), model, "--worker", "--limit-mib", str(o.limit_mib),
                    "--steps", str(o.steps), "--image", str(image), "--batch", str(o.batch)] + ["--support"] * support
-        print(f"{model}, support {'on' if support else 'off'}: image {image}", file=sys.stderr, flush=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False,
                               env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ})
         if done.returncode not in (0, 3):
@@ -136,11 +137,10 @@ def main():
     sweep = Sweep(options)
     print(f"limit {options.limit_mib:g} MiB, batches of {options.batch}\n")
     print("| model | support | largest image | s/step | swapped out, MiB/step |\n|---|---|---:|---:|---:|", flush=True)
-    for model in options.models:
-        for support in (False, True):
-            image, seen = sweep.largest(model, support)
-            print(f"| {model} | {'on' if support else 'off'} | {image or 'none'} | {seen['seconds'] if seen else '-'} | "
-                  f"{seen['swapped_out_mib'] if seen else '-'} |", flush=True)
+    for model, support in progress([(model, support) for model in options.models for support in (False, True)]):
+        image, seen = sweep.largest(model, support)
+        say(f"| {model} | {'on' if support else 'off'} | {image or 'none'} | {seen['seconds'] if seen else '-'} | "
+            f"{seen['swapped_out_mib'] if seen else '-'} |")
     if sweep.file:
         sweep.file.close()
 

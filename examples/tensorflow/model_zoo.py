@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 
+from progress import progress, say
 from step_cost import MIB, Steps, compare, seconds_per_byte
 
 
@@ -214,10 +215,12 @@ def main():
     print("| model | peak, MiB | bitwise | out, MiB/step | in | ms/step | with the limit | of these copies | the rest | more in "
           "the system |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|", flush=True)
     failed = []
-    for name in options.names:
+    for name in progress(options.names):
         done = subprocess.run([sys.executable, __file__, name, "--worker", "--part", str(options.part), "--steps",
-                               str(options.steps), "--threads", str(options.threads)], check=False, stderr=subprocess.PIPE, text=True,
+                               str(options.steps), "--threads", str(options.threads)], check=False, capture_output=True, text=True,
                               env={"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **os.environ})
+        for line in done.stdout.splitlines():
+            say(line)
         if done.returncode != 0:
             failed.append(f"{name}: exit status {done.returncode}\n{done.stderr[-2000:]}")
     print("\n".join(failed), file=sys.stderr)

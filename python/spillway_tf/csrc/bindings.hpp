@@ -4,11 +4,13 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -74,6 +76,27 @@ struct Bindings {
     held.enter();
     std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
     Site::leases().keep(addresses);
+  }
+
+  /// Without addresses: for all buffers that are made from now on.
+  static void set_codec(std::optional<std::string> const& name,
+                        std::optional<std::vector<std::size_t>> const& addresses) {
+    using spillway::framework::CodecChoice;
+    CodecChoice const choice = spillway::framework::codec_named(name, addresses.has_value());
+    if (!Site::Leases::can_encode && choice != CodecChoice::none) {
+      std::string const why =
+          "spillway_tf.set_codec(\"" + *name + "\"): only CPU tensors can have a codec so far";
+      PyErr_SetString(PyExc_NotImplementedError, why.c_str());
+      throw py::error_already_set{};
+    }
+    auto& leases = installed().leases;
+    if (!addresses) {
+      leases.set_default_codec(choice);
+      return;
+    }
+    for (std::size_t const address : *addresses) {
+      leases.set_codec(reinterpret_cast<void*>(address), choice);
+    }
   }
 
   static void before_fork() {
@@ -146,6 +169,9 @@ struct Bindings {
     set("host_bytes", host.tier(spillway::HostTier::pinned).used_bytes);
     set("peak_host_bytes", host.tier(spillway::HostTier::pinned).peak_used_bytes);
     set("file_bytes", host.tier(spillway::HostTier::file).used_bytes);
+    set("encoded_raw_bytes", host.encoded_raw_bytes);
+    set("encoded_stored_bytes", host.encoded_stored_bytes);
+    set("codecs_given_up", host.codecs_given_up);
     return out;
   }
 
@@ -201,6 +227,7 @@ struct Bindings {
       return reinterpret_cast<std::size_t>(is_ours ? Site::leases().base_of(p) : nullptr);
     });
     m.def("keep", &keep, release());
+    m.def("set_codec", &set_codec);
     m.def("before_fork", &before_fork);
     m.def("after_fork_in_parent", [] { after_fork(false); });
     m.def("after_fork_in_child", [] { after_fork(true); });

@@ -28,7 +28,7 @@ from ._stats import get_lms_stats, memory_summary, reset_peak_stats
 __all__ = [
     "install", "set_lms_enabled", "get_lms_enabled", "set_lms_limit", "get_lms_limit", "set_lms_host_limit",
     "get_lms_host_limit", "set_lms_defrag_enabled", "get_lms_defrag_enabled", "reclaim_inactive", "empty_cache", "park", "wake",
-    "begin_step", "keep",
+    "begin_step", "set_codec", "keep",
     "hold", "why_out_of_memory", "get_lms_stats", "reset_peak_stats", "memory_summary", "LMSStatsLogger",
 ] + _STATS
 
@@ -182,6 +182,35 @@ def begin_step():
     """Marks the start of a step by hand. Optimizers that count their steps mark it by themselves."""
     if _C.is_installed():
         _C.begin_step()
+
+
+def set_codec(codec, for_=None):
+    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory. CPU tensors only.
+
+    codec  "lossless": what is 0 takes no room, for results of ReLU; given up for tensors of a size that it does not make smaller.
+           "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as at first
+    for_   a tensor or a variable, or a list of them, from their next leaving on, for as long as each keeps its memory, which a
+           variable may change when it is assigned; by default all that are made from now on. "bfloat16" has to be asked for
+           by tensor
+
+    A codec is one of the whole memory that a tensor lies in. Memory that is shared with a tensor of another type, by
+    `tf.bitcast`, must not have "bfloat16": that cannot be told here. Tensors that never leave are ignored."""
+    codec = None if codec is None else str(codec)
+    things = None if for_ is None else for_ if isinstance(for_, (list, tuple)) else [for_]
+    with _lock:
+        if codec is not None and things is None and not _C.is_installed():
+            install()
+        if things is None:
+            if _C.is_installed():
+                _C.set_codec(codec, None)
+            return
+        values = [value for thing in things for value in _shims.values_of(thing)]
+        if codec == "bfloat16":
+            for value in values:
+                if value.dtype != tf.float32:
+                    raise ValueError("spillway_tf.set_codec(\"bfloat16\"): only memory of float32 can travel as bfloat16, not "
+                                     f"that of a tensor of {value.dtype.name}")
+        _C.set_codec(codec, [address for address in map(_shims.address_of, values) if address])
 
 
 def keep(tensor):

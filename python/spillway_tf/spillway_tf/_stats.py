@@ -70,6 +70,8 @@ def memory_summary(device=0):
         ("  peak", now["peak_bytes_reclaimed"]),
         ("on the host: memory", now["host_bytes"]),
         ("on the host: file", now["file_bytes"]),
+        ("written by a codec so far", now["encoded_raw_bytes"]),
+        ("  as", now["encoded_stored_bytes"]),
         ("swapped out so far", now["swap_out_bytes"]),
         ("swapped in so far", now["swap_in_bytes"]),
         ("left without a copy so far", now["dropped_bytes"]),

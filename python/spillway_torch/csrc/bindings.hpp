@@ -2,12 +2,14 @@
 #pragma once
 
 #include <spillway/core/types.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "held.hpp"
 #include "interpreter.hpp"
@@ -45,9 +47,11 @@ class Bindings {
                       std::size_t host_limit,
                       std::string const& file_tier,
                       std::size_t file_bytes,
-                      std::size_t least_bytes) {
+                      std::size_t least_bytes,
+                      double link_bytes_per_second) {
     TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
-    Site::install({{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal});
+    Site::install(
+        {{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal, link_bytes_per_second});
     install_sending_converter<Site>();
   }
 
@@ -181,6 +185,66 @@ class Bindings {
     return out;
   }
 
+  static void set_recompute(bool is_on) {
+    TORCH_CHECK_NOT_IMPLEMENTED(Leases::can_recompute || !is_on,
+                                "spillway_torch.set_recompute(True): only CPU tensors can be "
+                                "recomputed so far");
+    installed().leases.set_recompute(is_on);
+  }
+  /// Without tensors: for all that are made from now on.
+  static void set_codec(std::optional<std::string> const& name,
+                        std::optional<std::vector<at::Tensor>> const& tensors) {
+    using spillway::framework::CodecChoice;
+    CodecChoice const choice = spillway::framework::codec_named(name, tensors.has_value());
+    auto& leases = installed().leases;
+    TORCH_CHECK_NOT_IMPLEMENTED(Leases::can_encode || choice == CodecChoice::none,
+                                "spillway_torch.set_codec(\"",
+                                *name,
+                                "\"): only CPU tensors can have a codec so far");
+    if (!tensors) {
+      leases.set_default_codec(choice);
+      return;
+    }
+    std::vector<c10::StorageImpl*> storages;
+    for (at::Tensor const& tensor : *tensors) {
+      spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
+        c10::StorageImpl* const storage = storage_of(part);
+        bool const has_memory = is_ours(storage);
+        if (choice == CodecChoice::bfloat16) {
+          check_is_float32(part.scalar_type());
+          auto const first =
+              has_memory ? leases.view(*storage).description.type : c10::ScalarType::Undefined;
+          check_is_float32(first == c10::ScalarType::Undefined ? at::kFloat : first);
+        }
+        if (has_memory) {
+          storages.push_back(storage);
+        }
+      });
+    }
+    for (c10::StorageImpl* const storage : storages) {
+      leases.set_codec(*storage, choice);
+    }
+  }
+  static void check_is_float32(c10::ScalarType type) {
+    TORCH_CHECK_VALUE(
+        type == at::kFloat,
+        "spillway_torch.set_codec(\"bfloat16\"): only memory of float32 can travel as "
+        "bfloat16, not that of a tensor of ",
+        type);
+  }
+
+  [[nodiscard]] static pybind11::dict recomputed() {
+    pybind11::dict out;
+    for (auto const& [name, what] : installed().operation_times.recomputed()) {
+      pybind11::dict row;
+      row["count"] = what.results.count;
+      row["bytes"] = what.results.bytes;
+      row["ns"] = what.ns;
+      out[pybind11::str(name)] = row;
+    }
+    return out;
+  }
+
   static void before_fork() {
     if (is_installed()) {
       installed().leases.before_fork();
@@ -208,6 +272,14 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
   m.def("limit", [] { return installed().limit(); });
+  m.def("set_recompute", &set_recompute);
+  m.def("set_codec", &set_codec, WithoutLock());
+  m.def("recomputes", [] { return is_installed() && installed().leases.recomputes(); });
+  m.def("recomputed", &recomputed);
+  m.def("recomputable", [] {
+    auto const& all = spillway::torch::detail::recomputable;
+    return std::vector<std::string>(all.begin(), all.end());
+  });
   m.def("set_least_bytes", [](std::size_t bytes) { installed().least_bytes = bytes; });
   m.def("least_bytes", [] { return installed().least_bytes.load(); });
   m.def("set_foreach_bytes", [](std::size_t bytes) { installed().foreach_bytes = bytes; });

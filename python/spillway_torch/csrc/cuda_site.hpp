@@ -117,4 +117,7 @@ struct CudaSite {
   static std::size_t total_bytes() { return state()->total_bytes; }
 };
 
+static_assert(spillway::torch::CapturingSite<CudaSite>);
+static_assert(spillway::torch::JoiningSite<CudaSite>);
+
 }  // namespace spillway_torch

@@ -43,13 +43,17 @@ struct HostSite {
   static void install(InstallOptions const& wanted) {
     auto options = wanted.for_allocator<allocator_type>(
         wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().free_bytes / 10 * 9);
+    // Small pieces, so that room which leases divide can be mapped anew in one.
+    options.page_bytes = spillway::HostPagedApi::granularity_for(options.capacity_bytes);
     // The bandwidths that plans are computed with are those of copies from memory to memory.
-    options.paging.link_bytes_per_second = 8e9;
+    bool const has_link = wanted.link_bytes_per_second != 0;
+    options.paging.link_bytes_per_second = has_link ? wanted.link_bytes_per_second : 8e9;
     options.paging.device_bytes_per_second = 16e9;
     auto hook = State::install_hook();
     state() =
         new State(std::move(options), *c10::GetAllocator(c10::DeviceType::CPU), wanted.least_bytes);
     state()->hook = std::move(hook);
+    state()->device.set_link_bytes_per_second(wanted.link_bytes_per_second);
     c10::SetAllocator(c10::DeviceType::CPU, &state()->tensors, 200);
   }
 
@@ -71,12 +75,22 @@ struct HostSite {
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
   static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones come from PyTorch
-  static void free_foreign(void* p) { state()->tensors.free_small(p); }
+  static c10::DataPtr allocate_foreign(std::size_t bytes) {
+    return state()->tensors.allocate_small(bytes);
+  }
+  static void free_foreign(void* p) {
+    if (frames().recipe == nullptr || frames().recipe->result != p) {
+      state()->tensors.free_small(p);
+    }
+  }
+  static spillway::torch::OperationTimes& operation_times() { return state()->operation_times; }
   static WithoutInterpreter release_interpreter() { return {}; }
   static void on_allocated(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
   static void on_freed(std::size_t /*bytes*/, spillway::BlockId /*block*/) noexcept {}
   static void on_out_of_memory(std::size_t /*bytes*/) {}
   static std::size_t foreach_bytes() { return state()->foreach_bytes; }
 };
+
+static_assert(spillway::torch::RecomputingSite<HostSite>);
 
 }  // namespace spillway_torch

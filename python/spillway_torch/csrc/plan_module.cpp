@@ -140,17 +140,13 @@ class Replay {
     return replay::Replayer<PlanPolicies>{device, trace_, settings, true}.run();
   }
   [[nodiscard]] double least_ns(std::size_t limit, double link_gbps) const {
-    std::vector<std::uint64_t> kernel_ns;
-    kernel_ns.reserve(trace_.operations.size());
-    for (replay::Operation const& operation : trace_.operations) {
-      kernel_ns.push_back(operation.kernel_ns);
-    }
-    return spillway::bench::StepBound{spillway::bench::step_of(trace_), std::move(kernel_ns)}
-        .least_ns(limit, link_gbps);
+    return bound_.least_ns(limit, link_gbps);
   }
 
  private:
   replay::Trace trace_;
+  spillway::bench::StepBound bound_{spillway::bench::step_of(trace_),
+                                    spillway::bench::kernels_ns(trace_)};
 };
 
 pybind11::dict to_dict(replay::Trace const& trace, replay::Result const& result) {

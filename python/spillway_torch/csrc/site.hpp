@@ -39,6 +39,8 @@ constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode
 /// The arguments of `install`.
 struct InstallOptions : spillway::framework::InstallOptions {
   int ordinal = -1;  // of the device; -1: the current one
+  /// The rate of copies on a device that has no link of its own; 0: as fast as they are.
+  double link_bytes_per_second = 0;
 };
 
 /// The objects that exist once in a process. `install` makes them, and they are never destroyed,
@@ -53,6 +55,7 @@ struct SiteState {
   Allocator memory;
   std::size_t most_bytes;  // that the limit can be
   spillway::torch::StorageLeases<Site> leases;
+  spillway::torch::OperationTimes operation_times;
   std::unique_ptr<typename Hook::Registration> hook;
   std::atomic<std::size_t> foreach_bytes{0};
   std::atomic<std::size_t> least_bytes{0};

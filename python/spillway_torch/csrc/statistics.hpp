@@ -90,6 +90,11 @@ pybind11::dict statistics(State& state) {
   set("swap_in_bytes", now.swap_ins.bytes);
   set("drops", now.drops.count);
   set("dropped_bytes", now.drops.bytes);
+  set("spared", now.spared.count);
+  set("spared_bytes", now.spared.bytes);
+  set("recomputations", now.recomputations.count);
+  set("recomputed_bytes", now.recomputations.bytes);
+  set("recompute_ns", now.recompute_ns);
   set("moves", now.moves.count);
   set("moved_bytes", now.moves.bytes);
   set("speculative", now.evicted(EvictionReason::speculative).count);
@@ -115,6 +120,9 @@ pybind11::dict statistics(State& state) {
   set("host.pinned_peak_bytes", host.tier(spillway::HostTier::pinned).peak_used_bytes);
   set("host.pageable_bytes", host.tier(spillway::HostTier::pageable).used_bytes);
   set("host.file_bytes", host.tier(spillway::HostTier::file).used_bytes);
+  set("host.encoded_raw_bytes", host.encoded_raw_bytes);
+  set("host.encoded_stored_bytes", host.encoded_stored_bytes);
+  set("host.codecs_given_up", host.codecs_given_up);
   return out;
 }
 

@@ -24,7 +24,7 @@ from ._steps import begin_step, watch_optimizers
 
 __all__ = [
     "install", "set_enabled_lms", "get_enabled_lms", "set_limit_lms", "get_limit_lms", "set_size_lms", "get_size_lms",
-    "reclaim_inactive", "park", "wake", "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache",
+    "set_recompute", "get_recompute", "set_codec", "reclaim_inactive", "park", "wake", "memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache",
     "begin_step", "keep", "hold", "page", "chunk", "unpage", "plan",
 ]
 
@@ -38,7 +38,7 @@ _size_before_install = LEAST_BYTES
 
 
 def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_limit=None,
-            least_bytes=None):
+            least_bytes=None, link_bytes_per_second=None):
     """Puts the library's allocator in the place of PyTorch's, for one device of a process. To be called before the
     first large tensor, on CUDA before the first tensor there is.
 
@@ -49,22 +49,26 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
     least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave. By default what `set_size_lms`
                 was given, or 8192
+    link_bytes_per_second  on the CPU, which has no link to a host: makes copies as slow as a link of this rate each way
 
     Bytes are numbers, or text such as "2GB" or "512MiB".
     """
     least_bytes = _size_before_install if least_bytes is None else least_bytes
-    limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
-        "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes)
+    limit, host_limit, file_limit, least_bytes, link = _numbers_of_bytes(
+        "install", limit=limit, host_limit=host_limit, file_limit=file_limit, least_bytes=least_bytes,
+        link_bytes_per_second=link_bytes_per_second)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() and _C.has_cuda() else "cpu"))
     with _lock:
         if device.type == "cuda":
             _check_cuda(device)
+            if link:
+                raise ValueError("spillway_torch.install(link_bytes_per_second=...): a GPU has a link of its own")
         module = _C.module_for(device.type)
         if _C.is_installed():
             raise RuntimeError("spillway_torch is installed already")
         _C.choose(module)
         _C.install(-1 if device.index is None else device.index, limit or _limit_before_install or 0, host_limit, str(file_tier or ""),
-                   _file_bytes(file_tier, file_limit), least_bytes)
+                   _file_bytes(file_tier, file_limit), least_bytes, link)
         _C.enable(False)
         _shims.install()
         watch_optimizers()
@@ -145,6 +149,41 @@ def set_size_lms(least_bytes):
 
 def get_size_lms():
     return _C.least_bytes() if _C.is_installed() else _size_before_install
+
+
+def set_recompute(enabled):
+    """Sets whether a tensor may leave without a copy, to be made again by the operation that made it, where that takes less
+    time than a copy. Results stay bitwise the same: only operations are run again that compute the same from the same
+    operands, without random numbers. CPU tensors only."""
+    with _lock:
+        if enabled and not _C.is_installed():
+            install()
+        if _C.is_installed():
+            _C.set_recompute(bool(enabled))
+
+
+def get_recompute():
+    return _C.recomputes()
+
+
+def set_codec(codec, for_=None):
+    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory. CPU tensors only.
+
+    codec  "lossless": what is 0 takes no room, for results of ReLU; given up for tensors of a size that it does not make smaller.
+           "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as at first
+    for_   a tensor or several, from their next leaving on, for as long as each keeps its memory; by default all that are made
+           from now on. "bfloat16" has to be asked for by tensor
+
+    A codec is one of a tensor's whole memory, with all views of it. Memory that is, or will be, viewed as another type than
+    float32 must not have "bfloat16": such a tensor is refused if its memory was first used so, and cannot be told otherwise.
+    Tensors that never leave are ignored."""
+    codec = None if codec is None else str(codec)
+    tensors = None if for_ is None else [for_] if isinstance(for_, torch.Tensor) else list(for_)
+    with _lock:
+        if codec is not None and tensors is None and not _C.is_installed():
+            install()
+        if _C.is_installed() or tensors is not None:
+            _C.set_codec(codec, tensors)
 
 
 def reclaim_inactive():

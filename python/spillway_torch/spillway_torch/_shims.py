@@ -29,6 +29,7 @@ _NAMING = {
     "torch.distributed.checkpoint._state_dict_stager": ("_offload_tensor",),
     "torch.distributed.fsdp._fully_shard._fsdp_param": ("reset_sharded_param",),
     "safetensors.torch": ("storage_ptr", "_end_ptr", "_filter_shared_not_shared", "_is_complete"),
+    "transformers.modeling_utils": ("_end_ptr", "_find_disjoint", "_find_identical"),
     "transformers.pytorch_utils": ("id_tensor_storage",),
     "huggingface_hub.serialization._torch": ("get_torch_storage_id", "_get_unique_id", "storage_ptr", "_is_complete",
                                              "_end_ptr", "_filter_shared_not_shared"),
@@ -284,13 +285,24 @@ def _wrap_captured_graphs():
     torch.cuda.CUDAGraph.replay = _named_like(replay, inner)
 
 
-def _wrap_packaged_graphs(module):
-    inner = module.AOTICompiledModel.__call__
-
-    def __call__(self, *args, **kwargs):
-        with _C.Held(tree_leaves((args, kwargs))):
-            return inner(self, *args, **kwargs)
-    module.AOTICompiledModel.__call__ = _named_like(__call__, inner)
+def _wrap_packaged_graphs():
+    """Graphs that were compiled into a library take addresses of what they are called with, and go on with those of
+    constants that the program manages."""
+    def holding_all(function):
+        def call(self, *args, **kwargs):
+            things = tree_leaves((args, kwargs))
+            if kwargs.get("user_managed", len(args) > 3 and args[3]):
+                for thing in things:
+                    if isinstance(thing, torch.Tensor):
+                        _C.bring_in(thing, True)
+            with _C.Held(things):
+                return function(self, *args, **kwargs)
+        return _named_like(call, function)
+    libraries = getattr(torch._C, "_aoti", None)
+    for name in ("AOTIModelContainerRunnerCpu", "AOTIModelContainerRunnerCuda", "AOTIModelPackageLoader"):
+        if hasattr(libraries, name):
+            _wrap_methods(getattr(libraries, name), ("run", "boxed_run", "load_constants", "update_constant_buffer"),
+                          holding_all)
 
 
 def _wrap_rpc(module):
@@ -362,8 +374,8 @@ def install():
     _wrap_packed_objects()
     _wrap_threads()
     _wrap_captured_graphs()
+    _wrap_packaged_graphs()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)
-    _after_import("torch._inductor.package.package", _wrap_packaged_graphs)
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()

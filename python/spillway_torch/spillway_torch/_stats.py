@@ -32,13 +32,22 @@ def memory_summary(device=None, holders=10):
         ("  may leave", now["allocated_bytes.all.current"] - now["pinned_bytes.all.current"]),
         ("on the host: memory", now["host.pinned_bytes"] + now["host.pageable_bytes"]),
         ("on the host: file", now["host.file_bytes"]),
+        ("written by a codec so far", now["host.encoded_raw_bytes"]),
+        ("  as", now["host.encoded_stored_bytes"]),
         ("free", now["free_bytes"]),
         ("  in one piece", now["largest_free_bytes"]),
         ("swapped out so far", now["swap_out_bytes"]),
         ("swapped in so far", now["swap_in_bytes"]),
         ("moved so far", now["moved_bytes"]),
+        ("recomputed so far", now["recomputed_bytes"]),
+        ("  copies out spared by that", now["spared_bytes"]),
     ]
     lines = summary(rows, now["num_ooms"], *(now[f"prefetch.{outcome}"] for outcome in ("hits", "late", "wasted")))
+    recomputed = sorted(_C.recomputed().items(), key=lambda item: -item[1]["bytes"])
+    if recomputed:
+        lines.append("recomputed")
+    for name, what in recomputed[:holders]:
+        lines.append(f"  {text_of(what['bytes']):>12}  {name:<32}  {what['count']} times, {what['ns'] / 1e6:.1f} ms")
     lines.append("largest")
     for holder in _C.holders()[:holders]:
         where = ("kept" if holder["kept"] or holder["lent"] else "in use" if holder["in_use"] else

@@ -220,3 +220,19 @@ def test_what_an_operation_in_place_has_overwritten_can_leave_before_backward(lm
     assert lms.stats()["allocated_bytes.all.current"] == before
     gradient, = torch.autograd.grad(y.sum(), x)
     assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("namespace", ["spillway_tests", "c10d"], ids=["a program's", "communication"])
+def test_copies_that_others_operations_make_stay_where_they_are(lms, namespace):
+    """Such an operation may go on with a copy's address after it has returned, as that of a collective does."""
+    copies = []
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define("spillway_goes_on(Tensor x) -> ()")
+    library.impl("spillway_goes_on", lambda x: copies.append(x.clone()), "CPU")
+    x = torch.arange(1000.)
+    getattr(torch.ops, namespace).spillway_goes_on(x)
+    lms.evict()
+    assert lms.view(copies[0])["has_address"] and not lms.view(copies[0])["enrolled"]
+    copies[0] += 1  # from now on it is an operand like any other
+    lms.evict()
+    assert lms.is_away(copies[0]) and copies[0][999].item() == 1000

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the build looks for CUDA's headers and runtime, what a source distribution holds, and which PyTorch a build fits."""
 import importlib.util
-import os
 import pathlib
-import shutil
 import subprocess
 import sys
-import tarfile
 
 import pytest
+
+import source_distribution
 
 SETUP = pathlib.Path(__file__).resolve().parents[1] / "setup.py"
 
@@ -56,16 +55,7 @@ def test_another_pytorch_is_refused_with_the_commands_that_build_for_it():
 
 
 def test_a_source_distribution_carries_the_headers_and_all_of_the_package(tmp_path):
-    root = SETUP.parents[2]
-    copy = tmp_path / "python" / "spillway_torch"  # setuptools writes beside the sources
-    shutil.copytree(SETUP.parent, copy)
-    for name in ("include", "LICENSE"):
-        (tmp_path / name).symlink_to(root / name)
-    environment = {name: value for name, value in os.environ.items() if name != "SPILLWAY_INCLUDE"}
-    subprocess.run([sys.executable, "setup.py", "-q", "sdist", "-d", tmp_path], cwd=copy, env=environment, check=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as files:
-        names = {name.partition("/")[2] for name in files.getnames()}
+    names = source_distribution.names_in(SETUP.parent, tmp_path)
     assert {"LICENSE", "include/spillway/interop/torch.hpp", "csrc/module.cpp", "csrc/host_site.hpp",
             "csrc/bench/step_bound.hpp", "csrc/bench/replay/trace.cpp"} <= names
     assert {f"spillway_torch/{path.name}" for path in (SETUP.parent / "spillway_torch").glob("*.py")} <= names

@@ -61,18 +61,34 @@ def test_operations_of_dtensors_whose_parts_are_away(world):
 torch.manual_seed(0)
 x, y = torch.randn(64, 64), torch.randn(64, 64)
 a, b = distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(y, mesh, [Replicate()])
-good = []
+good, kept = [], False
 for act, wanted in ((lambda: a.relu(), x.relu()), (lambda: a @ b, x @ y), (lambda: a @ a, x @ x), (lambda: a + b, x + y),
                     (lambda: a.redistribute(mesh, [Replicate()]), x), (lambda: a.lerp_(b, 0.5), x.lerp(y, 0.5))):
     evict()
     result = act()
+    kept = kept or is_kept()
     evict()
     good.append(torch.allclose(result.full_tensor(), wanted, atol=1e-4))
 evict()
-print(all(good), len(good), _C.view(a.to_local())["resident"], is_kept())
+print(all(good), len(good), _C.view(a.to_local())["resident"], kept or is_kept())
 end()
 """, 2)
     assert out == ["True 6 False False"] * 2
+
+
+def test_what_a_functional_collective_has_returned_leaves_after_it_was_waited_for(world):
+    out = world("""
+import torch.distributed._functional_collectives as collectives
+x = torch.arange(100_000.) + rank
+waiting = collectives.all_gather_tensor(x, 0, mesh)
+evict()
+before = _C.view(waiting.elem)["has_address"], is_kept()
+whole = collectives.wait_tensor(waiting)
+evict()
+print(*before, _C.view(whole)["has_address"], is_kept(), whole[0].item(), whole[-1].item())
+end()
+""", 2)
+    assert out == ["True False False False 0.0 100000.0"] * 2
 
 
 FSDP = """

@@ -4,6 +4,7 @@ uses them, and no tensor has to stay for good."""
 import copy
 import gc
 import io
+import zipfile
 
 import numpy
 import pytest
@@ -207,6 +208,23 @@ def test_a_model_larger_than_the_limit_is_written_to_safetensors(lms, tmp_path):
     assert [loaded[str(i)][5].item() for i in range(12)] == list(range(12))
 
 
+def test_transformers_and_accelerate_save_in_parts_without_keeping_anything(lms, tmp_path):
+    transformers, accelerate = pytest.importorskip("transformers"), pytest.importorskip("accelerate")
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=32))
+    wanted = [outside(p) for p in model.parameters()]  # two of its weights are one tensor
+    lms.evict()
+    model.save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    accelerate.Accelerator(cpu=True).save_model(model, tmp_path / "saved", max_shard_size="100KB")
+    accelerate.utils.save(model.state_dict(), tmp_path / "state.bin")
+    gc.collect()
+    lms.evict()
+    assert all(lms.is_away(p) and not lms.view(p)["kept"] for p in model.parameters())
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2 < len(list((tmp_path / "saved").glob("*.safetensors")))
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
+    assert [outside(p) for p in loaded.parameters()] == wanted
+    assert outside(torch.load(tmp_path / "state.bin")["transformer.wte.weight"]) == wanted[0]
+
+
 def test_an_array_holds_its_tensor_until_it_dies(lms):
     a = torch.arange(100.)
     lms.evict()
@@ -277,6 +295,19 @@ def test_packaged_graphs(lms, tmp_path):
         torch.testing.assert_close(loaded(x), wanted)
         lms.evict()
         assert lms.is_away(x)
+
+        with zipfile.ZipFile(package) as archive:  # the library itself, as aot_load calls it
+            library = next(name for name in archive.namelist() if name.endswith(".so"))
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(archive.extract(library, tmp_path), 1)
+        lms.evict()
+        torch.testing.assert_close(runner.run([x])[0], wanted)
+        for is_managed in (False, True):
+            state = {name: torch.full_like(p, 0.5) for name, p in net.state_dict().items()}
+            lms.evict()
+            loaded.load_constants(state, check_full_update=True, user_managed=is_managed)
+            lms.evict()
+            assert {lms.is_away(p) for p in state.values()} == {not is_managed}
+            torch.testing.assert_close(loaded(x), (x.sum(-1, keepdim=True) * 0.5 + 0.5).relu().expand(-1, 16))
 
 
 def test_a_thread_without_support_can_use_what_it_makes(lms):

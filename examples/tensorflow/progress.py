@@ -1,0 +1,1 @@
+../../python/common/progress.py

@@ -1,0 +1,1 @@
+../../common/source_distribution.py

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that leave without a copy and are made again by the operations that made them: bitwise the same."""
+import json
+import pathlib
+
+import pytest
+import torch
+
+from spillway_torch import _chosen as _C
+
+EXAMPLES = str(pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytorch")
+
+#: A process whose link is so slow that each result is made again rather than copied, if it can be.
+RECOMPUTE = """
+import gc, json, sys
+import torch, torch.nn as nn, torch.nn.functional as F
+torch.set_num_threads(1)
+sys.path.insert(0, {examples!r})
+import spillway_torch
+from spillway_torch import _chosen as _C
+spillway_torch.install(device="cpu", limit=256 << 20, link_bytes_per_second={link})
+spillway_torch.set_enabled_lms(True)
+spillway_torch.set_recompute(True)
+every = {{}}
+OFTEN = range(4)  # the least time counts, so that one in which another process ran does not
+
+
+def bytes_of(tensor):
+    # Of a copy: `tolist` works on an address, and what is known to have one has no recipe any more.
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(torch.uint8).tolist()
+
+def press():
+    '''Pressure begins: from now on results may leave, and have recipes.'''
+    _C.reclaim()
+
+def leave():
+    spillway_torch.reclaim_inactive()
+
+def counts():
+    stats = spillway_torch.memory_stats()
+    return {{key: stats[key] for key in ("spared", "recomputations", "swap_outs", "swap_ins")}}
+
+{code}
+print(json.dumps(every))
+"""
+
+
+@pytest.fixture
+def recompute(script):
+    """Runs pieces of code, each of which fills `out`, in one process, and returns what they left there."""
+    def run(*pieces, link=1_000_000):
+        code = "".join(f"out = every[{i}] = {{}}\n{piece}\n" for i, piece in enumerate(pieces))
+        return json.loads(script(RECOMPUTE.format(examples=EXAMPLES, code=code, link=link))).values()
+    return run
+
+
+OPERATIONS = """
+torch.manual_seed(0)
+x, y = torch.randn(64, 128), torch.randn(64, 128)
+positive = torch.rand(64, 128) + 0.5
+mask = torch.rand(64, 128) > 0.5
+few = torch.randn(128)
+square, other = torch.randn(128, 128), torch.randn(128, 96)
+images = torch.randn(4, 16, 12, 12)
+channels, more, mean, variance = torch.randn(16), torch.rand(16), torch.zeros(16), torch.ones(16)
+words = torch.randint(0, 64, (48, 40))
+batch, weights, zeros = torch.randn(4, 48, 64), torch.randn(4, 64, 56), torch.zeros(4, 48, 56)
+large = torch.randn(8, 16, 12, 12)
+samples = {
+    "add.Tensor": lambda: [torch.add(x, y, alpha=3), x + 2, x + few, x.t() + y.t()],
+    "sub.Tensor": lambda: [x - y],
+    "mul.Tensor": lambda: [x * y, x * 0.3, x * mask],
+    "div.Tensor": lambda: [x / positive, x / 3],
+    "neg": lambda: [-x], "abs": lambda: [abs(x)], "reciprocal": lambda: [positive.reciprocal()],
+    "sqrt": lambda: [positive.sqrt()], "rsqrt": lambda: [positive.rsqrt()],
+    "pow.Tensor_Scalar": lambda: [x ** 3, positive ** 0.5],
+    "exp": lambda: [x.exp(), x[:, :100].exp()], "log": lambda: [positive.log()], "erf": lambda: [x.erf()],
+    "sin": lambda: [x.sin()], "cos": lambda: [x.cos()],
+    "maximum": lambda: [torch.maximum(x, y)], "minimum": lambda: [torch.minimum(x, y)],
+    "clamp": lambda: [x.clamp(-0.5, 0.5)], "clamp_min": lambda: [x.clamp_min(0.1)],
+    "where.self": lambda: [torch.where(mask, x, y)],
+    "masked_fill.Scalar": lambda: [x.masked_fill(mask, -1e4)],
+    "masked_fill.Tensor": lambda: [x.masked_fill(mask, few[3])],
+    "relu": lambda: [x.relu()], "leaky_relu": lambda: [F.leaky_relu(x)], "elu": lambda: [F.elu(x)],
+    "gelu": lambda: [F.gelu(x), F.gelu(x, approximate="tanh")], "silu": lambda: [F.silu(x)],
+    "mish": lambda: [F.mish(x)], "tanh": lambda: [x.tanh()], "sigmoid": lambda: [x.sigmoid()],
+    "softplus": lambda: [F.softplus(x)], "hardtanh": lambda: [F.hardtanh(x)],
+    "hardswish": lambda: [F.hardswish(x)], "hardsigmoid": lambda: [F.hardsigmoid(x)],
+    "clone": lambda: [x.clone(), batch.transpose(0, 1).contiguous(), batch.transpose(0, 1).reshape(48, 256)],
+    "_to_copy": lambda: [x.double(), x.to(torch.bfloat16)],
+    "cat": lambda: [torch.cat([x, y, x], 1), torch.cat([x[:, ::2], y[:, 1::2]])],
+    "embedding": lambda: [F.embedding(words, square)],
+    "_softmax": lambda: [x.softmax(-1), batch.softmax(1)], "_log_softmax": lambda: [x.log_softmax(-1)],
+    "native_layer_norm": lambda: [F.layer_norm(x, (128,), few, few), F.layer_norm(x, (128,))],
+    "native_group_norm": lambda: [F.group_norm(images, 4, channels, channels)],
+    "native_batch_norm": lambda: [F.batch_norm(images, mean, variance, channels, more, training=True),
+                                  F.batch_norm(images, None, None, training=True),
+                                  F.batch_norm(images, channels, more, channels, channels)],
+    "avg_pool2d": lambda: [F.avg_pool2d(large, 2, 1)],
+    "mm": lambda: [x @ square], "addmm": lambda: [torch.addmm(few, x, square), F.linear(x, square, few)],
+    "bmm": lambda: [batch @ weights],
+    "baddbmm": lambda: [torch.baddbmm(zeros, batch, weights, beta=0.5)],
+}
+"""
+
+
+EACH = OPERATIONS + """
+out["listed"] = sorted(name.removeprefix("aten::") for name in _C.recomputable())
+out["wrong"], out["never"] = [], []
+press()
+for name, make in samples.items():
+    for i, result in enumerate(make()):
+        if result.nbytes < 16384:
+            out["wrong"].append([name, i, "the sample is too small"])
+    results = make()
+    expected = [bytes_of(result) for result in make()]
+    statistics = bytes_of(mean)
+    first = _C.recomputed().get("aten::" + name, {"count": 0})["count"]
+    leave()
+    for i, result in enumerate(results):
+        if bytes_of(result) != expected[i] or bytes_of(mean) != statistics:
+            out["wrong"].append([name, i])
+    again = _C.recomputed().get("aten::" + name, {"count": 0})["count"] - first
+    if again != len(results):
+        out["never"].append([name, again, len(results)])
+out["samples"] = sorted(samples)
+"""
+
+
+def test_schemas_of_listed_operations_say_nothing_against_them():
+    for name in _C.recomputable():
+        name, _, overload = name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
+        assert torch.Tag.nondeterministic_seeded not in op.tags
+        assert not op._schema.is_mutable
+        assert all(one.alias_info is None for one in [*op._schema.arguments, *op._schema.returns])
+
+
+CHANGES = """
+def made(change):
+    press()
+    x, y = torch.randn(64, 128), torch.randn(64, 128)
+    sum = x + y
+    z = torch.tanh(sum)
+    expected = bytes_of(z)
+    leave()
+    before = counts()
+    kept = change(x, y)
+    return bytes_of(z) == expected, counts()["recomputations"] - before["recomputations"] > 0
+
+def write(x, y):
+    x.add_(1)
+    y.zero_()
+def write_a_view(x, y):
+    x[3:5, 2].fill_(7)
+def write_by_address(x, y):
+    with spillway_torch.hold(x):
+        x.data_ptr()
+        x.untyped_storage().fill_(0)
+def write_in_numpy(x, y):
+    array = x.numpy()
+    array[:] = 0
+    return array
+def write_an_element(x, y):
+    x[0, 0] = 5
+def write_batch_statistics(x, y):
+    F.batch_norm(y, x.view(-1)[:128], y.view(-1)[:128], training=True)
+for change in (write, write_a_view, write_by_address, write_in_numpy, write_an_element, write_batch_statistics):
+    out[change.__name__] = made(change)
+
+def freed():
+    press()
+    x = torch.randn(64, 128)
+    y = x.exp()
+    z = y * 2
+    expected = bytes_of(z)
+    leave()
+    del x, y
+    gc.collect()
+    return bytes_of(z) == expected
+out["freed"] = freed()
+
+def written():
+    press()
+    x = torch.randn(64, 128)
+    y = x.exp()
+    y.mul_(2)
+    expected = bytes_of(y)
+    leave()
+    return bytes_of(y) == expected
+out["written"] = written()
+"""
+
+
+SETTINGS = """
+press()
+x, weights = torch.randn(96, 160), torch.randn(160, 130)
+small = torch.full((64, 128), 1e-39)
+square = torch.randn(512, 512)
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.set_num_threads(2)
+for _ in OFTEN:
+    with torch.autocast("cpu"):
+        product = x @ weights  # cast inside of the operation: copied
+        positive = torch.relu(x)
+    torch.set_flush_denormal(True)
+    tiny = small * 1.0
+    torch.set_flush_denormal(False)
+    exact = square @ square
+all = [product, positive, tiny, exact]
+expected = [bytes_of(one) for one in all]
+before = counts()
+leave()
+torch.use_deterministic_algorithms(False)
+torch.set_num_threads(1)
+torch.set_float32_matmul_precision("medium")  # changes what a product is, where the processor knows bfloat16
+out["same"] = [bytes_of(one) == was for one, was in zip(all, expected)]
+out["zero"] = not tiny.any().item()
+out["types"] = [str(one.dtype) for one in all]
+out["threads"] = torch.get_num_threads()
+out["deterministic"] = torch.are_deterministic_algorithms_enabled()
+out["precision"] = torch.get_float32_matmul_precision()
+torch.set_float32_matmul_precision("highest")
+out["again"] = counts()["recomputations"] - before["recomputations"]
+"""
+
+
+REPORTS = """
+out["on"] = spillway_torch.get_recompute()
+press()
+x = torch.randn(64, 128)
+for _ in OFTEN:
+    y = F.gelu(x)
+leave()
+y.sum()
+out["summary"] = spillway_torch.memory_summary()
+out["stats"] = spillway_torch.memory_stats()
+spillway_torch.set_recompute(False)
+out["off"] = spillway_torch.get_recompute()
+before = counts()
+z = F.gelu(x)
+leave()
+z.sum()
+out["none"] = counts()["recomputations"] - before["recomputations"]
+spillway_torch.set_recompute(True)
+"""
+
+
+def test_results_are_made_again_bitwise(recompute):
+    reports, each, changes, settings = recompute(REPORTS, EACH, CHANGES, SETTINGS)
+    assert reports["on"] and not reports["off"] and reports["none"] == 0
+    assert reports["stats"]["recomputations"] == 1 and reports["stats"]["recomputed_bytes"] == 64 * 128 * 4
+    assert reports["stats"]["spared_bytes"] == 64 * 128 * 4 and reports["stats"]["recompute_ns"] > 0
+    assert "recomputed" in reports["summary"] and "aten::gelu" in reports["summary"]
+
+    assert each["samples"] == each["listed"]
+    assert each["wrong"] == [] and each["never"] == []
+
+    assert changes.pop("freed") and changes.pop("written")
+    for name, (is_right, is_remade) in changes.items():
+        assert is_right, name
+        assert is_remade, name
+
+    assert settings["same"] == [True] * 4 and settings["zero"] and settings["again"] == 3
+    assert settings["types"] == ["torch.bfloat16"] + ["torch.float32"] * 3
+    assert settings["threads"] == 1 and not settings["deterministic"] and settings["precision"] == "medium"
+
+
+TRAIN = """
+class Gpt(nn.Module):
+    '''As GPT-2: attention and its GELU are made of single operations.'''
+    def __init__(self, hidden=64, layers=3, words=200, places=48):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, hidden), nn.Embedding(places, hidden)
+        part = lambda: nn.ModuleDict(dict(
+            one=nn.LayerNorm(hidden), qkv=nn.Linear(hidden, 3 * hidden), out=nn.Linear(hidden, hidden),
+            two=nn.LayerNorm(hidden), up=nn.Linear(hidden, 4 * hidden), down=nn.Linear(4 * hidden, hidden)))
+        self.layers, self.head = nn.ModuleList(part() for _ in range(layers)), nn.Linear(hidden, words)
+
+    def forward(self, x):
+        length = x.shape[1]
+        h = F.dropout(self.words(x) + self.places(torch.arange(length)), 0.1, self.training)
+        mask = torch.full((length, length), float("-inf")).triu(1)
+        for m in self.layers:
+            q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in m["qkv"](m["one"](h)).chunk(3, -1))
+            scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + mask).softmax(-1)
+            h = h + m["out"]((F.dropout(scores, 0.1, self.training) @ v).transpose(1, 2).flatten(2))
+            u = m["up"](m["two"](h))
+            u = 0.5 * u * (1.0 + torch.tanh(0.7978845608 * (u + 0.044715 * torch.pow(u, 3.0))))
+            h = h + m["down"](u)
+        return self.head(h)[:, -1]
+
+class Encoder(nn.Module):
+    '''As BERT with words, and as ViT with pieces of images.'''
+    def __init__(self, is_vision, hidden=64, layers=3):
+        super().__init__()
+        self.is_vision = is_vision
+        self.pieces = nn.Conv2d(3, hidden, 8, 8) if is_vision else nn.Embedding(200, hidden)
+        layer = nn.TransformerEncoderLayer(hidden, 2, 4 * hidden, activation="gelu", batch_first=True, norm_first=is_vision)
+        self.body, self.head = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), nn.Linear(hidden, 10)
+
+    def forward(self, x):
+        h = self.pieces(x)
+        return self.head(self.body(h.flatten(2).transpose(1, 2) if self.is_vision else h)[:, 0])
+
+def make(net):
+    if net == "conv":
+        import nets
+        return nets.make("conv", 2, 32)
+    if net == "gpt":
+        return Gpt(), torch.randint(0, 200, (8, 48)), torch.randint(0, 200, (8,))
+    x = torch.randn(8, 3, 56, 56) if net == "vit" else torch.randint(0, 200, (8, 48))
+    return Encoder(net == "vit"), x, torch.randint(0, 10, (8,))
+
+def train(net, steps=4):
+    torch.manual_seed(0)
+    model, x, y = make(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses, [v.flatten().tolist() for v in model.state_dict().values()]
+
+for net in ("conv", "gpt", "bert", "vit"):
+    spillway_torch.set_limit_lms(256 << 20)
+    spillway_torch.set_enabled_lms(False)
+    spillway_torch.reset_peak_memory_stats()
+    stock = train(net)
+    peak = spillway_torch.memory_stats()["tensor_bytes.all.peak"]
+    spillway_torch.set_enabled_lms(True)
+    out[net] = {}
+    for part in (0.5, 0.3, 0.2):
+        gc.collect()
+        before = counts()
+        spillway_torch.set_limit_lms(int(part * peak))
+        is_same = train(net) == stock
+        out[net][part] = [is_same, peak] + [counts()[key] - before[key] for key in ("spared", "recomputations", "swap_outs")]
+"""
+
+
+def test_training_under_limits_is_bitwise_the_same(recompute):
+    [out] = recompute(TRAIN, link=50_000_000)
+    for net, parts in out.items():
+        for part, (is_same, _, spared, again, _) in parts.items():
+            assert is_same, (net, part)
+            assert spared > 0 and again > 0, (net, part, out)
