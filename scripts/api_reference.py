@@ -29,6 +29,7 @@ GENERATE_XML = YES
 XML_PROGRAMLISTING = NO
 HAVE_DOT = NO
 EXTRACT_ALL = YES
+PREDEFINED = SPILLWAY_WITH_LZ4 SPILLWAY_WITH_XXHASH SPILLWAY_WITH_ZSTD
 JAVADOC_AUTOBRIEF = YES
 ALIASES = "stream=@par Streams^^" "threads=@par Threads^^" "cost=@par Cost^^" "titled{{1}}=@par \1^^"
 INPUT_FILTER = "sed -E 's#^( *)/// (Shape|Units|Threads|Streams|Address|Memory|Cost)  +(.*)#\1/// @titled{{\2}} \3#; s# requires [A-Za-z:_<>]+ \{{$# {{#'"

@@ -49,14 +49,16 @@ END
 
 # try_wheel PYTHON MODULE WHEEL: an environment of its own, which borrows the framework but no compiler.
 try_wheel() {
-  local packages started=$SECONDS
+  local packages
   packages=$("$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   rm -rf "$work/fresh"
-  "$1" -m venv --without-pip "$work/fresh"
-  echo "$packages" > "$("$work/fresh/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/framework.pth"
-  "$1" -m pip -q --python "$work/fresh/bin/python" install --no-index --no-deps --ignore-installed "$3"
-  (cd "$work/fresh" && env -i PATH="$work/fresh/bin" HOME="$work" TF_CPP_MIN_LOG_LEVEL=2 python "$work/try_$2.py")
-  echo "$(basename "$3"): the first training step with swapping was done after $((SECONDS - started)) s, at a load of $(cut -d ' ' -f 1 /proc/loadavg)"
+  TIMEFORMAT="$(basename "$3"): the first training step with swapping was done after %0R s, %0U s of them on a processor, at a load of $(cut -d ' ' -f 1 /proc/loadavg)"
+  time {
+    "$1" -m venv --without-pip "$work/fresh"
+    echo "$packages" > "$("$work/fresh/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/framework.pth"
+    "$1" -m pip -q --python "$work/fresh/bin/python" install --no-index --no-deps --ignore-installed "$3"
+    (cd "$work/fresh" && env -i PATH="$work/fresh/bin" HOME="$work" TF_CPP_MIN_LOG_LEVEL=2 python "$work/try_$2.py")
+  }
 }
 
 for python in "$@"; do

@@ -117,14 +117,14 @@ def others(programs, traces):
 def recompute(programs, traces):
     rows = []
     for name, title, *_ in G10:
-        for link in 12, 25:
+        for link in 12, 25, 55:
             ratios = []
             for options in [], ["--recompute"]:
                 printed = run(programs / "spillway-replay", traces / "access" / f"{name}.csv", "--device", "model",
-                              "--sweep", "0.2x:0.8x:4", "--link-gbps", link, "--steps", 4, "--csv", *options)
+                              "--sweep", "0.2x:0.9x:8", "--link-gbps", link, "--steps", 4, "--csv", *options)
                 ratios.append([f"{float(row['step_ns']) / float(row['least_ns']):.3f}" if row["completed"] == "1" else "-"
                                for row in csv.DictReader(printed.splitlines())])
-            rows += [[title, f"{link}", f"{0.2 * i:g}x", *pair] for i, pair in enumerate(zip(*ratios), 1)]
+            rows += [[title, f"{link}", f"{part / 10:g}x", *pair] for part, pair in enumerate(zip(*ratios), 2)]
     return table(["trace", "GB/s each way", "capacity", "copies only", "with recipes"], rows)
 
 

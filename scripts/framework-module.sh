@@ -45,3 +45,10 @@ install_module() {
   cp -rL "$1" "$home/module"
   "$python" -m pip install -q --no-build-isolation --no-deps --no-index --force-reinstall "$home/module"
 }
+
+# Runs tests with pytest in as many processes as there are processors, but no more than 4. `-n 0` as an option: in this one.
+run_tests() {
+  local processes
+  processes=$(nproc)
+  "$python" -m pytest -q -p no:cacheprovider -n "$((processes < 4 ? processes : 4))" "$@"
+}

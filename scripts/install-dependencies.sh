@@ -7,7 +7,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev
-          liburing-dev libxxhash-dev)
+          liburing-dev libxxhash-dev libzstd-dev liblz4-dev)
 if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
   packages+=(libthrust-dev libcub-dev)  # the CUDA toolkit brings its own
 fi

@@ -22,7 +22,7 @@ fi
 framework=PyTorch
 home=$PWD/build/pytorch-$version
 . scripts/framework-module.sh
-is_there() { [ -x "$python" ] && "$python" -c 'import numpy, pytest, torch' 2>/dev/null; }
+is_there() { [ -x "$python" ] && "$python" -c 'import numpy, torch, xdist' 2>/dev/null; }
 
 if ! is_there; then
   make_environment
@@ -36,7 +36,7 @@ for one in requires("torch"):
     if "extra ==" not in one and not one.startswith(("triton", "cuda-bindings")):
         print(one)
 END
-  pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest wheel expecttest safetensors ||
+  pip -r "$home/requirements.txt" 'setuptools>=77' numpy ninja pytest pytest-xdist wheel expecttest safetensors ||
     skip "pip could not install what torch needs: $(pip_failure)"
   is_there || skip "torch $version was installed but cannot be imported"
 fi
@@ -49,7 +49,7 @@ if [ "${1-}" = --zoo ]; then
     pip "torch==$version" "${packages[@]}" || skip "pip could not install the zoo's packages: $(pip_failure)"
   exec "$python" examples/pytorch/model_zoo.py "${@:2}"
 fi
-"$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests "$@"
+run_tests python/spillway_torch/tests "$@"
 
 headers=$("$python" - <<'END'
 import glob, os, sysconfig
@@ -67,4 +67,4 @@ ${CXX:-g++} -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers"
   tests/support/fake_cuda_driver.cpp -pthread
 LD_PRELOAD=$home/stand-in/libcuda.so.1 LD_LIBRARY_PATH=$home/stand-in:${LD_LIBRARY_PATH-} \
   SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) SPILLWAY_FAKE_CUDA_MAPS=1 \
-  "$python" -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda "$@"
+  run_tests python/spillway_torch/tests_cuda "$@"

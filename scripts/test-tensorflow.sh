@@ -23,7 +23,7 @@ framework=TensorFlow
 home=$PWD/build/tensorflow-$version
 . scripts/framework-module.sh
 export TF_CPP_MIN_LOG_LEVEL=2
-is_there() { [ -x "$python" ] && "$python" -c 'import keras, pytest, tensorflow' 2>/dev/null; }
+is_there() { [ -x "$python" ] && "$python" -c 'import keras, tensorflow, xdist' 2>/dev/null; }
 
 if ! is_there; then
   make_environment
@@ -32,7 +32,7 @@ if ! is_there; then
   if nvidia-smi >/dev/null 2>&1; then cuda='[and-cuda]'; fi
   pip "tensorflow$cuda==$version" || pip "tensorflow-cpu==$version" ||
     skip "pip could not install tensorflow==$version: $(pip_failure)"
-  pip 'setuptools>=77' pytest wheel || skip "pip could not install pytest: $(pip_failure)"
+  pip 'setuptools>=77' pytest pytest-xdist wheel || skip "pip could not install pytest: $(pip_failure)"
   is_there || skip "tensorflow $version was installed but cannot be imported"
 fi
 
@@ -55,5 +55,5 @@ ${CXX:-g++} -std=c++20 -O1 -DNDEBUG -DGOOGLE_CUDA="$has_cuda" -DEIGEN_MAX_ALIGN_
   -o "$home/leased_copy_test" -L"$library" -l:libtensorflow_framework.so.2 -l:libtensorflow_cc.so.2 -Wl,-rpath,"$library"
 "$home/leased_copy_test" --no-intro
 
-"$python" -m pytest -q -p no:cacheprovider python/spillway_tf/tests "$@"
-"$python" -m pytest -q -p no:cacheprovider python/spillway_tf/tests_gpu "$@"
+run_tests python/spillway_tf/tests "$@"
+run_tests python/spillway_tf/tests_gpu "$@"
