@@ -66,6 +66,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/dlpack.hpp
     spillway/interop/framework/buffer_leases.hpp
     spillway/interop/framework/codec_choice.hpp
+    spillway/interop/framework/fork_handlers.hpp
     spillway/interop/framework/install_options.hpp
     spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp

@@ -5,6 +5,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
+#include <spillway/interop/framework/fork_handlers.hpp>
 
 #include <algorithm>
 #include <array>
@@ -40,7 +41,13 @@ struct Bindings {
                    .file_tier = file_tier,
                    .file_bytes = file_bytes,
                    .least_bytes = least_bytes});
+    spillway::framework::ForkHandlers<Bindings>::install();
   }
+  // For `ForkHandlers`.
+  static typename Site::Leases* leases_if_any() {
+    return Site::is_ready() ? &Site::leases() : nullptr;
+  }
+  static typename Site::Leases::Frame const* frame_of_thread() { return Site::frame(); }
 
   static typename Site::State& installed() {
     if (!Site::is_ready()) {
@@ -96,18 +103,6 @@ struct Bindings {
     }
     for (std::size_t const address : *addresses) {
       leases.set_codec(reinterpret_cast<void*>(address), choice);
-    }
-  }
-
-  static void before_fork() {
-    if (Site::is_ready()) {
-      Site::leases().before_fork();
-    }
-  }
-  static void after_fork(bool is_child) {
-    if (Site::is_ready()) {
-      is_child ? Site::leases().after_fork_in_child(Site::frame())
-               : Site::leases().after_fork_in_parent();
     }
   }
 
@@ -228,9 +223,6 @@ struct Bindings {
     });
     m.def("keep", &keep, release());
     m.def("set_codec", &set_codec);
-    m.def("before_fork", &before_fork);
-    m.def("after_fork_in_parent", [] { after_fork(false); });
-    m.def("after_fork_in_child", [] { after_fork(true); });
     py::class_<Held<Site>>(m, "Held", py::module_local())
         .def(py::init<std::vector<std::size_t> const&>())
         .def("__enter__", &Held<Site>::enter, release())

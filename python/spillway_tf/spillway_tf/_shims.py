@@ -6,7 +6,6 @@ not there when the tensor leaves. Tensors of other allocators are given out as e
 """
 import faulthandler
 import functools
-import os
 
 import numpy as np
 import tensorflow as tf
@@ -115,5 +114,3 @@ def install():
         faulthandler.enable = _reporting_first(faulthandler.enable)
     _base.__dlpack__ = _keeping(_base.__dlpack__)
     tf.experimental.dlpack.to_dlpack = _keeping(tf.experimental.dlpack.to_dlpack)
-    os.register_at_fork(before=C.before_fork, after_in_parent=C.after_fork_in_parent,
-                        after_in_child=C.after_fork_in_child)

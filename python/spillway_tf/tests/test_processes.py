@@ -26,7 +26,7 @@ print("good")
 
 def test_children_of_a_program_whose_threads_work_read_tensors(script):
     done = script(BEGIN + """
-import threading
+import faulthandler, threading
 is_over = threading.Event()
 def work():
     while not is_over.is_set():
@@ -35,9 +35,10 @@ def work():
 workers = [threading.Thread(target=work) for _ in range(2)]
 for w in workers:
     w.start()
-for _ in range(20):
+for _ in range(5):
     pid = os.fork()
     if pid == 0:
+        faulthandler.dump_traceback_later(200, exit=True)  # a hang says where
         good = all(t.numpy()[-1, -1] == i for i, t in enumerate(pile))
         os._exit(0 if good else 1)
     _, status = os.waitpid(pid, 0)
@@ -45,6 +46,29 @@ for _ in range(20):
 is_over.set()
 for w in workers:
     w.join()
+print("good")
+""")
+    assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+def test_garbage_that_is_collected_while_a_process_forks(script):
+    done = script("""
+import gc, os
+gc.disable()  # but for what the handlers do
+def leave_garbage():
+    ring = [tf.fill((1 << 20,), tf.constant(7, tf.uint8))]
+    ring.append(ring)
+def collect():
+    leave_garbage()
+    assert gc.collect() > 0
+    leave_garbage()
+os.register_at_fork(before=collect, after_in_parent=gc.collect, after_in_child=gc.collect)
+""" + BEGIN + """
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if all(t.numpy()[-1, -1] == i for i, t in enumerate(pile)) else 1)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
 print("good")
 """)
     assert done.stdout.strip() == "good", done.stderr[-2000:]

@@ -3,6 +3,7 @@
 
 #include <spillway/core/types.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
+#include <spillway/interop/framework/fork_handlers.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
@@ -35,6 +36,10 @@ class Bindings {
 
   static void define(pybind11::module_& m);
 
+  // For `ForkHandlers`.
+  static Leases* leases_if_any() { return is_installed() ? &installed().leases : nullptr; }
+  static auto const* frame_of_thread() { return &Site::frames(); }
+
  private:
   [[nodiscard]] static State& installed() {
     TORCH_CHECK(Site::state() != nullptr, "spillway_torch.install() has not been called");
@@ -52,6 +57,7 @@ class Bindings {
     TORCH_CHECK(!is_installed(), "spillway_torch is installed already");
     Site::install(
         {{limit, host_limit, file_tier, file_bytes, least_bytes}, ordinal, link_bytes_per_second});
+    spillway::framework::ForkHandlers<Bindings>::install();
     install_sending_converter<Site>();
   }
 
@@ -244,18 +250,6 @@ class Bindings {
     }
     return out;
   }
-
-  static void before_fork() {
-    if (is_installed()) {
-      installed().leases.before_fork();
-    }
-  }
-  static void after_fork(bool is_child) {
-    if (is_installed()) {
-      is_child ? installed().leases.after_fork_in_child(&Site::frames())
-               : installed().leases.after_fork_in_parent();
-    }
-  }
 };
 
 template <class Site>
@@ -315,9 +309,6 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
   m.def("freeze", &freeze, WithoutLock());
   m.def("end_frames_early", [](bool early) { installed().leases.end_frames_early(early); });
-  m.def("before_fork", &before_fork);
-  m.def("after_fork_in_parent", [] { after_fork(false); });
-  m.def("after_fork_in_child", [] { after_fork(true); });
   py::class_<Held<Site>>(m, "Held")
       .def(py::init<py::iterable const&>())
       .def("__enter__", &Held<Site>::enter, WithoutLock())

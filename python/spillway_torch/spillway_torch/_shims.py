@@ -7,7 +7,6 @@ that only tells storages apart gets names in the place of addresses.
 """
 import importlib.abc
 import importlib.util
-import os
 import sys
 import threading
 import weakref
@@ -383,5 +382,3 @@ def install():
         _wrap_dispatch_of_subclasses(torch.Tensor)
         _wrap_dispatch_of_subclasses(TorchDispatchMode)
     _wrap_higher_order_operators()
-    os.register_at_fork(before=_C.before_fork, after_in_parent=_C.after_fork_in_parent,
-                        after_in_child=_C.after_fork_in_child)

@@ -89,6 +89,33 @@ print("good")
     assert out.strip() == "good"
 
 
+def test_garbage_that_is_collected_while_a_process_forks(script):
+    out = script("""
+import gc, os, torch
+gc.disable()  # but for what the handlers do
+def leave_garbage():
+    ring = [torch.full((1 << 20,), 7, dtype=torch.uint8)]
+    ring.append(ring)
+def collect():
+    leave_garbage()
+    assert gc.collect() > 0
+    leave_garbage()
+os.register_at_fork(before=collect, after_in_parent=gc.collect, after_in_child=gc.collect)
+import spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if all(int(t[-1]) == i for i, t in enumerate(pile)) else 1)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+print("good")
+""")
+    assert out.strip() == "good"
+
+
 def test_queues_between_processes(script):
     out = script("""
 import torch, torch.multiprocessing as mp, spillway_torch

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <new>
+
+#include <pthread.h>
+
+namespace spillway::framework {
+
+/// Lets a process fork while its threads use a framework's leases: nobody else is inside of a call
+/// when the child is made, and the child can go on with the leases.
+///
+/// The system calls these handlers immediately before and after the child is made. An interpreter's
+/// own handlers would not do: others run between them and `fork`, and garbage that is collected
+/// there frees storages, for which the leases' lock is needed, which the same thread has by then.
+///
+/// `Site` names the leases, with static functions:
+/// - `leases_if_any()`: a pointer to an `OperandLeases`, or null while there are none.
+/// - `frame_of_thread()`: the frame that the calling thread is inside of, as
+///   `OperandLeases::after_fork_in_child` takes it.
+template <class Site>
+class ForkHandlers {
+ public:
+  /// Registers the handlers, for as long as the process lives. To be called once.
+  ///
+  /// @throws std::bad_alloc
+  static void install() {
+    if (::pthread_atfork(&before, &after_in_parent, &after_in_child) != 0) {
+      throw std::bad_alloc{};
+    }
+  }
+
+ private:
+  /// The leases that this thread has locked. Others may be installed by the time `fork` returns.
+  static auto& locked() {
+    thread_local decltype(Site::leases_if_any()) leases = nullptr;
+    return leases;
+  }
+  static void before() {
+    locked() = Site::leases_if_any();
+    if (locked() != nullptr) {
+      locked()->before_fork();
+    }
+  }
+  static void after_in_parent() {
+    if (locked() != nullptr) {
+      locked()->after_fork_in_parent();
+    }
+  }
+  static void after_in_child() {
+    if (locked() != nullptr) {
+      locked()->after_fork_in_child(Site::frame_of_thread());
+    }
+  }
+};
+
+}  // namespace spillway::framework
