@@ -74,6 +74,13 @@ constexpr bool is_type(dlpack::TypeCode code, int bits, int lanes) {
   return type.code == code && type.bits == bits && type.lanes == lanes;
 }
 
+/// As libraries for device code have their own.
+struct DeviceComplex {
+  using value_type = float;
+  [[nodiscard]] float real() const { return parts[0]; }
+  [[nodiscard]] float imag() const { return parts[1]; }
+  float parts[2];
+};
 struct Triple {
   float x, y, z;
 };
@@ -110,6 +117,7 @@ TEST_SUITE("dlpack") {
     CHECK(is_type<double>(TypeCode::floating_point, 64, 1));
     CHECK(is_type<std::complex<float>>(TypeCode::complex, 64, 1));
     CHECK(is_type<std::complex<double>>(TypeCode::complex, 128, 1));
+    CHECK(is_type<DeviceComplex>(TypeCode::complex, 64, 1));
     CHECK(is_type<std::byte>(TypeCode::opaque, 8, 1));
     CHECK(is_type<Triple>(TypeCode::opaque, 8, 12));
     CHECK(is_type<Large>(TypeCode::opaque, 8, 300));

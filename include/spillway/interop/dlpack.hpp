@@ -7,7 +7,7 @@
 #include <spillway/swappable_tensor.hpp>
 
 #include <array>
-#include <complex>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -72,6 +72,16 @@ struct ManagedTensor {
 static_assert(std::is_standard_layout_v<ManagedTensor> && sizeof(Tensor) == 48 &&
               sizeof(ManagedTensor) == 80);
 
+/// A complex number of any library: `std::complex`, or one for device code such as
+/// `cuda::std::complex`.
+template <class T>
+concept ComplexNumber = std::floating_point<typename T::value_type> &&
+                            sizeof(T) == 2 * sizeof(typename T::value_type) &&
+                        requires(T const z) {
+  { z.real() } -> std::convertible_to<typename T::value_type>;
+  { z.imag() } -> std::convertible_to<typename T::value_type>;
+};
+
 /// The DLPack type of `T`. What C++ has no type of its own for, such as half precision, is opaque,
 /// and a structure of more than one byte is a vector of opaque bytes.
 template <class T>
@@ -86,8 +96,7 @@ template <class T>
     return {TypeCode::unsigned_integer, bits, 1};
   } else if constexpr (std::is_integral_v<T>) {
     return {TypeCode::signed_integer, bits, 1};
-  } else if constexpr (std::is_same_v<T, std::complex<float>> ||
-                       std::is_same_v<T, std::complex<double>>) {
+  } else if constexpr (ComplexNumber<T>) {
     return {TypeCode::complex, bits, 1};
   } else {
     return {TypeCode::opaque, 8, static_cast<std::uint16_t>(sizeof(T))};
