@@ -20,6 +20,7 @@ set(SPILLWAY_HEADERS
     spillway/concepts/pager.hpp
     spillway/concepts/policy_set.hpp
     spillway/concepts/prefetch_policy.hpp
+    spillway/concepts/recompute_policy.hpp
     spillway/core/bits.hpp
     spillway/core/block_heap.hpp
     spillway/core/block_list.hpp
@@ -117,6 +118,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/null_policies.hpp
     spillway/policy/prefetch/reverse_order.hpp
     spillway/policy/prefetch/schedule_lookahead.hpp
+    spillway/policy/recompute/recompute_if_cheaper.hpp
     spillway/schedule/access_schedule.hpp
     spillway/schedule/step_follower.hpp
     spillway/schedule/step_record.hpp

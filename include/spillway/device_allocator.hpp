@@ -73,6 +73,7 @@ class DeviceAllocator {
   using compaction_type = typename Policies::compaction;
   using eviction_type = typename Policies::eviction;
   using prefetch_type = typename Policies::prefetch;
+  using recompute_type = typename Policies::recompute;
 
   static constexpr bool is_thread_safe = !std::is_empty_v<typename Policies::lock>;
   /// Blocks have one address for life, as the policies' arena says.
@@ -105,6 +106,7 @@ class DeviceAllocator {
     /// they are made by default.
     std::optional<prefetch_type> prefetch{};
     std::optional<eviction_type> eviction{};
+    std::optional<recompute_type> recompute{};
     std::optional<fit_type> fit{};  ///< fit and compaction are for arenas that work by them
     std::optional<compaction_type> compaction{};
   };
@@ -708,6 +710,7 @@ DeviceAllocator<Policies>::DeviceAllocator(std::unique_ptr<device_type> owned,
               journal_,
               monitor_,
               chosen(options.eviction),
+              chosen(options.recompute),
               paging_.link_bytes_per_second} {
   journal_.reset_peaks(arena_.reserved_bytes());
 }

@@ -9,6 +9,7 @@
 #include <spillway/policy/fit/segregated_fit.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 
 #include <mutex>
 
@@ -56,6 +57,7 @@ struct PoliciesFor {
   using compaction = SlidingCompaction;
   using eviction = ScheduleEviction;
   using prefetch = ScheduleLookahead;
+  using recompute = RecomputeIfCheaper;
   using lock = std::mutex;
   using observer = NullObserver;
 };

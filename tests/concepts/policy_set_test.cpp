@@ -41,6 +41,9 @@ struct BadEviction : PoliciesArchetype {
 struct BadPrefetch : PoliciesArchetype {
   using prefetch = ObserverArchetype;
 };
+struct BadRecompute : PoliciesArchetype {
+  using recompute = ObserverArchetype;
+};
 struct BadLock : PoliciesArchetype {
   using lock = ObserverArchetype;
 };
@@ -52,6 +55,7 @@ static_assert(!PolicySet<BadFit>);
 static_assert(!PolicySet<BadCompaction>);
 static_assert(!PolicySet<BadEviction>);
 static_assert(!PolicySet<BadPrefetch>);
+static_assert(!PolicySet<BadRecompute>);
 static_assert(!PolicySet<BadLock>);
 static_assert(!PolicySet<BadObserver>);
 

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that leave without a copy and are made again by their recipes.
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/recipes.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
@@ -141,7 +143,51 @@ TEST_SUITE("recipes") {
     }
   };
 
+  /// Makes blocks again whose recipes take less than so much.
+  struct BelowLimit {
+    double most_ns = 0;
+    void on_step(spillway::StepLoad /*load*/) noexcept {}
+    [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
+      return costs.recompute_ns < most_ns;
+    }
+  };
+  template <class Policy>
+  struct DecidedBy : Stepped {
+    using recompute = Policy;
+  };
+  /// Whether a block that its recipe makes again in `cost` leaves by a copy.
+  template <class Policy>
+  bool is_copied(std::chrono::nanoseconds cost, Policy policy = {}) {
+    using Allocator = spillway::DeviceAllocator<DecidedBy<Policy>>;
+    typename Allocator::Options options{.capacity_bytes = 1_MiB};
+    options.host.pinned_bytes = 1_MiB;
+    options.recompute = policy;
+    support::SteppedBench<DecidedBy<Policy>> bench{{.capacity_bytes = 64_MiB}, options};
+    spillway::SwappableBuffer<Allocator> x{bench.allocator, 64_KiB};
+    spillway::SwappableBuffer<Allocator> y{bench.allocator, 64_KiB};
+    bench.write(x, 1);
+    bench.write(y, 2);
+    bench.allocator.set_recipe(
+        y.id(), {x.id()}, cost, [&](Stream on, std::span<void const* const>, void* made) {
+          bench.kernels.write(bench.device, on, made, 64_KiB, 2);
+        });
+    y.swap_out();
+    bool const is_spared = bench.allocator.stats().spared.count == 1;
+    bench.check(y, 2);
+    bench.run();
+    CHECK(is_spared == (bench.allocator.stats().recomputations.count == 1));
+    CHECK(is_spared == (bench.allocator.stats().swap_outs.count == 0));
+    return !is_spared;
+  }
+
   }  // namespace
+
+  TEST_CASE("The recompute policy decides whether a block leaves by its recipe or by a copy") {
+    CHECK(is_copied<spillway::NoRecompute>(0ns));
+    CHECK_FALSE(is_copied<spillway::AlwaysRecompute>(1s));
+    CHECK_FALSE(is_copied(99ns, BelowLimit{100}));
+    CHECK(is_copied(101ns, BelowLimit{100}));
+  }
 
   TEST_CASE("A block with a recipe leaves without a copy, and its next use makes it again") {
     Pair bench;

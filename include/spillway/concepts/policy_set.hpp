@@ -8,6 +8,7 @@
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 
 #include <concepts>
 
@@ -36,6 +37,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// |              |                                       | `CostEviction`                       |
 /// | `prefetch`   | which blocks come in ahead of need    | `ScheduleLookahead`, `ReverseOrder`, |
 /// |              |                                       | `NoPrefetch`                         |
+/// | `recompute`  | which blocks are made again by their  | `RecomputeIfCheaper`, `NoRecompute`, |
+/// |              | recipes instead of copied             | `AlwaysRecompute`                    |
 /// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
 /// | `observer`   | who receives records                  | `NullObserver`, `Timeline`,          |
 /// |              |                                       | `NvtxMarks`                          |
@@ -43,6 +46,7 @@ template <class S>
 concept PolicySet = DeviceApi<typename S::device> && FitPolicy<typename S::fit> &&
     CompactionPolicy<typename S::compaction> && Arena<ArenaOf<S>> &&
     EvictionPolicy<typename S::eviction> && PrefetchPolicy<typename S::prefetch> &&
-    LockPolicy<typename S::lock> && Observer<typename S::observer>;
+    RecomputePolicy<typename S::recompute> && LockPolicy<typename S::lock> &&
+    Observer<typename S::observer>;
 
 }  // namespace spillway

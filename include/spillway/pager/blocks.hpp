@@ -6,6 +6,7 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/concepts/pager.hpp>
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/core/block_table.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
@@ -60,6 +61,7 @@ class Blocks {
   using Device = typename Policies::device;
   using Arena = ArenaOf<Policies>;
   using Eviction = typename Policies::eviction;
+  using Recompute = typename Policies::recompute;
   using Prefetcher = StreamPrefetcher<typename Policies::prefetch>;
   using MonitorType = Monitor<typename Policies::lock>;
 
@@ -77,6 +79,7 @@ class Blocks {
          Journal<Policies>& journal,
          MonitorType& monitor,
          Eviction eviction = {},
+         Recompute recompute = {},
          double link_bytes_per_second = 25e9)
       : device_{device},
         arena_{arena},
@@ -85,6 +88,7 @@ class Blocks {
         journal_{journal},
         monitor_{monitor},
         eviction_{std::move(eviction)},
+        recompute_{std::move(recompute)},
         link_bytes_per_second_{link_bytes_per_second} {}
   Blocks(Blocks const&) = delete;
   Blocks& operator=(Blocks const&) = delete;
@@ -239,7 +243,7 @@ class Blocks {
 
   void begin_step() {
     prefetcher_.begin_step();
-    watch_link();
+    report_load();
     plan_ = &Blocks::plan_step;
     count_stuck_bytes();
     plan();
@@ -261,17 +265,18 @@ class Blocks {
   [[nodiscard]] bool may_drop(BlockId id) const noexcept {
     return table_.find(id)->recipe != nullptr && recipes_.may_drop(id, plannable_bytes());
   }
-  /// Whether that costs less than a copy. Making the bytes keeps the device from other work; a copy
-  /// can overlap with it, but takes the link from other copies.
+  /// Whether it should, as the recompute policy says.
   [[nodiscard]] bool should_drop(BlockId id) const noexcept {
-    if (is_link_idle_ || !may_drop(id)) {
+    if (!may_drop(id)) {
       return false;
     }
-    double link_ns = static_cast<double>(table_.find(id)->bytes) / link_bytes_per_second_;
-    if (CodingId const coding = table_.find(id)->coding; coding != CodingId{}) {
-      link_ns *= pool_.stored_share(coding);
+    BlockRecord const& block = *table_.find(id);
+    double copy_ns = link_ns(static_cast<double>(block.bytes));
+    if (block.coding != CodingId{}) {
+      copy_ns *= pool_.stored_share(block.coding);
     }
-    return static_cast<double>(recipes_.cost_ns(id)) <= 1e9 * link_ns;
+    return recompute_.prefers_recompute(
+        {.copy_ns = copy_ns, .recompute_ns = static_cast<double>(recipes_.cost_ns(id))});
   }
 
   /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
@@ -554,16 +559,17 @@ class Blocks {
       });
     }
   }
-  /// Notes whether all that could have crossed the link in the step that ends would have taken a
-  /// small part of the time that its work is known to take. Then copies hide behind the work.
-  void watch_link() noexcept {
-    constexpr double small_part = 0.25;
+  [[nodiscard]] double link_ns(double bytes) const noexcept {
+    return 1e9 * bytes / link_bytes_per_second_;
+  }
+  /// Tells the recompute policy what the step that ends has done.
+  void report_load() noexcept {
     Stats const& stats = journal_.stats();
     std::uint64_t const out = stats.swap_outs.bytes + stats.spared.bytes;
     std::uint64_t const in = stats.swap_ins.bytes + stats.recomputations.bytes;
     auto const bytes = static_cast<double>(std::max(out - step_out_bytes_, in - step_in_bytes_));
-    auto const work_ns = static_cast<double>(recipes_.take_stated_ns());
-    is_link_idle_ = 1e9 * bytes / link_bytes_per_second_ < small_part * work_ns;
+    recompute_.on_step(
+        {.link_ns = link_ns(bytes), .work_ns = static_cast<double>(recipes_.take_stated_ns())});
     step_out_bytes_ = out;
     step_in_bytes_ = in;
   }
@@ -582,13 +588,13 @@ class Blocks {
   BlockTable<BlockRecord> table_;
   Recipes recipes_{table_};
   Eviction eviction_;
+  Recompute recompute_;
   double link_bytes_per_second_;
   std::size_t on_host_count_ = 0;
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
   std::uint64_t step_out_bytes_ = 0;  // that had crossed the link, or been spared that, by the step
   std::uint64_t step_in_bytes_ = 0;
-  bool is_link_idle_ = false;
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;
 };

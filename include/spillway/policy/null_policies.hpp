@@ -5,6 +5,7 @@
 #include <spillway/concepts/observer.hpp>
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
@@ -57,9 +58,16 @@ class NoPrefetch {
   [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 0; }
 };
 
+/// A recompute policy by which blocks are copied, unless no copy can be kept.
+struct NoRecompute {
+  void on_step(StepLoad /*load*/) noexcept {}
+  [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return false; }
+};
+
 static_assert(LockPolicy<NullLock>);
 static_assert(Observer<NullObserver>);
 static_assert(CompactionPolicy<NoCompaction>);
 static_assert(PrefetchPolicy<NoPrefetch>);
+static_assert(RecomputePolicy<NoRecompute>);
 
 }  // namespace spillway

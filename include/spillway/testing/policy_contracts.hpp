@@ -26,6 +26,7 @@
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/range_table.hpp>
@@ -510,6 +511,29 @@ TEST_CASE_TEMPLATE_DEFINE("EvictionPolicy: ", P, eviction_policy_contract) {
     P moved{std::move(policy)};
     CHECK(drain(moved, anyone) == drain(same, anyone));
   }
+}
+
+TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
+  using namespace spillway;
+  P policy;
+  for (StepLoad const load : {StepLoad{}, StepLoad{100, 0}, StepLoad{0, 100}, StepLoad{100, 100}}) {
+    policy.on_step(load);
+    for (double const copy_ns : {1., 50., 100.}) {
+      for (double const recompute_ns : {1., 50., 100.}) {
+        CAPTURE(copy_ns);
+        CAPTURE(recompute_ns);
+        bool const is_preferred = policy.prefers_recompute({copy_ns, recompute_ns});
+        CHECK(policy.prefers_recompute({copy_ns, recompute_ns}) == is_preferred);
+        if (is_preferred) {
+          CHECK(policy.prefers_recompute({2 * copy_ns, recompute_ns}));
+          CHECK(policy.prefers_recompute({copy_ns, recompute_ns / 2}));
+        }
+      }
+    }
+  }
+  bool const is_preferred = policy.prefers_recompute({100, 50});
+  P const moved{std::move(policy)};
+  CHECK(moved.prefers_recompute({100, 50}) == is_preferred);
 }
 
 TEST_CASE_TEMPLATE_DEFINE("PrefetchPolicy: ", P, prefetch_policy_contract) {

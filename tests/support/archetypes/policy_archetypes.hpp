@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/core/range_table.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
@@ -96,6 +97,15 @@ class PrefetchArchetype : MovableOnly {
 
  private:
   std::vector<BlockId> ids_;
+};
+
+/// Makes a block again if that takes less than a copy.
+class RecomputeArchetype : MovableOnly {
+ public:
+  void on_step(StepLoad /*load*/) noexcept {}
+  bool prefers_recompute(RecomputeCosts costs) const noexcept {
+    return costs.recompute_ns < costs.copy_ns;
+  }
 };
 
 struct ObserverArchetype : NotCopyable {
@@ -225,6 +235,7 @@ struct PoliciesArchetype {
   using compaction = CompactionArchetype;
   using eviction = EvictionArchetype;
   using prefetch = PrefetchArchetype;
+  using recompute = RecomputeArchetype;
   using lock = LockArchetype;
   using observer = ObserverArchetype;
 };

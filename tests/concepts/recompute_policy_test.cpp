@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/policy/null_policies.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
+#include <spillway/testing/policy_contracts.hpp>
+
+#include <doctest/doctest.h>
+
+#include <support/archetypes/policy_archetypes.hpp>
+#include <support/concept_checks.hpp>
+
+namespace {
+
+using namespace spillway;
+using spillway::test::RecomputeArchetype;
+
+static_assert(RecomputePolicy<RecomputeArchetype>);
+
+static_assert(!RecomputePolicy<spillway::test::NotMovable<NoRecompute>>);
+
+}  // namespace
+
+TEST_SUITE("recompute_policy") {
+  TEST_CASE("RecomputePolicy: each member is asked for") {
+    CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, on_step);
+    CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, prefers_recompute);
+  }
+
+  TEST_CASE("RecomputePolicy: what may throw, or changes by being asked, is refused") {
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(StepLoad));
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
+  }
+
+  TEST_CASE_TEMPLATE_INVOKE(recompute_policy_contract,
+                            NoRecompute,
+                            RecomputeIfCheaper,
+                            AlwaysRecompute,
+                            RecomputeArchetype);
+
+  TEST_CASE("NoRecompute: a copy is preferred, whatever it takes") {
+    CHECK_FALSE(NoRecompute{}.prefers_recompute({.copy_ns = 1e9, .recompute_ns = 0}));
+  }
+}
