@@ -158,13 +158,13 @@ TEST_SUITE("recipes") {
   /// Whether a block that its recipe makes again in `cost` leaves by a copy.
   template <class Policy>
   bool is_copied(std::chrono::nanoseconds cost, Policy policy = {}) {
-    using Allocator = spillway::DeviceAllocator<DecidedBy<Policy>>;
-    typename Allocator::Options options{.capacity_bytes = 1_MiB};
+    using Decided = spillway::DeviceAllocator<DecidedBy<Policy>>;
+    typename Decided::Options options{.capacity_bytes = 1_MiB};
     options.host.pinned_bytes = 1_MiB;
     options.recompute = policy;
     support::SteppedBench<DecidedBy<Policy>> bench{{.capacity_bytes = 64_MiB}, options};
-    spillway::SwappableBuffer<Allocator> x{bench.allocator, 64_KiB};
-    spillway::SwappableBuffer<Allocator> y{bench.allocator, 64_KiB};
+    spillway::SwappableBuffer<Decided> x{bench.allocator, 64_KiB};
+    spillway::SwappableBuffer<Decided> y{bench.allocator, 64_KiB};
     bench.write(x, 1);
     bench.write(y, 2);
     bench.allocator.set_recipe(
