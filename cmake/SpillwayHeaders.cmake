@@ -119,6 +119,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/prefetch/reverse_order.hpp
     spillway/policy/prefetch/schedule_lookahead.hpp
     spillway/policy/recompute/recompute_if_cheaper.hpp
+    spillway/policy/recompute/tuned_recompute.hpp
     spillway/schedule/access_schedule.hpp
     spillway/schedule/step_follower.hpp
     spillway/schedule/step_record.hpp

@@ -130,7 +130,7 @@ void print_table(Arguments const& arguments,
   std::printf("  swapped out     %12.1f MiB\n", mib(result.total.swapped_out_bytes));
   std::printf("  swapped in      %12.1f MiB\n", mib(result.total.swapped_in_bytes));
   std::printf("  dropped         %12.1f MiB\n", mib(result.total.dropped_bytes));
-  if (arguments.settings.recompute) {
+  if (arguments.settings.recompute != replay::Recompute::none) {
     std::printf("  recomputed      %12.1f MiB in %.1f ms\n",
                 mib(result.recomputed_bytes),
                 ms(result.recompute_ns));
@@ -168,6 +168,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
                                                           {"size", replay::Eviction::size},
                                                           {"cost", replay::Eviction::cost},
                                                           {"schedule", replay::Eviction::schedule}};
+  std::map<std::string, replay::Recompute> const recomputes{{"none", replay::Recompute::none},
+                                                            {"cheaper", replay::Recompute::cheaper},
+                                                            {"tuned", replay::Recompute::tuned},
+                                                            {"always", replay::Recompute::always}};
   app.add_option(
          "trace", arguments.trace, "CSV file: id,lower,upper,size or step,id,size,weight,kernel_ns")
       ->required();
@@ -184,10 +188,12 @@ void add_options(CLI::App& app, Arguments& arguments) {
       ->transform(command_line::one_of(evictions));
   app.add_flag("--no-swap", arguments.no_swap, "nothing may leave: a full device is an error");
   app.add_flag("--no-compaction", arguments.no_compaction, "nothing moves");
-  app.add_flag("--recompute",
+  app.add_flag("--recompute{tuned}",
                arguments.settings.recompute,
-               "a buffer may leave without a copy, and be made again by the operation of an access "
-               "trace that it begins with, in that operation's kernel time");
+               "whether a buffer may leave without a copy, to be made again by the operation of an "
+               "access trace that it begins with, in that operation's kernel time: where that is "
+               "cheaper than a copy, always, or where the steps get faster by it")
+      ->transform(command_line::one_of(recomputes));
   app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
   app.add_option(
          "--steps", arguments.settings.steps, "how often to repeat the trace; 1, and for a sweep 3")
@@ -345,7 +351,8 @@ int replay_and_report(Arguments& arguments) {
   check(arguments);
   apply_codec(arguments);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
-  if (arguments.settings.recompute && trace.form != replay::Trace::Form::accesses) {
+  if (arguments.settings.recompute != replay::Recompute::none &&
+      trace.form != replay::Trace::Form::accesses) {
     throw std::invalid_argument{
         "--recompute: a trace of lifetimes does not say what makes a buffer"};
   }

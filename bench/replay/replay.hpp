@@ -13,6 +13,9 @@ namespace replay {
 
 enum class Eviction { lru, fifo, size, cost, schedule };
 
+/// What decides between a copy and a recipe.
+enum class Recompute { none, cheaper, tuned, always };
+
 /// What the model takes the host link for unless told, and what plans are priced with.
 inline constexpr double default_link_gbps = 25;
 
@@ -22,11 +25,11 @@ struct Settings {
   Eviction eviction = Eviction::schedule;
   bool swapping = true;
   bool compaction = true;
-  bool recompute = false;  // buffers can be made again by the operation that they begin with
-  std::size_t lookahead_ops = 64;      // 0: no prefetch
-  std::size_t steps = 1;               // how often the trace is repeated
-  std::optional<double> link_gbps;     // each way; the model takes 25 unless told
-  std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
+  Recompute recompute = Recompute::none;  // a recipe is the operation that a buffer begins with
+  std::size_t lookahead_ops = 64;         // 0: no prefetch
+  std::size_t steps = 1;                  // how often the trace is repeated
+  std::optional<double> link_gbps;        // each way; the model takes 25 unless told
+  std::optional<double> kernel_scale;     // of kernel times; the model takes 1, sim none at all
   bool verify = false;
   bool uses_write = false;  // each use may write, so that nothing leaves without a copy
   std::string timeline;     // the model only: a file for what happened when; empty: none

@@ -8,6 +8,8 @@
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
+#include <spillway/policy/recompute/tuned_recompute.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +20,7 @@
 #include <ostream>
 #include <span>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "replay.hpp"
@@ -32,6 +35,35 @@ concept CountsLeaving = requires(O& observer, spillway::BlockId block) {
   { observer.take(block) } -> std::same_as<std::uint64_t>;
 };
 
+/// A recompute policy that is chosen by its name, which is a value.
+class NamedRecompute {
+ public:
+  NamedRecompute() = default;
+  explicit NamedRecompute(Recompute name) {
+    if (name == Recompute::cheaper) {
+      policy_.emplace<spillway::RecomputeIfCheaper>();
+    } else if (name == Recompute::tuned) {
+      policy_.emplace<spillway::TunedRecompute>();
+    } else if (name == Recompute::always) {
+      policy_.emplace<spillway::AlwaysRecompute>();
+    }
+  }
+  void on_step(double step_ns) noexcept {
+    std::visit([step_ns](auto& policy) { policy.on_step(step_ns); }, policy_);
+  }
+  [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
+    return std::visit([costs](auto const& policy) { return policy.prefers_recompute(costs); },
+                      policy_);
+  }
+
+ private:
+  std::variant<spillway::NoRecompute,
+               spillway::RecomputeIfCheaper,
+               spillway::TunedRecompute,
+               spillway::AlwaysRecompute>
+      policy_;
+};
+
 /// Runs a trace through an allocator, operation by operation, on one stream.
 ///
 /// An operation leases all its operands at once, declares those that begin with it, keeps the
@@ -41,7 +73,10 @@ template <class Policies>
 class Replayer {
  public:
   using Device = typename Policies::device;
-  using Allocator = spillway::DeviceAllocator<Policies>;
+  struct WithNamedRecompute : Policies {
+    using recompute = NamedRecompute;
+  };
+  using Allocator = spillway::DeviceAllocator<WithNamedRecompute>;
 
   Replayer(Device& device, Trace const& trace, Settings const& settings, bool has_model_time)
       : device_{device},
@@ -120,6 +155,7 @@ class Replayer {
     options.paging.poison_vacated = settings.verify;
     options.paging.link_bytes_per_second = settings.link_gbps.value_or(default_link_gbps) * 1e9;
     options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = settings.lookahead_ops}};
+    options.recompute = NamedRecompute{settings.recompute};
     return options;
   }
 
@@ -153,7 +189,7 @@ class Replayer {
       }
     }
     leases.clear();
-    if (settings_.recompute) {
+    if (settings_.recompute != Recompute::none) {
       give_recipes(first, last, scaled(operation.kernel_ns));
     }
     for (Operand const* operand = first; operand != last; ++operand) {

@@ -9,7 +9,7 @@
 #include <spillway/policy/fit/segregated_fit.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/schedule_lookahead.hpp>
-#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
+#include <spillway/policy/recompute/tuned_recompute.hpp>
 
 #include <mutex>
 
@@ -57,7 +57,7 @@ struct PoliciesFor {
   using compaction = SlidingCompaction;
   using eviction = ScheduleEviction;
   using prefetch = ScheduleLookahead;
-  using recompute = RecomputeIfCheaper;
+  using recompute = TunedRecompute;
   using lock = std::mutex;
   using observer = NullObserver;
 };

@@ -2,6 +2,7 @@
 #include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/recompute/recompute_if_cheaper.hpp>
+#include <spillway/policy/recompute/tuned_recompute.hpp>
 #include <spillway/testing/policy_contracts.hpp>
 
 #include <doctest/doctest.h>
@@ -27,7 +28,7 @@ TEST_SUITE("recompute_policy") {
   }
 
   TEST_CASE("RecomputePolicy: what may throw, or changes by being asked, is refused") {
-    CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(StepLoad));
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double));
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
   }
@@ -35,6 +36,7 @@ TEST_SUITE("recompute_policy") {
   TEST_CASE_TEMPLATE_INVOKE(recompute_policy_contract,
                             NoRecompute,
                             RecomputeIfCheaper,
+                            TunedRecompute,
                             AlwaysRecompute,
                             RecomputeArchetype);
 

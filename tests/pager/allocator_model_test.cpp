@@ -11,6 +11,7 @@
 #include <spillway/policy/fit/best_fit.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
@@ -40,6 +41,7 @@ using spillway::BlockId;
 
 struct Stepped : spillway::SimPolicies {
   using device = spillway::testing::SteppedSimApi;
+  using recompute = spillway::RecomputeIfCheaper;  // no clock decides: a seed is the same run again
   using lock = spillway::NullLock;
 };
 struct Lru : Stepped {

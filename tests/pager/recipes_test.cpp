@@ -2,6 +2,7 @@
 // Blocks that leave without a copy and are made again by their recipes.
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/recipes.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
@@ -143,10 +144,22 @@ TEST_SUITE("recipes") {
     }
   };
 
+  /// Writes down what it is told of steps.
+  struct TellsSteps {
+    std::vector<double>* told = nullptr;
+    void on_step(double step_ns) noexcept { told->push_back(step_ns); }
+    [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts /*costs*/) const noexcept {
+      return false;
+    }
+  };
+  struct Told : spillway::PoliciesFor<spillway::ModelApi> {
+    using recompute = TellsSteps;
+  };
+
   /// Makes blocks again whose recipes take less than so much.
   struct BelowLimit {
     double most_ns = 0;
-    void on_step(spillway::StepLoad /*load*/) noexcept {}
+    void on_step(double /*step_ns*/) noexcept {}
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
       return costs.recompute_ns < most_ns;
     }
@@ -506,26 +519,20 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("In a step whose copies hide behind its work, blocks are copied") {
-    Pair bench;
-    auto const step = [&](std::chrono::nanoseconds cost) {
-      bench.allocator.begin_step();
-      bench.make(cost);
-      bench.y.swap_out();
-      bench.check(bench.y, 2);
-      bench.write(bench.y, 2);
-    };
-    step(1us);  // a copy of 128 KiB takes 5 us
-    CHECK(bench.recomputations() == 1);
-    step(3us);
-    CHECK(bench.recomputations() == 2);
-    bench.allocator.set_recipe(
-        bench.y.id(), {bench.x.id()}, 1s, [](Stream, std::span<void const* const>, void*) {});
-    step(3us);  // after one of a second of work
-    CHECK(bench.recomputations() == 2);
-    step(3us);
-    CHECK(bench.recomputations() == 3);
-    bench.run();
+  TEST_CASE("The recompute policy is told how long each step took") {
+    spillway::ModelApi device{{.capacity_bytes = 1_MiB}};
+    std::vector<double> told;
+    spillway::DeviceAllocator<Told>::Options options{.capacity_bytes = 1_MiB};
+    options.recompute = TellsSteps{&told};
+    spillway::DeviceAllocator<Told> allocator{device, options};
+    auto const stream = device.create_stream();
+    for (std::uint64_t const kernel_ns : {1'000'000U, 2'000'000U, 0U}) {
+      allocator.begin_step();
+      device.compute(stream, kernel_ns);
+    }
+    CHECK(told == std::vector<double>{0, 1e6, 2e6});
+    allocator.retire_stream(stream);
+    device.destroy_stream(stream);
   }
 
   TEST_CASE("Pressure drops blocks that can be made again") {

@@ -304,8 +304,8 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
 
 
 def replay_ns(program, path, capacity, link_gbps, recompute):
-    """The mean time of the steps after the third, or nothing if the replay found no room."""
-    steps = 8
+    """The mean time of the last four of twenty steps, by which recomputation is tuned, or nothing if there was no room."""
+    steps, last = 20, 4
     done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
                            "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
                           capture_output=True, text=True)
@@ -314,7 +314,7 @@ def replay_ns(program, path, capacity, link_gbps, recompute):
     result = json.loads(done.stdout)
     if not result["completed"]:
         return None
-    return sum(step["simulated_ns"] for step in result["steps"][3:]) / (steps - 3)
+    return sum(step["simulated_ns"] for step in result["steps"][-last:]) / last
 
 
 def known_cases(highspy):

@@ -37,8 +37,9 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// |              |                                       | `CostEviction`                       |
 /// | `prefetch`   | which blocks come in ahead of need    | `ScheduleLookahead`, `ReverseOrder`, |
 /// |              |                                       | `NoPrefetch`                         |
-/// | `recompute`  | which blocks are made again by their  | `RecomputeIfCheaper`, `NoRecompute`, |
-/// |              | recipes instead of copied             | `AlwaysRecompute`                    |
+/// | `recompute`  | which blocks are made again by their  | `TunedRecompute`, `NoRecompute`,     |
+/// |              | recipes instead of copied             | `RecomputeIfCheaper`,                |
+/// |              |                                       | `AlwaysRecompute`                    |
 /// | `lock`       | how threads exclude each other        | `std::mutex`, `NullLock`             |
 /// | `observer`   | who receives records                  | `NullObserver`, `Timeline`,          |
 /// |              |                                       | `NvtxMarks`                          |

@@ -11,22 +11,16 @@ struct RecomputeCosts {
   double recompute_ns = 0;  ///< for its recipe on the device, with the dropped blocks it needs
 };
 
-/// What is known of a step that ends.
-struct StepLoad {
-  double link_ns = 0;  ///< for all that left the device, or for all that came, to cross the link,
-                       ///< whichever is more; recomputed bytes count as if they had crossed it
-  double work_ns = 0;  ///< a part of the device's work: what the recipes given in the step cost
-};
-
 /// Chooses which blocks leave the device without a copy, to be made again by their recipes. Where
 /// no copy can be kept a block is dropped whatever the policy says, rather than that its leaving
 /// fails.
 ///
-/// Given `p` of type `P` (`cp` if const), `StepLoad load` and `RecomputeCosts costs`:
+/// Given `p` of type `P` (`cp` if const), `double step_ns` and `RecomputeCosts costs`:
 ///
 /// | expression                    | must                                            | cost       |
 /// |-------------------------------|-------------------------------------------------|------------|
-/// | `p.on_step(load)`             | note that a step ends                           | O(1)       |
+/// | `p.on_step(step_ns)`          | note that a step begins, and that the one       | O(1)       |
+/// |                               | before it took so long; 0: it is the first      |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
 ///
@@ -36,8 +30,8 @@ struct StepLoad {
 template <class P>
 concept RecomputePolicy =
     std::default_initializable<P> && std::movable<P> &&
-    requires(P p, P const cp, StepLoad load, RecomputeCosts costs) {
-      { p.on_step(load)             } noexcept -> std::same_as<void>;
+    requires(P p, P const cp, double step_ns, RecomputeCosts costs) {
+      { p.on_step(step_ns)          } noexcept -> std::same_as<void>;
       { cp.prefers_recompute(costs) } noexcept -> std::same_as<bool>;
     };
 // clang-format on

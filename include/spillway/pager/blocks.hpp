@@ -243,7 +243,7 @@ class Blocks {
 
   void begin_step() {
     prefetcher_.begin_step();
-    report_load();
+    report_step_time();
     plan_ = &Blocks::plan_step;
     count_stuck_bytes();
     plan();
@@ -562,16 +562,21 @@ class Blocks {
   [[nodiscard]] double link_ns(double bytes) const noexcept {
     return 1e9 * bytes / link_bytes_per_second_;
   }
-  /// Tells the recompute policy what the step that ends has done.
-  void report_load() noexcept {
-    Stats const& stats = journal_.stats();
-    std::uint64_t const out = stats.swap_outs.bytes + stats.spared.bytes;
-    std::uint64_t const in = stats.swap_ins.bytes + stats.recomputations.bytes;
-    auto const bytes = static_cast<double>(std::max(out - step_out_bytes_, in - step_in_bytes_));
-    recompute_.on_step(
-        {.link_ns = link_ns(bytes), .work_ns = static_cast<double>(recipes_.take_stated_ns())});
-    step_out_bytes_ = out;
-    step_in_bytes_ = in;
+  /// Tells the recompute policy how long the step that ends has taken.
+  void report_step_time() noexcept {
+    std::uint64_t const now_ns = work_clock_ns();
+    recompute_.on_step(step_start_ns_.has_value() ? static_cast<double>(now_ns - *step_start_ns_)
+                                                  : 0);
+    step_start_ns_ = now_ns;
+  }
+  /// When the step begins: on the host's clock, or, since a program on a virtual clock waits for
+  /// nothing, when the work before it ends.
+  [[nodiscard]] std::uint64_t work_clock_ns() const noexcept {
+    if constexpr (VirtualClockApi<Device>) {
+      return device_.finish_time_ns();
+    } else {
+      return device_.clock_ns();
+    }
   }
   void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
   /// What blocks with a use ahead may take up.
@@ -593,8 +598,7 @@ class Blocks {
   std::size_t on_host_count_ = 0;
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
-  std::uint64_t step_out_bytes_ = 0;  // that had crossed the link, or been spared that, by the step
-  std::uint64_t step_in_bytes_ = 0;
+  std::optional<std::uint64_t> step_start_ns_;
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;
 };

@@ -55,7 +55,6 @@ class Recipes {
       recipe.operands.push_back(operand);  // in the order in which `make` wants their addresses
     }
     recipe.cost_ns = cost_ns;
-    stated_ns_ += cost_ns;
     recipe.make = std::move(make);
   }
 
@@ -126,9 +125,6 @@ class Recipes {
     unlink(id);
     return id;
   }
-
-  /// The costs of all recipes given since the last call: work that the device has certainly done.
-  [[nodiscard]] std::uint64_t take_stated_ns() noexcept { return std::exchange(stated_ns_, 0); }
 
   /// A recomputation holds a block with leases that its owner does not know of.
   void begin_reading(BlockId id) noexcept { ++at(id).recipe->readers; }
@@ -254,7 +250,6 @@ class Recipes {
 
   BlockTable<BlockRecord>& table_;
   std::vector<BlockId> orphans_;
-  std::uint64_t stated_ns_ = 0;
   std::size_t nodes_ = 0;  // records that have a `Recipe`
 };
 

@@ -13,16 +13,13 @@ TEST_SUITE("recompute_if_cheaper") {
     CHECK_FALSE(policy.prefers_recompute({.copy_ns = 100, .recompute_ns = 101}));
   }
 
-  TEST_CASE("RecomputeIfCheaper: nothing is made again while all copies of a step hide behind a "
-            "quarter of its work") {
-    RecomputeIfCheaper policy;
-    RecomputeCosts const cheap{.copy_ns = 100, .recompute_ns = 1};
-    policy.on_step({.link_ns = 24, .work_ns = 100});
-    CHECK_FALSE(policy.prefers_recompute(cheap));
-    policy.on_step({.link_ns = 25, .work_ns = 100});
-    CHECK(policy.prefers_recompute(cheap));
-    policy.on_step({.link_ns = 0, .work_ns = 0});  // nothing is known of the work
-    CHECK(policy.prefers_recompute(cheap));
+  TEST_CASE("RecomputeIfCheaper: a block is made again if that takes at most a share of a copy") {
+    RecomputeIfCheaper const quarter{0.25};
+    CHECK(quarter.prefers_recompute({.copy_ns = 100, .recompute_ns = 25}));
+    CHECK_FALSE(quarter.prefers_recompute({.copy_ns = 100, .recompute_ns = 26}));
+    RecomputeIfCheaper const none{0};
+    CHECK(none.prefers_recompute({.copy_ns = 100, .recompute_ns = 0}));
+    CHECK_FALSE(none.prefers_recompute({.copy_ns = 100, .recompute_ns = 1}));
   }
 
   TEST_CASE("AlwaysRecompute: a block is made again, whatever that takes") {

@@ -5,30 +5,31 @@
 
 namespace spillway {
 
-/// The default recompute policy: a block is made again if that takes at most the time of one copy,
-/// and if the link is busy.
+/// A recompute policy by which a block is made again if that takes at most a given share of the
+/// time of one copy.
 ///
 /// Making the bytes keeps the device from other work. A copy may hide behind that work, but takes
-/// the link from other copies: while all copies of a step take a small part of its work, they
-/// hide, and nothing is recomputed.
+/// the link from other copies. The share says how much of the one time is worth the other: 1 suits
+/// a link that is always busy, 0 one on which every copy hides.
 class RecomputeIfCheaper {
  public:
-  void on_step(StepLoad load) noexcept {
-    constexpr double small_part = 0.25;
-    is_link_idle_ = load.link_ns < small_part * load.work_ns;
-  }
+  RecomputeIfCheaper() = default;
+  /// @pre `share` >= 0
+  explicit RecomputeIfCheaper(double share) noexcept : share_{share} {}
+
+  void on_step(double /*step_ns*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
-    return !is_link_idle_ && costs.recompute_ns <= costs.copy_ns;
+    return costs.recompute_ns <= share_ * costs.copy_ns;
   }
 
  private:
-  bool is_link_idle_ = false;
+  double share_ = 1;
 };
 
 /// A recompute policy by which every block with a recipe is made again, whatever that costs. To
 /// compare with.
 struct AlwaysRecompute {
-  void on_step(StepLoad /*load*/) noexcept {}
+  void on_step(double /*step_ns*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return true; }
 };
 
