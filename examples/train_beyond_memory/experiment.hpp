@@ -81,7 +81,7 @@ class Experiment {
     return std::max<std::size_t>(bytes / spillway::granule_bytes, 1) * spillway::granule_bytes;
   }
 
-  [[nodiscard]] static typename Allocator::Options allocator_options(Plan const& plan) {
+  [[nodiscard]] typename Allocator::Options allocator_options(Plan const& plan) const {
     typename Allocator::Options options;
     if (plan.capacity_bytes == 0) {
       options.initial_bytes = 0;  // as much as turns out to be needed
@@ -90,6 +90,9 @@ class Experiment {
     options.bounce_bytes = scratch_bytes;
     options.host.initial_pinned_bytes = plan.swapping ? plan.host_bytes : 0;
     options.paging.swapping = plan.swapping;
+    if (options_.link_gbps) {
+      options.paging.link_bytes_per_second = *options_.link_gbps * 1e9;
+    }
     return options;
   }
 
@@ -101,7 +104,8 @@ class Experiment {
   [[nodiscard]] RunReport train(Plan const& plan) {
     auto const device =
         Platform::make_device(plan.capacity_bytes == 0 ? Platform::unlimited_bytes()
-                                                       : plan.capacity_bytes + scratch_bytes);
+                                                       : plan.capacity_bytes + scratch_bytes,
+                              options_.link_gbps);
     if constexpr (requires { device->set_timing(true); }) {
       device->set_timing(plan.recorded);
     }
@@ -113,7 +117,7 @@ class Experiment {
     run.capacity_bytes = plan.capacity_bytes;
     run.swapping = plan.swapping;
     try {
-      SessionType session{*device, allocator};
+      SessionType session{*device, allocator, options_.training.recompute};
       Trainer trainer{session, *data_, options_.training};
       std::size_t const steps = trainer.steps_per_epoch() * options_.training.epochs;
       std::optional<double> last_loss;

@@ -63,6 +63,23 @@ void linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bia
 }
 // [linear end]
 
+/// `y = max(0, x weight + bias)`, which can be made again.
+template <class S, class Tensor>
+void linear_relu(S& session, Tensor const& x, Tensor const& weight, Tensor const& bias, Tensor& y) {
+  using T = typename Tensor::element_type;
+  session.make(
+      [](auto const& policy, auto in, auto w, auto b, auto out) {
+        using Multiply = MultiplyTile<T, typename S::tiling>;
+        for_each_index(
+            policy, Multiply::count(out), Multiply{as_is(in), w, out, b.data, StartFrom::bias});
+        thrust::transform(policy, out.data, out.data + out.size(), out.data, Relu<T>{});
+      },
+      y,
+      x,
+      weight,
+      bias);
+}
+
 /// `y += x weight + bias`.
 template <class S, class Tensor>
 void add_linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bias, Tensor& y) {
@@ -130,18 +147,7 @@ void linear_input_gradient(S& session,
       writes(x_gradient));
 }
 
-/// Replaces what is below 0 by 0.
-template <class S, class Tensor>
-void relu(S& session, Tensor& x) {
-  using T = typename Tensor::element_type;
-  session.run(
-      [](auto const& policy, auto values) {
-        thrust::transform(policy, values.data, values.data + values.size(), values.data, Relu<T>{});
-      },
-      updates(x));
-}
-
-/// Stops the gradient where `relu` made `activation` 0.
+/// Stops the gradient where `linear_relu` made `activation` 0.
 template <class S, class Tensor>
 void relu_gradient(S& session, Tensor const& activation, Tensor& gradient) {
   using T = typename Tensor::element_type;

@@ -62,6 +62,14 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", training.seed, "Seed of the weights and of the order of the pictures")
       ->capture_default_str();
+  app.add_flag("--recompute",
+               training.recompute,
+               "Let what a hidden layer makes leave without a copy, to be computed again, where "
+               "that makes the steps faster");
+  app.add_option("--link-gbps",
+                 options.link_gbps,
+                 "What the host link is taken for each way, in GB/s, and what that of sim has")
+      ->check(command_line::positive_number());
   app.add_flag("--json", is_json, "Print one JSON object");
   return command_line::run(app, argc, argv, [&]() -> int {
     beyond::Dataset const data = beyond::load_dataset(data_path);

@@ -142,9 +142,8 @@ class Network {
     std::size_t const rows = x.extents()[0];
     Kept kept{tensor(rows, shape_.width), tensor(rows, 1), tensor(rows, shape_.width)};
     normalize(*session_, x, kept.normal, kept.inverse_deviation);
-    linear(
+    linear_relu(
         *session_, kept.normal, block.first.weight.value, block.first.bias.value, kept.activation);
-    relu(*session_, kept.activation);
     add_linear(*session_, kept.activation, block.second.weight.value, block.second.bias.value, x);
     return kept;
   }

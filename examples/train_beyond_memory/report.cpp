@@ -90,6 +90,7 @@ void print_runs(std::ostream& out, Report const& report) {
              "swapped out",
              "swapped in",
              "dropped",
+             "recomputed",
              "moved",
              "host waits"});
   for (RunReport const& run : report.runs) {
@@ -105,6 +106,7 @@ void print_runs(std::ostream& out, Report const& report) {
                   mebibytes(stats.swap_outs.bytes),
                   mebibytes(stats.swap_ins.bytes),
                   mebibytes(stats.drops.bytes),
+                  mebibytes(stats.recomputations.bytes),
                   mebibytes(stats.moves.bytes),
                   std::to_string(stats.host_waits)});
     }
@@ -129,6 +131,7 @@ Json to_json(RunReport const& run, std::size_t epochs) {
   json["swapped_out_bytes"] = stats.swap_outs.bytes;
   json["swapped_in_bytes"] = stats.swap_ins.bytes;
   json["dropped_bytes"] = stats.drops.bytes;
+  json["recomputed_bytes"] = stats.recomputations.bytes;
   json["moved_bytes"] = stats.moves.bytes;
   json["host_waits"] = stats.host_waits;
   json["loss_per_epoch"] = losses;

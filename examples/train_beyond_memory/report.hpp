@@ -19,7 +19,8 @@ namespace beyond {
 struct ExperimentOptions {
   std::vector<double> capacities{1.0, 0.5, 0.3, 0.2};  // in peaks of the run without a limit
   TrainingOptions training;
-  std::filesystem::path timeline;  // of the last run; empty: none is written
+  std::optional<double> link_gbps;  // what the host link is taken for
+  std::filesystem::path timeline;   // of the last run; empty: none is written
   std::filesystem::path snapshot;
 };
 

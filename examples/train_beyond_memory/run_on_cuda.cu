@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cuda_execution.cuh"
@@ -23,7 +24,8 @@ struct CudaPlatform {
   [[nodiscard]] static std::size_t unlimited_bytes() {
     return spillway::CudaApi{}.memory_info().free_bytes / 10 * 9;
   }
-  [[nodiscard]] static std::unique_ptr<spillway::CudaApi> make_device(std::size_t) {
+  [[nodiscard]] static std::unique_ptr<spillway::CudaApi> make_device(std::size_t,
+                                                                      std::optional<double>) {
     return std::make_unique<spillway::CudaApi>();
   }
 };

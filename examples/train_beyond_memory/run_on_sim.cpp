@@ -5,7 +5,9 @@
 #include <spillway/sim.hpp>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "experiment.hpp"
@@ -24,9 +26,12 @@ struct SimPlatform {
 
   [[nodiscard]] static std::string name() { return "sim"; }
   [[nodiscard]] static std::size_t unlimited_bytes() { return 16_GiB; }
-  /// A device that has so much memory and no more.
-  [[nodiscard]] static std::unique_ptr<device> make_device(std::size_t memory_bytes) {
-    return std::make_unique<device>(spillway::SimOptions{.capacity_bytes = memory_bytes});
+  /// A device that has so much memory and no more. Its link is as fast as memory unless told.
+  [[nodiscard]] static std::unique_ptr<device> make_device(std::size_t memory_bytes,
+                                                           std::optional<double> link_gbps) {
+    return std::make_unique<device>(spillway::SimOptions{
+        .capacity_bytes = memory_bytes,
+        .link_bytes_per_second = static_cast<std::uint64_t>(link_gbps.value_or(0) * 1e9)});
   }
 };
 

@@ -6,9 +6,13 @@
 #include <spillway/stream.hpp>
 #include <spillway/swappable_tensor.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <tuple>
+#include <typeindex>
+#include <typeinfo>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,6 +26,13 @@ template <class Lease>
 [[nodiscard]] auto matrix(Lease const& lease) {
   return Matrix<typename Lease::element_type>{
       lease.data(), static_cast<Index>(lease.extents()[0]), static_cast<Index>(lease.extents()[1])};
+}
+
+/// What a kernel sees of a tensor that is made again.
+template <class T>
+[[nodiscard]] auto matrix(spillway::TensorView<T, 2> const& view) {
+  return Matrix<T>{
+      view.data_handle(), static_cast<Index>(view.extent(0)), static_cast<Index>(view.extent(1))};
 }
 
 /// One allocator and one stream: where tensors live, and in which order operations run.
@@ -39,8 +50,13 @@ class Session {
   using tensor_type = spillway::SwappableTensor<T, 2, allocator_type>;
 
   /// `device` and `allocator` are not owned and must outlive the session.
-  Session(device_type& device, allocator_type& allocator)
-      : device_{&device}, allocator_{&allocator}, stream_{allocator}, staging_{device} {}
+  /// @param recomputes  whether the results of `make` can be made again
+  Session(device_type& device, allocator_type& allocator, bool recomputes = false)
+      : device_{&device},
+        allocator_{&allocator},
+        stream_{allocator},
+        staging_{device},
+        recomputes_{recomputes} {}
 
   /// Waits for the stream, so that nothing of ours is in use any more.
   ~Session() {
@@ -73,6 +89,28 @@ class Session {
     });
   }
   // [run end]
+
+  // [make]
+  /// Enqueues an operation that makes `result` from `operands` alone, in the order
+  /// `work(thrust_policy, operands..., result)`. While none of the operands changes, `result` may
+  /// leave the device without a copy: the same work makes it again.
+  template <class Work, class Tensor, class... Operands>
+  void make(Work work, Tensor& result, Operands const&... operands) {
+    auto const enqueue = [&] { run(work, reads(operands)..., writes(result)); };
+    if (!recomputes_) {
+      enqueue();
+      return;
+    }
+    result.set_recipe(
+        timed<Work>(enqueue),
+        [device = device_, work](stream_type stream, auto to, auto... from) {
+          Execution::launch(*device, stream, [work, to, from...](auto const& policy) {
+            work(policy, matrix(from)..., matrix(to));
+          });
+        },
+        operands...);
+  }
+  // [make end]
 
   /// Fills `tensor` from the host: `fill(span)` writes its elements, row by row.
   ///
@@ -110,10 +148,28 @@ class Session {
   [[nodiscard]] allocator_type& allocator() const { return *allocator_; }
 
  private:
+  /// Runs `enqueue` and returns what the device takes for `Work`. The first time it runs once more,
+  /// with all operands there, and the host waits for it.
+  template <class Work, class Enqueue>
+  std::chrono::nanoseconds timed(Enqueue enqueue) {
+    enqueue();
+    auto const [cost, is_new] = costs_.try_emplace(std::type_index{typeid(Work)});
+    if (is_new) {
+      synchronize();
+      auto const start = std::chrono::steady_clock::now();
+      enqueue();
+      synchronize();
+      cost->second = std::chrono::steady_clock::now() - start;
+    }
+    return cost->second;
+  }
+
   device_type* device_;
   allocator_type* allocator_;
   spillway::Stream<allocator_type> stream_;
   Staging<device_type> staging_;
+  bool recomputes_;
+  std::unordered_map<std::type_index, std::chrono::nanoseconds> costs_;  // by the kind of work
 };
 
 /// The tensors of a session.

@@ -25,6 +25,7 @@ struct TrainingOptions {
   std::size_t epochs = 15;
   double learning_rate = 1e-3;
   std::uint64_t seed = 1;
+  bool recompute = false;  // what a hidden layer makes may be made again instead of copied
 };
 
 /// What a run has to show.

@@ -14,7 +14,7 @@ import tempfile
 PROGRAM, DEVICE = sys.argv[1:]
 RUN_KEYS = {"capacity_factor", "capacity_bytes", "swapping", "completed", "bitwise_equal", "final_loss",
             "test_accuracy", "step_ms", "swapped_out_bytes", "swapped_in_bytes", "dropped_bytes",
-            "moved_bytes", "host_waits"}
+            "recomputed_bytes", "moved_bytes", "host_waits"}
 
 
 def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess:
@@ -81,6 +81,16 @@ def check_recordings() -> None:
     assert "cannot be opened" in run("--timeline", "/nonexistent/timeline.json", status=2).stderr
 
 
+def check_recomputation() -> None:
+    """Over a link that takes longer than the layers, what they made is computed again, in the same bits."""
+    arguments = ["--epochs", "1", "--blocks", "8", "--capacity", "0.4", "--link-gbps", "0.02", "--json"]
+    copied, made = (json.loads(run(*arguments, *more).stdout)["runs"][1] for more in ([], ["--recompute"]))
+    assert copied["bitwise_equal"] and copied["recomputed_bytes"] == 0, copied
+    assert made["bitwise_equal"] and made["recomputed_bytes"] > 0, made
+    assert made["swapped_out_bytes"] < copied["swapped_out_bytes"], (made, copied)
+    assert "above 0" in run("--link-gbps", "0", status=2).stderr
+
+
 def check_failures() -> None:
     assert "there is no such file" in run("--data", "/nonexistent", status=2).stderr
     assert "above 0" in run("--capacity", "0", status=2).stderr
@@ -104,4 +114,5 @@ check_short_training()
 check_mnist_folder()
 check_table()
 check_recordings()
+check_recomputation()
 check_failures()

@@ -83,6 +83,15 @@ TEST_SUITE("train_beyond_memory layers") {
       }
       check_near(bench.session().values_sync(y), expected.values);
 
+      auto positive = bench.session().tensor<double>(rows, outputs);
+      beyond::linear_relu(bench.session(), dx, dw, db, positive);
+
+      HostMatrix clipped = expected;
+      for (double& value : clipped.values) {
+        value = std::max(value, 0.0);
+      }
+      check_near(bench.session().values_sync(positive), clipped.values);
+
       beyond::add_linear(bench.session(), dx, dw, db, y);
 
       for (double& value : expected.values) {
@@ -206,20 +215,44 @@ TEST_SUITE("train_beyond_memory layers") {
     }
   }
 
-  TEST_CASE("relu: its gradient is that of finite differences") {
+  TEST_CASE("linear_relu: what it made is made again, in the same bits") {
+    Bench bench{std::size_t{1} << 20U, true};
+    auto& session = bench.session();
+    auto const x = bench.tensor(8, 16, random_values<double>(8 * 16, 1));
+    auto const weight = bench.tensor(16, 12, random_values<double>(16 * 12, 2));
+    auto const bias = bench.tensor(1, 12, random_values<double>(12, 3));
+    auto y = session.tensor<double>(8, 12);
+    beyond::linear_relu(session, x, weight, bias, y);
+    auto const made = session.values_sync(y);
+
+    y.swap_out();
+
+    CHECK(session.values_sync(y) == made);
+    CHECK(session.allocator().stats().recomputations.count == 1);
+    CHECK(session.allocator().stats().swap_outs.count == 0);
+  }
+
+  TEST_CASE("relu_gradient: is that of finite differences") {
     Bench bench;
     auto& session = bench.session();
     auto const x = random_values<double>(40, 5);
     auto const weights = random_values<double>(40, 6);
-    auto y = bench.tensor(8, 5, x);
-    beyond::relu(session, y);
+    std::vector<double> identity(5 * 5);
+    for (std::size_t i = 0; i < 5; ++i) {
+      identity[i * 5 + i] = 1;
+    }
+    auto const weight = bench.tensor(5, 5, identity);
+    auto const bias = bench.tensor(1, 5, std::vector<double>(5));
+    auto dx = bench.tensor(8, 5, x);
+    auto y = session.tensor<double>(8, 5);
+    beyond::linear_relu(session, dx, weight, bias, y);
     auto gradient = bench.tensor(8, 5, weights);
 
     beyond::relu_gradient(session, y, gradient);
 
     check_gradient(session.values_sync(gradient), x, [&](auto const& values) {
-      bench.set(y, values);
-      beyond::relu(session, y);
+      bench.set(dx, values);
+      beyond::linear_relu(session, dx, weight, bias, y);
       return dot(session.values_sync(y), weights);
     });
   }

@@ -47,7 +47,7 @@ beyond::Images halves(std::size_t count, std::uint64_t seed) {
   return images;
 }
 
-beyond::TrainingResult train(std::size_t capacity_bytes) {
+beyond::TrainingResult train(std::size_t capacity_bytes, bool recomputes = false) {
   beyond::Dataset const data{
       .name = "halves", .classes = 2, .train = halves(96, 1), .test = halves(50, 2)};
   beyond::TrainingOptions const options{
@@ -56,7 +56,7 @@ beyond::TrainingResult train(std::size_t capacity_bytes) {
       .epochs = 8,
       .learning_rate = 2e-3,
       .seed = 3};
-  Bench bench{capacity_bytes};
+  Bench bench{capacity_bytes, recomputes};
   beyond::Trainer trainer{bench.session(), data, options};
   return trainer.run([](std::size_t, std::optional<double>) {});
 }
@@ -108,11 +108,15 @@ TEST_SUITE("train_beyond_memory network") {
 
     for (std::size_t const part : {2U, 4U, 6U}) {
       CAPTURE(part);
-      beyond::TrainingResult const tight = train(peak / part);
-      CHECK(tight.stats.swap_outs.count > 0);
-      CHECK(tight.step_losses == free.step_losses);
-      CHECK(tight.state == free.state);
-      CHECK(tight.test_accuracy == free.test_accuracy);
+      for (bool const recomputes : {false, true}) {
+        CAPTURE(recomputes);
+        beyond::TrainingResult const tight = train(peak / part, recomputes);
+        CHECK(tight.stats.swap_outs.count > 0);
+        CHECK((tight.stats.recomputations.count > 0) == recomputes);
+        CHECK(tight.step_losses == free.step_losses);
+        CHECK(tight.state == free.state);
+        CHECK(tight.test_accuracy == free.test_accuracy);
+      }
     }
   }
 }

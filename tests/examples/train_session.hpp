@@ -25,10 +25,10 @@ using Tensor = beyond::TensorOf<TestSession, T>;
 /// A simulated device of so much memory, with a session on it.
 class Bench {
  public:
-  explicit Bench(std::size_t capacity_bytes = std::size_t{1} << 20U)
+  explicit Bench(std::size_t capacity_bytes = std::size_t{1} << 20U, bool recomputes = false)
       : device_{{.capacity_bytes = capacity_bytes + bounce_bytes}},
-        allocator_{device_, options(capacity_bytes)},
-        session_{device_, allocator_} {}
+        allocator_{device_, options(capacity_bytes, recomputes)},
+        session_{device_, allocator_, recomputes} {}
 
   [[nodiscard]] TestSession& session() { return session_; }
 
@@ -48,10 +48,13 @@ class Bench {
  private:
   using Allocator = TestSession::allocator_type;
   static constexpr std::size_t bounce_bytes = std::size_t{16} << 10U;
-  static Allocator::Options options(std::size_t capacity_bytes) {
+  static Allocator::Options options(std::size_t capacity_bytes, bool recomputes) {
     Allocator::Options options;
     options.capacity_bytes = capacity_bytes;
     options.bounce_bytes = bounce_bytes;
+    if (recomputes) {
+      options.paging.link_bytes_per_second = 1;  // so that no copy costs less than a recipe
+    }
     return options;
   }
 

@@ -26,9 +26,8 @@ class TensorView {
   using element_type = T;
   using data_handle_type = T*;
 
-  SPILLWAY_HOST_DEVICE constexpr TensorView(T* data,
-                                            Extents<Rank> const& extents,
-                                            Extents<Rank> const& strides) noexcept
+  /// On the host alone: device code may not read a `std::array`.
+  constexpr TensorView(T* data, Extents<Rank> const& extents, Extents<Rank> const& strides) noexcept
       : data_{data} {
     for (std::size_t i = 0; i < Rank; ++i) {
       extents_[i] = extents[i];
