@@ -276,3 +276,20 @@ rpc.shutdown()
     ended = [one.communicate(timeout=300) for one in started]
     assert [one.returncode for one in started] == [0, 0], [error[-2000:] for _, error in ended]
     assert ended[0][0] == "True False\n"
+
+
+def test_a_communication_keeps_no_python_object(world):
+    """The thread that ends it would drop the object, perhaps after the interpreter's end."""
+    out = world("""
+kept, given = object(), torch.ones(4)
+before = sys.getrefcount(kept)
+torch._C._stash_obj_in_tls("context", kept)
+work = dist.all_reduce(given, async_op=True)
+is_there = torch._C._is_key_in_tls("context")
+torch._C._remove_obj_from_tls("context")
+after = sys.getrefcount(kept)
+work.wait()
+print(is_there, after - before)
+end()
+""", 2)
+    assert out == ["True 0"] * 2

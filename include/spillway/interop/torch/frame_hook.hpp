@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
@@ -161,6 +162,24 @@ class ExtendedLease {
 
   typename Leases::Frames frames_;
   typename Leases::Pins pins_;
+};
+
+/// Takes the Python objects out of the thread's local state while it lives.
+///
+/// A communication copies that state, in which a backward pass has left a Python object, and a
+/// thread of the backend drops the copy, under the interpreter's lock. If the interpreter has ended
+/// meanwhile, Python ends that thread, and the C++ runtime the process, by `std::terminate`. Plain
+/// PyTorch can end so, too; leases that end with a communication make it likelier.
+class WithoutPythonObjects {
+ public:
+  WithoutPythonObjects() { State::set_state({}); }
+  WithoutPythonObjects(WithoutPythonObjects const&) = delete;
+  WithoutPythonObjects& operator=(WithoutPythonObjects const&) = delete;
+  ~WithoutPythonObjects() { State::set_state(std::move(objects_)); }
+
+ private:
+  using State = at::impl::ThreadLocalPythonObjects;
+  State objects_ = State::get_state();
 };
 
 /// What the hook remembers for one thread, beside its frames.
@@ -533,7 +552,10 @@ class FrameHook {
     frame.enter(operands);
     bool const is_wait = op.schema().name() == "_c10d_functional::wait_tensor";
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
-    op.redispatchBoxed(next, stack);
+    {
+      WithoutPythonObjects const begins_clean;
+      op.redispatchBoxed(next, stack);
+    }
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
     auto const results = last(*stack, op.schema().returns().size());
     PendingCommunications& pending = Site::hook().communications;
