@@ -106,17 +106,18 @@ TEST_SUITE("train_beyond_memory network") {
     CHECK(free.step_losses.size() == 24);
     CHECK(free.step_losses.back() < free.step_losses.front() / 2);
 
+    auto const check_same = [&](beyond::TrainingResult const& tight) {
+      CHECK(tight.stats.swap_outs.count > 0);
+      CHECK(tight.step_losses == free.step_losses);
+      CHECK(tight.state == free.state);
+      CHECK(tight.test_accuracy == free.test_accuracy);
+    };
     for (std::size_t const part : {2U, 4U, 6U}) {
       CAPTURE(part);
-      for (bool const recomputes : {false, true}) {
-        CAPTURE(recomputes);
-        beyond::TrainingResult const tight = train(peak / part, recomputes);
-        CHECK(tight.stats.swap_outs.count > 0);
-        CHECK((tight.stats.recomputations.count > 0) == recomputes);
-        CHECK(tight.step_losses == free.step_losses);
-        CHECK(tight.state == free.state);
-        CHECK(tight.test_accuracy == free.test_accuracy);
-      }
+      check_same(train(peak / part));
     }
+    beyond::TrainingResult const recomputed = train(peak / 4, true);
+    CHECK(recomputed.stats.recomputations.count > 0);
+    check_same(recomputed);
   }
 }
