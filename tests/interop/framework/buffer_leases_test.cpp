@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <support/buffer_leases_bench.hpp>
+#include <support/fork.hpp>
 #include <support/temporary_folder.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -186,7 +187,7 @@ TEST_SUITE("buffer_leases") {
     auto* const c = bench.make(64_KiB, 3);
     auto* const d = bench.make(128_KiB, 4);
     std::jthread const others{[&](std::stop_token const& stop) {
-      while (!stop.stop_requested()) {
+      while (spillway::test::children_may_allocate && !stop.stop_requested()) {
         (void)bench.read({b, c});
         (void)bench.read({d});
       }

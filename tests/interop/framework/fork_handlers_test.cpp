@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <support/buffer_leases_bench.hpp>
+#include <support/fork.hpp>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,7 +67,7 @@ TEST_SUITE("fork_handlers") {
     auto* const d = bench.make(128_KiB, 4);
     {
       std::jthread const others{[&](std::stop_token const& stop) {
-        while (!stop.stop_requested()) {
+        while (spillway::test::children_may_allocate && !stop.stop_requested()) {
           (void)bench.read({b, c});
           (void)bench.read({d});
         }
