@@ -519,18 +519,37 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
-  TEST_CASE("The recompute policy is told how long each step took") {
-    spillway::ModelApi device{{.capacity_bytes = 1_MiB}};
+  TEST_CASE("The recompute policy is told how long each step took in which it had a choice") {
+    spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
     std::vector<double> told;
     spillway::DeviceAllocator<Told>::Options options{.capacity_bytes = 1_MiB};
+    options.host.pinned_bytes = 1_MiB;
     options.recompute = TellsSteps{&told};
     spillway::DeviceAllocator<Told> allocator{device, options};
     auto const stream = device.create_stream();
-    for (std::uint64_t const kernel_ns : {1'000'000U, 2'000'000U, 0U}) {
+    BlockId const x = allocator.allocate(64_KiB);
+    BlockId const y = allocator.allocate(64_KiB);
+    for (BlockId const block : {x, y}) {
+      (void)allocator.acquire(block, Access::write, stream);
+    }
+    auto const choose = [&] {
+      allocator.set_recipe(
+          y, {x}, 1us, [](auto /*stream*/, std::span<void const* const> /*x*/, void* /*y*/) {});
+      allocator.swap_out(y);
+      (void)allocator.acquire(y, Access::write, stream);
+    };
+    choose();  // before the first step
+    for (std::uint64_t const kernel_ns : {1'000'000U, 2'000'000U, 3'000'000U}) {
       allocator.begin_step();
+      if (kernel_ns != 2'000'000) {
+        choose();
+      }
       device.compute(stream, kernel_ns);
     }
-    CHECK(told == std::vector<double>{0, 1e6, 2e6});
+    allocator.begin_step();
+    CHECK(told == std::vector<double>{0, 1e6, 0, 3e6});
+    allocator.deallocate(y);
+    allocator.deallocate(x);
     allocator.retire_stream(stream);
     device.destroy_stream(stream);
   }

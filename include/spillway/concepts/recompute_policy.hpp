@@ -20,7 +20,8 @@ struct RecomputeCosts {
 /// | expression                    | must                                            | cost       |
 /// |-------------------------------|-------------------------------------------------|------------|
 /// | `p.on_step(step_ns)`          | note that a step begins, and that the one       | O(1)       |
-/// |                               | before it took so long; 0: it is the first      |            |
+/// |                               | before it took so long; 0: it is the first, or  |            |
+/// |                               | the policy was asked nothing in the one before  |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
 ///

@@ -266,10 +266,11 @@ class Blocks {
     return table_.find(id)->recipe != nullptr && recipes_.may_drop(id, plannable_bytes());
   }
   /// Whether it should, as the recompute policy says.
-  [[nodiscard]] bool should_drop(BlockId id) const noexcept {
+  [[nodiscard]] bool should_drop(BlockId id) noexcept {
     if (!may_drop(id)) {
       return false;
     }
+    has_chosen_ = true;
     BlockRecord const& block = *table_.find(id);
     double copy_ns = link_ns(static_cast<double>(block.bytes));
     if (block.coding != CodingId{}) {
@@ -562,11 +563,11 @@ class Blocks {
   [[nodiscard]] double link_ns(double bytes) const noexcept {
     return 1e9 * bytes / link_bytes_per_second_;
   }
-  /// Tells the recompute policy how long the step that ends has taken.
+  /// Tells the recompute policy how long the step that ends has taken, if it had a choice in it.
   void report_step_time() noexcept {
     std::uint64_t const now_ns = work_clock_ns();
-    recompute_.on_step(step_start_ns_.has_value() ? static_cast<double>(now_ns - *step_start_ns_)
-                                                  : 0);
+    bool const is_measured = std::exchange(has_chosen_, false) && step_start_ns_.has_value();
+    recompute_.on_step(is_measured ? static_cast<double>(now_ns - *step_start_ns_) : 0);
     step_start_ns_ = now_ns;
   }
   /// When the step begins: on the host's clock, or, since a program on a virtual clock waits for
@@ -599,6 +600,7 @@ class Blocks {
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
   std::optional<std::uint64_t> step_start_ns_;
+  bool has_chosen_ = false;  // between a copy and a recipe, in this step
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;
 };

@@ -16,9 +16,9 @@ namespace spillway {
 /// What a copy costs depends on what else crosses the link and when, which no rule for a single
 /// block can know; but steps repeat. So a few steps run with each of `shares`, and the one whose
 /// fastest step was the fastest of all stays: with the last share, 0, only what takes no time is
-/// made again, so that recomputation is given up where it does not pay. Tuning begins anew after
-/// `steps_between` steps, since programs change. A program that does not say where its steps begin
-/// keeps the first share.
+/// made again, so that recomputation is given up where it does not pay. Only steps count in which
+/// the policy was asked. Tuning begins anew after `steps_between` of them, since programs change. A
+/// program that does not say where its steps begin keeps the first share.
 class TunedRecompute {
  public:
   static constexpr std::array shares{1.0, 0.1, 0.05, 0.0};
