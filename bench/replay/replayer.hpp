@@ -48,8 +48,8 @@ class NamedRecompute {
       policy_.emplace<spillway::AlwaysRecompute>();
     }
   }
-  void on_step(double step_ns) noexcept {
-    std::visit([step_ns](auto& policy) { policy.on_step(step_ns); }, policy_);
+  void on_step(double step_ns, std::size_t bytes) noexcept {
+    std::visit([&](auto& policy) { policy.on_step(step_ns, bytes); }, policy_);
   }
   [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
     return std::visit([costs](auto const& policy) { return policy.prefers_recompute(costs); },

@@ -28,7 +28,7 @@ TEST_SUITE("recompute_policy") {
   }
 
   TEST_CASE("RecomputePolicy: what may throw, or changes by being asked, is refused") {
-    CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double));
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double, std::size_t));
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
   }

@@ -147,7 +147,10 @@ TEST_SUITE("recipes") {
   /// Writes down what it is told of steps.
   struct TellsSteps {
     std::vector<double>* told = nullptr;
-    void on_step(double step_ns) noexcept { told->push_back(step_ns); }
+    void on_step(double step_ns, std::size_t bytes) noexcept {
+      told->push_back(step_ns);
+      CHECK(bytes == 1_MiB);
+    }
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts /*costs*/) const noexcept {
       return false;
     }
@@ -159,7 +162,7 @@ TEST_SUITE("recipes") {
   /// Makes blocks again whose recipes take less than so much.
   struct BelowLimit {
     double most_ns = 0;
-    void on_step(double /*step_ns*/) noexcept {}
+    void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
       return costs.recompute_ns < most_ns;
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 
 namespace spillway {
 
@@ -15,13 +16,15 @@ struct RecomputeCosts {
 /// no copy can be kept a block is dropped whatever the policy says, rather than that its leaving
 /// fails.
 ///
-/// Given `p` of type `P` (`cp` if const), `double step_ns` and `RecomputeCosts costs`:
+/// Given `p` of type `P` (`cp` if const), `double step_ns`, `std::size_t bytes` and
+/// `RecomputeCosts costs`:
 ///
 /// | expression                    | must                                            | cost       |
 /// |-------------------------------|-------------------------------------------------|------------|
-/// | `p.on_step(step_ns)`          | note that a step begins, and that the one       | O(1)       |
-/// |                               | before it took so long; 0: it is the first, or  |            |
-/// |                               | the policy was asked nothing in the one before  |            |
+/// | `p.on_step(step_ns, bytes)`   | note that a step begins under a limit of        | O(1)       |
+/// |                               | `bytes`, and that the one before it took so     |            |
+/// |                               | long; 0: it is the first, or the policy was     |            |
+/// |                               | asked nothing in the one before                 |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
 ///
@@ -31,8 +34,8 @@ struct RecomputeCosts {
 template <class P>
 concept RecomputePolicy =
     std::default_initializable<P> && std::movable<P> &&
-    requires(P p, P const cp, double step_ns, RecomputeCosts costs) {
-      { p.on_step(step_ns)          } noexcept -> std::same_as<void>;
+    requires(P p, P const cp, double step_ns, std::size_t bytes, RecomputeCosts costs) {
+      { p.on_step(step_ns, bytes)   } noexcept -> std::same_as<void>;
       { cp.prefers_recompute(costs) } noexcept -> std::same_as<bool>;
     };
 // clang-format on

@@ -567,7 +567,8 @@ class Blocks {
   void report_step_time() noexcept {
     std::uint64_t const now_ns = work_clock_ns();
     bool const is_measured = std::exchange(has_chosen_, false) && step_start_ns_.has_value();
-    recompute_.on_step(is_measured ? static_cast<double>(now_ns - *step_start_ns_) : 0);
+    recompute_.on_step(is_measured ? static_cast<double>(now_ns - *step_start_ns_) : 0,
+                       arena_.capacity_bytes());
     step_start_ns_ = now_ns;
   }
   /// When the step begins: on the host's clock, or, since a program on a virtual clock waits for

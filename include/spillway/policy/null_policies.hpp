@@ -60,7 +60,7 @@ class NoPrefetch {
 
 /// A recompute policy by which blocks are copied, unless no copy can be kept.
 struct NoRecompute {
-  void on_step(double /*step_ns*/) noexcept {}
+  void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return false; }
 };
 

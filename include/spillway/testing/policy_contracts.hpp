@@ -517,7 +517,7 @@ TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
   using namespace spillway;
   P policy;
   for (double const step_ns : {0., 0., 100., 100., 1e9, 1., 0., 50., 50., 50., 50., 50., 50.}) {
-    policy.on_step(step_ns);
+    policy.on_step(step_ns, 1024);
     for (double const copy_ns : {1., 50., 100.}) {
       for (double const recompute_ns : {1., 50., 100.}) {
         CAPTURE(copy_ns);

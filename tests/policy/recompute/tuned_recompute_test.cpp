@@ -10,6 +10,8 @@ using namespace spillway;
 
 namespace {
 
+constexpr std::size_t limit = 1024;
+
 /// The largest of the policy's shares at which it makes a block again.
 double share_of(TunedRecompute const& policy) {
   for (double const share : TunedRecompute::shares) {
@@ -26,7 +28,7 @@ std::vector<double> run(TunedRecompute& policy, std::size_t steps, StepNs step_n
   std::vector<double> shares;
   for (std::size_t step = 0; step < steps; ++step) {
     shares.push_back(share_of(policy));
-    policy.on_step(step_ns(shares.back()));
+    policy.on_step(step_ns(shares.back()), limit);
   }
   return shares;
 }
@@ -41,7 +43,7 @@ TEST_SUITE("tuned_recompute") {
     for (double const fastest : TunedRecompute::shares) {
       CAPTURE(fastest);
       TunedRecompute policy;
-      policy.on_step(0);
+      policy.on_step(0, limit);
       auto const tried = run(policy, TunedRecompute::steps_to_tune, [&](double share) {
         return share == fastest ? 90. : 100.;
       });
@@ -54,12 +56,14 @@ TEST_SUITE("tuned_recompute") {
 
   TEST_CASE("TunedRecompute: shares that make no difference leave the first") {
     TunedRecompute policy;
+    policy.on_step(0, limit);
     run(policy, TunedRecompute::steps_to_tune, [](double) { return 100.; });
     CHECK(share_of(policy) == TunedRecompute::shares.front());
   }
 
   TEST_CASE("TunedRecompute: steps in which a share settles are not measured") {
     TunedRecompute policy;
+    policy.on_step(0, limit);
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](double share) {
       bool const is_settling = step++ % steps_of_trial < TunedRecompute::settling_steps;
@@ -70,6 +74,7 @@ TEST_SUITE("tuned_recompute") {
 
   TEST_CASE("TunedRecompute: one step that something else slows does not decide") {
     TunedRecompute policy;
+    policy.on_step(0, limit);
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](double share) {
       bool const is_slowed = step++ % steps_of_trial == TunedRecompute::settling_steps;
@@ -80,6 +85,7 @@ TEST_SUITE("tuned_recompute") {
 
   TEST_CASE("TunedRecompute: tuning begins anew, since a program changes") {
     TunedRecompute policy;
+    policy.on_step(0, limit);
     run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
     CHECK(share_of(policy) == 0);
     auto const kept = run(policy, TunedRecompute::steps_between, [](double) { return 100.; });
@@ -92,8 +98,20 @@ TEST_SUITE("tuned_recompute") {
     CHECK(share_of(policy) == 1);
   }
 
+  TEST_CASE("TunedRecompute: tuning begins anew under another limit") {
+    TunedRecompute policy;
+    policy.on_step(0, limit);
+    run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
+    CHECK(share_of(policy) == 0);
+    policy.on_step(100, limit / 2);
+    CHECK(share_of(policy) == 1);
+    policy.on_step(100, limit / 2);
+    CHECK(share_of(policy) == 1);
+  }
+
   TEST_CASE("TunedRecompute: a program that says of no step keeps the first share") {
     TunedRecompute policy;
+    policy.on_step(0, limit);
     run(policy, 100, [](double) { return 0.; });
     CHECK(share_of(policy) == TunedRecompute::shares.front());
   }

@@ -102,7 +102,7 @@ class PrefetchArchetype : MovableOnly {
 /// Makes a block again if that takes less than a copy.
 class RecomputeArchetype : MovableOnly {
  public:
-  void on_step(double /*step_ns*/) noexcept {}
+  void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return costs.recompute_ns < costs.copy_ns;
   }

@@ -3,6 +3,8 @@
 
 #include <spillway/concepts/recompute_policy.hpp>
 
+#include <cstddef>
+
 namespace spillway {
 
 /// A recompute policy by which a block is made again if that takes at most a given share of the
@@ -17,7 +19,7 @@ class RecomputeIfCheaper {
   /// @pre `share` >= 0
   explicit RecomputeIfCheaper(double share) noexcept : share_{share} {}
 
-  void on_step(double /*step_ns*/) noexcept {}
+  void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return costs.recompute_ns <= share_ * costs.copy_ns;
   }
@@ -29,7 +31,7 @@ class RecomputeIfCheaper {
 /// A recompute policy by which every block with a recipe is made again, whatever that costs. To
 /// compare with.
 struct AlwaysRecompute {
-  void on_step(double /*step_ns*/) noexcept {}
+  void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return true; }
 };
 

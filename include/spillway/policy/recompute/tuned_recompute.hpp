@@ -17,8 +17,9 @@ namespace spillway {
 /// block can know; but steps repeat. So a few steps run with each of `shares`, and the one whose
 /// fastest step was the fastest of all stays: with the last share, 0, only what takes no time is
 /// made again, so that recomputation is given up where it does not pay. Only steps count in which
-/// the policy was asked. Tuning begins anew after `steps_between` of them, since programs change. A
-/// program that does not say where its steps begin keeps the first share.
+/// the policy was asked. Tuning begins anew when the limit changes, and after `steps_between`
+/// steps, since programs change. A program that does not say where its steps begin keeps the first
+/// share.
 class TunedRecompute {
  public:
   static constexpr std::array shares{1.0, 0.1, 0.05, 0.0};
@@ -27,7 +28,12 @@ class TunedRecompute {
   static constexpr std::size_t steps_to_tune = shares.size() * (settling_steps + measured_steps);
   static constexpr std::size_t steps_between = 2000;
 
-  void on_step(double step_ns) noexcept {
+  void on_step(double step_ns, std::size_t bytes) noexcept {
+    if (bytes != limit_bytes_) {
+      limit_bytes_ = bytes;
+      begin_trial(0);
+      return;
+    }
     if (step_ns == 0) {
       return;
     }
@@ -66,6 +72,7 @@ class TunedRecompute {
 
   RecomputeIfCheaper rule_{shares[0]};
   std::array<double, shares.size()> fastest_ns_{};
+  std::size_t limit_bytes_ = 0;
   std::size_t trial_ = 0;  // the share that is tried; past the last: tuned
   std::size_t steps_ = 0;  // that ended in this trial, or since
 };
