@@ -128,12 +128,11 @@ def recompute(programs, traces):
 
     rows = []
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        sweeps = {(name, link): [pool.submit(sweep, name, link, mode) for mode in modes]
-                  for name, *_ in G10 for link in (12, 25, 55)}
-        for name, title, *_ in G10:
-            for link in 12, 25, 55:
-                ratios = zip(*(sweep.result() for sweep in sweeps[name, link]))
-                rows += [[title, f"{link}", f"{part / 10:g}x", *row] for part, row in enumerate(ratios, 2)]
+        sweeps = [(title, link, [pool.submit(sweep, name, link, mode) for mode in modes])
+                  for name, title, *_ in G10 for link in (12, 25, 55)]
+        for title, link, of_modes in sweeps:
+            ratios = zip(*(ratios.result() for ratios in of_modes))
+            rows += [[title, f"{link}", f"{part / 10:g}x", *row] for part, row in enumerate(ratios, 2)]
     return table(["trace", "GB/s each way", "capacity", "copies only", "what is cheaper", "always", "tuned"], rows)
 
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels.hpp"
 #include "multiply.hpp"
@@ -23,6 +24,18 @@ namespace beyond {
 template <class Policy, class F>
 void for_each_index(Policy const& policy, Index n, F f) {
   thrust::for_each_n(policy, thrust::counting_iterator<Index>{0}, n, f);
+}
+
+/// `c = a b`, plus what `start` says: `bias` is one row, unused when starting from zero.
+template <class S, class Policy, class T>
+void multiply(Policy const& policy,
+              LeftFactor<T> a,
+              Matrix<T const> b,
+              Matrix<T> c,
+              std::type_identity_t<T> const* bias,
+              StartFrom start) {
+  using Multiply = MultiplyTile<T, typename S::tiling>;
+  for_each_index(policy, Multiply::count(c), Multiply{a, b, c, bias, start});
 }
 
 template <class S, class Tensor>
@@ -49,12 +62,9 @@ void fill_uniform(S& session, Tensor& tensor, double gain, std::uint64_t seed) {
 /// `y = x weight + bias`.
 template <class S, class Tensor>
 void linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bias, Tensor& y) {
-  using T = typename Tensor::element_type;
   session.run(
       [](auto const& policy, auto in, auto w, auto b, auto out) {
-        using Multiply = MultiplyTile<T, typename S::tiling>;
-        for_each_index(
-            policy, Multiply::count(out), Multiply{as_is(in), w, out, b.data, StartFrom::bias});
+        multiply<S>(policy, as_is(in), w, out, b.data, StartFrom::bias);
       },
       reads(x),
       reads(weight),
@@ -69,9 +79,7 @@ void linear_relu(S& session, Tensor const& x, Tensor const& weight, Tensor const
   using T = typename Tensor::element_type;
   session.make(
       [](auto const& policy, auto in, auto w, auto b, auto out) {
-        using Multiply = MultiplyTile<T, typename S::tiling>;
-        for_each_index(
-            policy, Multiply::count(out), Multiply{as_is(in), w, out, b.data, StartFrom::bias});
+        multiply<S>(policy, as_is(in), w, out, b.data, StartFrom::bias);
         thrust::transform(policy, out.data, out.data + out.size(), out.data, Relu<T>{});
       },
       y,
@@ -83,13 +91,9 @@ void linear_relu(S& session, Tensor const& x, Tensor const& weight, Tensor const
 /// `y += x weight + bias`.
 template <class S, class Tensor>
 void add_linear(S& session, Tensor const& x, Tensor const& weight, Tensor const& bias, Tensor& y) {
-  using T = typename Tensor::element_type;
   session.run(
       [](auto const& policy, auto in, auto w, auto b, auto out) {
-        using Multiply = MultiplyTile<T, typename S::tiling>;
-        for_each_index(policy,
-                       Multiply::count(out),
-                       Multiply{as_is(in), w, out, b.data, StartFrom::old_and_bias});
+        multiply<S>(policy, as_is(in), w, out, b.data, StartFrom::old_and_bias);
       },
       reads(x),
       reads(weight),
@@ -104,10 +108,7 @@ void linear_gradients(
   using T = typename Tensor::element_type;
   session.run(
       [](auto const& policy, auto in, auto dy, auto dw) {
-        using Multiply = MultiplyTile<T, typename S::tiling>;
-        for_each_index(policy,
-                       Multiply::count(dw),
-                       Multiply{transposed(in), dy, dw, nullptr, StartFrom::zero});
+        multiply<S>(policy, transposed(in), dy, dw, nullptr, StartFrom::zero);
       },
       reads(x),
       reads(y_gradient),
@@ -138,9 +139,7 @@ void linear_input_gradient(S& session,
       writes(turned));
   session.run(
       [](auto const& policy, auto dy, auto w, auto dx) {
-        using Multiply = MultiplyTile<T, typename S::tiling>;
-        for_each_index(
-            policy, Multiply::count(dx), Multiply{as_is(dy), w, dx, nullptr, StartFrom::zero});
+        multiply<S>(policy, as_is(dy), w, dx, nullptr, StartFrom::zero);
       },
       reads(y_gradient),
       reads(turned),

@@ -272,7 +272,7 @@ class Blocks {
     }
     has_chosen_ = true;
     BlockRecord const& block = *table_.find(id);
-    double copy_ns = link_ns(static_cast<double>(block.bytes));
+    double copy_ns = 1e9 * static_cast<double>(block.bytes) / link_bytes_per_second_;
     if (block.coding != CodingId{}) {
       copy_ns *= pool_.stored_share(block.coding);
     }
@@ -559,9 +559,6 @@ class Blocks {
         }
       });
     }
-  }
-  [[nodiscard]] double link_ns(double bytes) const noexcept {
-    return 1e9 * bytes / link_bytes_per_second_;
   }
   /// Tells the recompute policy how long the step that ends has taken, if it had a choice in it.
   void report_step_time() noexcept {

@@ -12,6 +12,13 @@ namespace {
 
 constexpr std::size_t limit = 1024;
 
+/// A policy that knows of the limit: the first step begins.
+TunedRecompute begun() {
+  TunedRecompute policy;
+  policy.on_step(0, limit);
+  return policy;
+}
+
 /// The largest of the policy's shares at which it makes a block again.
 double share_of(TunedRecompute const& policy) {
   for (double const share : TunedRecompute::shares) {
@@ -42,8 +49,7 @@ TEST_SUITE("tuned_recompute") {
   TEST_CASE("TunedRecompute: each share is tried, and the one with the fastest step stays") {
     for (double const fastest : TunedRecompute::shares) {
       CAPTURE(fastest);
-      TunedRecompute policy;
-      policy.on_step(0, limit);
+      TunedRecompute policy = begun();
       auto const tried = run(policy, TunedRecompute::steps_to_tune, [&](double share) {
         return share == fastest ? 90. : 100.;
       });
@@ -55,15 +61,13 @@ TEST_SUITE("tuned_recompute") {
   }
 
   TEST_CASE("TunedRecompute: shares that make no difference leave the first") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     run(policy, TunedRecompute::steps_to_tune, [](double) { return 100.; });
     CHECK(share_of(policy) == TunedRecompute::shares.front());
   }
 
   TEST_CASE("TunedRecompute: steps in which a share settles are not measured") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](double share) {
       bool const is_settling = step++ % steps_of_trial < TunedRecompute::settling_steps;
@@ -73,8 +77,7 @@ TEST_SUITE("tuned_recompute") {
   }
 
   TEST_CASE("TunedRecompute: one step that something else slows does not decide") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     std::size_t step = 0;
     run(policy, TunedRecompute::steps_to_tune, [&](double share) {
       bool const is_slowed = step++ % steps_of_trial == TunedRecompute::settling_steps;
@@ -84,8 +87,7 @@ TEST_SUITE("tuned_recompute") {
   }
 
   TEST_CASE("TunedRecompute: tuning begins anew, since a program changes") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
     CHECK(share_of(policy) == 0);
     auto const kept = run(policy, TunedRecompute::steps_between, [](double) { return 100.; });
@@ -99,8 +101,7 @@ TEST_SUITE("tuned_recompute") {
   }
 
   TEST_CASE("TunedRecompute: tuning begins anew under another limit") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
     CHECK(share_of(policy) == 0);
     policy.on_step(100, limit / 2);
@@ -110,8 +111,7 @@ TEST_SUITE("tuned_recompute") {
   }
 
   TEST_CASE("TunedRecompute: a program that says of no step keeps the first share") {
-    TunedRecompute policy;
-    policy.on_step(0, limit);
+    TunedRecompute policy = begun();
     run(policy, 100, [](double) { return 0.; });
     CHECK(share_of(policy) == TunedRecompute::shares.front());
   }

@@ -59,16 +59,13 @@ class TunedRecompute {
  private:
   /// After the last trial its best share stays.
   void begin_trial(std::size_t trial) noexcept {
-    if (trial == shares.size()) {
-      auto const best = std::min_element(fastest_ns_.begin(), fastest_ns_.end());
-      use(static_cast<std::size_t>(best - fastest_ns_.begin()));
-    } else {
-      use(trial);
-    }
+    auto const best = std::min_element(fastest_ns_.begin(), fastest_ns_.end());
+    auto const chosen =
+        trial == shares.size() ? static_cast<std::size_t>(best - fastest_ns_.begin()) : trial;
+    rule_ = RecomputeIfCheaper{shares[chosen]};
     trial_ = trial;
     steps_ = 0;
   }
-  void use(std::size_t share) noexcept { rule_ = RecomputeIfCheaper{shares[share]}; }
 
   RecomputeIfCheaper rule_{shares[0]};
   std::array<double, shares.size()> fastest_ns_{};
