@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/device/host/host_api.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
+#include <spillway/schedule/access_schedule.hpp>
 #include <spillway/sim.hpp>
 
 #include <doctest/doctest.h>
@@ -87,6 +89,28 @@ TEST_SUITE("pager") {
     double free_bytes_ = 0;
   };
 
+  /// The default policy. It writes down within which budgets it was asked for plans.
+  struct Asked : spillway::SlidingCompaction {
+    std::vector<std::uint64_t>* budgets = nullptr;
+
+    [[nodiscard]] std::optional<spillway::LayoutPlan>
+    plan(spillway::Layout const& layout, std::uint32_t count, std::uint64_t budget) {
+      budgets->push_back(budget);
+      return SlidingCompaction::plan(layout, count, budget);
+    }
+  };
+
+  /// Wants one block to be brought in.
+  struct Wish : spillway::NoPrefetch {
+    BlockId const* wanted = nullptr;
+
+    template <class Visit>
+    void candidates(spillway::AccessSchedule const& /*schedule*/, Visit visit) const {
+      (void)visit(*wanted, std::uint64_t{1000});
+    }
+    [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 1_MiB; }
+  };
+
   }  // namespace
 
   TEST_CASE(
@@ -104,16 +128,6 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE("Reclaimer: blocks move only where it takes no longer than to evict a neighbour") {
-    /// The default policy. It writes down within which budgets it was asked for plans.
-    struct Asked : spillway::SlidingCompaction {
-      std::vector<std::uint64_t>* budgets = nullptr;
-
-      [[nodiscard]] std::optional<spillway::LayoutPlan>
-      plan(spillway::Layout const& layout, std::uint32_t count, std::uint64_t budget) {
-        budgets->push_back(budget);
-        return SlidingCompaction::plan(layout, count, budget);
-      }
-    };
     struct Policies : Planned {
       using compaction = Asked;
     };
@@ -152,6 +166,54 @@ TEST_SUITE("pager") {
     CHECK(allocator.stats().swap_outs.count == 1 - moved_blocks);
     for (BlockId const id : blocks) {
       allocator.deallocate(id);
+    }
+    allocator.retire_stream(stream);
+  }
+
+  TEST_CASE(
+      "Reclaimer: a search in vain for a prefetch is not repeated while memory looks the same") {
+    struct Policies : Planned {
+      using device = spillway::HostApi;
+      using compaction = Asked;
+      using prefetch = Wish;
+    };
+    std::vector<std::uint64_t> budgets;
+    BlockId wanted{};
+    spillway::HostApi device;
+    spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
+    options.host.pinned_bytes = 1_MiB;
+    options.compaction.emplace().budgets = &budgets;
+    options.prefetch.emplace().wanted = &wanted;
+    options.paging.link_bytes_per_second = 1_GiB;
+    options.paging.device_bytes_per_second = 1_GiB / 2.0;  // to move a block costs as to evict two
+    spillway::DeviceAllocator<Policies> allocator{device, options};
+    auto const stream = device.create_stream();
+    std::vector<BlockId> blocks;
+    auto const use = [&](BlockId id) { (void)allocator.acquire(id, Access::write, stream); };
+    for (std::size_t i = 0; i <= 14; ++i) {
+      blocks.push_back(allocator.declare(i == 0 ? 8_KiB : 4_KiB));
+      use(blocks.back());
+    }
+    (void)allocator.swap_out(blocks[0]);
+    blocks.push_back(allocator.declare(4_KiB));
+    use(blocks.back());
+    allocator.deallocate(std::exchange(blocks[8], {}));
+    wanted = blocks[0];
+
+    use(blocks[1]);
+    REQUIRE(budgets.size() == 1);
+    use(blocks[2]);
+    use(blocks[3]);
+    CHECK(budgets.size() == 1);
+
+    allocator.deallocate(std::exchange(blocks[12], {}));
+    use(blocks[4]);
+    CHECK(budgets.size() == 2);
+
+    for (BlockId const id : blocks) {
+      if (id != BlockId{}) {
+        allocator.deallocate(id);
+      }
     }
     allocator.retire_stream(stream);
   }

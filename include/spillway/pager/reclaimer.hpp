@@ -2,7 +2,9 @@
 #pragma once
 
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/bits.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/stats.hpp>
@@ -14,6 +16,7 @@
 #include <spillway/pager/transfers.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -244,13 +247,34 @@ class Reclaimer {
     };
   }
 
+  /// What a search for blocks to move looked for, and what it saw of the arena.
+  struct Search {
+    std::size_t bytes = 0;
+    std::size_t most_ranges = 0;
+    std::size_t free_bytes = 0;
+    std::byte* window = nullptr;  // the neighbours that are cheapest to evict, and their price
+    std::uint64_t price = 0;
+
+    friend bool operator==(Search const&, Search const&) noexcept = default;
+  };
+
   /// A plan that makes room by moving blocks, in no more time than it takes to evict `instead`.
   /// That limit also ends the search for the plan.
+  ///
+  /// Where a search takes the program's time, one that was in vain is not repeated while the arena
+  /// looks the same. Leases and places may have changed, but most searches are for one prefetch that
+  /// is tried after each operation, and to evict `instead` costs no more than a plan might.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
                                      std::size_t most_ranges,
-                                     std::optional<EvictionWindow> const& instead) const {
+                                     std::optional<EvictionWindow> const& instead) {
     std::optional<typename Arena::plan_type> plan;
-    if (options_.compaction) {
+    Search search;
+    Search* vain = nullptr;
+    if (CallerStreamApi<Device> && instead) {
+      search = {bytes, most_ranges, arena_.free_bytes(), instead->address, instead->cost};
+      vain = &vain_searches_[place_of(search)];
+    }
+    if (options_.compaction && !(vain != nullptr && *vain == search)) {
       std::size_t budget_bytes = options_.compaction_budget_bytes;
       if (instead) {
         double const swap_seconds =
@@ -261,8 +285,15 @@ class Reclaimer {
         }
       }
       plan = arena_.plan_compaction(bytes, budget_bytes, can_move(), most_ranges);
+      if (!plan && vain != nullptr) {
+        *vain = search;
+      }
     }
     return plan;
+  }
+  [[nodiscard]] static std::size_t place_of(Search const& search) noexcept {
+    auto const window = reinterpret_cast<std::uintptr_t>(search.window);
+    return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ window)) % most_vain_searches;
   }
 
   /// How many ranges are worth being searched as a whole for room for `bytes`.
@@ -586,6 +617,9 @@ class Reclaimer {
 
   using Unlocked = typename MonitorType::Unlocked;
 
+  // Each search has one place here; the last in vain keeps it.
+  static constexpr std::size_t most_vain_searches = 64;
+
   Device& device_;
   StreamOrder<Device>& order_;
   Arena& arena_;
@@ -594,6 +628,7 @@ class Reclaimer {
   Journal<Policies>& journal_;
   MonitorType& monitor_;
   PagerOptions const& options_;
+  std::array<Search, most_vain_searches> vain_searches_{};
 };
 
 }  // namespace spillway::detail
