@@ -70,7 +70,8 @@ struct Answer {
   std::vector<bool> chosen;
 };
 
-Answer solve(Problem const& problem) {
+Answer solve(Problem const& problem,
+             std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max()) {
   AbsenceSet absences;
   absences.clear();
   for (Absence const& absence : problem.absences) {
@@ -79,7 +80,7 @@ Answer solve(Problem const& problem) {
   absences.close(problem.excess.size());
   AbsenceCover cover;
   Answer answer{};
-  answer.is_covered = cover.choose(problem.excess, absences);
+  answer.is_covered = cover.choose(problem.excess, absences, most_bytes);
   answer.bytes = absences.chosen_bytes();
   answer.chosen.resize(problem.absences.size());
   for (Absence const& absence : absences) {
@@ -296,6 +297,33 @@ TEST_SUITE("plan") {
     }
     MESSAGE("over the best by ", static_cast<double>(total) / static_cast<double>(best_total) - 1);
     CHECK(total * 100 <= best_total * 102);
+  }
+
+  TEST_CASE("AbsenceCover: a choice is given up only if none of so few bytes exists") {
+    std::uint64_t const seed = 314159;
+    INFO("seed ", seed);
+    std::mt19937_64 random{seed};
+    int given_up = 0;
+    int made = 0;
+    for (int i = 0; i < 300; ++i) {
+      Problem const problem = random_problem(random, 1 + random() % 12, 1 + random() % 12);
+      auto const unbounded = solve(problem);
+      if (unbounded.bytes == 0 || !unbounded.is_covered) {
+        continue;
+      }
+      auto const most_bytes = static_cast<std::int64_t>(random() % 200);
+      auto const answer = solve(problem, most_bytes);
+      if (answer.is_covered) {
+        CHECK(answer.chosen == unbounded.chosen);
+        ++made;
+      } else {
+        CHECK(answer.bytes == 0);
+        CHECK(best_of_all(problem) > most_bytes);
+        ++given_up;
+      }
+    }
+    CHECK(made > 20);
+    CHECK(given_up > 20);
   }
 
   TEST_CASE("AbsenceCover: the same problem has the same answer") {

@@ -302,14 +302,20 @@ class BasicAbsenceCover {
  public:
   /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
   /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
-  /// it are chosen.
+  /// it are chosen. If more than `most_bytes` would have to be away even if blocks could be divided,
+  /// none is chosen.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
-  bool choose(std::vector<std::int64_t> const& excess, AbsenceSet& absences) {
+  bool choose(std::vector<std::int64_t> const& excess,
+              AbsenceSet& absences,
+              std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max()) {
     queue_.reserve(absences.size());
     returning_.resize(excess.size() + 1);
     std::int64_t const bound = least_if_divisible(excess, absences);
+    if (bound > most_bytes) {
+      return false;
+    }
     std::int64_t const enough = bound + bound / good_enough;
     bool const is_covered = choose_greedily(excess, absences);
     absences.find_slack(excess);

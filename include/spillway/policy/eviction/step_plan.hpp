@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -97,6 +98,7 @@ class BasicStepPlan {
 
  private:
   static constexpr std::uint32_t none = StepRecord::none;
+  static constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 
   /// The state of a role of the record when the plan starts.
   struct Standing {
@@ -278,13 +280,15 @@ class BasicStepPlan {
 
   /// Chooses among the absences, with blocks back early if that costs little.
   void choose(StepRecord const& record, std::size_t capacity_bytes) {
-    std::optional<double> const least = choose(record, capacity_bytes, 0);
+    std::optional<std::int64_t> const least = choose(record, capacity_bytes, 0, most);
     if (!least) {
       return;
     }
     auto const costs_little = [&](std::uint32_t ahead, double extra) {
-      std::optional<double> const bytes = choose(record, capacity_bytes, ahead);
-      bool const is_taken = bytes && *bytes <= *least * (1.0 + extra);
+      auto const most_bytes =
+          static_cast<std::int64_t>(static_cast<double>(*least) * (1.0 + extra));
+      std::optional<std::int64_t> const bytes = choose(record, capacity_bytes, ahead, most_bytes);
+      bool const is_taken = bytes && *bytes <= most_bytes;
       if (is_taken) {
         find_returns(record, ahead);
       }
@@ -295,7 +299,7 @@ class BasicStepPlan {
         costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
       return;
     }
-    choose(record, capacity_bytes, 0);
+    choose(record, capacity_bytes, 0, most);
     find_returns(record, 0);
   }
 
@@ -357,10 +361,12 @@ class BasicStepPlan {
     }
   }
 
-  /// Plans with blocks back `ahead` uses early. @returns the bytes that are swapped in, or nothing
-  /// if the excess cannot be taken away
-  std::optional<double>
-  choose(StepRecord const& record, std::size_t capacity_bytes, std::uint32_t ahead) {
+  /// Plans with blocks back `ahead` uses early. @returns the bytes that are swapped in; nothing if
+  /// the excess cannot be taken away, or if it is known soon that it takes more than `most_bytes`
+  std::optional<std::int64_t> choose(StepRecord const& record,
+                                     std::size_t capacity_bytes,
+                                     std::uint32_t ahead,
+                                     std::int64_t most_bytes) {
     find_excess(record, capacity_bytes, ahead);
     absences_.clear();
     each_absence(
@@ -376,14 +382,14 @@ class BasicStepPlan {
           }
         });
     absences_.close(excess_.size());
-    bool const is_covered = cover_.choose(excess_, absences_);
+    bool const is_covered = cover_.choose(excess_, absences_, most_bytes);
     leaves_.assign(horizon(), false);
     for (Absence const& absence : absences_) {
       if (absence.is_chosen && absence.tag != none) {
         leaves_[absence.tag] = true;
       }
     }
-    return is_covered ? std::optional{static_cast<double>(absences_.chosen_bytes())} : std::nullopt;
+    return is_covered ? std::optional{absences_.chosen_bytes()} : std::nullopt;
   }
 
   PlanOptions options_;
