@@ -262,8 +262,8 @@ class Reclaimer {
   /// That limit also ends the search for the plan.
   ///
   /// Where a search takes the program's time, one that was in vain is not repeated while the arena
-  /// looks the same. Leases and places may have changed, but most searches are for one prefetch that
-  /// is tried after each operation, and to evict `instead` costs no more than a plan might.
+  /// looks the same. Leases and places may have changed, but most searches are for one prefetch,
+  /// which is tried after each operation, and to evict `instead` costs no more than a plan might.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
                                      std::size_t most_ranges,
                                      std::optional<EvictionWindow> const& instead) {

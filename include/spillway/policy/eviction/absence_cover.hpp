@@ -302,8 +302,8 @@ class BasicAbsenceCover {
  public:
   /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
   /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
-  /// it are chosen. If more than `most_bytes` would have to be away even if blocks could be divided,
-  /// none is chosen.
+  /// it are chosen. None is if more than `most_bytes` would have to be away even where blocks could
+  /// be divided.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
