@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains models and training loops of many kinds with a part of the memory that they take, and compares every bit.
 
-    python model_zoo.py [NAME ...] [--parts 0.5 0.35] [--steps 4] [--time-limit 600]
+    python model_zoo.py [NAME ...] [--parts 0.5 0.35 | --smallest 1.1] [--steps 4] [--time-limit 600]
 
 Each NAME is a process of its own (see ZOO; by default all that can be imported here). It trains without a limit, which
-says what memory that takes and what comes out; then with each given part of that memory. Models are made from their
-configurations with random weights: nothing is downloaded. A table says whether losses and weights are bitwise the same,
-what CPU time a step took without and with the limit, the least from the third one on, what went out and in, and what is
-left of the difference without the copies (step_cost.py). Exit status 1 if a bit differs or a run fails.
+says what memory that takes and what comes out; then with each given part of that memory. With --smallest the limits are
+multiples of the smallest one that trains, as `spillway_torch.plan` names it: what the largest operation needs at once.
+Models are made from their configurations with random weights: nothing is downloaded. A table says whether losses and
+weights are bitwise the same, what CPU time a step took without and with the limit, the least from the third one on, what
+went out and in, and what is left of the difference without the copies (step_cost.py). Exit status 1 if a bit differs or a
+run fails.
 """
 import argparse
 import gc
@@ -231,18 +233,22 @@ ZOO = {
 }
 
 
-def work(name, parts, count):
+def work(name, options):
     """Trains one model without a limit and with each part, and prints its lines of the table."""
     import torch
 
     import spillway_torch
     torch.set_num_threads(1)
+    if options.smallest:
+        with spillway_torch.plan(limits=["1GiB"], out=None) as plan:
+            ZOO[name][0](Steps(2, dict))
+        gc.collect()
     spillway_torch.install(device="cpu", limit=2 << 30)
     spillway_torch.set_enabled_lms(True)
 
     def run():
         torch.manual_seed(7)
-        steps = Steps(count, spillway_torch.memory_stats)
+        steps = Steps(options.steps, spillway_torch.memory_stats)
         model = ZOO[name][0](steps)
         digests = [hashlib.sha256(bytes(w.detach().contiguous().flatten().view(torch.uint8).numpy())).hexdigest()
                    for w in model.state_dict().values()]
@@ -256,8 +262,10 @@ def work(name, parts, count):
     free_ms = 1e3 * free.least()["seconds"]
     peak = spillway_torch.memory_stats()["tensor_bytes.all.peak"]
     failed = False
-    for part in parts:
-        spillway_torch.set_limit_lms(int(part * peak))
+    least, factors = (plan.smallest_limit, options.smallest) if options.smallest else (peak, options.parts)
+    for limit in (int(factor * least) for factor in factors):
+        spillway_torch.set_limit_lms(limit)
+        part = f"{limit / peak:.3g}"
         try:
             tight, tight_weights = run()
         except torch.OutOfMemoryError as error:
@@ -278,7 +286,7 @@ def work_aside(name, options, errors):
     """Trains one model in a process of its own, whose messages go to a file. Returns what went wrong, if anything did."""
     def run():
         os.dup2(errors.fileno(), 2)
-        work(name, options.parts, options.steps)
+        work(name, options)
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     process.join(options.time_limit)
@@ -296,6 +304,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--parts", type=float, nargs="+", default=[0.5, 0.35])
+    parser.add_argument("--smallest", type=float, nargs="+", help="instead of --parts")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--time-limit", type=float, default=600, help="seconds for each NAME")
     options = parser.parse_args()
