@@ -137,7 +137,7 @@ run_core() {
     "${prefix[@]}" || broken=configure
   local targets=(spillway-bandwidth)
   [ "$stand_in" = 1 ] || targets+=(spillway_gpu_tests train_beyond_memory spillway-replay bench_device_moves
-                                   bench_allocate_latency bench_virtual_memory)
+                                   bench_allocate_latency bench_gpu_codec bench_virtual_memory)
   step build 60 300 cmake --build "$build" --target "${targets[@]}" || broken=${broken:-build}
 
   on_gpu step tests 30 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
@@ -149,12 +149,17 @@ run_core() {
     json torch_allocate_latency 10 30 python3 scripts/torch-allocate-latency.py
   fi
   on_gpu json virtual_memory 5 30 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
+  on_gpu json gpu_codec 5 30 "$bin/bench_gpu_codec" --benchmark_format=json
   on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
-  # Each access takes a hundred times as long here, so the test works on a sixteenth of its bytes.
-  sanitizer() { on_gpu step "$1" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "${@:2}" --no-intro; }
+  # Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
+  sanitizer() {
+    on_gpu step "$1_$2" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/bin/test_gpu_$2" \
+      "${@:3}" --no-intro
+  }
   export SPILLWAY_GPU_TEST_SCALE=1
-  sanitizer memcheck "$build/tests/bin/test_gpu_allocator"
-  sanitizer racecheck "$build/tests/bin/test_gpu_interop"
+  sanitizer memcheck allocator
+  sanitizer racecheck interop
+  sanitizer racecheck codec -tc='CudaZeroBitmap*'
   json bandwidth_file 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --json --tier file \
     --file-folder "$work" --max-size 16MiB --repetitions 3
 }

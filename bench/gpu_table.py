@@ -112,6 +112,21 @@ def latency(result):
         row(f"  against {name.removeprefix('cuda/')}", "", f"{ns:.0f} ns", ours / ns, "<1")
 
 
+def gpu_codec(result):
+    rates = {one["name"].split("/")[1] + "/" + one["name"].split("/")[2]: one["bytes_per_second"]
+             for one in result["benchmarks"] if "plain_copy" in one["name"]}
+    for one in result["benchmarks"]:
+        _, codec, way, *zeros = one["name"].split("/")
+        if codec == "plain_copy":
+            continue
+        what = f"{codec} {way}, {zeros[0]} % zeros" + (f", {one['stored']:.2f} stored" if "stored" in one else "")
+        if one.get("error_occurred"):
+            row(what, "FAILED", one["error_message"][:24])
+            return False
+        rate, copy = one["bytes_per_second"], rates[f"plain_copy/{way}"]
+        row(what, f"{rate / 1e9:.1f} GB/s", f"copy {copy / 1e9:.1f} GB/s", rate / copy, ">=0.8")
+
+
 def virtual_memory(result):
     for one in result["benchmarks"]:
         _, what, granules = one["name"].split("/")[:3]
@@ -125,6 +140,7 @@ FIGURES = {
     "bandwidth": bandwidth,
     "bandwidth_file": bandwidth,
     "device_moves": device_moves,
+    "gpu_codec": gpu_codec,
     "virtual_memory": virtual_memory,
     "allocate_latency": latency,
     "torch_training": torch_training,

@@ -50,6 +50,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_options.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
+    spillway/host/coded_parts.hpp
     spillway/host/file_checksums.hpp
     spillway/host/host_ledger.hpp
     spillway/host/host_tier.hpp
@@ -100,6 +101,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/codec/as_bfloat16.hpp
     spillway/policy/codec/byte_planes.hpp
     spillway/policy/codec/identity.hpp
+    spillway/policy/codec/stripe_kernels.hpp
     spillway/policy/codec/zero_bitmap.hpp
     spillway/policy/compaction/exchange_search.hpp
     spillway/policy/compaction/gap_index.hpp
@@ -141,7 +143,8 @@ set(SPILLWAY_HEADERS
 # doctest, which a test that includes them has anyway.
 set(SPILLWAY_DOCTEST_HEADERS
     spillway/testing/device_contracts.hpp
-    spillway/testing/policy_contracts.hpp)
+    spillway/testing/policy_contracts.hpp
+    spillway/testing/stream_codec_contract.hpp)
 
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
@@ -152,6 +155,10 @@ set(SPILLWAY_CUDA_HEADERS
     spillway/device/cuda/cuda_pinned_memory.hpp
     spillway/device/cuda/cuda_virtual_memory.hpp
     spillway/observe/nvtx.hpp)
+
+# nvcc. Compiled by their tests, where it is found.
+set(SPILLWAY_NVCC_HEADERS
+    spillway/cuda_codecs.cuh)
 
 # Thrust or libcu++, from the CUDA toolkit or on their own.
 set(SPILLWAY_CCCL_HEADERS
@@ -195,6 +202,7 @@ function(spillway_add_headers target cuda_target)
   foreach(row IN ITEMS ${target}:HEADERS:SPILLWAY_HEADERS
                        ${target}:doctest_headers:SPILLWAY_DOCTEST_HEADERS
                        ${cuda_target}:cuda_headers:SPILLWAY_CUDA_HEADERS
+                       ${cuda_target}:nvcc_headers:SPILLWAY_NVCC_HEADERS
                        ${target}:cccl_headers:SPILLWAY_CCCL_HEADERS
                        ${target}:io_uring_headers:SPILLWAY_IO_URING_HEADERS
                        ${target}:json_headers:SPILLWAY_JSON_HEADERS

@@ -55,10 +55,12 @@ namespace spillway {
 ///          64th part of what is in use, is free. So what is taken is at most 1.05 times what was
 ///          in use at once, from 64 MiB on.
 /// Codecs   a slot can have one (`coding`, `try_take`): it is taken for the worst case, takes one
-///          write, and then becomes as long as what it holds. Blocks are encoded by a host function
-///          that reads device memory, so only on an `AddressableApi`. It is on the caller's stream,
-///          or, where the slot is in the file, on the pool's: what then overwrites the device range
-///          has to wait for `Transfer::device_done`, on the caller's stream, too.
+///          write, and then becomes as long as what it holds. A `StreamCodec` runs on the device,
+///          on the caller's stream, for slots in pinned memory. Another one is a host function. On
+///          an `AddressableApi` it reads device memory: on the caller's stream, or, where the slot
+///          is in the file, on the pool's, so that what then overwrites the device range has to
+///          wait for `Transfer::device_done`, on the caller's stream, too. On other devices it
+///          works on what is staged, for the two slower tiers, where chunks have 64 KiB or more.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
 ///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
 ///          next transfer of that slot say so, and all others stay intact.
@@ -95,17 +97,24 @@ class HostSwapPool {
   /// @throws std::bad_alloc
   template <Codec C>
   [[nodiscard]] CodingId coding([[maybe_unused]] std::uint64_t tag = 0) {
-    if constexpr (AddressableApi<Device> && !IdentityCodec<C>) {
+    if constexpr (StreamCodec<C, Device>) {
+      std::scoped_lock const lock{mutex_};
+      return codecs_.coding_of(detail::stream_codec_type<C, Device>, tag);
+    } else if constexpr (ByteHoldingApi<Device> && !IdentityCodec<C>) {
       std::scoped_lock const lock{mutex_};
       return codecs_.coding_of(detail::codec_type<C>, tag);
     } else {
       return {};
     }
   }
-  /// What part of its bytes a block takes on the link and in its slot, as far as is known.
+  /// What part of its bytes a block takes in its slot, and on the link, as far as is known.
   [[nodiscard]] double stored_share(CodingId coding) const {
     std::scoped_lock const lock{mutex_};
     return codecs_.stored_share(coding);
+  }
+  [[nodiscard]] double link_share(CodingId coding) const {
+    std::scoped_lock const lock{mutex_};
+    return codecs_.link_share(coding);
   }
 
   /// A slot for `bytes` bytes in the first tier that has room without growing, with that codec if
@@ -115,7 +124,7 @@ class HostSwapPool {
   /// @cost   O(1) unless tiers are nearly exhausted, then O(free ranges)
   [[nodiscard]] std::optional<HostSlotId> try_take(std::size_t bytes, CodingId coding = {}) {
     std::scoped_lock const lock{mutex_};
-    auto const slot = ledger_.try_take(bytes, coding, codecs_.try_slot_bytes(coding, bytes));
+    auto const slot = ledger_.try_take(bytes, coding, codecs_.try_slot_room(coding, bytes));
     if (grows_ahead && is_growth_ahead_due()) {
       grown_.notify_all();
     }
@@ -299,9 +308,10 @@ class HostSwapPool {
   }
   void grow_ahead() noexcept;
   [[nodiscard]] bool has_room(std::size_t bytes, CodingId coding) const noexcept;
-  /// What a slot takes at the least: where a codec needs more, none is used.
-  [[nodiscard]] std::size_t needed_bytes(std::size_t bytes, CodingId coding) const noexcept {
-    std::size_t const coded = codecs_.slot_bytes(coding, bytes);
+  /// What a slot takes in a tier at the least: where a codec needs more, none is used.
+  [[nodiscard]] std::size_t
+  needed_bytes(HostTier tier, std::size_t bytes, CodingId coding) const noexcept {
+    std::size_t const coded = codecs_.slot_room(coding, bytes).bytes_in(tier);
     return coded == 0 ? bytes : std::min(bytes, coded);
   }
   void reserve_pinned(std::size_t bytes);
@@ -318,7 +328,7 @@ class HostSwapPool {
   detail::HostLedger ledger_;
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
-  detail::SlotCodecs codecs_{mutex_, ledger_};
+  detail::SlotCodecs codecs_;
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
   std::thread grower_;                               // runs `grow_ahead`
 };
@@ -333,6 +343,7 @@ HostSwapPool<Device, FileIo>::HostSwapPool(Device& device,
       numa_node_{options.numa_node.value_or(device.numa_node())},
       memory_{device, options, numa_node_, std::move(file_io)},
       slot_io_{mutex_, ledger_, memory_.file()},
+      codecs_{mutex_, ledger_, AddressableApi<Device>, options.staging_bytes},
       transfers_{device, order, mutex_, ledger_, slot_io_, codecs_, options, numa_node_} {
   bool const has_units = memory_.file() != nullptr && memory_.file()->moves_units();
   ledger_.open(HostTier::pinned, options.pinned_bytes, granule_bytes);
@@ -415,8 +426,8 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) 
   Growing const growing{*this};  // ends under the lock, which is declared before it
   for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
     auto const tier = static_cast<HostTier>(i);
-    std::size_t needed = needed_bytes(bytes, coding);
-    if (std::size_t const coded = codecs_.slot_bytes(coding, bytes);
+    std::size_t needed = needed_bytes(tier, bytes, coding);
+    if (std::size_t const coded = codecs_.slot_room(coding, bytes).bytes_in(tier);
         ledger_.growth_for(tier, coded, 0) != 0) {
       needed = std::max(needed, coded);
     }
@@ -484,7 +495,7 @@ template <DeviceApi Device, FileIoApi FileIo>
 bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes, CodingId coding) const noexcept {
   for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
     auto const tier = static_cast<HostTier>(i);
-    if (ledger_.can_take(tier, needed_bytes(bytes, coding))) {
+    if (ledger_.can_take(tier, needed_bytes(tier, bytes, coding))) {
       return true;
     }
   }

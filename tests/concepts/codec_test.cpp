@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/codec.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
 #include <spillway/policy/codec/identity.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
@@ -38,6 +40,23 @@ static_assert(IdentityCodec<Identity>);
 static_assert(!IdentityCodec<NotIdentity>);
 static_assert(!IdentityCodec<CodecArchetype>);
 
+template <class C>
+concept SimStreamCodec = StreamCodec<C, SimApi>;
+
+/// Encodes on streams of the simulated device, and has nothing but what it must have.
+struct StreamCodecArchetype : CodecArchetype {
+  static std::size_t stream_bytes(std::size_t bytes) noexcept { return bytes; }
+  static std::size_t stored_bytes(SlotMemory /*slot*/) noexcept { return 0; }
+  static void encode_on(SimApi& /*device*/, SimStream /*stream*/, In /*from*/, SlotMemory /*to*/) {}
+  static void decode_on(SimApi& /*device*/, SimStream /*stream*/, SlotMemory /*from*/, Out /*to*/) {
+  }
+};
+
+static_assert(SimStreamCodec<StreamCodecArchetype>);
+static_assert(!SimStreamCodec<CodecArchetype>);
+static_assert(!StreamCodec<StreamCodecArchetype, spillway::test::DeviceArchetype>);
+static_assert(!StreamCodec<StreamCodecArchetype, int>);
+
 }  // namespace
 
 TEST_SUITE("codec") {
@@ -53,6 +72,18 @@ TEST_SUITE("codec") {
     CHECK_REFUSES(Codec, CodecArchetype, int encode(In, Out) noexcept);
     CHECK_REFUSES(Codec, CodecArchetype, bool decode(In, Out));
     CHECK_REFUSES(Codec, CodecArchetype, void decode(In, Out) noexcept);
+  }
+
+  TEST_CASE("StreamCodec: each member is asked for, in the same way") {
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, name);  // it is a Codec, too
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, stream_bytes);
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, stored_bytes);
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, encode_on);
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, decode_on);
+    CHECK_REFUSES(SimStreamCodec, StreamCodecArchetype, std::size_t stream_bytes(std::size_t));
+    CHECK_REFUSES(SimStreamCodec, StreamCodecArchetype, static int stored_bytes(SlotMemory));
+    CHECK_REFUSES(
+        SimStreamCodec, StreamCodecArchetype, void encode_on(SimApi&, SimStream, In, SlotMemory));
   }
 
   TEST_CASE_TEMPLATE_INVOKE(codec_contract, CodecArchetype, Identity, AsBfloat16, ZeroBitmap);

@@ -19,15 +19,27 @@
 #include <vector>
 
 #include <support/pool_bench.hpp>
+#include <support/stripes_on_host.hpp>
 
 TEST_SUITE("slot_codecs") {
   namespace {
 
   using namespace spillway;
   using namespace spillway::literals;
+  using spillway::test::AsBfloat16OnStream;
+  using spillway::test::ZeroBitmapOnStream;
 
   using Bench = PoolBench<testing::SteppedSimApi>;
   using Pool = Bench::pool_type;
+
+  /// A device whose memory the host cannot address, as a GPU.
+  struct RemoteApi : testing::SteppedSimApi {
+    using testing::SteppedSimApi::BasicSimApi;
+    [[maybe_unused]] static constexpr bool is_addressable = false;
+  };
+  using RemoteBench = PoolBench<RemoteApi>;
+  using RemotePool = RemoteBench::pool_type;
+  constexpr HostTier staged_tiers[] = {HostTier::pageable, HostTier::file};
   using Faults = testing::FaultyFileIo::Faults;
 
   /// Floating-point numbers, of which every `period`-th is not 0.
@@ -38,7 +50,8 @@ TEST_SUITE("slot_codecs") {
     }
   }
 
-  [[nodiscard]] HostSlotId take(Pool& pool, std::size_t bytes, CodingId coding) {
+  template <class P>
+  [[nodiscard]] HostSlotId take(P& pool, std::size_t bytes, CodingId coding) {
     auto id = pool.try_take(bytes, coding);
     if (!id && pool.try_grow(bytes, coding)) {
       id = pool.try_take(bytes, coding);
@@ -398,5 +411,266 @@ TEST_SUITE("slot_codecs") {
     CHECK_FALSE(pool.try_grow(64_KiB, pool.coding<ZeroBitmap>()));
     bench.io.plant({});
     CHECK(pool.try_grow(64_KiB, pool.coding<ZeroBitmap>()));
+  }
+
+  TEST_CASE("HostSwapPool: a codec on a stream makes pinned slots shorter, scattered ones, too") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    std::size_t const bytes = 200'000;
+    auto* const block = bench.reserve(bytes);
+    put_sparse(block, bytes, 4);
+    auto const expected = copy_of(block, bytes);
+    CodingId const coding = pool.coding<ZeroBitmapOnStream>();
+
+    std::vector<HostSlotId> between;  // each second one is given back: the room is in pieces
+    for (int i = 0; i < 40; ++i) {
+      between.push_back(take(pool, 16_KiB, {}));
+    }
+    for (std::size_t i = 0; i < between.size(); i += 2) {
+      pool.give_back(between[i]);
+    }
+    HostSlotId const slot = take(pool, bytes, coding);
+    CHECK(pool.size_bytes(slot) >= bytes);
+    static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+    bench.device.run_all();
+    CHECK(pool.size_bytes(slot) < bytes / 4 + bytes / 16);
+    CHECK(pool.stats().encoded_raw_bytes == bytes);
+    CHECK(pool.stored_share(coding) < 0.35);
+    CHECK_FALSE(pool.takes_bytes(slot, coding));
+    for (std::size_t const wanted : {bytes, std::size_t{70'001}}) {
+      std::memset(block, 1, bytes);
+      static_cast<void>(pool.read(slot, block, wanted, bench.stream));
+      bench.device.run_all();
+      pool.check(slot);
+      CHECK(copy_of(block, wanted) == copy_of(expected.data(), wanted));
+      CHECK(block[bytes - 1] == (wanted == bytes ? expected.back() : std::byte{1}));
+    }
+    pool.give_back(slot);
+  }
+
+  TEST_CASE("HostSwapPool: a codec on a stream is not used where no device reaches the slot") {
+    for (HostTier const tier : {HostTier::pageable, HostTier::file}) {
+      CAPTURE(static_cast<int>(tier));
+      Bench bench;
+      Pool pool{bench.device, bench.order, bench.options(tier, 64_KiB), bench.io};
+      auto* const block = bench.reserve(64_KiB);
+      put_sparse(block, 64_KiB, 4);
+      auto const expected = copy_of(block, 64_KiB);
+      CodingId const coding = pool.coding<AsBfloat16OnStream>();
+      CHECK_FALSE(pool.try_grow(100_KiB, coding));  // of which half would have had room
+      HostSlotId const slot = take(pool, 64_KiB, coding);
+      CHECK(pool.may_lose_bytes(slot) == (tier == HostTier::file));
+      static_cast<void>(pool.write(slot, block, 64_KiB, bench.stream));
+      static_cast<void>(pool.read(slot, block, 64_KiB, bench.stream));
+      bench.device.run_all();
+      CHECK(copy_of(block, 64_KiB) == expected);
+      CHECK(pool.stats().encoded_raw_bytes == 0);
+      pool.give_back(slot);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a codec on a stream may fail half-way, and only its slot is lost") {
+    std::size_t const bytes = 64_KiB;
+    for (std::uint64_t call = 1; call <= 4; ++call) {  // three kernels, and what notes the length
+      CAPTURE(call);
+      Bench bench;
+      Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+      auto* const block = bench.reserve(bytes);
+      put_sparse(block, bytes, 4);
+      auto const expected = copy_of(block, bytes);
+      CodingId const coding = pool.coding<ZeroBitmapOnStream>();
+      HostSlotId const torn = take(pool, bytes, coding);
+      HostSlotId const slot = take(pool, bytes, coding);
+      bench.device.fail(SimCall::launch_host, call);
+      CHECK_THROWS_AS(static_cast<void>(pool.write(torn, block, bytes, bench.stream)), DeviceError);
+      CHECK_FALSE(pool.takes_bytes(torn, coding));
+      CHECK_THROWS_AS(static_cast<void>(pool.read(torn, block, bytes, bench.stream)),
+                      ContractViolation);
+      pool.give_back(torn);  // work that was enqueued may write it still
+      HostSlotId const next = take(pool, bytes, {});
+
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      static_cast<void>(pool.write(next, block, bytes, bench.stream));
+      std::size_t const reads = call <= 2 ? call : 0;  // a kernel, and what notes the result
+      if (reads != 0) {
+        bench.device.fail(SimCall::launch_host, reads);
+        CHECK_THROWS_AS(static_cast<void>(pool.read(slot, block, bytes, bench.stream)),
+                        DeviceError);
+      }
+      bench.device.run_all();
+      for (HostSlotId const healthy : {slot, next}) {
+        std::memset(block, 1, bytes);
+        static_cast<void>(pool.read(healthy, block, bytes, bench.stream));
+        bench.device.run_all();
+        pool.check(healthy);
+        CHECK(copy_of(block, bytes) == expected);
+        pool.give_back(healthy);
+      }
+      CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 0);
+    }
+  }
+
+  TEST_CASE("HostSwapPool: bytes that a codec on a stream did not write are found") {
+    std::size_t const bytes = 100'000;
+    for (std::size_t const at : {0UL, 15UL, 32UL, 40UL, 32UL + 16 * 7}) {
+      CAPTURE(at);
+      Bench bench;
+      Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+      auto* const block = bench.reserve(bytes);
+      put_sparse(block, bytes, 4);
+      HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmapOnStream>());
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      bench.device.pinned.front()[at] ^= std::byte{0x42};
+      static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      CHECK_THROWS_WITH_AS(pool.check(slot), doctest::Contains("cannot be decoded"), FileTierError);
+      CHECK(pool.stats().failed_reads == 1);
+      pool.give_back(slot);
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: where the host cannot address the device, codecs work on what is staged") {
+    for (HostTier const tier : staged_tiers) {
+      for (std::size_t const chunk_bytes : {64_KiB, 200_KiB, 1_MiB}) {  // 7, 3 parts and one
+        CAPTURE(static_cast<int>(tier));
+        CAPTURE(chunk_bytes);
+        RemoteBench bench;
+        HostPoolOptions options = bench.options(tier, 1_MiB);
+        options.staging_bytes = chunk_bytes;
+        RemotePool pool{bench.device, bench.order, options, bench.io};
+        std::size_t const bytes = 400'000;
+        auto* const block = bench.reserve(bytes);
+        put_sparse(block, bytes, 4);
+        auto const expected = copy_of(block, bytes);
+        HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmap>());
+        for (int i = 0; i < 2; ++i) {  // in the second round with what the first one has left
+          HostSlotId const other = take(pool, bytes, pool.coding<ZeroBitmap>());
+          static_cast<void>(pool.write(i == 0 ? slot : other, block, bytes, bench.stream));
+          CHECK(pool.stats().encoded_raw_bytes == (i == 0 ? 0 : bytes));
+          bench.device.run_all();
+          pool.give_back(other);
+        }
+        CHECK(pool.size_bytes(slot) < bytes / 4 + bytes / 16);
+        CHECK(pool.stats().tier(tier).used_bytes == pool.size_bytes(slot));
+        for (std::size_t const wanted : {bytes, std::size_t{270'001}}) {
+          std::memset(block, 1, bytes);
+          static_cast<void>(pool.read(slot, block, wanted, bench.stream));
+          bench.device.run_all();
+          pool.check(slot);
+          CHECK(copy_of(block, wanted) == copy_of(expected.data(), wanted));
+          CHECK(block[bytes - 1] == (wanted == bytes ? expected.back() : std::byte{1}));
+        }
+        pool.give_back(slot);
+        CHECK(pool.stats().tier(tier).used_bytes == 0);
+      }
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: pinned slots, and chunks too short for a stripe, are copied as they are") {
+    for (bool const is_pinned : {false, true}) {
+      CAPTURE(is_pinned);
+      RemoteBench bench;
+      RemotePool pool{bench.device,
+                      bench.order,
+                      bench.options(is_pinned ? HostTier::pinned : HostTier::pageable, 1_MiB),
+                      bench.io};
+      auto* const block = bench.reserve(200'000);
+      put_pattern(block, 200'000, 3);
+      HostSlotId const slot = take(pool, 200'000, pool.coding<AsBfloat16>());
+      static_cast<void>(pool.write(slot, block, 200'000, bench.stream));
+      static_cast<void>(pool.read(slot, block, 200'000, bench.stream));
+      bench.device.run_all();
+      CHECK(has_pattern(block, 200'000, 3));
+      CHECK(pool.stats().encoded_raw_bytes == 0);
+      pool.give_back(slot);
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a staged transfer through a codec fails half-way, and no other bytes do") {
+    std::size_t const bytes = 300'000;  // five parts
+    for (HostTier const tier : staged_tiers) {
+      for (SimCall const what : {SimCall::copy, SimCall::launch_host}) {
+        for (std::uint64_t call = 1; call <= 5; ++call) {
+          CAPTURE(static_cast<int>(tier));
+          CAPTURE(static_cast<int>(what));
+          CAPTURE(call);
+          RemoteBench bench;
+          HostPoolOptions options = bench.options(tier, 2_MiB);
+          options.staging_bytes = 64_KiB;
+          RemotePool pool{bench.device, bench.order, options, bench.io};
+          auto* const block = bench.reserve(bytes);
+          put_sparse(block, bytes, 4);
+          auto const expected = copy_of(block, bytes);
+          CodingId const coding = pool.coding<ZeroBitmap>();
+          HostSlotId const torn = take(pool, bytes, coding);
+          HostSlotId const slot = take(pool, bytes, coding);
+          bench.device.fail(what, call);
+          CHECK_THROWS_AS(static_cast<void>(pool.write(torn, block, bytes, bench.stream)),
+                          DeviceError);
+          pool.give_back(torn);
+          static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+          bench.device.run_all();
+          CHECK(pool.stats().encoded_raw_bytes == bytes);
+
+          bench.device.fail(what, call);
+          CHECK_THROWS_AS(static_cast<void>(pool.read(slot, block, bytes, bench.stream)),
+                          DeviceError);
+          bench.device.run_all();
+          std::memset(block, 1, bytes);
+          static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+          bench.device.run_all();
+          pool.check(slot);
+          CHECK(copy_of(block, bytes) == expected);
+          pool.give_back(slot);
+          CHECK(pool.stats().tier(tier).used_bytes == 0);
+          CHECK(pool.stats().failed_reads == 0);
+        }
+      }
+    }
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a staged block is refused if what is in its slot is not what was written") {
+    std::size_t const bytes = 300'000;
+    for (bool const is_damaged : {false, true}) {  // or cannot be read
+      CAPTURE(is_damaged);
+      RemoteBench bench;
+      HostPoolOptions options = bench.options(HostTier::file, 2_MiB);
+      options.staging_bytes = 64_KiB;
+      options.file = (bench.folder.path() / "swap").string();
+      RemotePool pool{bench.device, bench.order, options, bench.io};
+      auto* const block = bench.reserve(bytes);
+      put_sparse(block, bytes, 4);
+      HostSlotId const slot = take(pool, bytes, pool.coding<ZeroBitmap>());
+      HostSlotId const healthy = take(pool, bytes, pool.coding<ZeroBitmap>());
+      static_cast<void>(pool.write(slot, block, bytes, bench.stream));
+      static_cast<void>(pool.write(healthy, block, bytes, bench.stream));
+      bench.device.run_all();
+      auto const expected = copy_of(block, bytes);
+      if (is_damaged) {
+        std::fstream file{options.file, std::ios::binary | std::ios::in | std::ios::out};
+        file.seekp(16 + 2048 + 65536 / 4);  // the second stripe's header
+        file.put('x');
+      } else {
+        bench.io.plant({.read_error = EIO, .failing_from = 0, .failing_to = 64_KiB});
+      }
+      static_cast<void>(pool.read(slot, block, bytes, bench.stream));
+      bench.device.run_all();
+      CHECK_THROWS_WITH_AS(pool.check(slot),
+                           doctest::Contains(is_damaged ? "cannot be decoded" : "reading"),
+                           FileTierError);
+      CHECK(pool.stats().failed_reads == 1);
+      bench.io.plant({});
+      static_cast<void>(pool.read(healthy, block, bytes, bench.stream));
+      bench.device.run_all();
+      pool.check(healthy);
+      CHECK(copy_of(block, bytes) == expected);
+      pool.give_back(slot);
+      pool.give_back(healthy);
+    }
   }
 }

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include <support/pattern.hpp>
+#include <support/stripes_on_host.hpp>
 
 namespace {
 
@@ -66,6 +67,13 @@ struct Remapped : Stepped {
 };
 struct Stable : Stepped {
   using arena = spillway::StableAddresses;
+};
+struct RemoteApi : spillway::testing::SteppedSimApi {
+  using spillway::testing::SteppedSimApi::BasicSimApi;
+  [[maybe_unused]] static constexpr bool is_addressable = false;  // codecs work on what is staged
+};
+struct Remote : Stepped {
+  using device = RemoteApi;
 };
 
 /// What must be true of one block.
@@ -168,6 +176,10 @@ class Program {
       options.host.file = std::filesystem::temp_directory_path().string();
     } else {
       options.host.pageable_bytes = 512_KiB;
+    }
+    if constexpr (!spillway::AddressableApi<Device>) {
+      options.host.pinned_bytes = 0;  // where codecs do nothing
+      (seed % 5 == 3 ? options.host.file_bytes : options.host.pageable_bytes) = 1536_KiB;
     }
     options.host.slab_bytes = 256_KiB;
     options.host.staging_bytes = 64_KiB;
@@ -423,10 +435,13 @@ class Program {
     if (!has_codecs_ || block == nullptr) {
       return;
     }
-    if (draw(4) == 0) {
-      allocator_.template set_codec<spillway::Identity>(block->id);
-    } else {
-      allocator_.template set_codec<spillway::ZeroBitmap>(block->id, draw(64));
+    switch (draw(4)) {
+    case 0:
+      return allocator_.template set_codec<spillway::Identity>(block->id);
+    case 1:
+      return allocator_.template set_codec<spillway::test::ZeroBitmapOnStream>(block->id, draw(64));
+    default:
+      return allocator_.template set_codec<spillway::ZeroBitmap>(block->id, draw(64));
     }
   }
 
@@ -555,5 +570,5 @@ TEST_SUITE("allocator_model") {
     CHECK(encoded_stored_bytes < encoded_raw_bytes);
   }
   TEST_CASE_TEMPLATE_INVOKE(
-      programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted, Remapped, Stable);
+      programs, Stepped, Lru, FifoBestFit, Size, CostUncompacted, Remapped, Stable, Remote);
 }

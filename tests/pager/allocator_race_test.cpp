@@ -18,6 +18,7 @@
 #include <vector>
 
 #include <support/pattern.hpp>
+#include <support/stripes_on_host.hpp>
 
 namespace {
 
@@ -26,8 +27,16 @@ using spillway::Access;
 using Allocator = spillway::DeviceAllocator<>;
 using Buffer = spillway::SwappableBuffer<Allocator>;
 
-Allocator::Options small(std::size_t capacity_bytes) {
-  Allocator::Options options{.capacity_bytes = capacity_bytes};
+/// A device whose memory the host cannot address: codecs work on what is staged.
+struct RemoteApi : spillway::SimApi {
+  using spillway::SimApi::BasicSimApi;
+  [[maybe_unused]] static constexpr bool is_addressable = false;
+};
+struct RemotePolicies : spillway::PoliciesFor<RemoteApi> {};
+
+template <class Any = Allocator>
+typename Any::Options small(std::size_t capacity_bytes) {
+  typename Any::Options options{.capacity_bytes = capacity_bytes};
   options.bounce_bytes = 64_KiB;
   options.host.pinned_bytes = 64_MiB;
   options.host.slab_bytes = 1_MiB;
@@ -45,17 +54,27 @@ void run_threads(std::size_t count, std::function<void(std::size_t)> const& body
 }  // namespace
 
 TEST_SUITE("allocator_race") {
-  TEST_CASE("DeviceAllocator: threads that oversubscribe it together lose no byte") {
+  TEST_CASE_TEMPLATE("DeviceAllocator: threads that oversubscribe it together lose no byte",
+                     Policies,
+                     spillway::SimPolicies,
+                     RemotePolicies) {
+    using OneAllocator = spillway::DeviceAllocator<Policies>;
     support::PatternKernels kernels;
-    spillway::SimApi device{{.capacity_bytes = 64_MiB}};
-    Allocator allocator{device, small(640_KiB)};  // less than one thread's buffers
+    typename Policies::device device{{.capacity_bytes = 64_MiB}};
+    auto options = small<OneAllocator>(640_KiB);  // less than one thread's buffers
+    if constexpr (!spillway::AddressableApi<typename Policies::device>) {
+      options.host.pinned_bytes = 2_MiB;
+      options.host.pageable_bytes = 64_MiB;
+      options.host.staging_bytes = 64_KiB;
+    }
+    OneAllocator allocator{device, options};
     std::atomic<std::size_t> gave_up{0};
     std::barrier start{4};
 
     run_threads(4, [&](std::size_t thread) {
       std::mt19937_64 random{thread + 1};
       auto const stream = device.create_stream();
-      std::vector<Buffer> buffers;
+      std::vector<spillway::SwappableBuffer<OneAllocator>> buffers;
       std::vector<std::uint64_t> contents;
       bool const has_codec = thread % 2 == 1;
       auto const content = [&](std::uint64_t i) {
@@ -67,8 +86,11 @@ TEST_SUITE("allocator_race") {
           if (buffers.size() < 12) {
             buffers.emplace_back(allocator, 4_KiB + random() % 128_KiB);
             contents.push_back(content(i));
-            if (has_codec) {
-              allocator.set_codec<spillway::ZeroBitmap>(buffers.back().id(), random() % 2);
+            if (thread == 1) {
+              allocator.template set_codec<spillway::ZeroBitmap>(buffers.back().id(), random() % 2);
+            } else if (thread == 3) {
+              allocator.template set_codec<spillway::test::ZeroBitmapOnStream>(buffers.back().id(),
+                                                                               random() % 2);
             }
             auto const lease = buffers.back().acquire(Access::write, stream);
             kernels.write(device, stream, lease.data(), lease.size_bytes(), contents.back());

@@ -321,6 +321,44 @@ TEST_SUITE("pager") {
     bench.run();
   }
 
+  TEST_CASE("DeviceAllocator: where every block would do, those leave that a codec makes shorter") {
+    constexpr std::size_t blocks = 16;
+    SimApi device;
+    DeviceAllocator<SimPolicies> allocator{
+        device, {.capacity_bytes = 12 * 64_KiB, .host = {.pinned_bytes = 16_MiB}}};
+    auto const stream = allocator.create_stream();
+    auto const elements = sparse_elements(64_KiB / sizeof(float));
+    std::vector<Tensor<float, 1>> tensors;
+    for (std::size_t i = 0; i < blocks; ++i) {
+      tensors.push_back(make_tensor<float>(allocator, {elements.size()}));
+      tensors.back().copy_from_host_sync(elements, stream);
+      if (i % 2 == 1) {
+        tensors.back().set_codec<ZeroBitmap>();
+      }
+    }
+    std::uint64_t plain_bytes = 0;
+    std::uint64_t coded_bytes = 0;
+    for (int step = 0; step < 8; ++step) {
+      allocator.begin_step();
+      std::uint64_t const all_before = allocator.stats().swap_outs.bytes;
+      std::uint64_t const coded_before = allocator.host_stats().encoded_raw_bytes;
+      for (std::size_t i = 0; i < 2 * blocks; ++i) {
+        auto const lease =
+            tensors[i < blocks ? i : 2 * blocks - 1 - i].acquire<Access::read_write>(stream);
+      }
+      allocator.synchronize();
+      std::uint64_t const coded = allocator.host_stats().encoded_raw_bytes - coded_before;
+      if (step >= 4) {
+        coded_bytes += coded;
+        plain_bytes += allocator.stats().swap_outs.bytes - all_before - coded;
+      }
+    }
+    CAPTURE(coded_bytes);
+    CAPTURE(plain_bytes);
+    CHECK(coded_bytes > 0);
+    CHECK(plain_bytes == 0);
+  }
+
   TEST_CASE(
       "DeviceAllocator: a block with a codec takes up less on the host and comes back whole") {
     SmallBench bench;

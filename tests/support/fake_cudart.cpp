@@ -256,7 +256,7 @@ cudaError_t cudaFree(void* memory) {
 cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned flags) {
   return call("cudaHostAlloc", [&] {
     require_safe();
-    require(flags == cudaHostAllocPortable || fake->options.serves_programs);
+    require((flags & cudaHostAllocPortable) != 0 || fake->options.serves_programs);
     Fake::Device& device = fake->current();
     void* const p = device.sim->try_allocate_pinned(bytes, -1);
     require(p != nullptr, cudaErrorMemoryAllocation);
@@ -276,7 +276,7 @@ cudaError_t cudaFreeHost(void* memory) {
 cudaError_t cudaHostRegister(void* memory, std::size_t bytes, unsigned flags) {
   return call("cudaHostRegister", [&] {
     require_safe();
-    require(flags == cudaHostRegisterPortable);
+    require(flags == (cudaHostRegisterPortable | cudaHostRegisterMapped));
     fake->ranges[value_of(memory)] = {bytes, Fake::RangeKind::registered, &fake->current()};
   });
 }

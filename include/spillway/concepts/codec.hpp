@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_api.hpp>
 #include <spillway/core/config.hpp>
 
 #include <concepts>
@@ -47,6 +48,44 @@ concept Codec =
 /// A codec whose `C::is_identity` is true. It is never called: the bytes are copied.
 template <class C>
 concept IdentityCodec = Codec<C> && requires { requires C::is_identity; };
+// clang-format on
+
+/// The memory of a host slot: its pieces, one after the other, at most `most_slot_pieces`. Each is
+/// aligned to `granule_bytes` and a multiple of it long.
+using SlotMemory = std::span<std::span<std::byte> const>;
+inline constexpr std::size_t most_slot_pieces = 64;
+
+/// A codec that a device runs by itself, in the order of a stream, between its memory and pinned
+/// host memory. So what crosses the link is what was encoded.
+///
+/// Given a device `d` of type `D`, its stream `s`, `n` bytes, `from` and `to`, spans of bytes in
+/// device memory, and a `slot` of pinned memory:
+///
+/// | expression                       | must                                                      |
+/// |----------------------------------|-----------------------------------------------------------|
+/// | `C::stream_bytes(n)`             | the room that `encode_on` needs in a slot for `n` bytes   |
+/// | `C::encode_on(d, s, from, slot)` | enqueue work that writes `from` to the front of `slot`    |
+/// | `C::decode_on(d, s, slot, to)`   | enqueue work that writes to all of `to`, which may be     |
+/// |                                  | shorter, what `encode_on` made that of                    |
+/// | `C::stored_bytes(slot)`          | tell, on the host, when that work has ended, how many     |
+/// |                                  | bytes of `slot` are in use: 0 if `encode_on` did not      |
+/// |                                  | write them, or if `decode_on` could not read them         |
+///
+/// The slot may end behind `stored_bytes(slot)` when `decode_on` is called. What it enqueues reads
+/// nothing outside of the slot and writes nothing outside of `to` and the slot, whatever that
+/// holds. Nothing waits on the host. Thread-safe. `encode_on` and `decode_on` may throw
+/// `DeviceError`, and then some of their work may have been enqueued.
+// clang-format off
+template <class C, class D>
+concept StreamCodec =
+    Codec<C> && DeviceApi<D> &&
+    requires(D d, typename D::stream_type s, std::span<std::byte const> from,
+             std::span<std::byte> to, SlotMemory slot, std::size_t n) {
+      { C::stream_bytes(n)             } noexcept -> std::same_as<std::size_t>;
+      { C::encode_on(d, s, from, slot) }          -> std::same_as<void>;
+      { C::decode_on(d, s, slot, to)   }          -> std::same_as<void>;
+      { C::stored_bytes(slot)          } noexcept -> std::same_as<std::size_t>;
+    };
 // clang-format on
 
 }  // namespace spillway

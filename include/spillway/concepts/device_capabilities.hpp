@@ -24,7 +24,7 @@
 /// |                      |                               | thread of its own                     |
 /// | `SharedMemoryApi`    | `shares_host_memory`          | swaps to files only, where that is so |
 /// | `ByteHoldingApi`     | `holds_bytes` is not false    | may read and write through addresses  |
-/// | `AddressableApi`     | `is_addressable` is true      | encodes blocks on their way to memory |
+/// | `AddressableApi`     | `is_addressable` is true      | lets codecs read blocks in place      |
 /// | `ReadCheckingApi`    | `checks_reads`                | refuses reads of what was never       |
 /// |                      |                               | written                               |
 /// | `CapturingApi`       | `is_capturing`                | refuses what a capture does not allow |

@@ -31,6 +31,18 @@ struct HostSlab {
   std::size_t numa_bound_bytes = 0;
 };
 
+/// What a slot needs for a codec. Where it cannot have that, it has no codec.
+struct CodedRoom {
+  std::size_t bytes = 0;  // at the most; 0: there is to be no codec
+  // The codec works in these tiers and those between them.
+  HostTier first_tier = HostTier::pinned;
+  HostTier last_tier = HostTier::file;
+
+  [[nodiscard]] std::size_t bytes_in(HostTier tier) const noexcept {
+    return first_tier <= tier && tier <= last_tier ? bytes : 0;
+  }
+};
+
 /// One contiguous piece of a slot.
 struct HostPiece {
   std::byte* memory = nullptr;  // null in the file tier
@@ -219,12 +231,12 @@ class BasicHostLedger {
   /// The tier that new slots begin with: those before it get none.
   void set_first_tier(HostTier tier) noexcept { first_tier_ = tier; }
   [[nodiscard]] HostTier first_tier() const noexcept { return first_tier_; }
-  /// A slot in the first tier that has room, scattered if need be. With a codec it takes
-  /// `coded_bytes` if those are not 0, else `bytes`.
+  /// A slot in the first tier that has room, scattered if need be: with the codec that is wanted
+  /// if it can have the room for that, else without one.
   ///
   /// @throws std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<HostSlotId>
-  try_take(std::size_t bytes, CodingId wanted = {}, std::size_t coded_bytes = 0);
+  try_take(std::size_t bytes, CodingId wanted = {}, CodedRoom const& coded = {});
   /// Frees what a slot with a codec does not need. No effect before that is known, and while the
   /// slot is written.
   void trim(HostSlot& slot) noexcept {
@@ -376,15 +388,15 @@ using HostLedger = BasicHostLedger<>;
 
 template <class Lazy>
 inline std::optional<HostSlotId>
-BasicHostLedger<Lazy>::try_take(std::size_t bytes, CodingId wanted, std::size_t coded_bytes) {
+BasicHostLedger<Lazy>::try_take(std::size_t bytes, CodingId wanted, CodedRoom const& coded) {
   for (auto i = static_cast<std::size_t>(first_tier_); i < host_tier_count; ++i) {
     Tier& tier = tiers_[i];
     if (tier.is_failed) {
       continue;
     }
     std::optional<SlabMap::Chain> chain;
-    if (coded_bytes != 0) {
-      chain = tier.map.try_take(coded_bytes);
+    if (std::size_t const room = coded.bytes_in(static_cast<HostTier>(i)); room != 0) {
+      chain = tier.map.try_take(room);
     }
     bool const is_coded = chain.has_value();
     if (!is_coded) {

@@ -8,6 +8,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/coded_parts.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/slot_codecs.hpp>
@@ -50,7 +51,10 @@ namespace spillway::detail {
 /// A slot with a codec is a batch of its own. One host function carries it between the slot and
 /// device memory (`SlotCodecs::run`): on the caller's stream where the slot is in memory, on the
 /// lane's where it is in the file. There it has a staging chunk, of which one part is on its way to
-/// or from the file while the codec works on another (`SlotIo::Cursor`).
+/// or from the file while the codec works on another (`SlotIo::Cursor`). A `StreamCodec` is work of
+/// the device on the caller's stream, and the host function behind it only notes what came of it.
+/// Where the host cannot address device memory, other codecs work in the staged tiers: each chunk
+/// holds a part of the block, and a host function carries it between chunk and slot (`CodedParts`).
 ///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
@@ -309,6 +313,14 @@ class HostTransfers {
   }
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
   void enqueue_coded(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
+  void enqueue_in_memory(SlotCodecs::Job& job, stream_type stream);
+  void enqueue_by_parts(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
+
+  /// Whether a batch goes through staging chunks, or at least through a lane's stream.
+  [[nodiscard]] static bool is_staged(Batch const& batch) noexcept {
+    bool const reads_device = AddressableApi<Device> && batch.is_coded();
+    return batch.tier() == HostTier::file || (batch.tier() == HostTier::pageable && !reads_device);
+  }
 
   /// Host function for a slot with a codec in the file. `argument` is a job of `SlotCodecs`.
   static void run_in_file(void* argument) noexcept {
@@ -324,6 +336,7 @@ class HostTransfers {
   HostLedger* ledger_;
   Io* io_;
   SlotCodecs* codecs_;
+  CodedParts<FileIo> parts_;
   std::size_t chunk_bytes_;
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
@@ -346,6 +359,7 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       ledger_{&ledger},
       io_{&io},
       codecs_{&codecs},
+      parts_{mutex, codecs, io},
       chunk_bytes_{Lane::chunk_bytes_for(options.staging_bytes)} {
   idle_lists_.reserve(max_idle_lists);
   bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
@@ -378,8 +392,7 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
   while (!requests.empty()) {
     Batch batch{*this, access};
     batch.begin(requests.first(batch_limit(requests, at)));
-    bool const has_chunks =
-        batch.tier() == HostTier::file || (batch.tier() == HostTier::pageable && !batch.is_coded());
+    bool const has_chunks = is_staged(batch);
     StreamIndex const slot_stream = has_chunks ? lane(access)->index() : at;
     for (TransferRequest const& request : batch.requests()) {
       order_->wait(at, request.after);
@@ -418,8 +431,21 @@ void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
                                                   Transfer& done,
                                                   stream_type stream,
                                                   StreamIndex at) {
+  if constexpr (!AddressableApi<Device>) {
+    if (is_staged(batch)) {
+      enqueue_by_parts(batch, done, stream, at);
+      return;
+    }
+  }
   if (batch.tier() != HostTier::file) {
-    device_->launch_host(stream, &SlotCodecs::run_in_memory, batch.coded());
+    try {
+      enqueue_in_memory(*batch.coded(), stream);
+    } catch (...) {
+      if (SlotCodecs::calls_on_stream<Device>(*batch.coded()) != nullptr) {
+        done.host_done = order_->mark(at);  // some of its work may have been enqueued
+      }
+      throw;
+    }
     batch.forget_coded();
     done.device_done = done.host_done = order_->mark(at);
     return;
@@ -438,6 +464,69 @@ void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
     order_->wait(at, done.device_done);
     done.device_done = order_->mark(at);
   }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::enqueue_in_memory(SlotCodecs::Job& job, stream_type stream) {
+  auto const* const on_stream = SlotCodecs::calls_on_stream<Device>(job);
+  if (on_stream == nullptr) {
+    device_->launch_host(stream, &SlotCodecs::run_in_memory, &job);
+    return;
+  }
+  if (job.access == SlotAccess::write) {
+    on_stream->encode(*device_, stream, {job.device, job.bytes}, job.memory);
+  } else {
+    on_stream->decode(*device_, stream, job.memory, {job.device, job.bytes});
+  }
+  device_->launch_host(stream, &SlotCodecs::note_on_stream, &job);
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::enqueue_by_parts(Batch& batch,
+                                                     Transfer& done,
+                                                     stream_type stream,
+                                                     StreamIndex at) {
+  Lane& lane = *this->lane(batch.access());
+  SlotCodecs::Job& job = *batch.coded();
+  auto& transfer = parts_.take(job);  // which has the job until it is closed
+  batch.forget_coded();
+  try {
+    for (std::size_t begin = 0; begin < job.bytes; begin += codecs_->part_bytes()) {
+      typename Lane::Chunk chunk{lane};
+      std::size_t const length = std::min(codecs_->part_bytes(), job.bytes - begin);
+      auto& part = parts_.add(transfer, chunk.data(), length);
+      try {
+        if (batch.is_write()) {
+          order_->wait(at, chunk.fence());
+          device_->copy(chunk.data(), job.device + begin, length, batch.kind(), stream);
+          done.device_done = chunk.fence() = order_->mark(at);
+        }
+        order_->wait(lane.index(), chunk.fence());
+        lane.launch(&CodedParts<FileIo>::run, &part);
+      } catch (...) {
+        chunk.fence().add(order_->mark(at));  // the copy may have been enqueued
+        parts_.cancel(part);
+        throw;
+      }
+      done.host_done = chunk.fence() = order_->mark(lane.index());
+      order_->record(lane.index());
+      if (!batch.is_write()) {
+        try {
+          order_->wait(at, chunk.fence());
+          device_->copy(job.device + begin, chunk.data(), length, batch.kind(), stream);
+        } catch (...) {
+          chunk.fence().add(order_->mark(at));
+          throw;
+        }
+        done.device_done = chunk.fence() = order_->mark(at);
+        order_->record(at);
+      }
+    }
+  } catch (...) {
+    parts_.close(transfer);
+    throw;
+  }
+  parts_.close(transfer);
 }
 
 /// Events are recorded chunk by chunk. An event recorded only when a chunk comes round again would

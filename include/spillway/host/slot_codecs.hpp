@@ -2,11 +2,13 @@
 #pragma once
 
 #include <spillway/concepts/codec.hpp>
+#include <spillway/concepts/device_api.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/streaming_store.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
+#include <spillway/host/slab_map.hpp>
 
 #include <algorithm>
 #include <array>
@@ -23,13 +25,24 @@
 
 namespace spillway::detail {
 
-/// A codec's functions without its type. They are called for 64 KiB at once.
+/// A codec's functions without its type: those of a `StreamCodec`, or else those that are called
+/// for 64 KiB at once.
 struct CodecType {
   bool is_lossless = false;
-  std::size_t (*worst_bytes)(std::size_t) noexcept = nullptr;
+  std::size_t (*worst_bytes)(std::size_t) noexcept = nullptr;  // for a stream, of a whole block
   std::shared_ptr<void> (*make)() = nullptr;
   std::size_t (*encode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
   bool (*decode)(void*, std::span<std::byte const>, std::span<std::byte>) noexcept = nullptr;
+  void const* on_stream = nullptr;  // `StreamCodecCalls` of the pool's device
+  std::size_t (*stored_bytes)(SlotMemory) noexcept = nullptr;
+};
+
+/// The functions of a `StreamCodec` that enqueue.
+template <DeviceApi Device>
+struct StreamCodecCalls {
+  using stream_type = typename Device::stream_type;
+  void (*encode)(Device&, stream_type, std::span<std::byte const>, SlotMemory) = nullptr;
+  void (*decode)(Device&, stream_type, SlotMemory, std::span<std::byte>) = nullptr;
 };
 
 template <Codec C>
@@ -43,6 +56,17 @@ inline constexpr CodecType codec_type{
     [](void* c, std::span<std::byte const> from, std::span<std::byte> to) noexcept {
       return static_cast<C*>(c)->decode(from, to);
     }};
+
+template <class C, DeviceApi Device>
+  requires StreamCodec<C, Device>
+inline constexpr StreamCodecCalls<Device> stream_codec_calls{&C::encode_on, &C::decode_on};
+
+template <class C, DeviceApi Device>
+  requires StreamCodec<C, Device>
+inline constexpr CodecType stream_codec_type{.is_lossless = C::is_lossless,
+                                             .worst_bytes = &C::stream_bytes,
+                                             .on_stream = &stream_codec_calls<C, Device>,
+                                             .stored_bytes = &C::stored_bytes};
 
 /// Goes over the bytes of a slot in memory from its front to its end. `SlotIo::Cursor` does so in
 /// the file.
@@ -106,9 +130,12 @@ class PieceCursor {
 /// Encodes blocks into slots of a host pool, and decodes them.
 ///
 /// `HostTransfers` enqueues a function that runs on the host, finds the block in device memory and
-/// calls `run` with a cursor: `run_in_memory`, or one of its own for a slot in the file. A block is
-/// encoded in stripes of 64 KiB, so that each goes through the caches once. A stripe that a
-/// lossless codec does not make smaller is kept as it is: a slot taken for the worst case is
+/// calls `run` with a cursor: `run_in_memory`, or one of its own for a slot in the file. Where the
+/// host cannot address device memory, a block is staged part by part on its way to the slower
+/// tiers, and `encode_part` or `decode_part` is called for each.
+///
+/// A block is encoded in stripes of 64 KiB, so that each goes through the caches once. A stripe
+/// that a lossless codec does not make smaller is kept as it is: a slot taken for the worst case is
 /// hardly larger than the block. Each stripe has a header, by which bytes that no codec wrote are
 /// refused before they are given out.
 ///
@@ -116,6 +143,9 @@ class PieceCursor {
 ///
 /// A codec is tried for each tag of blocks. If it makes twice in a row no block smaller by an
 /// eighth, it is given up for that tag, and tried again with each 64th block.
+///
+/// A `StreamCodec` works on pinned slots only, and has a format of its own for a whole block.
+/// `HostTransfers` enqueues it, and `note_on_stream` behind it, which says what has come of it.
 ///
 /// Threads  `run` runs on threads of the device and makes no device call. It locks the pool's mutex
 ///          for the ledger only, and a codec while it uses it: there is one of each kind for each
@@ -136,6 +166,7 @@ class BasicSlotCodecs {
     std::uint64_t place = 0;   // of the stripe in the block, so that one from elsewhere is found
   };
   static_assert(sizeof(Header) == streaming_unit_bytes);
+  static_assert(SlabMap::max_extents <= most_slot_pieces);
 
   struct Instance {
     std::mutex busy;
@@ -170,13 +201,22 @@ class BasicSlotCodecs {
     std::byte* device = nullptr;
     std::size_t bytes = 0;
     std::vector<HostPiece> pieces;
+    std::vector<std::span<std::byte>> memory;  // the same, for a codec on a stream
     // What carries the bytes of a slot in the file, for the function that `HostTransfers` enqueues.
     void* io = nullptr;
     std::span<std::byte> chunk;
   };
 
-  /// `mutex` guards `ledger` and this object.
-  BasicSlotCodecs(std::mutex& mutex, HostLedger& ledger) : mutex_{&mutex}, ledger_{&ledger} {}
+  /// `mutex` guards `ledger` and this object. `reads_device`: the host can address device memory;
+  /// otherwise `staged_bytes` of a block can be staged at once.
+  BasicSlotCodecs(std::mutex& mutex,
+                  HostLedger& ledger,
+                  bool reads_device,
+                  std::size_t staged_bytes)
+      : mutex_{&mutex},
+        ledger_{&ledger},
+        reads_device_{reads_device},
+        part_bytes_{staged_bytes / stripe_bytes * stripe_bytes} {}
   BasicSlotCodecs(BasicSlotCodecs const&) = delete;
   BasicSlotCodecs& operator=(BasicSlotCodecs const&) = delete;
   ~BasicSlotCodecs() = default;
@@ -194,8 +234,10 @@ class BasicSlotCodecs {
       Kind& made = kinds_.emplace_back();
       try {
         for (Instance& instance : made.instances) {
-          instance.codec = type.make();
-          instance.scratch.resize(sizeof(Header) + type.worst_bytes(stripe_bytes) + stripe_bytes);
+          if (type.on_stream == nullptr) {
+            instance.codec = type.make();
+            instance.scratch.resize(sizeof(Header) + type.worst_bytes(stripe_bytes) + stripe_bytes);
+          }
         }
       } catch (...) {
         kinds_.pop_back();
@@ -208,23 +250,31 @@ class BasicSlotCodecs {
     return id_of(codings_.size() - 1);
   }
 
-  /// The most that a block takes with a codec, or 0 where none is to be used.
-  [[nodiscard]] std::size_t slot_bytes(CodingId id, std::size_t bytes) const noexcept {
+  /// What a block needs with a codec.
+  [[nodiscard]] CodedRoom slot_room(CodingId id, std::size_t bytes) const noexcept {
     if (id == CodingId{} || bytes < least_bytes || is_given_up(at(id))) {
-      return 0;
+      return {};
     }
     CodecType const& type = *at(id).kind->type;
-    return bytes / stripe_bytes * stored_bound(type, stripe_bytes) +
-           (bytes % stripe_bytes == 0 ? 0 : stored_bound(type, bytes % stripe_bytes));
+    if (type.on_stream != nullptr) {
+      return {type.worst_bytes(bytes), HostTier::pinned, HostTier::pinned};
+    }
+    std::size_t const room =
+        bytes / stripe_bytes * stored_bound(type, stripe_bytes) +
+        (bytes % stripe_bytes == 0 ? 0 : stored_bound(type, bytes % stripe_bytes));
+    if (reads_device_) {
+      return {room};
+    }
+    return part_bytes_ == 0 ? CodedRoom{} : CodedRoom{room, HostTier::pageable, HostTier::file};
   }
-  /// As `slot_bytes`, for a block that is about to be written: after a while a codec that was given
+  /// As `slot_room`, for a block that is about to be written: after a while a codec that was given
   /// up is tried again.
-  [[nodiscard]] std::size_t try_slot_bytes(CodingId id, std::size_t bytes) noexcept {
+  [[nodiscard]] CodedRoom try_slot_room(CodingId id, std::size_t bytes) noexcept {
     if (id != CodingId{} && is_given_up(at(id)) && ++at(id).skipped == most_skipped) {
       at(id).skipped = 0;
       at(id).misses = most_misses - 1;
     }
-    return slot_bytes(id, bytes);
+    return slot_room(id, bytes);
   }
   /// What is stored of each byte, by what is known so far.
   [[nodiscard]] double stored_share(CodingId id) const noexcept {
@@ -232,6 +282,13 @@ class BasicSlotCodecs {
       return 1;
     }
     return static_cast<double>(at(id).stored_bytes) / static_cast<double>(at(id).raw_bytes);
+  }
+
+  /// What of each byte crosses the link: all, where a codec works on what is staged.
+  [[nodiscard]] double link_share(CodingId id) const noexcept {
+    bool const is_staged =
+        id != CodingId{} && !reads_device_ && at(id).kind->type->on_stream == nullptr;
+    return is_staged ? 1 : stored_share(id);
   }
 
   /// A job that counts as unfinished for the slot until it has run or is given back.
@@ -243,8 +300,14 @@ class BasicSlotCodecs {
     }
     Job& job = *idle_;
     job.pieces.clear();
-    ledger_->for_each_piece(
-        slot, slot.bytes, [&](HostPiece const& piece) { job.pieces.push_back(piece); });
+    job.memory.clear();
+    bool const is_on_stream = at(slot.coding).kind->type->on_stream != nullptr;
+    ledger_->for_each_piece(slot, slot.bytes, [&](HostPiece const& piece) {
+      job.pieces.push_back(piece);
+      if (is_on_stream) {
+        job.memory.emplace_back(piece.memory, piece.bytes);
+      }
+    });
     idle_ = std::exchange(job.next, nullptr);
     job.owner = this;
     job.slot = &slot;
@@ -263,6 +326,18 @@ class BasicSlotCodecs {
     job.next = std::exchange(idle_, &job);
   }
 
+  /// The functions of a `StreamCodec` for a job that is its, or null.
+  template <DeviceApi Device>
+  [[nodiscard]] static StreamCodecCalls<Device> const* calls_on_stream(Job const& job) noexcept {
+    return static_cast<StreamCodecCalls<Device> const*>(job.coding->kind->type->on_stream);
+  }
+  /// Host function for what comes after the work of a `StreamCodec`. `argument` is a job.
+  static void note_on_stream(void* argument) noexcept {
+    auto& job = *static_cast<Job*>(argument);
+    std::size_t const stored = job.coding->kind->type->stored_bytes(job.memory);
+    job.owner->finish(job, stored, stored != 0);
+  }
+
   /// Host function for a slot in memory. `argument` is a job.
   static void run_in_memory(void* argument) noexcept {
     auto& job = *static_cast<Job*>(argument);
@@ -273,6 +348,39 @@ class BasicSlotCodecs {
   template <class Cursor>
   static void run(Job& job, Cursor& slot) noexcept {
     job.owner->finish(job, slot);
+  }
+
+  /// How much of a block is staged at once, where the host cannot address device memory.
+  [[nodiscard]] std::size_t part_bytes() const noexcept { return part_bytes_; }
+  /// Whether anybody can still read what a job is to write.
+  [[nodiscard]] bool is_needed(Job const& job) const noexcept {
+    std::scoped_lock const lock{*mutex_};
+    return !job.slot->is_given_back || job.slot->read_jobs > 0;
+  }
+  /// Encodes the bytes of a block from `begin` on, which are at `memory`. They begin with a stripe.
+  template <class Cursor>
+  static void encode_part(Job& job,
+                          Cursor& slot,
+                          std::size_t begin,
+                          std::span<std::byte const> memory) noexcept;
+  /// The reverse. @returns false if no codec wrote what is at the cursor
+  template <class Cursor>
+  [[nodiscard]] static bool
+  decode_part(Job& job, Cursor& slot, std::size_t begin, std::span<std::byte> memory) noexcept;
+  /// Notes what a transfer has stored, if it is known and was a write, and that bytes are lost
+  /// unless they `are_sound`. Gives the job back.
+  void finish(Job& job, std::size_t stored, bool are_sound) noexcept {
+    std::scoped_lock const lock{*mutex_};
+    if (job.access == SlotAccess::write && stored != 0) {
+      note(*job.coding, job.bytes, stored);
+      job.slot->stored_bytes = stored;
+    }
+    if (!are_sound) {
+      ++failed_reads_;
+      ledger_->note_failure(*job.slot,
+                            FileFailure{.bytes = job.bytes, .is_read = true, .is_encoding = true});
+    }
+    give_back(job);
   }
 
   void add_stats(HostPoolStats& stats) const noexcept {
@@ -309,26 +417,18 @@ class BasicSlotCodecs {
 
   template <class Cursor>
   void finish(Job& job, Cursor& slot) noexcept {
-    bool const is_write = job.access == SlotAccess::write;
-    bool is_needed = true;
-    if (is_write) {
-      std::scoped_lock const lock{*mutex_};
-      is_needed = !job.slot->is_given_back || job.slot->read_jobs > 0;
+    std::span const block{job.device, job.bytes};
+    std::size_t stored = 0;
+    bool are_sound = true;
+    if (job.access == SlotAccess::read) {
+      are_sound = decode_part(job, slot, 0, block);
+    } else if (is_needed(job)) {
+      std::size_t const room = slot.left_bytes();
+      encode_part(job, slot, 0, block);
+      stored = room - slot.left_bytes();
     }
-    std::size_t const stored = is_write && is_needed ? encode(job, slot) : 0;
-    bool const is_decoded = is_write || decode(job, slot);
     bool const has_all = slot.finish();
-    std::scoped_lock const lock{*mutex_};
-    if (stored != 0) {
-      note(*job.coding, job.bytes, stored);
-      job.slot->stored_bytes = stored;
-    }
-    if (!is_decoded && has_all) {
-      ++failed_reads_;
-      ledger_->note_failure(*job.slot,
-                            FileFailure{.bytes = job.bytes, .is_read = true, .is_encoding = true});
-    }
-    give_back(job);
+    finish(job, stored, are_sound || !has_all);
   }
 
   static void note(Coding& coding, std::size_t raw, std::size_t stored) noexcept {
@@ -338,54 +438,14 @@ class BasicSlotCodecs {
     coding.misses = is_worth_it ? 0 : coding.misses + 1;
   }
 
-  /// @returns the bytes of the slot that are in use now
-  template <class Cursor>
-  [[nodiscard]] static std::size_t encode(Job& job, Cursor& slot) noexcept {
-    CodecType const& type = *job.coding->kind->type;
-    Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
-    std::scoped_lock const busy{instance.busy};
-    std::span const scratch{instance.scratch};
-    std::size_t const room = slot.left_bytes();
-    for (std::size_t done = 0; done < job.bytes;) {
-      std::span<std::byte const> const raw{job.device + done,
-                                           std::min(stripe_bytes, job.bytes - done)};
-      std::size_t const stored =
-          type.encode(instance.codec.get(), raw, scratch.subspan(sizeof(Header)));
-      bool const is_kept = type.is_lossless && stored >= raw.size();
-      Header header{static_cast<std::uint32_t>(raw.size()),
-                    static_cast<std::uint32_t>(is_kept ? raw.size() | as_it_is : stored),
-                    done};
-      std::memcpy(scratch.data(), &header, sizeof(Header));
-      if (is_kept) {
-        slot.write(scratch.data(), sizeof(Header));
-        slot.write(raw.data(), raw.size());
-        slot.skip(padded(raw.size()) - raw.size());
-      } else {
-        slot.write(scratch.data(), sizeof(Header) + padded(stored));
-      }
-      done += raw.size();
-    }
-    return room - slot.left_bytes();
-  }
-
-  template <class Cursor>
-  [[nodiscard]] static bool decode(Job& job, Cursor& slot) noexcept {
-    Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
-    std::scoped_lock const busy{instance.busy};
-    for (std::size_t done = 0; done < job.bytes;) {
-      std::size_t const stripe = decode_stripe(job, done, slot, instance);
-      if (stripe == 0) {
-        return false;
-      }
-      done += std::min(stripe, job.bytes - done);
-    }
-    return true;
-  }
-
+  /// Decodes the stripe at `place` in its block to the front of `memory`, as far as that goes.
   /// @returns the bytes of the stripe, or 0 if no codec wrote it
   template <class Cursor>
-  [[nodiscard]] static std::size_t
-  decode_stripe(Job& job, std::size_t place, Cursor& slot, Instance& instance) noexcept {
+  [[nodiscard]] static std::size_t decode_stripe(Job& job,
+                                                 std::size_t place,
+                                                 std::span<std::byte> memory,
+                                                 Cursor& slot,
+                                                 Instance& instance) noexcept {
     CodecType const& type = *job.coding->kind->type;
     if (slot.left_bytes() < sizeof(Header)) {
       return 0;
@@ -412,22 +472,23 @@ class BasicSlotCodecs {
       from = scratch.data();
     }
     // A transfer of the front of a block needs only the front of its last stripe.
-    std::size_t const wanted = std::min(raw, job.bytes - place);
-    std::span const to =
-        wanted == raw ? std::span{job.device + place, raw} : scratch.last(stripe_bytes).first(raw);
+    std::size_t const wanted = std::min(raw, memory.size());
+    std::span const to = wanted == raw ? memory.first(raw) : scratch.last(stripe_bytes).first(raw);
     if (is_kept) {
       copy_streaming(to.data(), from, raw);
     } else if (!type.decode(instance.codec.get(), {from, stored}, to)) {
       return 0;
     }
     if (wanted != raw) {
-      std::memcpy(job.device + place, to.data(), wanted);
+      std::memcpy(memory.data(), to.data(), wanted);
     }
     return raw;
   }
 
   std::mutex* mutex_;
   HostLedger* ledger_;
+  bool reads_device_;
+  std::size_t part_bytes_;
   std::deque<Kind> kinds_;
   std::deque<Coding> codings_;
   std::deque<Job> jobs_;
@@ -436,5 +497,54 @@ class BasicSlotCodecs {
 };
 
 using SlotCodecs = BasicSlotCodecs<>;
+
+template <class Lazy>
+template <class Cursor>
+void BasicSlotCodecs<Lazy>::encode_part(Job& job,
+                                        Cursor& slot,
+                                        std::size_t begin,
+                                        std::span<std::byte const> memory) noexcept {
+  CodecType const& type = *job.coding->kind->type;
+  Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
+  std::scoped_lock const busy{instance.busy};
+  std::span const scratch{instance.scratch};
+  for (std::size_t done = 0; done < memory.size();) {
+    auto const raw = memory.subspan(done, std::min(stripe_bytes, memory.size() - done));
+    std::size_t const stored =
+        type.encode(instance.codec.get(), raw, scratch.subspan(sizeof(Header)));
+    bool const is_kept = type.is_lossless && stored >= raw.size();
+    Header header{static_cast<std::uint32_t>(raw.size()),
+                  static_cast<std::uint32_t>(is_kept ? raw.size() | as_it_is : stored),
+                  begin + done};
+    std::memcpy(scratch.data(), &header, sizeof(Header));
+    if (is_kept) {
+      slot.write(scratch.data(), sizeof(Header));
+      slot.write(raw.data(), raw.size());
+      slot.skip(padded(raw.size()) - raw.size());
+    } else {
+      slot.write(scratch.data(), sizeof(Header) + padded(stored));
+    }
+    done += raw.size();
+  }
+}
+
+template <class Lazy>
+template <class Cursor>
+bool BasicSlotCodecs<Lazy>::decode_part(Job& job,
+                                        Cursor& slot,
+                                        std::size_t begin,
+                                        std::span<std::byte> memory) noexcept {
+  Instance& instance = job.coding->kind->instance_for(*job.slot, job.access);
+  std::scoped_lock const busy{instance.busy};
+  for (std::size_t done = 0; done < memory.size();) {
+    std::size_t const stripe =
+        decode_stripe(job, begin + done, memory.subspan(done), slot, instance);
+    if (stripe == 0) {
+      return false;
+    }
+    done += std::min(stripe, memory.size() - done);
+  }
+  return true;
+}
 
 }  // namespace spillway::detail

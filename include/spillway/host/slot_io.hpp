@@ -158,6 +158,13 @@ class SlotIo {
     return queues_[static_cast<std::size_t>(access)];
   }
 
+  /// Waits for a job's file call. A queue has one thread at a time that waits: mostly the lane's,
+  /// but a transfer through a codec that was given up may end on another one.
+  [[nodiscard]] int finish_call(Job& job) noexcept {
+    std::scoped_lock const lock{finish_mutex_[static_cast<std::size_t>(job.access)]};
+    return queue(job.access)->finish(job.transfer);
+  }
+
   void begin_calls(Job& first) noexcept {
     std::scoped_lock const lock{begin_mutex_[static_cast<std::size_t>(first.access)]};
     if (std::exchange(first.is_begun, true)) {
@@ -220,7 +227,7 @@ class SlotIo {
       return;
     }
     if (first.transfer.bytes > 0) {
-      int const error = queue(first.access)->finish(first.transfer);
+      int const error = finish_call(first);
       if (error == 0 || first.next == end) {
         for (Job const* job = &first; job != end; job = job->next) {
           note_result(*job, error);
@@ -242,7 +249,7 @@ class SlotIo {
       return;
     }
     job.transfer = transfer_of(job, file_bytes(job));
-    note_result(job, queue(job.access)->finish(job.transfer));
+    note_result(job, finish_call(job));
   }
 
   /// @returns whether the bytes of a piece were rescued
@@ -381,6 +388,7 @@ class SlotIo {
   SwapFile<FileIo>* file_;
   std::array<std::optional<Queue>, 2> queues_;  // by `SlotAccess`, where there is a file
   std::array<std::mutex, 2> begin_mutex_;       // held while the calls of a chunk are begun
+  std::array<std::mutex, 2> finish_mutex_;      // and while one of them is waited for
   std::deque<Job> jobs_;
   Job* idle_ = nullptr;
   std::size_t failed_writes_ = 0;
@@ -427,7 +435,7 @@ class SlotIo<FileIo>::Cursor {
   ~Cursor() {
     for (Job& part : parts_) {  // those that were read ahead of what was asked for
       if (part.is_begun) {
-        static_cast<void>(io_->queue(part.access)->finish(part.transfer));
+        static_cast<void>(io_->finish_call(part));
       }
     }
   }
@@ -528,7 +536,7 @@ class SlotIo<FileIo>::Cursor {
   }
   void end_write(Job& part) noexcept {
     if (std::exchange(part.is_begun, false)) {
-      io_->note_result(part, io_->queue(part.access)->finish(part.transfer));
+      io_->note_result(part, io_->finish_call(part));
     }
   }
   void begin_read(Job& part) noexcept {
@@ -540,8 +548,7 @@ class SlotIo<FileIo>::Cursor {
     }
   }
   [[nodiscard]] bool end_read(Job& part) noexcept {
-    int const error =
-        std::exchange(part.is_begun, false) ? io_->queue(part.access)->finish(part.transfer) : 0;
+    int const error = std::exchange(part.is_begun, false) ? io_->finish_call(part) : 0;
     io_->note_result(part, error);
     return error == 0;
   }

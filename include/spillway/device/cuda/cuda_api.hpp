@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -193,6 +194,16 @@ class CudaApi {
   }
   void unmap(void* address, std::size_t size_bytes) noexcept {
     virtual_memory_.unmap(address, size_bytes);
+  }
+
+  /// Calls `enqueue()`, which launches kernels on streams of this device, while the device is the
+  /// calling thread's current one.
+  ///
+  /// @throws what `enqueue` throws, which checks its launches; CudaError
+  template <std::invocable Enqueue>
+  void enqueue_kernels(Enqueue enqueue) {
+    Scope const scope{context_};
+    enqueue();
   }
 
   /// The runtime's number of the device.

@@ -15,7 +15,8 @@
 
 namespace spillway::detail {
 
-/// Allocates page-locked host memory for `CudaApi`, near a NUMA node if one is asked for.
+/// Allocates page-locked host memory for `CudaApi`, near a NUMA node if one is asked for. Kernels
+/// can reach it, too.
 ///
 /// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and
 /// then registered. A node is a preference: when it has no pages left, or when the process may not
@@ -40,7 +41,8 @@ class CudaPinnedMemory {
       }
     }
     void* memory = nullptr;
-    cudaError_t const status = cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable);
+    cudaError_t const status =
+        cudaHostAlloc(&memory, size_bytes, cudaHostAllocPortable | cudaHostAllocMapped);
     if (status == cudaErrorMemoryAllocation) {
       cuda_forgive(status);
       return nullptr;
@@ -75,7 +77,8 @@ class CudaPinnedMemory {
       std::scoped_lock const lock{mutex_};
       mapped_.emplace(memory, std::move(mapping));
     }
-    cudaError_t const status = cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable);
+    cudaError_t const status =
+        cudaHostRegister(memory, size_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (status != cudaSuccess) {
       cuda_forgive(status);
       (void)forget(memory);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/codec.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/streaming_store.hpp>
 
 #include <algorithm>
@@ -16,6 +17,22 @@
 #endif
 
 namespace spillway {
+
+namespace detail {
+
+/// The bits of a float32 without sign: those of NaNs are larger than an infinity's.
+inline constexpr std::uint32_t float32_infinity = 0x7F800000;
+
+/// The bits of the bfloat16 that is nearest to a float32, ties to even. A NaN stays one.
+[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint16_t
+bfloat16_bits(std::uint32_t bits) noexcept {
+  if ((bits & 0x7FFFFFFFU) > float32_infinity) {
+    return static_cast<std::uint16_t>(bits >> 16U | 0x40U);  // quiet, and not an infinity
+  }
+  return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U);
+}
+
+}  // namespace detail
 
 /// A codec that loses bits: it copies and stores float32 as bfloat16, in half the bytes.
 ///
@@ -45,7 +62,7 @@ struct AsBfloat16 {
     for (; in != end; in += 4, out += 2) {
       std::uint32_t bits = 0;
       std::memcpy(&bits, in, 4);
-      std::uint16_t const short_bits = rounded(bits);
+      std::uint16_t const short_bits = detail::bfloat16_bits(bits);
       std::memcpy(out, &short_bits, 2);
     }
     std::copy(in, in + from.size() % 4, out);
@@ -88,16 +105,6 @@ struct AsBfloat16 {
   }
 
  private:
-  static constexpr std::uint32_t infinity =
-      0x7F800000;  // the bits of one; those of NaNs are larger
-
-  [[nodiscard]] static constexpr std::uint16_t rounded(std::uint32_t bits) noexcept {
-    if ((bits & 0x7FFFFFFFU) > infinity) {
-      return static_cast<std::uint16_t>(bits >> 16U | 0x40U);  // quiet, and not an infinity
-    }
-    return static_cast<std::uint16_t>((bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U);
-  }
-
 #if defined(__SSE2__)
   static __m128i load(std::byte const* from) noexcept {
     return _mm_loadu_si128(reinterpret_cast<__m128i const*>(from));
@@ -105,11 +112,12 @@ struct AsBfloat16 {
   static void store(std::byte* to, __m128i value) noexcept {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
   }
-  /// As above, four at once. Each result is a 16-bit number with its sign, so that packing, which
-  /// saturates, changes none.
+  /// As `bfloat16_bits`, four at once. Each result is a 16-bit number with its sign, so that
+  /// packing, which saturates, changes none.
   static __m128i rounded(__m128i bits) noexcept {
-    __m128i const is_nan = _mm_cmpgt_epi32(_mm_and_si128(bits, _mm_set1_epi32(0x7FFFFFFF)),
-                                           _mm_set1_epi32(static_cast<int>(infinity)));
+    __m128i const is_nan =
+        _mm_cmpgt_epi32(_mm_and_si128(bits, _mm_set1_epi32(0x7FFFFFFF)),
+                        _mm_set1_epi32(static_cast<int>(detail::float32_infinity)));
     __m128i const is_odd = _mm_and_si128(_mm_srli_epi32(bits, 16), _mm_set1_epi32(1));
     __m128i const nearest = _mm_add_epi32(_mm_add_epi32(bits, _mm_set1_epi32(0x7FFF)), is_odd);
     __m128i const quiet = _mm_or_si128(bits, _mm_set1_epi32(0x400000));
