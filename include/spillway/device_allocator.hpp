@@ -315,7 +315,7 @@ class DeviceAllocator {
       typename Monitor::Unlocked const unlocked{monitor_};
       coding = pool_.template coding<C>(tag);
     }
-    blocks_.expect(id).coding = coding;
+    blocks_.set_coding(id, coding);
   }
 
   /// Where the bytes are now. Asks the device whether a copy is still in flight.

@@ -45,6 +45,9 @@ class StreamPrefetcher {
     }
   }
 
+  /// Notes how many of a block's bytes need not cross the link.
+  void on_spared(BlockId id, std::uint64_t bytes) noexcept { schedule_.on_spared(id, bytes); }
+
   /// Notes a use of a block. @returns what the schedule knows of the next one
   Use on_access(BlockId id, Access access) noexcept {
     Use const use = schedule_.on_access(id, access);

@@ -76,6 +76,25 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == 0);
   }
 
+  TEST_CASE("AccessSchedule: a role keeps what its block is spared, whichever block has it next") {
+    Rig rig{1};
+    for (std::uint32_t step = 0; step < 3; ++step) {
+      rig.schedule.begin_step();
+      if (step > 0) {
+        REQUIRE(rig.schedule.record().blocks.size() == 2);
+        CHECK(rig.schedule.record().blocks[0].spared_bytes == 10 * step);
+        CHECK(rig.schedule.record().blocks[1].spared_bytes == 100 * step);  // not born yet
+      }
+      BlockId const born = block(step + 1);
+      rig.schedule.on_create(born, 256);
+      rig.schedule.on_spared(block(0), 10 * (step + 1));
+      rig.schedule.on_spared(born, 100 * (step + 1));
+      rig.use(0);
+      rig.use(born);
+      rig.schedule.on_destroy(born);
+    }
+  }
+
   TEST_CASE("AccessSchedule: the next use of any block is known, used in this step or not") {
     Rig rig{4};
     rig.step({0, 1, 2});

@@ -242,6 +242,9 @@ class Blocks {
   void touch(BlockId id, Use use) noexcept { eviction_.on_access(id, use); }
 
   void begin_step() {
+    if (has_codings_) {
+      table_.for_each([this](BlockId id, BlockRecord const& block) { note_spared(id, block); });
+    }
     prefetcher_.begin_step();
     report_step_time();
     plan_ = &Blocks::plan_step;
@@ -253,6 +256,16 @@ class Blocks {
     if (plan_ != nullptr) {
       (this->*plan_)();
     }
+  }
+
+  /// Chooses how a block is written in the host pool from now on.
+  ///
+  /// @throws ContractViolation if the block is unknown
+  void set_coding(BlockId id, CodingId coding) {
+    BlockRecord& block = expect(id);
+    block.coding = coding;
+    has_codings_ = true;
+    note_spared(id, block);
   }
 
   // Which blocks may leave.
@@ -274,7 +287,7 @@ class Blocks {
     BlockRecord const& block = *table_.find(id);
     double copy_ns = 1e9 * static_cast<double>(block.bytes) / link_bytes_per_second_;
     if (block.coding != CodingId{}) {
-      copy_ns *= pool_.stored_share(block.coding);
+      copy_ns *= pool_.link_share(block.coding);
     }
     return recompute_.prefers_recompute(
         {.copy_ns = copy_ns, .recompute_ns = static_cast<double>(recipes_.cost_ns(id))});
@@ -482,6 +495,14 @@ class Blocks {
     monitor_.notify_release();
   }
 
+  /// Tells the schedule what the block's codec keeps off the link, as far as is known by now.
+  void note_spared(BlockId id, BlockRecord const& block) noexcept {
+    double const share = block.coding == CodingId{} ? 1 : pool_.link_share(block.coding);
+    prefetcher_.on_spared(
+        id,
+        static_cast<std::uint64_t>((1 - std::min(share, 1.0)) * static_cast<double>(block.bytes)));
+  }
+
   /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
   enum class Leaves : std::uint8_t { for_good, parked, vacated };
 
@@ -599,6 +620,7 @@ class Blocks {
   std::size_t stuck_bytes_ = 0;
   std::optional<std::uint64_t> step_start_ns_;
   bool has_chosen_ = false;  // between a copy and a recipe, in this step
+  bool has_codings_ = false;
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;
 };

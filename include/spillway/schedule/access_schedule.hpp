@@ -62,6 +62,9 @@ class BasicAccessSchedule {
   /// @throws std::bad_alloc, with nothing noted
   void on_create(BlockId id, std::size_t bytes);
 
+  /// Notes how many of a block's bytes need not cross the link when it leaves and comes back.
+  void on_spared(BlockId id, std::uint64_t bytes) noexcept;
+
   /// Notes an acquisition and says what the record predicts of the block's next one.
   Use on_access(BlockId id, Access access) noexcept {
     SPILLWAY_ASSERT(is_known(id));
@@ -153,6 +156,18 @@ void BasicAccessSchedule<Lazy>::on_create(BlockId id, std::size_t bytes) {
     recording_.blocks.push_back({.id = id, .bytes = bytes});
   }
   blocks_[index] = block;
+}
+
+template <class Lazy>
+void BasicAccessSchedule<Lazy>::on_spared(BlockId id, std::uint64_t bytes) noexcept {
+  detail::ScheduledBlock& block = blocks_[index_of_block(id)];
+  block.spared_bytes = bytes;
+  if (block.recorded != none) {
+    recording_.blocks[block.recorded].spared_bytes = bytes;
+  }
+  if (block.role != none) {
+    follower_.record().blocks[block.role].spared_bytes = bytes;
+  }
 }
 
 template <class Lazy>
@@ -271,7 +286,8 @@ void BasicAccessSchedule<Lazy>::close_record() noexcept {
 template <class Lazy>
 void BasicAccessSchedule<Lazy>::assign_roles() noexcept {
   for (detail::ScheduledBlock& block : blocks_) {
-    block = detail::ScheduledBlock{.generation = block.generation, .bytes = block.bytes};
+    block = detail::ScheduledBlock{
+        .generation = block.generation, .bytes = block.bytes, .spared_bytes = block.spared_bytes};
   }
   detail::StepRecord& record = follower_.record();
   for (std::uint32_t i = 0; i < record.blocks.size(); ++i) {
@@ -280,8 +296,9 @@ void BasicAccessSchedule<Lazy>::assign_roles() noexcept {
       continue;
     }
     std::uint32_t const role = record.role_after(i);
-    record.blocks[role].id = id;
     detail::ScheduledBlock& block = blocks_[index_of_block(id)];
+    record.blocks[role].id = id;
+    record.blocks[role].spared_bytes = block.spared_bytes;
     block.role = role;
     block.next = record.blocks[role].first == none ? never_entry : record.blocks[role].first;
     block.at = record.is_birth(i) ? i - record.born_from : none;  // read by open_record()
@@ -300,7 +317,8 @@ void BasicAccessSchedule<Lazy>::open_record() {
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
     recording_.blocks.push_back({.id = make_block_id(index, block.generation),
                                  .bytes = block.bytes,
-                                 .born_as = std::exchange(block.at, none)});
+                                 .born_as = std::exchange(block.at, none),
+                                 .spared_bytes = block.spared_bytes});
     if (block.role != none) {
       follower_.record().blocks[block.role].recorded = block.recorded;
     }

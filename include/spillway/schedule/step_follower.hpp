@@ -25,6 +25,7 @@ struct ScheduledBlock {
   std::uint32_t recorded = none;  ///< its index in the record that is made
   std::uint32_t last = none;      ///< its last entry there
   std::uint64_t bytes = 0;
+  std::uint64_t spared_bytes = 0;  ///< as in `StepRecord::Block`
 };
 
 /// Follows the record of the step before while the program runs through the next one, and predicts

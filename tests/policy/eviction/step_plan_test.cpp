@@ -184,6 +184,22 @@ TEST_SUITE("eviction") {
     CHECK(plan.returns_at(4) == 4);  // until then more is alive than fits
   }
 
+  TEST_CASE("StepPlan: of the blocks in the way those leave that a codec makes shorter") {
+    AccessSchedule schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
+    schedule.on_spared(block(1), 48);
+    schedule.on_spared(block(2), 48);
+    StepPlan plan{exact};
+    plan.make(schedule, 128, 0, all);
+    CHECK(plan.must_leave(3));
+    CHECK(!plan.must_leave(4));
+
+    schedule.on_spared(block(1), 0);  // they have no codec any more
+    schedule.on_spared(block(2), 0);
+    plan.make(schedule, 128, 0, all);
+    CHECK(!plan.must_leave(3));
+    CHECK(plan.must_leave(4));
+  }
+
   TEST_CASE("StepPlan: where everything fits nothing leaves") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan;

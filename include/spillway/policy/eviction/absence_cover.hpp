@@ -14,12 +14,13 @@
 #include <vector>
 
 // Chooses which blocks are away between which two uses, so that the other blocks fit and the fewest
-// bytes have to be swapped in.
+// bytes have to cross the link.
 //
 // Problem   At each moment of a step some bytes are in excess of the capacity. An absence is the
 //           time between two uses of a block: if it is chosen, the block is away at all of its
-//           moments, and the block's bytes have to be swapped in once. Choose absences of the least
-//           total size such that at each moment those chosen are at least as large as the excess.
+//           moments, and the block has to be swapped in once, for a price: its bytes, or fewer
+//           where a codec makes them fewer. Choose absences of the least
+//           total price such that at each moment those chosen are at least as large as the excess.
 //           This is the general caching problem (Albers, Arora and Khanna, "Page replacement for
 //           general caching problems", SODA 1999). With blocks of different sizes it is NP-hard
 //           (Chrobak, Woeginger, Makino and Xu, "Caching is hard, even in the fault model",
@@ -27,10 +28,12 @@
 // Greedy    If blocks were divisible, an optimal answer would be found from left to right: whenever
 //           bytes are missing, take them from the absence that ends last (Belady 1966, for pages).
 //           This gives a lower bound. The same sweep with whole blocks gives a first answer.
-// Exchange  That answer is improved while it is more than 1/1024 above the bound. Absences that the
-//           others make superfluous are left out, the largest first. Single ones are exchanged for
-//           the smallest that is away whenever they are needed, then for several that are smaller
-//           together.
+//           Where prices are not the sizes, the bound is of the lowest price of a byte, and
+//           another answer is tried, of a sweep for each range of prices, the lowest first.
+// Exchange  An answer is improved while it is more than 1/1024 above the bound. Absences that the
+//           others make superfluous are left out, the dearest first. Single ones are exchanged for
+//           the smallest that is away whenever they are needed and costs less, then for several
+//           that cost less together.
 // Slack     What is chosen beyond the excess is kept in a segment tree, so that leaving out or
 //           exchanging one absence takes O(log n). All in all O(n log n), and a bounded number of
 //           exchanges. docs/benchmarks.md says how far above the bound the answers are.
@@ -172,7 +175,10 @@ struct Absence {
   std::uint32_t tag = 0;        ///< means something to the caller only
   bool needs_swap_out = false;  ///< the host copy is not valid: the bytes cross the link both ways
   bool is_chosen = false;
+  std::uint64_t spared_bytes = 0;  ///< of the bytes, those that need not cross the link
 
+  /// The bytes that cross the link when the block comes back.
+  [[nodiscard]] std::uint64_t price() const noexcept { return bytes - spared_bytes; }
   [[nodiscard]] std::int64_t signed_bytes() const noexcept {
     return static_cast<std::int64_t>(bytes);
   }
@@ -192,9 +198,15 @@ template <class = Lazily>
 class BasicAbsenceSet {
  public:
   /// Starts over: absences may be added.
-  void clear() noexcept { absences_.clear(); }
+  void clear() noexcept {
+    absences_.clear();
+    are_priced_ = false;
+  }
   /// @throws std::bad_alloc
-  void add(Absence absence) { absences_.push_back(absence); }
+  void add(Absence absence) {
+    absences_.push_back(absence);
+    are_priced_ = are_priced_ || absence.spared_bytes != 0;
+  }
 
   /// Orders the absences by their first moment; none may be added after this. @throws
   /// std::bad_alloc
@@ -215,17 +227,32 @@ class BasicAbsenceSet {
   /// Chooses an absence. May be called only before `find_slack`.
   void mark(std::uint32_t absence) noexcept { absences_[absence].is_chosen = true; }
 
-  /// Computes the slack of the current choice over `excess`, and the order by size. What is
-  /// declared below needs both. @throws std::bad_alloc
-  void find_slack(std::vector<std::int64_t> const& excess) {
-    by_bytes_.resize(absences_.size());
-    keys_.resize(absences_.size());
-    for (std::uint32_t i = 0; i < size(); ++i) {
-      keys_[i] = {2 * absences_[i].bytes + (absences_[i].needs_swap_out ? 1U : 0U), i};
+  /// Chooses none, or again what was chosen when `choice` was called. `find_slack` must follow.
+  void choose_none() noexcept {
+    for (Absence& absence : absences_) {
+      absence.is_chosen = false;
     }
-    std::sort(keys_.begin(), keys_.end());
-    std::transform(
-        keys_.begin(), keys_.end(), by_bytes_.begin(), [](auto const& key) { return key.second; });
+  }
+  void choose(std::vector<bool> const& choice) noexcept {
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      absences_[i].is_chosen = choice[i];
+    }
+  }
+  /// Writes down which absences are chosen. @throws std::bad_alloc
+  void choice(std::vector<bool>& choice) const {
+    choice.resize(absences_.size());
+    std::transform(absences_.begin(), absences_.end(), choice.begin(), [](Absence const& absence) {
+      return absence.is_chosen;
+    });
+  }
+
+  /// Computes the slack of the current choice over `excess`, and the orders by size and by price.
+  /// What is declared below needs them. @throws std::bad_alloc
+  void find_slack(std::vector<std::int64_t> const& excess) {
+    sort_by([](Absence const& absence) { return absence.bytes; }, by_bytes_);
+    if (are_priced_) {
+      sort_by([](Absence const& absence) { return absence.price(); }, by_price_);
+    }
     values_.assign(moments_ + 1, 0);
     for (Absence const& absence : absences_) {
       if (absence.is_chosen) {
@@ -248,9 +275,14 @@ class BasicAbsenceSet {
   }
   [[nodiscard]] auto begin() const noexcept { return absences_.begin(); }
   [[nodiscard]] auto end() const noexcept { return absences_.end(); }
-  /// The absences from the smallest to the largest; of equal ones, those without a swap-out come
-  /// first.
+  /// The absences from the smallest to the largest, and from the cheapest to the dearest; of equal
+  /// ones, those without a swap-out come first.
   [[nodiscard]] std::vector<std::uint32_t> const& by_bytes() const noexcept { return by_bytes_; }
+  [[nodiscard]] std::vector<std::uint32_t> const& by_price() const noexcept {
+    return are_priced_ ? by_price_ : by_bytes_;
+  }
+  /// Whether a price differs from its absence's bytes.
+  [[nodiscard]] bool are_priced() const noexcept { return are_priced_; }
 
   /// Chooses an absence that is not chosen, or leaves out one that is. @cost O(log n)
   void toggle(std::uint32_t absence) noexcept {
@@ -272,63 +304,81 @@ class BasicAbsenceSet {
     return slack_.least(absences_[absence].moments) >= absences_[absence].signed_bytes();
   }
 
-  [[nodiscard]] std::int64_t chosen_bytes() const noexcept {
-    std::int64_t total = 0;
+  [[nodiscard]] std::int64_t chosen_price() const noexcept {
+    std::uint64_t total = 0;
     for (Absence const& absence : absences_) {
-      total += absence.is_chosen ? absence.signed_bytes() : 0;
+      total += absence.is_chosen ? absence.price() : 0;
     }
-    return total;
+    return static_cast<std::int64_t>(total);
   }
 
  private:
+  template <class Key>
+  void sort_by(Key key_of, std::vector<std::uint32_t>& order) {
+    order.resize(absences_.size());
+    keys_.resize(absences_.size());
+    for (std::uint32_t i = 0; i < size(); ++i) {
+      keys_[i] = {2 * key_of(absences_[i]) + (absences_[i].needs_swap_out ? 1U : 0U), i};
+    }
+    std::sort(keys_.begin(), keys_.end());
+    std::transform(
+        keys_.begin(), keys_.end(), order.begin(), [](auto const& key) { return key.second; });
+  }
+
   std::size_t moments_ = 0;
+  bool are_priced_ = false;
   std::vector<Absence> absences_;
   std::vector<Absence> sorted_;
   std::vector<std::uint32_t> starts_;
   std::vector<std::pair<std::uint64_t, std::uint32_t>> keys_;
   std::vector<std::uint32_t> by_bytes_;
+  std::vector<std::uint32_t> by_price_;  // where prices differ from bytes
   std::vector<std::int64_t> values_;
   SlackTree slack_;
 };
 
 using AbsenceSet = BasicAbsenceSet<>;
 
-/// Chooses absences that take all of the excess away, of few bytes. The head of this file says how.
+/// Chooses absences that take all of the excess away, for a low price. The head of this file says
+/// how.
 ///
 /// Cost    O(n log n) for n moments and absences; keeps its buffers. The same input gives the same
-/// answer. Threads thread-unsafe.
+/// answer.
+/// Threads thread-unsafe.
 template <class = Lazily>
 class BasicAbsenceCover {
  public:
+  static constexpr std::int64_t no_bound = std::numeric_limits<std::int64_t>::max();
+
   /// Chooses among `absences`, which are closed and of which none is chosen: `excess[t]` bytes must
   /// be away at moment `t`. If all absences together do not suffice at a moment, all that contain
-  /// it are chosen. None is if more than `most_bytes` would have to be away even where blocks could
-  /// be divided.
+  /// it are chosen. None is if they would cost more than `most_price` even where blocks could be
+  /// divided.
   ///
   /// @returns whether they suffice
   /// @throws  std::bad_alloc
   bool choose(std::vector<std::int64_t> const& excess,
               AbsenceSet& absences,
-              std::int64_t most_bytes = std::numeric_limits<std::int64_t>::max()) {
+              std::int64_t most_price = no_bound) {
     queue_.reserve(absences.size());
     returning_.resize(excess.size() + 1);
     std::int64_t const bound = least_if_divisible(excess, absences);
-    if (bound > most_bytes) {
+    if (bound > most_price) {
       return false;
     }
     std::int64_t const enough = bound + bound / good_enough;
     bool const is_covered = choose_greedily(excess, absences);
-    absences.find_slack(excess);
-    if (absences.chosen_bytes() > enough) {
-      leave_out_superfluous(absences);
+    improve(excess, absences, enough);
+    if (absences.are_priced() && absences.chosen_price() > enough) {
+      std::int64_t const first_price = absences.chosen_price();
+      absences.choice(first_choice_);
+      choose_by_price(excess, absences);
+      improve(excess, absences, enough);
+      if (first_price <= absences.chosen_price()) {
+        absences.choose(first_choice_);
+        absences.find_slack(excess);
+      }
     }
-    if (absences.chosen_bytes() > enough) {
-      exchange_for_smaller(absences);
-    }
-    if (absences.chosen_bytes() > enough) {
-      exchange_for_several(absences);
-    }
-    exchange_for_no_swap_out(absences);
     return is_covered;
   }
 
@@ -339,6 +389,7 @@ class BasicAbsenceCover {
   static constexpr std::size_t most_tries_in_all = std::size_t{1} << 21U;
   static constexpr std::size_t most_fill_tries = 32;  // for each absence there is
   static constexpr std::int64_t good_enough = 1024;   // stop at the bound plus one part in so many
+  static constexpr std::uint64_t price_ranges = 8;
 
   struct Candidate {
     std::uint32_t last;
@@ -349,13 +400,30 @@ class BasicAbsenceCover {
     }
   };
 
+  void improve(std::vector<std::int64_t> const& excess, AbsenceSet& absences, std::int64_t enough) {
+    absences.find_slack(excess);
+    if (absences.chosen_price() > enough) {
+      leave_out_superfluous(absences);
+    }
+    if (absences.chosen_price() > enough) {
+      exchange_for_smaller(absences);
+    }
+    if (absences.chosen_price() > enough) {
+      exchange_for_several(absences);
+    }
+    exchange_for_no_swap_out(absences);
+  }
+
   /// Goes through the moments from left to right. Whenever bytes are missing, it takes some from
-  /// the absence that ends last: as many as `take(absence, available, missing)` says.
+  /// the absence that ends last of those that `admits`: as many as `take(absence, available,
+  /// missing)` says.
   ///
   /// @returns false if bytes were missing with no absence left
-  template <class Take>
-  bool
-  sweep(std::vector<std::int64_t> const& excess, AbsenceSet const& absences, Take take) noexcept {
+  template <class Admits, class Take>
+  bool sweep(std::vector<std::int64_t> const& excess,
+             AbsenceSet const& absences,
+             Admits admits,
+             Take take) noexcept {
     std::fill(returning_.begin(), returning_.end(), 0);
     queue_.clear();
     std::int64_t away = 0;
@@ -364,8 +432,10 @@ class BasicAbsenceCover {
     for (std::uint32_t t = 0; t < excess.size(); ++t) {
       away -= returning_[t];
       for (; next < absences.size() && absences[next].moments.first <= t; ++next) {
-        queue_.push_back({absences[next].moments.last, next, absences[next].signed_bytes()});
-        std::push_heap(queue_.begin(), queue_.end());
+        if (admits(absences[next])) {
+          queue_.push_back({absences[next].moments.last, next, absences[next].signed_bytes()});
+          std::push_heap(queue_.begin(), queue_.end());
+        }
       }
       while (away < excess[t] && !queue_.empty() && queue_.front().last >= t) {
         Candidate& latest = queue_.front();
@@ -383,30 +453,69 @@ class BasicAbsenceCover {
     return is_covered;
   }
 
-  /// The lower bound: the bytes that would have to be away if blocks could be divided.
+  static constexpr auto admits_all = [](Absence const&) noexcept { return true; };
+
+  /// The lower bound: the bytes that would have to be away if blocks could be divided, at the
+  /// lowest price of a byte.
   [[nodiscard]] std::int64_t least_if_divisible(std::vector<std::int64_t> const& excess,
                                                 AbsenceSet const& absences) noexcept {
     std::int64_t total = 0;
     sweep(excess,
           absences,
+          admits_all,
           [&](std::uint32_t, std::int64_t available, std::int64_t missing) noexcept {
             total += std::min(available, missing);
             return std::min(available, missing);
           });
-    return total;
+    if (!absences.are_priced()) {
+      return total;
+    }
+    double lowest = std::numeric_limits<double>::infinity();
+    for (Absence const& absence : absences) {
+      lowest = std::min(lowest,
+                        static_cast<double>(absence.price()) / static_cast<double>(absence.bytes));
+    }
+    return total == 0 ? 0 : static_cast<std::int64_t>(lowest * static_cast<double>(total));
   }
 
   bool choose_greedily(std::vector<std::int64_t> const& excess, AbsenceSet& absences) noexcept {
     return sweep(excess,
                  absences,
+                 admits_all,
                  [&](std::uint32_t absence, std::int64_t available, std::int64_t) noexcept {
                    absences.mark(absence);
                    return available;
                  });
   }
 
+  /// The same, with the absences whose bytes are cheapest first.
+  void choose_by_price(std::vector<std::int64_t> const& excess, AbsenceSet& absences) {
+    absences.choose_none();
+    left_ = excess;
+    for (std::uint64_t range = 0; range < price_ranges; ++range) {
+      taken_.assign(excess.size() + 1, 0);
+      auto const is_in_range = [&](Absence const& absence) noexcept {
+        std::uint64_t const at = absence.price() * price_ranges / absence.bytes;
+        return std::min(at, price_ranges - 1) == range;
+      };
+      sweep(left_,
+            absences,
+            is_in_range,
+            [&](std::uint32_t absence, std::int64_t available, std::int64_t) noexcept {
+              absences.mark(absence);
+              taken_[absences[absence].moments.first] += available;
+              taken_[std::size_t{absences[absence].moments.last} + 1] -= available;
+              return available;
+            });
+      std::partial_sum(taken_.begin(), taken_.end(), taken_.begin());
+      for (std::size_t t = 0; t < left_.size(); ++t) {
+        left_[t] -= taken_[t];
+      }
+    }
+  }
+
   static void leave_out_superfluous(AbsenceSet& absences) noexcept {
-    auto const& order = absences.by_bytes();
+    auto const& order = absences.by_price();
     for (std::size_t i = order.size(); i-- != 0;) {
       if (absences[order[i]].is_chosen && absences.is_superfluous(order[i])) {
         absences.toggle(order[i]);
@@ -415,29 +524,29 @@ class BasicAbsenceCover {
   }
 
   static void exchange_for_smaller(AbsenceSet& absences) noexcept {
-    auto const& order = absences.by_bytes();
+    auto const& order = absences.by_price();
     std::size_t tries_left = most_tries_in_all;
-    auto const any = [](Absence const&) { return true; };
     bool has_changed = true;
     for (std::size_t round = 0; round < most_rounds && has_changed; ++round) {
       has_changed = false;
       for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
-        if (absences[order[i]].is_chosen) {
+        if (absences[order[i]].is_chosen && absences[order[i]].price() != 0) {
           --tries_left;
-          std::uint64_t const most_bytes = absences[order[i]].bytes - 1;
-          has_changed = exchange(absences, order[i], most_bytes, tries_left, any) || has_changed;
+          std::uint64_t const most_price = absences[order[i]].price() - 1;
+          has_changed =
+              exchange(absences, order[i], most_price, tries_left, admits_all) || has_changed;
         }
       }
     }
   }
 
-  /// Exchanges each chosen absence for several that are smaller together, the largest first.
+  /// Exchanges each chosen absence for several that cost less together, the dearest first.
   void exchange_for_several(AbsenceSet& absences) {
-    auto const& order = absences.by_bytes();
+    auto const& order = absences.by_price();
     added_.reserve(absences.size());
     std::size_t tries_left = most_fill_tries * absences.size();
     for (std::size_t i = order.size(); i-- != 0 && tries_left != 0;) {
-      if (absences[order[i]].is_chosen) {
+      if (absences[order[i]].is_chosen && absences[order[i]].price() != 0) {
         --tries_left;
         absences.toggle(order[i]);
         if (!fill_in_for(absences, order[i], tries_left)) {
@@ -450,12 +559,11 @@ class BasicAbsenceCover {
     }
   }
 
-  /// Chooses absences of fewer bytes than `left_out` has until they do in its place: from left to
-  /// right the smallest that suffices at a moment, else the largest. @returns false if it cannot be
-  /// done
+  /// Chooses absences that cost less than `left_out` until they do in its place: from left to right
+  /// the smallest that suffices at a moment, else the largest. @returns false if it cannot be done
   bool fill_in_for(AbsenceSet& absences, std::uint32_t left_out, std::size_t& tries_left) {
     added_.clear();
-    std::uint64_t most_bytes = absences[left_out].bytes - 1;
+    std::uint64_t most_price = absences[left_out].price() - 1;
     for (;;) {
       std::uint32_t const moment = absences.slack().first_below(absences[left_out].moments, 0);
       if (moment == SlackTree::nowhere) {
@@ -463,26 +571,26 @@ class BasicAbsenceCover {
       }
       auto const missing = static_cast<std::uint64_t>(-absences.slack().least({moment, moment}));
       auto const helps = [&](Absence const& other) { return other.contains(moment); };
-      std::uint32_t added = find_smallest(absences, missing, most_bytes, tries_left, helps);
+      std::uint32_t added = find_smallest(absences, missing, most_price, tries_left, helps);
       if (added == SlackTree::nowhere) {
-        added = find_largest(absences, std::min(missing - 1, most_bytes), tries_left, helps);
+        added = find_largest(absences, missing - 1, most_price, tries_left, helps);
       }
       if (added == SlackTree::nowhere) {
         return false;
       }
       absences.toggle(added);
       added_.push_back(added);
-      most_bytes -= absences[added].bytes;
+      most_price -= absences[added].price();
     }
   }
 
-  /// Exchanges absences with a swap-out for others without one that swap in no more bytes.
+  /// Exchanges absences with a swap-out for others without one that cost no more.
   static void exchange_for_no_swap_out(AbsenceSet& absences) noexcept {
     std::size_t tries_left = most_tries_in_all;
     for (std::uint32_t i = 0; i < absences.size() && tries_left != 0; ++i) {
       if (absences[i].is_chosen && absences[i].needs_swap_out) {
         --tries_left;
-        exchange(absences, i, absences[i].bytes, tries_left, [](Absence const& other) {
+        exchange(absences, i, absences[i].price(), tries_left, [](Absence const& other) {
           return !other.needs_swap_out;
         });
       }
@@ -490,12 +598,12 @@ class BasicAbsenceCover {
   }
 
   /// Leaves out a chosen absence if it is superfluous. Otherwise it exchanges it for the smallest
-  /// one of at most `most_bytes` that is away whenever it is needed. @returns whether the choice
+  /// one for at most `most_price` that is away whenever it is needed. @returns whether the choice
   /// has changed
   template <class Admits>
   static bool exchange(AbsenceSet& absences,
                        std::uint32_t chosen,
-                       std::uint64_t most_bytes,
+                       std::uint64_t most_price,
                        std::size_t& tries_left,
                        Admits admits) noexcept {
     Absence const& absence = absences[chosen];
@@ -505,7 +613,7 @@ class BasicAbsenceCover {
       return true;
     }
     auto const needed = static_cast<std::uint64_t>(absence.signed_bytes() - slack);
-    if (needed > most_bytes) {
+    if (needed > most_bytes_for(absences, most_price)) {
       return false;
     }
     // Without it bytes would be missing at these moments and at some between them.
@@ -513,7 +621,7 @@ class BasicAbsenceCover {
         absences.slack().first_below(absence.moments, absence.signed_bytes());
     std::uint32_t const last = absences.slack().last_below(absence.moments, absence.signed_bytes());
     std::uint32_t const other =
-        find_smallest(absences, needed, most_bytes, tries_left, [&](Absence const& candidate) {
+        find_smallest(absences, needed, most_price, tries_left, [&](Absence const& candidate) {
           return candidate.contains(first) && candidate.contains(last) && admits(candidate);
         });
     if (other == SlackTree::nowhere) {
@@ -522,6 +630,12 @@ class BasicAbsenceCover {
     absences.toggle(chosen);
     absences.toggle(other);
     return true;
+  }
+
+  /// The most bytes that an absence for a price may have, or may be thought to have.
+  static std::uint64_t most_bytes_for(AbsenceSet const& absences,
+                                      std::uint64_t most_price) noexcept {
+    return absences.are_priced() ? std::numeric_limits<std::uint64_t>::max() : most_price;
   }
 
   /// The first place in the order by size with at least `bytes`.
@@ -533,37 +647,42 @@ class BasicAbsenceCover {
         });
   }
 
-  /// The smallest absence of `least_bytes` to `most_bytes` that is not chosen and that `admits`, or
-  /// `nowhere` if none is found in a bounded number of tries.
+  /// The smallest absence of at least `least_bytes`, for at most `most_price`, that is not chosen
+  /// and that `admits`, or `nowhere` if none is found in a bounded number of tries.
   template <class Admits>
   static std::uint32_t find_smallest(AbsenceSet const& absences,
                                      std::uint64_t least_bytes,
-                                     std::uint64_t most_bytes,
+                                     std::uint64_t most_price,
                                      std::size_t& tries_left,
                                      Admits admits) noexcept {
+    std::uint64_t const most_bytes = most_bytes_for(absences, most_price);
     std::size_t tries = std::min(most_tries, tries_left);
     for (auto at = first_of_size(absences, least_bytes);
          at != absences.by_bytes().end() && tries != 0 && absences[*at].bytes <= most_bytes;
          ++at, --tries, --tries_left) {
-      if (!absences[*at].is_chosen && admits(absences[*at])) {
+      if (!absences[*at].is_chosen && absences[*at].price() <= most_price &&
+          admits(absences[*at])) {
         return *at;
       }
     }
     return SlackTree::nowhere;
   }
 
-  /// The same for the largest one of at most `most_bytes`.
+  /// The same for the largest one of at most `most_bytes`, for at most `most_price`.
   template <class Admits>
   static std::uint32_t find_largest(AbsenceSet const& absences,
                                     std::uint64_t most_bytes,
+                                    std::uint64_t most_price,
                                     std::size_t& tries_left,
                                     Admits admits) noexcept {
+    most_bytes = std::min(most_bytes, most_bytes_for(absences, most_price));
     std::size_t tries = std::min(most_tries, tries_left);
     for (auto at = first_of_size(absences, most_bytes + 1);
          at != absences.by_bytes().begin() && tries != 0;
          --tries, --tries_left) {
       --at;
-      if (!absences[*at].is_chosen && admits(absences[*at])) {
+      if (!absences[*at].is_chosen && absences[*at].price() <= most_price &&
+          admits(absences[*at])) {
         return *at;
       }
     }
@@ -573,6 +692,10 @@ class BasicAbsenceCover {
   std::vector<Candidate> queue_;
   std::vector<std::int64_t> returning_;  // bytes whose absence ended before a moment
   std::vector<std::uint32_t> added_;     // absences chosen in place of the one left out
+  // For prices that differ from bytes.
+  std::vector<bool> first_choice_;
+  std::vector<std::int64_t> left_;   // excess that cheaper absences do not take away
+  std::vector<std::int64_t> taken_;  // by those of one range of prices
 };
 
 using AbsenceCover = BasicAbsenceCover<>;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -98,7 +97,6 @@ class BasicStepPlan {
 
  private:
   static constexpr std::uint32_t none = StepRecord::none;
-  static constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 
   /// The state of a role of the record when the plan starts.
   struct Standing {
@@ -280,15 +278,15 @@ class BasicStepPlan {
 
   /// Chooses among the absences, with blocks back early if that costs little.
   void choose(StepRecord const& record, std::size_t capacity_bytes) {
-    std::optional<std::int64_t> const least = choose(record, capacity_bytes, 0, most);
+    std::optional<std::int64_t> const least =
+        choose(record, capacity_bytes, 0, AbsenceCover::no_bound);
     if (!least) {
       return;
     }
     auto const costs_little = [&](std::uint32_t ahead, double extra) {
-      auto const most_bytes =
+      auto const most_price =
           static_cast<std::int64_t>(static_cast<double>(*least) * (1.0 + extra));
-      std::optional<std::int64_t> const bytes = choose(record, capacity_bytes, ahead, most_bytes);
-      bool const is_taken = bytes && *bytes <= most_bytes;
+      bool const is_taken = choose(record, capacity_bytes, ahead, most_price).has_value();
       if (is_taken) {
         find_returns(record, ahead);
       }
@@ -299,7 +297,7 @@ class BasicStepPlan {
         costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
       return;
     }
-    choose(record, capacity_bytes, 0, most);
+    choose(record, capacity_bytes, 0, AbsenceCover::no_bound);
     find_returns(record, 0);
   }
 
@@ -361,12 +359,12 @@ class BasicStepPlan {
     }
   }
 
-  /// Plans with blocks back `ahead` uses early. @returns the bytes that are swapped in; nothing if
-  /// the excess cannot be taken away, or if it is known soon that it takes more than `most_bytes`
+  /// Plans with blocks back `ahead` uses early. @returns the bytes that cross the link to come
+  /// back; nothing if the excess cannot be taken away, or if that takes more than `most_price`
   std::optional<std::int64_t> choose(StepRecord const& record,
                                      std::size_t capacity_bytes,
                                      std::uint32_t ahead,
-                                     std::int64_t most_bytes) {
+                                     std::int64_t most_price) {
     find_excess(record, capacity_bytes, ahead);
     absences_.clear();
     each_absence(
@@ -377,19 +375,22 @@ class BasicStepPlan {
               absences_.add({{rank_[from], rank_[to] - 1},
                              record.blocks[role].bytes,
                              entry,
-                             standing_[role].is_written});
+                             standing_[role].is_written,
+                             false,
+                             record.blocks[role].spared_bytes});
             }
           }
         });
     absences_.close(excess_.size());
-    bool const is_covered = cover_.choose(excess_, absences_, most_bytes);
+    bool const is_covered = cover_.choose(excess_, absences_, most_price);
     leaves_.assign(horizon(), false);
     for (Absence const& absence : absences_) {
       if (absence.is_chosen && absence.tag != none) {
         leaves_[absence.tag] = true;
       }
     }
-    return is_covered ? std::optional{absences_.chosen_bytes()} : std::nullopt;
+    std::int64_t const price = absences_.chosen_price();
+    return is_covered && price <= most_price ? std::optional{price} : std::nullopt;
   }
 
   PlanOptions options_;
