@@ -269,10 +269,11 @@ class DeviceAllocator {
   /// Gives a block a recipe: work that makes its bytes again from those of other blocks. It may
   /// then leave the device without a copy, and `acquire` makes it again when it is used.
   ///
-  /// The recipe lives until the block or an operand is acquired for writing, or an operand is
-  /// freed. A block that has nothing else by then is saved first: it is made again before an
-  /// operand is written, and the bytes of an operand that is freed stay for as long as it needs
-  /// them.
+  /// The recipe lives until the block or an operand is acquired for writing, or an operand is freed
+  /// that has no recipe itself: one that has may be freed, gives its memory back, and is made again
+  /// with the block. A block that has nothing else when its recipe ends is saved first: it is made
+  /// again before an operand is written, and the bytes of an operand that is freed stay for as long
+  /// as it needs them.
   ///
   /// @param operands  the blocks that the bytes are made from
   /// @param cost      what `make` takes on the device. By it the pager decides whether to copy the

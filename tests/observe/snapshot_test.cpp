@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -130,6 +131,28 @@ TEST_SUITE("snapshot") {
     }
     CHECK(absent.at(program.buffers[2].id()) == Residency::host);
     CHECK(absent.at(untouched.id()) == Residency::none);
+  }
+
+  TEST_CASE(
+      "snapshot: a block that its recipe makes again is nowhere, and what was freed is gone") {
+    WatchedProgram<WatchedOnDemand> program{1};
+    program.buffers.clear();
+    auto const stream = program.device.create_stream();
+    std::vector<decltype(program)::Buffer> chain;
+    for (std::size_t i = 0; i != 3; ++i) {
+      chain.emplace_back(program.allocator, 4_KiB);
+      (void)chain[i].acquire(Access::write, stream);
+      if (i != 0) {
+        program.allocator.set_recipe(
+            chain[i].id(), {chain[i - 1].id()}, std::chrono::nanoseconds{0}, [](auto...) {});
+      }
+    }
+    chain[1].reset();
+    chain[2].swap_out();
+    auto const now = snapshot(program.allocator);
+    REQUIRE(now.absent.size() == 1);
+    CHECK(now.absent.front().id == chain[2].id());
+    CHECK(now.absent.front().residency == Residency::none);
   }
 
   TEST_CASE("write_json: a snapshot has every member that PyTorch's viewers read") {

@@ -146,6 +146,7 @@ class Program {
   [[nodiscard]] spillway::Stats stats() const { return allocator_.stats(); }
   [[nodiscard]] spillway::HostPoolStats host_stats() const { return allocator_.host_stats(); }
   std::size_t out_of_memory = 0;
+  std::size_t dropped_orphans = 0;
   std::size_t faults = 0;
 
  private:
@@ -224,9 +225,13 @@ class Program {
     std::size_t orphans = 0;  // freed, and kept for dropped blocks
     allocator_.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
       if (block.is_abandoned) {
-        ++orphans;
-        bytes += block.bytes;
-        requested += block.requested_bytes;
+        if (block.is_uncounted) {
+          ++dropped_orphans;
+        } else {
+          ++orphans;
+          bytes += block.bytes;
+          requested += block.requested_bytes;
+        }
         resident += block.is_resident() ? block.bytes : 0;
       }
     });
@@ -337,7 +342,10 @@ class Program {
     if (blocks_.empty()) {
       return;
     }
-    std::swap(blocks_[draw(blocks_.size())], blocks_.back());
+    destroy(blocks_[draw(blocks_.size())]);
+  }
+  void destroy(Expected& block) {
+    std::swap(block, blocks_.back());
     if (!is_leased(blocks_.back().id)) {
       allocator_.deallocate(blocks_.back().id);
       blocks_.pop_back();
@@ -427,6 +435,11 @@ class Program {
             throw spillway::DeviceError{"the recipe fails once its work is enqueued"};
           }
         });
+    if (!operands.empty() && draw(2) == 0) {  // as a program does with what lies between
+      destroy(*std::find_if(blocks_.begin(), blocks_.end(), [&](Expected const& one) {
+        return one.id == operands.front();
+      }));
+    }
   }
 
   /// Codecs that lose no bits, and tags of which some have blocks that become smaller and some not.
@@ -551,14 +564,15 @@ TEST_SUITE("allocator_model") {
                       << stats.swap_outs.count << " swap-outs, " << stats.swap_ins.count
                       << " swap-ins, " << stats.drops.count << " drops, " << stats.moves.count
                       << " moves, " << stats.recomputations.count << " recomputations, "
-                      << program.faults << " faults, " << program.out_of_memory
-                      << " out of memory");
+                      << program.dropped_orphans << " dropped orphans seen, " << program.faults
+                      << " faults, " << program.out_of_memory << " out of memory");
       // The program must have done what it is there to test.
       CHECK(program.kernels().checks() > operations_per_program() / 10);
       CHECK(stats.swap_outs.count > 0);
       CHECK(stats.swap_ins.count > 0);
       CHECK(stats.drops.count > 0);
       CHECK((stats.recomputations.count > 0) == (seed % 2 == 0));
+      CHECK((program.dropped_orphans > 0) == (seed % 2 == 0));
       spillway::HostPoolStats const host = program.host_stats();
       CHECK((host.encoded_raw_bytes > 0) == (seed % 3 != 1));
       encoded_raw_bytes += host.encoded_raw_bytes;

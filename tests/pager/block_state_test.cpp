@@ -29,7 +29,7 @@ using enum BlockState;
 /// The table of the header's comment, without the ways back from a transit.
 std::vector<std::pair<BlockState, std::vector<BlockState>>> const table{
     {vacant, {blank}},
-    {on_host, {swapping_in, filling}},
+    {on_host, {swapping_in, filling, dropped}},
     {dropped, {filling}},
     {lost_away, {lost}},
     {swapping_in, {arriving, prefetched}},

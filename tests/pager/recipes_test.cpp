@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -292,6 +293,24 @@ TEST_SUITE("recipes") {
     bench.run();
   }
 
+  TEST_CASE("A chain may be dropped that fits with its operands, each counted once") {
+    Bench bench{1_MiB};
+    std::array<Buffer, 3> made;
+    std::array<std::size_t, 3> const sizes{256_KiB, 320_KiB, 256_KiB};
+    for (std::uint64_t i = 0; i != made.size(); ++i) {
+      made[i] = Buffer{bench.allocator, sizes[i]};
+      bench.write(made[i], i);
+      if (i != 0) {
+        bench.give(made[i], i, {{made[i - 1], i - 1}});
+      }
+    }
+    bench.drop(made[1]);
+    bench.drop(made[2]);
+    bench.check(made[2], 2);
+    bench.check(made[1], 1);
+    bench.run();
+  }
+
   TEST_CASE("Operands that have no room beside the others of a group come in before it") {
     Pair bench{384_KiB};
     bench.make();
@@ -485,7 +504,7 @@ TEST_SUITE("recipes") {
     CHECK(bench.allocator.stats().resident.blocks.current == left);
   }
 
-  TEST_CASE("A resident block loses its recipe when an operand is freed") {
+  TEST_CASE("A resident block loses its recipe when an operand is freed that has none") {
     Pair bench;
     bench.make();
     bench.x.reset();
@@ -494,6 +513,142 @@ TEST_SUITE("recipes") {
     bench.check(bench.y, 2);
     bench.run();
     CHECK(bench.recomputations() == 0);
+  }
+
+  TEST_CASE("A block is made again through operands that were freed") {
+    Bench bench;
+    std::vector<Buffer> made = bench.chain(4);
+    bench.run();
+    std::array<std::uint64_t, 2> const middle{1, 2};
+    SUBCASE("while they are on the device") {}
+    SUBCASE("while they are on the host") {
+      for (std::uint64_t const i : middle) {
+        bench.give(made[i], i, {{made[i - 1], i - 1}}, 1s);
+        made[i].swap_out();
+        bench.run();
+        REQUIRE(made[i].residency() == Residency::host);
+        bench.give(made[i], i, {{made[i - 1], i - 1}});
+      }
+    }
+    SUBCASE("while they are dropped") {
+      for (std::uint64_t const i : middle) {
+        bench.drop(made[i]);
+      }
+    }
+    for (std::uint64_t const i : middle) {
+      made[i].reset();
+    }
+    spillway::Stats const freed = bench.allocator.stats();
+    CHECK(freed.allocated.blocks.current == 2);
+    CHECK(freed.resident.blocks.current == 2);
+    CHECK(bench.allocator.host_stats().tiers[0].slots == 0);
+    auto const before = bench.recomputations();
+    for (std::uint64_t round = 1; round != 3; ++round) {
+      bench.drop(made[3]);
+      bench.check(made[3], 3);
+      bench.run();
+      spillway::Stats const stats = bench.allocator.stats();
+      CHECK(bench.recomputations() == before + 3 * round);
+      CHECK(stats.allocated.blocks.current == 2);
+      CHECK(stats.resident.blocks.current == 2);
+    }
+    std::size_t records = 2 + middle.size();
+    SUBCASE("and they are forgotten with it") {
+      made[3].reset();
+      records = 1;
+    }
+    SUBCASE("and they are forgotten when it is written") {
+      bench.write(made[3], 7);
+      records = 2;
+      bench.check(made[3], 7);
+    }
+    SUBCASE("or when what they were made from is written") {
+      bench.write(made[0], 8);
+      records = 2;
+      made[3].swap_out();
+      bench.check(made[3], 3);
+    }
+    SUBCASE("or freed, and could not be made again") {
+      made[0].reset();
+      records = 1;
+      made[3].swap_out();
+      bench.check(made[3], 3);
+    }
+    SUBCASE("but not when that is freed while it is dropped") {
+      bench.drop(made[3]);
+      made[0].reset();
+      CHECK(bench.allocator.stats().allocated.blocks.current == 2);
+      bench.check(made[3], 3);
+      records = 1;
+    }
+    SUBCASE("and when that is written while it is dropped, it is made again before") {
+      bench.drop(made[3]);
+      bench.write(made[0], 9);
+      bench.check(made[3], 3);
+      records = 2;
+    }
+    bench.run();
+    std::size_t counted = 0;
+    bench.allocator.for_each_block(
+        [&](BlockId, spillway::detail::BlockRecord const&) { ++counted; });
+    CHECK(counted == records);
+  }
+
+  TEST_CASE("What is made from a freed block that is being made again is whole afterwards") {
+    Bench bench;
+    std::vector<Buffer> made = bench.chain(3);
+    Buffer other{bench.allocator, 64_KiB};
+    bench.write(other, 11);
+    bench.give(other, 11, {{made[1], 1}});
+    made[1].reset();
+    bench.drop(made[2]);
+    bench.drop(other);
+    bench.check(made[2], 2, 1);
+    bench.check(other, 11);
+    bench.run();
+    CHECK(bench.recomputations() == 3);  // for both
+    SUBCASE("also when a recipe throws on the way") {
+      bench.drop(made[2]);
+      bench.throws_next = true;
+      CHECK_THROWS_AS(bench.check(made[2], 2), std::runtime_error);
+      CHECK(bench.allocator.stats().resident.blocks.current == 2);
+      bench.check(made[2], 2);
+    }
+    made.clear();
+    other.reset();
+    bench.run();
+    CHECK(bench.allocator.stats().allocated.blocks.current == 0);
+    CHECK(bench.allocator.stats().resident.blocks.current == 0);
+  }
+
+  TEST_CASE("No more freed blocks in a row stay without memory than can be made again at once") {
+    Bench bench{4_MiB};
+    std::vector<Buffer> made = bench.chain(30);
+    std::size_t most = 0;
+    auto const free_next = [&](std::size_t i) {
+      made[i].reset();
+      std::size_t dropped = 0;
+      bench.allocator.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
+        dropped += block.is_abandoned ? 1 : 0;
+      });
+      most = std::max(most, dropped);
+      CHECK(dropped < spillway::detail::Recipes::most_chained);
+    };
+    SUBCASE("first made, first freed") {
+      for (std::size_t i = 1; i + 1 < made.size(); ++i) {
+        free_next(i);
+      }
+    }
+    SUBCASE("last made, first freed") {
+      for (std::size_t i = made.size() - 1; --i != 0;) {
+        free_next(i);
+      }
+    }
+    CHECK(most == spillway::detail::Recipes::most_chained - 1);
+    made.back().swap_out();
+    bench.check(made.back(), 29);
+    bench.run();
+    CHECK(bench.allocator.stats().resident.blocks.current == 2);
   }
 
   TEST_CASE("A recipe can be replaced, name an operand twice, and needs blocks that were written") {

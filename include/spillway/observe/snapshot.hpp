@@ -76,7 +76,7 @@ struct MemorySnapshot {
     BlockId id{};
     std::size_t size_bytes = 0;
     std::size_t requested_bytes = 0;
-    Residency residency = Residency::host;  ///< or `none`: nothing was ever written
+    Residency residency = Residency::host;  ///< or `none`: never written, or made again on use
   };
 
   /// Something that changed what lies where. `leave` ends what `take` began.
@@ -220,11 +220,12 @@ template <class Allocator>
       resident[id] = MemorySnapshot::Block{.requested_bytes = block.requested_bytes,
                                            .leases = block.leases,
                                            .is_clean = block.is_clean()};
-    } else {
+    } else if (!block.is_uncounted) {
+      bool const is_on_host = block.has_contents() && !block.needs_recipe();
       now.absent.push_back({.id = id,
                             .size_bytes = block.bytes,
                             .requested_bytes = block.requested_bytes,
-                            .residency = block.has_contents() ? Residency::host : Residency::none});
+                            .residency = is_on_host ? Residency::host : Residency::none});
     }
   });
   allocator.for_each_range([&](RangeView const& range) {

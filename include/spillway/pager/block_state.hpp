@@ -22,8 +22,8 @@ namespace spillway::detail {
 /// | state          | device range | meaning                      | may become                   |
 /// |----------------|--------------|------------------------------|------------------------------|
 /// | `vacant`       | no           | nothing was written yet      | `blank`                      |
-/// | `on_host`      | no           | the only valid copy is in    | `swapping_in`, `filling`     |
-/// |                |              | the host pool                |                              |
+/// | `on_host`      | no           | the only valid copy is in    | `swapping_in`, `filling`,    |
+/// |                |              | the host pool                | `dropped`                    |
 /// | `dropped`      | no           | the bytes are nowhere; the   | `filling`                    |
 /// |                |              | block's recipe makes them    |                              |
 /// | `lost_away`    | no           | the device lost the bytes; a | `lost`                       |
@@ -128,7 +128,7 @@ class BlockStatus {
     case vacant:
       return bit(blank);
     case on_host:
-      return bit(swapping_in) | bit(filling);
+      return bit(swapping_in) | bit(filling) | bit(dropped);
     case dropped:
       return bit(filling);
     case lost_away:
@@ -176,7 +176,8 @@ struct Recipe {
   std::vector<BlockId> dependents;  // blocks whose recipes read this one
   std::uint64_t cost_ns = 0;
   std::uint32_t readers = 0;  // recomputations that hold the block now
-  bool is_orphan = false;     // freed by its owner, and kept for dependents that are dropped
+  bool is_orphan = false;     // freed by its owner, and kept for its dependents
+  bool is_looked_at = false;  // an orphan that may have to go
 };
 
 /// All that a pager knows of one block. Its parts read and write it under the lock.
@@ -204,6 +205,7 @@ struct BlockRecord {
   bool is_parked = false;            // not resident, and `range` is kept for its address
   bool is_read_unchecked = false;    // the host pool may have lost the bytes on their way back
   bool is_abandoned = false;         // to be freed when the last lease ends
+  bool is_uncounted = false;         // an orphan that was dropped: not allocated, for statistics
   std::unique_ptr<Recipe> recipe{};  // null for most blocks
 
   [[nodiscard]] BlockState state() const noexcept { return status.state(); }

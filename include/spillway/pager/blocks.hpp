@@ -129,19 +129,24 @@ class Blocks {
     table_.erase(id);
   }
 
-  /// Frees a block that is not in transit, with its range and its host slot. One that dropped
-  /// blocks are made from stays without an owner for as long as they need it.
+  /// Frees a block that is not in transit, with its range and its host slot. One that others are
+  /// made from may stay without an owner (see `Recipes`).
   void free(BlockId id, BlockRecord& block) noexcept {
     if (recipes_.may_go(id)) {
       erase(id, block);
     }
     free_orphans();
   }
-  /// Frees the blocks without an owner that nothing needs any more. Called where blocks may have
-  /// ceased to need them.
+  /// Frees the blocks without an owner that nothing needs any more, or their bytes alone. Called
+  /// where blocks may have ceased to need them.
   void free_orphans() noexcept {
-    while (auto const id = recipes_.take_orphan()) {
-      erase(*id, at(*id));
+    while (auto const orphan = recipes_.take_orphan()) {
+      BlockRecord& block = at(orphan->id);
+      if (orphan->is_for_good) {
+        erase(orphan->id, block);
+      } else {
+        drop_orphan(orphan->id, block);
+      }
     }
   }
 
@@ -388,6 +393,7 @@ class Blocks {
     block.filler = nullptr;
     block.written = done;
     block.used.clear();
+    recipes_.on_recompute(id);
     journal_.recomputed(id, block, ns);
     monitor_.notify();
   }
@@ -478,6 +484,32 @@ class Blocks {
     journal_.block_freed(id, block);
     if (block.is_resident()) {
       eviction_.on_erase(id);
+    }
+    leave_memory(id, block);
+    table_.erase(id);
+    monitor_.notify_release();
+  }
+  /// The block's recipe makes its bytes again should another block be made from them.
+  void drop_orphan(BlockId id, BlockRecord& block) noexcept {
+    journal_.orphan_dropped(id, block);
+    if (block.is_resident()) {
+      begin_swap_out(id);
+    }
+    leave_memory(id, block);
+    if (block.state() != BlockState::dropped) {
+      block.status.become(BlockState::dropped);
+    }
+    block.is_uncounted = true;
+    block.is_host_valid = false;
+    block.is_read_unchecked = false;
+    block.host = HostSlotId{};
+    block.written.clear();
+    block.used.clear();
+    monitor_.notify_release();
+  }
+  /// Gives back what a block has on the device and in the host pool.
+  void leave_memory(BlockId id, BlockRecord& block) noexcept {
+    if (block.is_resident()) {
       leave_range(block, block.last_uses(), Leaves::for_good);
     } else if (block.state() == BlockState::on_host) {
       --on_host_count_;
@@ -485,14 +517,13 @@ class Blocks {
     if constexpr (keeps_addresses) {
       if (block.is_parked) {
         arena_.release(block.range);
+        block.is_parked = false;
       }
     }
     if (block.host != HostSlotId{}) {
       pool_.give_back(block.host);
     }
     prefetcher_.on_destroy(id);
-    table_.erase(id);
-    monitor_.notify_release();
   }
 
   /// Tells the schedule what the block's codec keeps off the link, as far as is known by now.

@@ -42,9 +42,15 @@ class Journal {
     log(RecordKind::deallocate, id, block.bytes, nullptr);
   }
   void block_freed(BlockId id, BlockRecord const& block) noexcept {
-    stats_.allocated.subtract(block.bytes);
-    stats_.requested_bytes.subtract(block.requested_bytes);
+    uncount(block);
     log(RecordKind::deallocate, id, block.bytes, block.address);
+  }
+  /// A block without an owner gives its bytes up, and is known until nothing is made from it.
+  void orphan_dropped(BlockId id, BlockRecord const& block) noexcept {
+    uncount(block);
+    if (block.address != nullptr) {
+      range_lost(id, block);
+    }
   }
   void range_taken(BlockRecord const& block) noexcept {
     stats_.resident.add(block.bytes);
@@ -168,6 +174,12 @@ class Journal {
   [[nodiscard]] ObserverType& observer() noexcept { return observer_; }
 
  private:
+  void uncount(BlockRecord const& block) noexcept {
+    if (!block.is_uncounted) {
+      stats_.allocated.subtract(block.bytes);
+      stats_.requested_bytes.subtract(block.requested_bytes);
+    }
+  }
   [[nodiscard]] Tally& eviction(EvictionReason reason) noexcept {
     return stats_.evictions[static_cast<std::size_t>(reason)];
   }

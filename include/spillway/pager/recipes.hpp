@@ -19,10 +19,15 @@ namespace spillway::detail {
 /// Knows which blocks can be made again from which others, and which of them may therefore leave
 /// the device without a copy.
 ///
-/// A recipe lives until its block is written, or an operand is written or freed. A block that has
-/// nothing but its recipe is kept whole before that: it is made again before an operand is written
-/// (`Leases` does that), and an operand that is freed stays as an *orphan*, a block without an
-/// owner, until no dropped block needs it.
+/// A recipe lives until its block is written, or an operand is written, or is freed and could not
+/// be made again itself. A block that has nothing but its recipe is kept whole before that: it is
+/// made again before an operand is written (`Leases` does that).
+///
+/// An operand that is freed stays as an *orphan*, a block without an owner. It keeps its bytes for
+/// as long as a dropped block needs them. An orphan that has a recipe is dropped when nothing needs
+/// its bytes, and stays without memory until the last block is gone that is made from it: blocks
+/// keep their recipes through intermediate results that the program frees. DTR (Kirisame et al.,
+/// ICLR 2021) evicts what a program frees in the same way.
 ///
 /// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
 /// the lock.
@@ -60,18 +65,23 @@ class Recipes {
 
   /// The recipe of a block that does not need it dies.
   void forget(BlockId id) noexcept {
-    if (BlockRecord& block = at(id); block.recipe != nullptr) {
-      unlink(id);
+    BlockRecord& block = at(id);
+    if (block.recipe == nullptr) {
+      return;
     }
+    if (block.recipe->is_orphan && block.needs_recipe()) {
+      forget_dependents(id);  // what was to be made from it cannot be any more
+    }
+    unlink(id);
   }
 
-  /// The recipes die that read a block, except those of blocks that have nothing else.
+  /// The recipes die that read a block, except those that are needed.
   /// @returns whether any is left
   bool forget_dependents(BlockId id) noexcept {
     BlockRecord& block = at(id);
     for (std::size_t i = 0; block.recipe != nullptr && i < block.recipe->dependents.size();) {
       BlockId const dependent = block.recipe->dependents[i];
-      if (at(dependent).needs_recipe()) {
+      if (is_in_need(dependent)) {
         ++i;
       } else {
         forget(dependent);  // removes itself from the list
@@ -85,7 +95,7 @@ class Recipes {
     BlockRecord const& block = at(id);
     if (block.recipe != nullptr) {
       for (BlockId const dependent : block.recipe->dependents) {
-        if (at(dependent).needs_recipe()) {
+        if (is_in_need(dependent)) {
           return dependent;
         }
       }
@@ -100,30 +110,48 @@ class Recipes {
     if (block.recipe != nullptr && block.recipe->is_orphan) {
       return false;
     }
-    if (!forget_dependents(id)) {
+    if (!may_stay_dropped(id) && !forget_dependents(id)) {
       forget(id);
       return true;
     }
     block.is_abandoned = true;
     block.recipe->is_orphan = true;
-    orphans_.push_back(id);  // `node` has made room for it
+    look_at(id);
     return false;
   }
 
-  /// An orphan that nobody needs any more, and that is no orphan from now on.
-  std::optional<BlockId> take_orphan() noexcept {
+  /// What becomes of an orphan whose bytes nothing needs.
+  struct Parting {
+    BlockId id{};
+    bool is_for_good = false;  // else it stays, dropped, for what is made from it
+  };
+  /// An orphan whose bytes nothing needs any more, if there is one.
+  std::optional<Parting> take_orphan() noexcept {
     auto const found = std::find_if(orphans_.begin(), orphans_.end(), [this](BlockId id) {
       BlockRecord const& block = at(id);
-      return !block.is_leased() && !block.is_in_transit() && !forget_dependents(id);
+      return !block.is_leased() && !block.is_in_transit() && !dependent_in_need(id);
     });
     if (found == orphans_.end()) {
       return std::nullopt;
     }
     BlockId const id = *found;
     orphans_.erase(found);
-    at(id).recipe->is_orphan = false;
-    unlink(id);
-    return id;
+    Recipe& recipe = *at(id).recipe;
+    recipe.is_looked_at = false;
+    if (may_stay_dropped(id)) {
+      return Parting{id, false};
+    }
+    recipe.is_orphan = false;
+    forget_dependents(id);
+    forget(id);
+    return Parting{id, true};
+  }
+
+  /// A block has been made again: if it is an orphan, its bytes are not needed for long.
+  void on_recompute(BlockId id) noexcept {
+    if (at(id).recipe->is_orphan) {
+      look_at(id);
+    }
   }
 
   /// A recomputation holds a block with leases that its owner does not know of.
@@ -144,8 +172,9 @@ class Recipes {
     std::size_t visits = 0;
     Chain const below = chain(id, &Recipe::operands, visits);
     Chain const above = chain(id, &Recipe::dependents, visits);
+    std::size_t const top_bytes = above.blocks == 0 ? block.bytes : 0;
     return visits < most_visits && below.is_whole && below.blocks + above.blocks < most_chained &&
-           bytes_to_make(block) + below.bytes + above.bytes <= room_bytes;
+           top_bytes + operand_bytes(block) + below.bytes + above.bytes <= room_bytes;
   }
 
   /// Calls `visit(operand)` for what a dropped block is made from, and for what its dropped
@@ -172,7 +201,7 @@ class Recipes {
   /// What lies before or behind a block in the longest and largest chain of dropped blocks.
   struct Chain {
     std::uint32_t blocks = 0;
-    std::size_t bytes = 0;  // that must be resident at once
+    std::size_t bytes = 0;  // of operands, and of what nothing is made from
     std::uint64_t cost_ns = 0;
     bool is_whole = true;  // no block of it has lost its bytes
   };
@@ -194,11 +223,48 @@ class Recipes {
     return *recipe;
   }
 
+  /// Whether a block's recipe must not die: the block would be lost, or, if it is an orphan,
+  /// another one that is made from it. Recursive, but no deeper than chains may be. After too many
+  /// visits the answer is yes, with which nothing is lost.
+  [[nodiscard]] bool is_in_need(BlockId id, std::size_t& visits) const noexcept {
+    BlockRecord const& block = at(id);
+    if (!block.needs_recipe() || !block.recipe->is_orphan || ++visits >= most_visits) {
+      return block.needs_recipe();
+    }
+    std::vector<BlockId> const& made = block.recipe->dependents;
+    return std::any_of(
+        made.begin(), made.end(), [&](BlockId one) { return is_in_need(one, visits); });
+  }
+  [[nodiscard]] bool is_in_need(BlockId id) const noexcept {
+    std::size_t visits = 0;
+    return is_in_need(id, visits);
+  }
+  /// Whether a block that is freed can be without its bytes, and still serve what is made from it.
+  [[nodiscard]] bool may_stay_dropped(BlockId id) const noexcept {
+    BlockRecord const& block = at(id);
+    if (!block.has_recipe() || !block.has_contents() || block.recipe->dependents.empty()) {
+      return false;
+    }
+    std::size_t visits = 0;
+    Chain const below = chain(id, &Recipe::operands, visits);
+    Chain const above = chain(id, &Recipe::dependents, visits);
+    return visits < most_visits && below.is_whole && below.blocks + above.blocks + 1 < most_chained;
+  }
+  /// Puts an orphan on the list of those that may have to go.
+  void look_at(BlockId id) noexcept {
+    if (!std::exchange(at(id).recipe->is_looked_at, true)) {
+      orphans_.push_back(id);  // `node` has made room for it
+    }
+  }
+
   void unlink(BlockId id) noexcept {
     Recipe& recipe = *at(id).recipe;
     for (BlockId const operand : recipe.operands) {
       if (BlockRecord& block = at(operand); block.recipe != nullptr) {
         std::erase(block.recipe->dependents, id);
+        if (block.recipe->is_orphan && block.recipe->dependents.empty()) {
+          look_at(operand);
+        }
         prune(block);
       }
     }
@@ -214,8 +280,8 @@ class Recipes {
     }
   }
 
-  [[nodiscard]] std::size_t bytes_to_make(BlockRecord const& block) const noexcept {
-    std::size_t bytes = block.bytes;
+  [[nodiscard]] std::size_t operand_bytes(BlockRecord const& block) const noexcept {
+    std::size_t bytes = 0;
     for (BlockId const operand : block.recipe->operands) {
       bytes += at(operand).bytes;
     }
@@ -241,7 +307,9 @@ class Recipes {
       }
       Chain const rest = chain(next, links, visits, depth + 1);
       longest.blocks = std::max(longest.blocks, rest.blocks + 1);
-      longest.bytes = std::max(longest.bytes, rest.bytes + bytes_to_make(block));
+      bool const is_top = links == &Recipe::dependents && rest.blocks == 0;
+      longest.bytes =
+          std::max(longest.bytes, rest.bytes + operand_bytes(block) + (is_top ? block.bytes : 0));
       longest.cost_ns += rest.cost_ns + block.recipe->cost_ns;
       longest.is_whole = longest.is_whole && rest.is_whole;
     }
@@ -249,8 +317,8 @@ class Recipes {
   }
 
   BlockTable<BlockRecord>& table_;
-  std::vector<BlockId> orphans_;
-  std::size_t nodes_ = 0;  // records that have a `Recipe`
+  std::vector<BlockId> orphans_;  // that have bytes, or no dependents
+  std::size_t nodes_ = 0;         // records that have a `Recipe`
 };
 
 }  // namespace spillway::detail
