@@ -378,10 +378,11 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
 /// bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
 ///
 /// Batch normalization also updates statistics of its own: when it runs again it is given none.
-inline constexpr std::array<std::string_view, 48> recomputable{
+inline constexpr std::array<std::string_view, 59> recomputable{
     "aten::add.Tensor",
     "aten::sub.Tensor",
     "aten::mul.Tensor",
+    "aten::mul.Scalar",
     "aten::div.Tensor",
     "aten::neg",
     "aten::abs",
@@ -418,6 +419,7 @@ inline constexpr std::array<std::string_view, 48> recomputable{
     "aten::cat",
     "aten::embedding",
     "aten::_softmax",
+    "aten::_safe_softmax",
     "aten::_log_softmax",
     "aten::native_layer_norm",
     "aten::native_group_norm",
@@ -427,6 +429,15 @@ inline constexpr std::array<std::string_view, 48> recomputable{
     "aten::addmm",
     "aten::bmm",
     "aten::baddbmm",
+    "aten::threshold_backward",
+    "aten::gelu_backward",
+    "aten::silu_backward",
+    "aten::tanh_backward",
+    "aten::sigmoid_backward",
+    "aten::_softmax_backward_data",
+    "aten::_log_softmax_backward_data",
+    "aten::select_backward",
+    "aten::slice_backward",
 };
 
 [[nodiscard]] constexpr bool is_listed(std::string_view name, std::string_view overload) noexcept {
