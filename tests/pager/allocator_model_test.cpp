@@ -225,9 +225,7 @@ class Program {
     std::size_t orphans = 0;  // freed, and kept for dropped blocks
     allocator_.for_each_block([&](BlockId, spillway::detail::BlockRecord const& block) {
       if (block.is_abandoned) {
-        if (block.is_uncounted) {
-          ++dropped_orphans;
-        } else {
+        if (!block.is_uncounted) {
           ++orphans;
           bytes += block.bytes;
           requested += block.requested_bytes;
@@ -439,6 +437,9 @@ class Program {
       destroy(*std::find_if(blocks_.begin(), blocks_.end(), [&](Expected const& one) {
         return one.id == operands.front();
       }));
+      allocator_.for_each_block([&](BlockId, spillway::detail::BlockRecord const& one) {
+        dropped_orphans += one.is_uncounted ? 1 : 0;
+      });
     }
   }
 

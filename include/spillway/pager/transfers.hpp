@@ -119,7 +119,8 @@ class Transfers {
             arrival.id, arrival.placement, arriving_[i].done.device_done, arrival.is_prefetch);
       } else {
         Fence after = arrival.placement.fence;
-        after.add(streams_.in().mark());  // part of the copy may have been enqueued
+        after.add(streams_.in().mark());           // part of the copy may have been enqueued, there
+        after.add(arriving_[i].done.device_done);  // or, of a host function, on the pool's stream
         blocks_.cancel_swap_in(arrival.id, arrival.placement, after);
       }
     }
@@ -202,6 +203,7 @@ class Transfers {
         blocks_.commit_swap_out(
             departure.id, is_copied, departure.copy, departure.is_vacated, reason);
       } else {
+        departure.block->used.add(departure.copy.device_done);
         blocks_.cancel_swap_out(departure.id);
       }
     }
@@ -229,8 +231,8 @@ class Transfers {
     }
     block.status.go_back();
     bool const is_copied = request.state == TransferState::enqueued;
+    block.used.add(request.done.device_done);  // of a copy that was torn, too
     if (is_copied) {
-      block.used.add(request.done.device_done);
       block.is_host_valid = true;
       journal_.copied_out(id, block);
     } else if (request.state == TransferState::torn) {
