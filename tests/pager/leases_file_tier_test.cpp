@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/device/sim/sim_options.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
@@ -18,7 +21,10 @@ TEST_SUITE("pager") {
 
   using namespace spillway::literals;
   using spillway::Access;
+  using spillway::DeviceError;
   using spillway::FileTierError;
+  using spillway::SimCall;
+  using spillway::ZeroBitmap;
 
   struct Stepped : spillway::SimPolicies {
     using device = spillway::testing::SteppedSimApi;
@@ -125,5 +131,37 @@ TEST_SUITE("pager") {
     }
     bench.run();
     CHECK(bench.kernels.checks() == 9);
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: a swap-in that fails after its codec was launched leaves its range to "
+      "nobody until the codec is done") {
+    std::size_t failures = 0;
+    for (std::uint64_t trial = 0; trial < 100; ++trial) {
+      CAPTURE(trial);
+      Bench bench;
+      Buffer buffer{bench.allocator, Bench::block_bytes};
+      bench.write(buffer, 3);  // mostly zeros
+      bench.allocator.set_codec<ZeroBitmap>(buffer.id());
+      buffer.swap_out();
+      bench.device.run_all();
+
+      bench.device.fail(SimCall::wait, 1 + trial % 10);
+      try {
+        (void)buffer.acquire(Access::read, bench.stream());
+      } catch (DeviceError const&) {
+        ++failures;
+      }
+      bench.device.fail(SimCall::wait, 0);
+
+      Buffer other{bench.allocator, Bench::block_bytes};
+      bench.write(other, 2);
+      bench.check(other, 2);
+      bench.device.run_random(trial);
+      bench.check(buffer, 3);
+      bench.run();
+      CHECK(bench.kernels.checks() == 2);
+    }
+    CHECK(failures > 10);  // before the launch, and after it
   }
 }
