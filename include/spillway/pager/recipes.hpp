@@ -165,16 +165,14 @@ class Recipes {
   /// Whether a resident block that is about to leave could be made again with at most `room_bytes`
   /// resident at once.
   [[nodiscard]] bool may_drop(BlockId id, std::size_t room_bytes) const noexcept {
-    BlockRecord const& block = at(id);
-    if (!block.has_recipe() || !block.has_contents()) {
+    std::optional<Chains> const chains = chains_of(id);
+    if (!chains || chains->blocks() >= most_chained) {
       return false;
     }
-    std::size_t visits = 0;
-    Chain const below = chain(id, &Recipe::operands, visits);
-    Chain const above = chain(id, &Recipe::dependents, visits);
-    std::size_t const top_bytes = above.blocks == 0 ? block.bytes : 0;
-    return visits < most_visits && below.is_whole && below.blocks + above.blocks < most_chained &&
-           top_bytes + operand_bytes(block) + below.bytes + above.bytes <= room_bytes;
+    BlockRecord const& block = at(id);
+    std::size_t const top_bytes = chains->above.blocks == 0 ? block.bytes : 0;
+    return top_bytes + operand_bytes(block) + chains->below.bytes + chains->above.bytes <=
+           room_bytes;
   }
 
   /// Calls `visit(operand)` for what a dropped block is made from, and for what its dropped
@@ -204,6 +202,12 @@ class Recipes {
     std::size_t bytes = 0;  // of operands, and of what nothing is made from
     std::uint64_t cost_ns = 0;
     bool is_whole = true;  // no block of it has lost its bytes
+  };
+  struct Chains {
+    Chain below;
+    Chain above;
+
+    [[nodiscard]] std::uint32_t blocks() const noexcept { return below.blocks + above.blocks; }
   };
 
   [[nodiscard]] BlockRecord& at(BlockId id) noexcept { return *table_.find(id); }
@@ -241,14 +245,12 @@ class Recipes {
   }
   /// Whether a block that is freed can be without its bytes, and still serve what is made from it.
   [[nodiscard]] bool may_stay_dropped(BlockId id) const noexcept {
-    BlockRecord const& block = at(id);
-    if (!block.has_recipe() || !block.has_contents() || block.recipe->dependents.empty()) {
+    Recipe const* const recipe = at(id).recipe.get();
+    if (recipe == nullptr || recipe->dependents.empty()) {
       return false;
     }
-    std::size_t visits = 0;
-    Chain const below = chain(id, &Recipe::operands, visits);
-    Chain const above = chain(id, &Recipe::dependents, visits);
-    return visits < most_visits && below.is_whole && below.blocks + above.blocks + 1 < most_chained;
+    std::optional<Chains> const chains = chains_of(id);
+    return chains && chains->blocks() + 1 < most_chained;
   }
   /// Puts an orphan on the list of those that may have to go.
   void look_at(BlockId id) noexcept {
@@ -286,6 +288,18 @@ class Recipes {
       bytes += at(operand).bytes;
     }
     return bytes;
+  }
+
+  /// The chains that a block is between, unless it cannot be made again from what is below it.
+  [[nodiscard]] std::optional<Chains> chains_of(BlockId id) const noexcept {
+    BlockRecord const& block = at(id);
+    if (!block.has_recipe() || !block.has_contents()) {
+      return std::nullopt;
+    }
+    std::size_t visits = 0;
+    Chains const chains{chain(id, &Recipe::operands, visits),
+                        chain(id, &Recipe::dependents, visits)};
+    return visits < most_visits && chains.below.is_whole ? std::optional{chains} : std::nullopt;
   }
 
   // Recursive, but no deeper than chains may be. A ring of recipes looks like a chain that is too

@@ -267,10 +267,7 @@ struct StripeKernels {
                                              std::uint64_t bytes,
                                              KernelSlot const& slot,
                                              std::uint64_t stripe) {
-    unsigned const raw = bytes_of(stripe, bytes);
-    load(team, memory, from + stripe * stripe_bytes, raw);
-    unsigned const packed = Stripe::pack(team, memory, raw);
-    unsigned const stored = is_kept(packed, raw) ? raw : packed;
+    unsigned const stored = pack(team, memory, from, bytes, stripe).bytes;
     team.each([&](unsigned thread) {
       if (thread == 0) {
         slot.entry(stripe).stored_bytes = stored;
@@ -313,11 +310,7 @@ struct StripeKernels {
                                            std::uint64_t bytes,
                                            KernelSlot const& slot,
                                            std::uint64_t stripe) {
-    unsigned const raw = bytes_of(stripe, bytes);
-    load(team, memory, from + stripe * stripe_bytes, raw);
-    unsigned const packed = Stripe::pack(team, memory, raw);
-    unsigned const stored = is_kept(packed, raw) ? raw : packed;
-    std::uint32_t const* const words = is_kept(packed, raw) ? memory.raw : memory.packed;
+    auto const [words, stored] = pack(team, memory, from, bytes, stripe);
     std::uint64_t const at = slot.entry(stripe).at;
     team.each([&](unsigned thread) {
       for (unsigned i = thread; i < in_units(stored) / sizeof(SlotUnit); i += Team::size) {
@@ -344,6 +337,26 @@ struct StripeKernels {
   }
 
  private:
+  struct Packed {
+    std::uint32_t const* words;
+    unsigned bytes;
+  };
+  /// What is to be stored of a stripe of a block, in the team's memory.
+  template <class Team>
+  SPILLWAY_KERNEL static Packed pack(Team const& team,
+                                     StripeMemory& memory,
+                                     std::byte const* from,
+                                     std::uint64_t bytes,
+                                     std::uint64_t stripe) {
+    unsigned const raw = bytes_of(stripe, bytes);
+    load(team, memory, from + stripe * stripe_bytes, raw);
+    unsigned const packed = Stripe::pack(team, memory, raw);
+    if (is_kept(packed, raw)) {
+      return {memory.raw, raw};
+    }
+    return {memory.packed, packed};
+  }
+
   template <class Team>
   SPILLWAY_KERNEL static bool try_read(Team const& team,
                                        StripeMemory& memory,
