@@ -16,6 +16,7 @@
 #include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <support/pool_bench.hpp>
@@ -29,7 +30,8 @@ namespace {
 using Pool = HostSwapPool<SimApi, FaultyFileIo>;
 
 struct World {
-  explicit World(HostPoolOptions options, bool can_begin = false) : io{can_begin}, order{device} {
+  explicit World(HostPoolOptions options, FaultyFileIo file_io = {})
+      : io{std::move(file_io)}, order{device} {
     options.file = folder.path();
     pool.emplace(device, order, options, io);
   }
@@ -40,6 +42,7 @@ struct World {
   StreamOrder<SimApi> order;
   std::optional<Pool> pool;
   CodingId coding{};  // what slots are taken with
+  std::size_t most_bytes = 24 << 10;
 };
 
 /// One thread of work on blocks of its own, two streams, and a pool that it shares. Device memory
@@ -51,8 +54,8 @@ class Worker {
         random_{seed},
         out_{world.device.create_stream()},
         in_{world.device.create_stream()},
-        from_{static_cast<std::byte*>(world.device.try_reserve(most_bytes))},
-        to_{static_cast<std::byte*>(world.device.try_reserve(most_bytes))} {}
+        from_{static_cast<std::byte*>(world.device.try_reserve(world.most_bytes))},
+        to_{static_cast<std::byte*>(world.device.try_reserve(world.most_bytes))} {}
   Worker(Worker const&) = delete;
   Worker& operator=(Worker const&) = delete;
   ~Worker() {
@@ -61,13 +64,13 @@ class Worker {
       world_->order.retire(stream);
       world_->device.destroy_stream(stream);
     }
-    world_->device.release(from_, most_bytes);
-    world_->device.release(to_, most_bytes);
+    world_->device.release(from_, world_->most_bytes);
+    world_->device.release(to_, world_->most_bytes);
   }
 
   void run(int rounds) {
     for (int round = 0; round < rounds; ++round) {
-      std::size_t const bytes = 1 + random_() % most_bytes;
+      std::size_t const bytes = 1 + random_() % world_->most_bytes;
       auto const id = take(bytes);
       if (!id) {
         std::this_thread::yield();
@@ -79,10 +82,10 @@ class Worker {
 
   /// One block while another one has taken as many bytes from the fastest tier.
   void run_beside_a_large_block() {
-    auto const large = take(most_bytes);
-    auto const id = take(most_bytes);
+    auto const large = take(world_->most_bytes);
+    auto const id = take(world_->most_bytes);
     REQUIRE((large && id));
-    carry(*id, most_bytes);
+    carry(*id, world_->most_bytes);
     world_->pool->give_back(*large);
   }
 
@@ -104,7 +107,7 @@ class Worker {
         }
       }
       auto const seed = static_cast<unsigned>(random_());
-      put_pattern(from_, most_bytes, seed);
+      put_pattern(from_, world_->most_bytes, seed);
       pool.write_all(requests, out_);
       Fence written;
       for (TransferRequest& request : requests) {
@@ -129,8 +132,6 @@ class Worker {
   int wrong = 0;
 
  private:
-  static constexpr std::size_t most_bytes = 24 << 10;
-
   std::optional<HostSlotId> take(std::size_t bytes) {
     auto id = world_->pool->try_take(bytes, world_->coding);
     while (!id && world_->pool->try_grow(bytes, world_->coding)) {
@@ -249,9 +250,19 @@ TEST_SUITE("host_swap_pool_race") {
   }
 
   TEST_CASE("HostSwapPool: so do threads whose file calls begin before they are waited for") {
-    World world{small_tiers(0, 0, 96 << 10), true};
+    World world{small_tiers(0, 0, 96 << 10), FaultyFileIo{true}};
     run_workers(world, 600, 100);
     run_workers(world, 700, 80, Way::together);
+  }
+
+  TEST_CASE("HostSwapPool: so do threads whose large blocks go straight to the file") {
+    HostPoolOptions options = small_tiers(0, 0, 4 << 20);
+    options.slab_bytes = 512 << 10;
+    options.staging_bytes = 64 << 10;
+    options.file_checksums = false;
+    World world{options, FaultyFileIo::reaching_device()};
+    world.most_bytes = 512 << 10;
+    run_workers(world, 900, 30);
   }
 
   TEST_CASE("HostSwapPool: so do threads whose file fails while they use it") {
@@ -260,7 +271,7 @@ TEST_SUITE("host_swap_pool_race") {
     SUBCASE("early") {
       can_begin = true;
     }
-    World world{small_tiers(24 << 10, 0, 96 << 10), can_begin};
+    World world{small_tiers(24 << 10, 0, 96 << 10), FaultyFileIo{can_begin}};
     world.io.plant({.write_error = EIO, .failing_from = 8 << 10, .failing_to = 24 << 10});
     {
       Worker first{world, 299};

@@ -14,15 +14,19 @@
 #include <cstring>
 #include <span>
 
+#include <support/archetypes/batch_copy_archetype.hpp>
 #include <support/archetypes/file_io_archetype.hpp>
 #include <support/pool_bench.hpp>
 #include <support/temporary_folder.hpp>
 
 using namespace spillway;
+using spillway::test::DeviceFileIoArchetype;
 using spillway::test::FileIoArchetype;
+using spillway::test::OneByOneArchetype;
 using spillway::testing::FaultyFileIo;
 
 template class spillway::HostSwapPool<SimApi, FileIoArchetype>;
+template class spillway::HostSwapPool<OneByOneArchetype, DeviceFileIoArchetype>;
 template class spillway::detail::SwapFile<FileIoArchetype>;
 
 namespace {
@@ -66,6 +70,25 @@ struct HasNoName : private PosixFileIo::Queue {
   using Queue::can_begin;
   using Queue::finish;
 };
+
+struct ReachesMayThrow : DeviceFileIoArchetype::Queue {
+  bool reaches_device();
+};
+struct EnqueueSaysBool : DeviceFileIoArchetype::Queue {
+  bool enqueue(SimApi& device, FileTransfer& transfer, SimStream stream);
+};
+struct EnqueuesOnNumbers : DeviceFileIoArchetype::Queue {
+  void enqueue(SimApi& device, FileTransfer& transfer, int* stream);
+};
+
+static_assert(DeviceFileQueueApi<DeviceFileIoArchetype::Queue, SimApi>);
+static_assert(DeviceFileQueueApi<FaultyFileIo::Queue, SimApi>);
+static_assert(!DeviceFileQueueApi<FaultyFileIo::Queue, OneByOneArchetype>);  // not addressable
+static_assert(!DeviceFileQueueApi<PosixFileIo::Queue, SimApi>);
+static_assert(!DeviceFileQueueApi<DeviceFileIoArchetype::Queue, int>);
+static_assert(!DeviceFileQueueApi<ReachesMayThrow, SimApi>);
+static_assert(!DeviceFileQueueApi<EnqueueSaysBool, SimApi>);
+static_assert(!DeviceFileQueueApi<EnqueuesOnNumbers, SimApi>);
 
 static_assert(FileIoApi<PosixFileIo> && FileIoApi<FaultyFileIo>);
 static_assert(!FileIoApi<NotCopyable>);

@@ -52,10 +52,35 @@ concept FileQueueApi =
     };
 // clang-format on
 
+/// A queue that also carries bytes between the file and the memory of a device `D`, with no copy on
+/// the host in between.
+///
+/// Given a device `d`, a stream `s` of it, and a transfer `t` whose `memory` is an address on `d`:
+///
+/// | expression           | must                                                                  |
+/// |----------------------|-----------------------------------------------------------------------|
+/// | `q.reaches_device()` | tell whether this file can be reached so                              |
+/// | `q.enqueue(d, t, s)` | enqueue `t` alone, which stays where it is until later work on `s`    |
+/// |                      | runs. That finds in `t.result` the bytes moved, which are all of them |
+/// |                      | unless the file ends, or minus the error number. May throw            |
+/// |                      | `DeviceError`, with nothing enqueued                                  |
+///
+/// Thread-safe.
+// clang-format off
+template <class Q, class D>
+concept DeviceFileQueueApi =
+    FileQueueApi<Q> &&
+    requires(Q q, D& d, FileTransfer& t, typename D::stream_type s) {
+      { q.reaches_device() } noexcept -> std::same_as<bool>;
+      { q.enqueue(d, t, s) }          -> std::same_as<void>;
+    };
+// clang-format on
+
 /// The system calls that the file tier makes on an open file.
 ///
 /// A parameter of `HostSwapPool`, so that tests can make the calls fail. `IoUringFileIo` hands many
-/// transfers to the kernel at once, `PosixFileIo` makes one call after the other.
+/// transfers to the kernel at once, `PosixFileIo` makes one call after the other, and the queues of
+/// `CuFileIo` reach the memory of GPUs (`DeviceFileQueueApi`).
 ///
 /// Given `io` of type `F`, file descriptor `fd`, `n` bytes, `offset` in the file, and `memory`, a
 /// span of bytes:

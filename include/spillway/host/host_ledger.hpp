@@ -57,6 +57,7 @@ struct FileFailure {
   std::uint64_t file_offset = 0;
   std::size_t bytes = 0;
   bool is_read = false;      // false: a refused write whose bytes found no room in memory either
+  bool is_direct = false;    // a refused write of bytes that were on the device only
   bool is_encoding = false;  // no call failed: encoded bytes cannot be what was written
 };
 

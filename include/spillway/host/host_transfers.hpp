@@ -14,6 +14,7 @@
 #include <spillway/host/slot_codecs.hpp>
 #include <spillway/host/slot_io.hpp>
 #include <spillway/host/staging.hpp>
+#include <spillway/host/swap_file.hpp>
 #include <spillway/stream/copy_batch.hpp>
 #include <spillway/stream/stream_order.hpp>
 
@@ -55,6 +56,10 @@ namespace spillway::detail {
 /// the device on the caller's stream, and the host function behind it only notes what came of it.
 /// Where the host cannot address device memory, other codecs work in the staged tiers: each chunk
 /// holds a part of the block, and a host function carries it between chunk and slot (`CodedParts`).
+///
+/// Where the file's queue reaches the device (`DeviceFileQueueApi`), blocks of `least_direct_bytes`
+/// and more go straight between the two, on the lane's stream, with neither chunks nor copies. A
+/// slot always goes the same way: what is staged may be rescued, and is then not in the file.
 ///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
@@ -211,6 +216,7 @@ class HostTransfers {
                                 TransferRequest const& request) const noexcept {
       return slot != nullptr && !slot->failure && !slot->has_codec() && !is_coded() &&
              slot->refusal(request.bytes, access_) == nullptr && slot->tier == tier() &&
+             owner_->is_direct(*slot) == owner_->is_direct(*entries().front().slot) &&
              (slot->tier == HostTier::pinned ||
               staged_bytes_ + slot->bytes <= owner_->chunk_bytes_);
     }
@@ -290,6 +296,8 @@ class HostTransfers {
   // In a batch larger than this, no transfer waits for the fence of another one.
   static constexpr std::size_t max_waiting_bytes = 256_KiB;
   static constexpr std::size_t max_idle_lists = 8;
+  // Of smaller blocks many share a chunk, and those that are neighbours in the file a call.
+  static constexpr std::size_t least_direct_bytes = 256_KiB;
 
   /// How many of the transfers may be enqueued together, whatever tier they are in.
   [[nodiscard]] std::size_t batch_limit(std::span<TransferRequest const> requests,
@@ -312,6 +320,8 @@ class HostTransfers {
     return access == SlotAccess::write ? write_lane_ : read_lane_;
   }
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
+  void enqueue_direct(Batch& batch, Transfer& done, StreamIndex at);
+  void finish_on_lane(Batch const& batch, Transfer& done, StreamIndex at);
   void enqueue_coded(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
   void enqueue_in_memory(SlotCodecs::Job& job, stream_type stream);
   void enqueue_by_parts(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
@@ -320,6 +330,12 @@ class HostTransfers {
   [[nodiscard]] static bool is_staged(Batch const& batch) noexcept {
     bool const reads_device = AddressableApi<Device> && batch.is_coded();
     return batch.tier() == HostTier::file || (batch.tier() == HostTier::pageable && !reads_device);
+  }
+
+  /// Whether the bytes of a slot go straight between the device and the file.
+  [[nodiscard]] bool is_direct(HostSlot const& slot) const noexcept {
+    return reaches_device_ && slot.tier == HostTier::file && !slot.has_codec() &&
+           slot.bytes >= least_direct_bytes;
   }
 
   /// Host function for a slot with a codec in the file. `argument` is a job of `SlotCodecs`.
@@ -338,6 +354,7 @@ class HostTransfers {
   SlotCodecs* codecs_;
   CodedParts<FileIo> parts_;
   std::size_t chunk_bytes_;
+  bool reaches_device_ = false;  // the file's queues do
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
   std::vector<Lists> idle_lists_;  // guarded by the mutex
@@ -379,6 +396,8 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       lane(access)->open_begin_stream();
     }
   }
+  reaches_device_ = io.template reaches<Device>(SlotAccess::write) &&
+                    io.template reaches<Device>(SlotAccess::read);
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -407,6 +426,8 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
     try {
       if (batch.is_coded()) {
         enqueue_coded(batch, done, stream, at);
+      } else if (is_direct(*batch.entries().front().slot)) {
+        enqueue_direct(batch, done, at);
       } else if (has_chunks) {
         enqueue_staged(batch, done, stream, at);
       } else {
@@ -458,11 +479,43 @@ void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
   order_->wait(lane.index(), chunk.fence());
   lane.launch(&HostTransfers::run_in_file, batch.coded());
   batch.forget_coded();
-  done.device_done = done.host_done = chunk.fence() = order_->mark(lane.index());
-  order_->record(lane.index());
+  chunk.fence() = order_->mark(lane.index());
+  finish_on_lane(batch, done, at);
+}
+
+/// What was enqueued on a lane's stream reads or writes device memory.
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::finish_on_lane(Batch const& batch,
+                                                   Transfer& done,
+                                                   StreamIndex at) {
+  StreamIndex const on = lane(batch.access())->index();
+  done.device_done = done.host_done = order_->mark(on);
+  order_->record(on);
   if (!batch.is_write()) {  // what follows on the caller's stream finds the bytes
     order_->wait(at, done.device_done);
     done.device_done = order_->mark(at);
+  }
+}
+
+template <DeviceApi Device, FileIoApi FileIo>
+void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch,
+                                                   [[maybe_unused]] Transfer& done,
+                                                   [[maybe_unused]] StreamIndex at) {
+  if constexpr (SwapFile<FileIo>::template may_reach<Device>) {
+    Lane& lane = *this->lane(batch.access());
+    order_->wait(lane.index(), order_->mark(at));
+    while (Job* const first = batch.first_chunk()) {
+      Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
+      try {
+        io_->enqueue_direct(*device_, *first, lane.stream());
+      } catch (...) {
+        device_->synchronize(lane.stream());  // what was enqueued uses the jobs
+        throw;
+      }
+      batch.set_first_chunk(next);
+      done.device_done = done.host_done = order_->mark(lane.index());
+    }
+    finish_on_lane(batch, done, at);
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,6 +24,8 @@
 #include <system_error>
 #include <utility>
 #include <vector>
+
+#include <sys/types.h>
 
 namespace spillway::detail {
 
@@ -43,6 +46,10 @@ namespace spillway::detail {
 /// there is no memory, and one that cannot be read back, is lost: the ledger notes it, and the next
 /// use of the slot throws.
 ///
+/// Where the file's queue reaches the device (`DeviceFileQueueApi`), a list of jobs may be enqueued
+/// as transfers of their own instead, with no chunk: `enqueue_direct`. Bytes of a write that fails
+/// there are lost, since no host function may copy them from the device.
+///
 /// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
 /// Jobs are kept for the life of the pool and used again, so that what is enqueued always finds its
@@ -60,10 +67,12 @@ class SlotIo {
     Job* next_chunk = nullptr;  // in the first job of a chunk: the first job of the next chunk
     HostSlot* slot = nullptr;
     HostPiece piece{};
-    std::byte* chunk = nullptr;  // set when the staging chunk is known
+    std::byte* chunk =
+        nullptr;  // set when the staging chunk is known; where it is direct, `device`
     std::size_t chunk_offset = 0;
     FileTransfer transfer{};  // of this job, or of all that are adjacent, in the first of them
     SlotAccess access{};
+    bool is_direct = false;
     bool is_begun = false;   // in the first job of a chunk: the file calls
     std::uint8_t calls = 1;  // in the first job of a chunk: host functions that have not returned
     // The device's side, which is enqueued beside the host function.
@@ -121,6 +130,33 @@ class SlotIo {
   static void run(void* argument) noexcept {
     auto& first = *static_cast<Job*>(argument);
     first.owner->finish(first);
+  }
+
+  /// Whether the file's queue carries bytes straight from and to the device.
+  template <class Device>
+  [[nodiscard]] bool reaches(SlotAccess access) const noexcept {
+    auto const& queue = queues_[static_cast<std::size_t>(access)];
+    return queue && queue->template reaches<Device>();
+  }
+
+  /// Enqueues transfers between the slots and where the jobs of a list are on the device, and a
+  /// host function that notes what came of them.
+  ///
+  /// @throws DeviceError; all of it may have been enqueued but the host function
+  template <class Device>
+    requires(SwapFile<FileIo>::template may_reach<Device>)
+  void enqueue_direct(Device& device, Job& first, typename Device::stream_type stream) {
+    for (Job* job = &first; job != nullptr; job = job->next) {
+      job->chunk = job->device;
+      job->is_direct = true;
+    }
+    for (Job* job = &first; job != nullptr;) {
+      Job* const end = end_of_adjacent(job);
+      job->transfer = transfer_of(*job, adjacent_bytes(*job, end));
+      queue(job->access)->enqueue(device, job->transfer, stream);
+      job = end;
+    }
+    device.launch_host(stream, &note_direct, &first);
   }
 
   /// Counts a host function of a chunk as returned. After the last its jobs can be used again.
@@ -197,6 +233,24 @@ class SlotIo {
       }
     }
     end_call(first);
+  }
+
+  /// Host function: notes what came of enqueued transfers. `argument` is the first job of a list.
+  static void note_direct(void* argument) noexcept {
+    auto& first = *static_cast<Job*>(argument);
+    SlotIo& io = *first.owner;
+    for (Job* job = &first; job != nullptr;) {
+      Job* const end = io.end_of_adjacent(job);
+      ssize_t const moved = job->transfer.result;
+      bool const is_whole = moved >= 0 && static_cast<std::size_t>(moved) == job->transfer.bytes;
+      int const error = is_whole ? 0 : moved < 0 ? static_cast<int>(-moved) : EIO;
+      for (; job != end; job = job->next) {
+        io.note_result(*job, error);
+        std::scoped_lock const lock{*io.mutex_};
+        io.end_use(*job);
+      }
+    }
+    io.end_call(first);
   }
 
   /// Whether one file call can carry all of these jobs. Not where nobody needs them written, and
@@ -293,8 +347,10 @@ class SlotIo {
   [[nodiscard]] Job* end_of_adjacent(Job const* job) const noexcept {
     Job* end = job->next;
     for (; end != nullptr && job->piece.memory == nullptr; job = end, end = end->next) {
+      bool const is_other_memory = end->is_direct && end->slot != job->slot &&
+                                   (end->reservation == 0 || end->reservation != job->reservation);
       if (end->piece.file_offset != job->piece.file_offset + job->piece.bytes ||
-          end->chunk != job->chunk + job->piece.bytes) {
+          end->chunk != job->chunk + job->piece.bytes || is_other_memory) {
         break;
       }
     }
@@ -316,10 +372,12 @@ class SlotIo {
   }
 
   /// The bytes that a file call has to move for a job. Direct I/O moves whole sectors, and so do
-  /// checksums. The chunk has room for them, and so has the slot: its granule is a sector.
+  /// checksums. The chunk has room for them, and so has the slot: its granule is a sector. Device
+  /// memory has none, and what enqueues transfers from there takes any size.
   [[nodiscard]] std::size_t file_bytes(Job const& job) const noexcept {
-    return file_->moves_units() ? round_up(job.piece.bytes, SwapFile<FileIo>::unit_bytes)
-                                : job.piece.bytes;
+    return file_->moves_units() && !job.is_direct
+               ? round_up(job.piece.bytes, SwapFile<FileIo>::unit_bytes)
+               : job.piece.bytes;
   }
 
   /// The rescued bytes of a piece, or null. They stay where they are while this job runs: what
@@ -338,7 +396,9 @@ class SlotIo {
   /// Keeps a piece that the file refused, and stops the file tier from taking new slots.
   void rescue(Job const& job, int error) noexcept {
     RescuedPiece rescued{job.piece.file_offset, job.piece.bytes, nullptr};
-    rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
+    if (!job.is_direct) {
+      rescued.data.reset(new (std::nothrow) std::byte[job.piece.bytes]);
+    }
     if (rescued.data != nullptr) {
       std::memcpy(rescued.data.get(), job.chunk, job.piece.bytes);
     }
@@ -346,6 +406,9 @@ class SlotIo {
     std::scoped_lock const lock{*mutex_};
     ledger_->fail(HostTier::file);
     ++failed_writes_;
+    if (!is_needed(job)) {
+      return;
+    }
     try {
       if (rescued.data == nullptr) {
         throw std::bad_alloc{};
@@ -353,7 +416,10 @@ class SlotIo {
       job.slot->rescued.push_back(std::move(rescued));
     } catch (std::bad_alloc const&) {  // the bytes are lost
       ledger_->note_failure(*job.slot,
-                            FileFailure{error, job.piece.file_offset, job.piece.bytes, false});
+                            {.error = error,
+                             .file_offset = job.piece.file_offset,
+                             .bytes = job.piece.bytes,
+                             .is_direct = job.is_direct});
     }
   }
 
@@ -374,7 +440,10 @@ class SlotIo {
     std::scoped_lock const lock{*mutex_};
     ++failed_reads_;
     ledger_->note_failure(*job.slot,
-                          FileFailure{error, job.piece.file_offset, job.piece.bytes, true});
+                          {.error = error,
+                           .file_offset = job.piece.file_offset,
+                           .bytes = job.piece.bytes,
+                           .is_read = true});
   }
 
   /// The slot can be forgotten as far as this job is concerned. The lock is held.
@@ -582,7 +651,9 @@ void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
                       (failure.error == SwapFile<FileIo>::is_corrupt
                            ? "they are not what was written there (their checksums differ)"
                            : std::generic_category().message(failure.error)) +
-                      (failure.is_read ? "" : "; there was no memory to keep them in either") +
+                      (failure.is_read     ? ""
+                       : failure.is_direct ? "; they were on the device only"
+                                           : "; there was no memory to keep them in either") +
                       ". These swapped-out bytes are lost; all other slots are intact."};
 }
 

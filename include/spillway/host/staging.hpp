@@ -111,6 +111,7 @@ class StagingLane {
       device_->launch_host(stream_.handle(), function, argument);
     }
   }
+  [[nodiscard]] stream_type stream() const noexcept { return stream_.handle(); }
   [[nodiscard]] StreamIndex index() const noexcept { return stream_.index(); }
 
   /// Waits on the host until every function that was launched has returned and no chunk is in use.

@@ -40,6 +40,9 @@ class SwapFile {
 
  public:
   static constexpr int is_corrupt = EBADMSG;
+  /// Whether the file's queues may carry bytes straight from and to such a device.
+  template <class Device>
+  static constexpr bool may_reach = DeviceFileQueueApi<ModelQueue, Device>;
 
   /// Carries transfers to their end: signals interrupt, and any call may move less than it was
   /// asked to. Notes the checksums of what is written and looks at those of what was read.
@@ -50,6 +53,19 @@ class SwapFile {
     [[nodiscard]] bool can_begin() const noexcept { return queue_.can_begin(); }
     [[nodiscard]] std::string_view name() const noexcept { return queue_.name(); }
     void begin(FileTransfer& transfer) noexcept { queue_.begin(transfer); }
+
+    template <class Device>
+    void enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
+      queue_.enqueue(device, transfer, stream);
+    }
+    /// Whether `enqueue` can be used: it makes no checksums.
+    template <class Device>
+    [[nodiscard]] bool reaches() const noexcept {
+      if constexpr (may_reach<Device>) {
+        return sums_ == nullptr && queue_.reaches_device();
+      }
+      return false;
+    }
 
     /// Moves all of it. @returns 0, or the error number: EIO where the file ends early,
     /// `is_corrupt` for bytes that are not those that were written

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/host/posix_file_io.hpp>
 
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -45,6 +47,12 @@ class FaultyFileIo {
   /// Queues that begin make a call when it is begun, so that a test sees one that comes too early,
   /// and tell of its end when it is finished.
   explicit FaultyFileIo(bool can_begin) : can_begin_{can_begin} {}
+  /// Queues that reach the memory of devices which are simulated in the host's.
+  [[nodiscard]] static FaultyFileIo reaching_device() {
+    FaultyFileIo io;
+    io.shared_->reaches_device = true;
+    return io;
+  }
 
   void plant(Faults const& faults) const {
     std::scoped_lock const lock{shared_->mutex};
@@ -68,8 +76,16 @@ class FaultyFileIo {
   }
 
  private:
+  struct Shared;
+  struct Enqueued {
+    Shared* shared;
+    int fd;
+    FileTransfer* transfer;
+  };
   struct Shared {
     std::mutex mutex;
+    bool reaches_device = false;
+    std::deque<Enqueued> enqueued;
     Faults faults;
     Calls calls;
     unsigned since_interrupt = 0;
@@ -83,6 +99,39 @@ class FaultyFileIo {
       }
       return now;
     }
+
+    [[nodiscard]] ssize_t call(int fd, FileTransfer transfer) noexcept {
+      Faults const now = next_call(transfer.is_write);
+      int const planted = transfer.is_write ? now.write_error : now.read_error;
+      if (now.interrupt_every != 0) {
+        return -EINTR;
+      }
+      if (planted != 0 && transfer.offset >= now.failing_from && transfer.offset < now.failing_to) {
+        return -planted;
+      }
+      if (now.is_truncated && !transfer.is_write) {
+        return 0;
+      }
+      transfer.bytes = std::min(transfer.bytes, now.most_bytes);
+      return PosixFileIo::Queue{fd}.finish(transfer);
+    }
+    [[nodiscard]] ssize_t call_to_end(int fd, FileTransfer transfer) noexcept {
+      ssize_t sum = 0;
+      while (transfer.bytes > 0) {
+        ssize_t const moved = call(fd, transfer);
+        if (moved == -EINTR) {
+          continue;
+        }
+        if (moved <= 0) {
+          return moved < 0 ? moved : sum;
+        }
+        sum += moved;
+        transfer.memory += moved;
+        transfer.offset += static_cast<std::uint64_t>(moved);
+        transfer.bytes -= static_cast<std::size_t>(moved);
+      }
+      return sum;
+    }
   };
 
  public:
@@ -92,40 +141,39 @@ class FaultyFileIo {
     [[nodiscard]] std::string_view name() const noexcept { return "faulty"; }
     void begin(FileTransfer& first) noexcept {
       for (FileTransfer* each = &first; can_begin_ && each != nullptr; each = each->next) {
-        each->result = call(*each);
+        each->result = shared_->call(fd_, *each);
         each->state = FileTransfer::State::done;
       }
     }
     [[nodiscard]] ssize_t finish(FileTransfer& transfer) noexcept {
       bool const has_begun =
           std::exchange(transfer.state, FileTransfer::State::idle) == FileTransfer::State::done;
-      return has_begun ? transfer.result : call(transfer);
+      return has_begun ? transfer.result : shared_->call(fd_, transfer);
+    }
+
+    [[nodiscard]] bool reaches_device() const noexcept { return shared_->reaches_device; }
+    template <AddressableApi Device>
+    void enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
+      Enqueued* const argument = [&] {
+        std::scoped_lock const lock{shared_->mutex};
+        return &shared_->enqueued.emplace_back(Enqueued{shared_.get(), fd_, &transfer});
+      }();
+      device.launch_host(
+          stream,
+          [](void* p) noexcept {
+            Enqueued const& one = *static_cast<Enqueued*>(p);
+            one.transfer->result = one.shared->call_to_end(one.fd, *one.transfer);
+          },
+          argument);
     }
 
    private:
     friend FaultyFileIo;
     Queue(std::shared_ptr<Shared> shared, int fd, bool can_begin)
-        : shared_{std::move(shared)}, plain_{fd}, can_begin_{can_begin} {}
-
-    [[nodiscard]] ssize_t call(FileTransfer transfer) noexcept {
-      Faults const faults = shared_->next_call(transfer.is_write);
-      int const planted = transfer.is_write ? faults.write_error : faults.read_error;
-      if (faults.interrupt_every != 0) {
-        return -EINTR;
-      }
-      if (planted != 0 && transfer.offset >= faults.failing_from &&
-          transfer.offset < faults.failing_to) {
-        return -planted;
-      }
-      if (faults.is_truncated && !transfer.is_write) {
-        return 0;
-      }
-      transfer.bytes = std::min(transfer.bytes, faults.most_bytes);
-      return plain_.finish(transfer);
-    }
+        : shared_{std::move(shared)}, fd_{fd}, can_begin_{can_begin} {}
 
     std::shared_ptr<Shared> shared_;
-    PosixFileIo::Queue plain_;
+    int fd_;
     bool can_begin_;
   };
 

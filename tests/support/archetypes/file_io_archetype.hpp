@@ -4,6 +4,7 @@
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/host/posix_file_io.hpp>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -45,6 +46,25 @@ class FileIoArchetype {
   Queue make_queue(int fd, std::span<std::byte> /*memory*/) { return Queue{fd}; }
 };
 
-static_assert(FileIoApi<FileIoArchetype>);
+/// The same with queues that model `DeviceFileQueueApi` for every device, of a file that cannot be
+/// reached.
+class DeviceFileIoArchetype : public FileIoArchetype {
+ public:
+  using FileIoArchetype::FileIoArchetype;
+
+  class Queue : public FileIoArchetype::Queue {
+   public:
+    using FileIoArchetype::Queue::Queue;
+
+    bool reaches_device() noexcept { return false; }
+    template <class Device>
+    void enqueue(Device& /*device*/, FileTransfer& transfer, typename Device::stream_type) {
+      transfer.result = -ENOTSUP;
+    }
+  };
+  Queue make_queue(int fd, std::span<std::byte> /*memory*/) { return Queue{fd}; }
+};
+
+static_assert(FileIoApi<FileIoArchetype> && FileIoApi<DeviceFileIoArchetype>);
 
 }  // namespace spillway::test

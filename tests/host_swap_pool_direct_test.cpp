@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostSwapPool over a file whose queues reach the device's memory.
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_options.hpp>
+#include <spillway/host/host_tier.hpp>
+#include <spillway/host_swap_pool.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include <support/pool_bench.hpp>
+
+TEST_SUITE("host_swap_pool_direct") {
+  using namespace spillway;
+  using spillway::testing::FaultyFileIo;
+  using spillway::testing::SteppedSimApi;
+
+  namespace {
+
+  using SteppedBench = PoolBench<SteppedSimApi>;
+
+  constexpr std::size_t large = 256_KiB + 1000;
+  constexpr std::size_t small = 10'000;
+  constexpr std::size_t chunk_bytes = 64_KiB;
+  constexpr std::size_t calls_of_large = 5;  // a chunk's bytes each
+
+  /// A pool of a file, and a range for what goes out beside one for what comes back.
+  struct Bench : SteppedBench {
+    explicit Bench(bool is_checked = false)
+        : SteppedBench{{}, FaultyFileIo::reaching_device()},
+          pool{device, order, file_options(*this, is_checked), io} {}
+
+    static HostPoolOptions file_options(SteppedBench const& bench, bool is_checked) {
+      HostPoolOptions options = bench.options(HostTier::file, 4_MiB);
+      options.slab_bytes = 1_MiB;
+      options.staging_bytes = chunk_bytes;
+      options.file_checksums = is_checked;
+      return options;
+    }
+
+    HostSlotId write(std::size_t bytes, unsigned seed) {
+      HostSlotId const slot = take(pool, bytes);
+      put_pattern(from, bytes, seed);
+      (void)pool.write(slot, from, bytes, stream);
+      device.run_all();
+      return slot;
+    }
+    bool read_gives(HostSlotId slot, std::size_t bytes, unsigned seed) {
+      std::memset(to, 0, large);
+      (void)pool.read(slot, to, bytes, stream);
+      device.run_all();
+      return has_pattern(to, bytes, seed);
+    }
+    [[nodiscard]] std::size_t copies() const {
+      auto const calls = device.calls();
+      return calls.copies_to_host + calls.copies_to_device;
+    }
+
+    std::byte* from = reserve(large);
+    std::byte* to = reserve(large);
+    pool_type pool;
+  };
+
+  }  // namespace
+
+  TEST_CASE("HostSwapPool: large blocks go straight between the device and the file") {
+    Bench bench;
+
+    HostSlotId const slot = bench.write(large, 1);
+    CHECK(bench.io.calls().writes == calls_of_large);
+    CHECK(bench.read_gives(slot, large, 1));
+    CHECK(bench.io.calls().reads == calls_of_large);
+    CHECK(bench.read_gives(slot, 70'001, 1));
+    CHECK(bench.copies() == 0);
+    CHECK(bench.to[70'001] == std::byte{});
+
+    bench.pool.give_back(slot);
+    CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+  }
+
+  TEST_CASE("HostSwapPool: small, encoded and checked blocks are staged, beside large ones") {
+    Bench bench;
+    HostSlotId const in_file = bench.write(small, 1);
+    CHECK(bench.copies() == 1);
+    HostSlotId const large_in_file = bench.write(large, 2);
+    CHECK(bench.copies() == 1);
+    CHECK(bench.read_gives(in_file, small, 1));
+    CHECK(bench.read_gives(large_in_file, large, 2));
+
+    // Mostly zeros, or the codec would be given up.
+    HostSlotId const encoded = bench.pool.try_take(large, bench.pool.coding<ZeroBitmap>()).value();
+    std::memset(bench.from + 1000, 0, large - 1000);
+    std::size_t const writes = bench.io.calls().writes;
+    (void)bench.pool.write(encoded, bench.from, large, bench.stream);
+    bench.device.run_all();
+    CHECK(bench.io.calls().writes == writes + 1);
+    (void)bench.pool.read(encoded, bench.to, large, bench.stream);
+    bench.device.run_all();
+    CHECK(std::equal(bench.from, bench.from + large, bench.to));
+
+    Bench checked{true};
+    HostSlotId const slot = checked.write(large, 3);
+    CHECK(checked.read_gives(slot, large, 3));
+    CHECK((checked.copies() > 0) == checked.pool.stats().is_file_checked);
+  }
+
+  TEST_CASE("HostSwapPool: large blocks in one batch go straight, and touch what they should") {
+    Bench bench;
+    std::byte* const memory = bench.reserve(2 * large);
+    std::array<TransferRequest, 4> requests;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      std::size_t const bytes = i % 2 == 0 ? large : small;
+      requests[i] = {.slot = SteppedBench::take(bench.pool, bytes),
+                     .device = memory + i / 2 * large,
+                     .bytes = bytes};
+    }
+    put_pattern(memory, 2 * large, 7);
+    bench.pool.write_all(requests, bench.stream);
+    for (TransferRequest& request : requests) {
+      CHECK(request.state == TransferState::enqueued);
+      bench.order.wait(bench.order.index_of(bench.stream), request.done.device_done);
+    }
+    bench.device.fill(memory, 0, 2 * large, bench.stream);
+    bench.pool.read_all(requests, bench.stream);
+    bench.device.run_random(1);
+    CHECK(has_pattern(memory, 2 * large, 7));
+  }
+
+  TEST_CASE(
+      "HostSwapPool: a direct write comes after what made the bytes, and before what follows") {
+    for (std::uint64_t seed = 0; seed < 20; ++seed) {
+      CAPTURE(seed);
+      Bench bench;
+      auto const other = bench.device.create_stream();
+      HostSlotId const slot = SteppedBench::take(bench.pool, large);
+      for (int round = 0; round < 3; ++round) {
+        bench.device.fill(bench.from, static_cast<unsigned char>(round + 1), large, bench.stream);
+        Transfer const out = bench.pool.write(slot, bench.from, large, bench.stream);
+        bench.order.wait(bench.order.index_of(bench.stream), out.device_done);
+        bench.device.fill(bench.from, 99, large, bench.stream);
+        Transfer const in = bench.pool.read(slot, bench.to, large, other);
+        bench.device.run_random(seed);
+        bench.order.synchronize(in.device_done);
+        CHECK(std::all_of(bench.to, bench.to + large, [&](std::byte one) {
+          return one == static_cast<std::byte>(round + 1);
+        }));
+      }
+    }
+  }
+
+  TEST_CASE("HostSwapPool: bytes of a direct write that fails are lost, and it is said") {
+    Bench bench;
+    HostSlotId const healthy = bench.write(large, 1);
+    bench.io.plant({.write_error = ENOSPC});
+    HostSlotId const slot = bench.write(large, 2);
+    bench.io.plant({});
+
+    CHECK(bench.pool.stats().failed_writes == calls_of_large);
+    CHECK(bench.pool.stats().rescued_bytes == 0);
+    std::string message;
+    try {
+      (void)bench.pool.read(slot, bench.to, large, bench.stream);
+    } catch (FileTierError const& error) {
+      message = error.what();
+    }
+    CHECK(message.find("writing ") != std::string::npos);
+    CHECK(message.find("they were on the device only") != std::string::npos);
+    CHECK(bench.read_gives(healthy, large, 1));
+    CHECK_FALSE(bench.pool.try_take(large).has_value());  // the tier takes no more
+  }
+
+  TEST_CASE("HostSwapPool: bytes that a direct read does not find are lost, and it is said") {
+    for (bool const is_truncated : {false, true}) {
+      Bench bench;
+      HostSlotId const slot = bench.write(large, 1);
+      HostSlotId const healthy = bench.write(large, 2);
+      bench.io.plant({.read_error = is_truncated ? 0 : EIO, .is_truncated = is_truncated});
+      CHECK_FALSE(bench.read_gives(slot, large, 1));
+      bench.io.plant({});
+
+      CHECK_THROWS_AS(bench.pool.check(slot), FileTierError);
+      CHECK_THROWS_AS((void)bench.pool.read(slot, bench.to, 1, bench.stream), FileTierError);
+      CHECK(bench.read_gives(healthy, large, 2));
+    }
+  }
+
+  TEST_CASE("HostSwapPool: a failed direct write that nobody can read any more is no loss") {
+    Bench bench;
+    HostSlotId const slot = SteppedBench::take(bench.pool, large);
+    bench.io.plant({.write_error = EIO});
+    (void)bench.pool.write(slot, bench.from, large, bench.stream);
+    bench.pool.give_back(slot);
+    bench.device.run_all();
+    bench.pool.check();
+    CHECK(bench.pool.stats().tier(HostTier::file).used_bytes == 0);
+  }
+
+  TEST_CASE("HostSwapPool: direct transfers that the device refuses can be made again") {
+    std::size_t failures = 0;
+    for (SimCall const call : {SimCall::launch_host, SimCall::wait, SimCall::record}) {
+      for (std::uint64_t nth = 1; nth <= 24; ++nth) {
+        CAPTURE(static_cast<int>(call));
+        CAPTURE(nth);
+        Bench bench;
+        auto const other = bench.device.create_stream();
+        HostSlotId const slot = bench.write(large, 1);
+        put_pattern(bench.from, large, 2);
+
+        bench.device.fail(call, nth);
+        try {
+          (void)bench.pool.write(slot, bench.from, large, bench.stream);
+          (void)bench.pool.read(slot, bench.to, large, other);
+        } catch (DeviceError const&) {
+          ++failures;
+        }
+        bench.device.fail(call, 0);
+        (void)bench.pool.write(slot, bench.from, large, bench.stream);
+        (void)bench.pool.read(slot, bench.to, large, other);
+        bench.device.run_random(nth);
+
+        CHECK(has_pattern(bench.to, large, 2));
+        bench.pool.give_back(slot);
+        CHECK(bench.pool.stats().tier(HostTier::file).slots == 0);
+        CHECK(bench.pool.stats().tier(HostTier::file).used_bytes == 0);
+      }
+    }
+    CHECK(failures > 20);
+  }
+
+  TEST_CASE("HostSwapPool: what a failed direct transfer enqueued is over before the next one") {
+    Bench bench;
+    HostSlotId const written = bench.write(large, 1);
+    HostSlotId const torn = SteppedBench::take(bench.pool, large);
+    bench.device.fail(SimCall::launch_host, 2);  // behind the first transfer
+    CHECK_THROWS_AS((void)bench.pool.write(torn, bench.from, large, bench.stream), DeviceError);
+    bench.device.fail(SimCall::launch_host, 0);
+    for (auto const stream : bench.device.created) {  // whatever is left of it comes late
+      if (stream != bench.stream && bench.device.queued_ops(stream) > 0) {
+        bench.device.stall(stream);
+      }
+    }
+
+    (void)bench.pool.read(written, bench.to, large, bench.stream);
+    bench.device.fill(bench.to, 5, large, bench.stream);
+    bench.device.run_all();
+    for (auto const stream : bench.device.created) {
+      bench.device.resume(stream);
+    }
+    bench.device.run_all();
+    CHECK(
+        std::all_of(bench.to, bench.to + large, [](std::byte one) { return one == std::byte{5}; }));
+  }
+}
