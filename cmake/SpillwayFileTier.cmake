@@ -2,6 +2,7 @@
 # The library with what the file tier can use besides the system's calls, and with what makes bytes fewer there.
 # Used by the project and, installed, by its package.
 #   spillway::io_uring   where liburing is found: file calls that are in flight together
+#   spillway::cufile     where cuFile is found: bytes go between GPUs and the file with no copy on the host
 #   spillway::checksums  where the header of xxHash is found: corrupted bytes are not given out
 #   spillway::zstd       where Zstandard is found: the codec BytePlanes<Zstd>
 #   spillway::lz4        where LZ4 is found: the codec BytePlanes<Lz4>
@@ -13,6 +14,15 @@ if(SPILLWAY_LIBURING_INCLUDE_DIR AND SPILLWAY_LIBURING_LIBRARY AND NOT TARGET sp
   target_include_directories(spillway::io_uring SYSTEM INTERFACE ${SPILLWAY_LIBURING_INCLUDE_DIR})
   target_link_libraries(spillway::io_uring INTERFACE spillway::spillway ${SPILLWAY_LIBURING_LIBRARY})
   target_compile_definitions(spillway::io_uring INTERFACE SPILLWAY_WITH_IO_URING=1)
+endif()
+find_path(SPILLWAY_CUFILE_INCLUDE_DIR cufile.h HINTS ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)
+find_library(SPILLWAY_CUFILE_LIBRARY cufile HINTS ${CUDAToolkit_LIBRARY_DIR} /usr/local/cuda/lib64)
+mark_as_advanced(SPILLWAY_CUFILE_INCLUDE_DIR SPILLWAY_CUFILE_LIBRARY)
+if(SPILLWAY_CUFILE_INCLUDE_DIR AND SPILLWAY_CUFILE_LIBRARY AND NOT TARGET spillway::cufile)
+  add_library(spillway::cufile INTERFACE IMPORTED)
+  target_include_directories(spillway::cufile SYSTEM INTERFACE ${SPILLWAY_CUFILE_INCLUDE_DIR})
+  target_link_libraries(spillway::cufile INTERFACE spillway::spillway ${SPILLWAY_CUFILE_LIBRARY})
+  target_compile_definitions(spillway::cufile INTERFACE SPILLWAY_WITH_CUFILE=1)
 endif()
 find_path(SPILLWAY_XXHASH_INCLUDE_DIR xxhash.h)
 mark_as_advanced(SPILLWAY_XXHASH_INCLUDE_DIR)

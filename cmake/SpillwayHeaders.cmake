@@ -187,6 +187,10 @@ set(SPILLWAY_TORCH_HEADERS
 set(SPILLWAY_IO_URING_HEADERS
     spillway/host/io_uring_file_io.hpp)
 
+# cuFile. Compiled by its test, where the header is found.
+set(SPILLWAY_CUFILE_HEADERS
+    spillway/host/cufile_io.hpp)
+
 # TensorFlow. Compiled and tested by scripts/test-tensorflow.sh alone.
 set(SPILLWAY_TENSORFLOW_HEADERS
     spillway/interop/tensorflow.hpp
@@ -205,6 +209,7 @@ function(spillway_add_headers target cuda_target)
                        ${cuda_target}:nvcc_headers:SPILLWAY_NVCC_HEADERS
                        ${target}:cccl_headers:SPILLWAY_CCCL_HEADERS
                        ${target}:io_uring_headers:SPILLWAY_IO_URING_HEADERS
+                       ${target}:cufile_headers:SPILLWAY_CUFILE_HEADERS
                        ${target}:json_headers:SPILLWAY_JSON_HEADERS
                        ${target}:torch_headers:SPILLWAY_TORCH_HEADERS
                        ${target}:tensorflow_headers:SPILLWAY_TENSORFLOW_HEADERS)

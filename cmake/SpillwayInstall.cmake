@@ -19,6 +19,7 @@ install(
   FILE_SET doctest_headers
   FILE_SET cccl_headers
   FILE_SET io_uring_headers
+  FILE_SET cufile_headers
   FILE_SET json_headers
   FILE_SET torch_headers
   FILE_SET tensorflow_headers)

@@ -237,6 +237,24 @@ TEST_SUITE("host_swap_pool_direct") {
     CHECK(failures > 20);
   }
 
+  TEST_CASE("HostSwapPool: where direct transfers are refused after all, bytes are staged") {
+    for (std::size_t most = 0; most <= 2 * calls_of_large; ++most) {
+      CAPTURE(most);
+      Bench bench;
+      bench.io.plant({.most_enqueued = most});
+      HostSlotId const slot = bench.write(large, 1);
+      CHECK(bench.read_gives(slot, large, 1));
+      std::size_t const copies = bench.copies();
+      CHECK((copies > 0) == (most < 2 * calls_of_large));
+
+      bench.io.plant({});
+      HostSlotId const later = bench.write(large, 2);
+      CHECK(bench.read_gives(later, large, 2));
+      CHECK(bench.read_gives(slot, large, 1));
+      CHECK((bench.copies() > copies) == (most < 2 * calls_of_large));  // it is not asked again
+    }
+  }
+
   TEST_CASE("HostSwapPool: what a failed direct transfer enqueued is over before the next one") {
     Bench bench;
     HostSlotId const written = bench.write(large, 1);

@@ -25,6 +25,7 @@ DOORS = {
 }
 OPTIONAL = {
     ("spillway/host/file_checksums.hpp", "<xxhash.h>"),
+    ("spillway/host/system_file_io.hpp", "<spillway/host/cufile_io.hpp>"),
     ("spillway/host/system_file_io.hpp", "<spillway/host/io_uring_file_io.hpp>"),
     ("spillway/policy/codec/byte_planes.hpp", "<lz4.h>"),
     ("spillway/policy/codec/byte_planes.hpp", "<zstd.h>"),

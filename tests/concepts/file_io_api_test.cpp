@@ -74,11 +74,11 @@ struct HasNoName : private PosixFileIo::Queue {
 struct ReachesMayThrow : DeviceFileIoArchetype::Queue {
   bool reaches_device();
 };
-struct EnqueueSaysBool : DeviceFileIoArchetype::Queue {
-  bool enqueue(SimApi& device, FileTransfer& transfer, SimStream stream);
+struct EnqueueSaysNothing : DeviceFileIoArchetype::Queue {
+  void try_enqueue(SimApi& device, FileTransfer& transfer, SimStream stream);
 };
 struct EnqueuesOnNumbers : DeviceFileIoArchetype::Queue {
-  void enqueue(SimApi& device, FileTransfer& transfer, int* stream);
+  bool try_enqueue(SimApi& device, FileTransfer& transfer, int* stream);
 };
 
 static_assert(DeviceFileQueueApi<DeviceFileIoArchetype::Queue, SimApi>);
@@ -87,7 +87,7 @@ static_assert(!DeviceFileQueueApi<FaultyFileIo::Queue, OneByOneArchetype>);  // 
 static_assert(!DeviceFileQueueApi<PosixFileIo::Queue, SimApi>);
 static_assert(!DeviceFileQueueApi<DeviceFileIoArchetype::Queue, int>);
 static_assert(!DeviceFileQueueApi<ReachesMayThrow, SimApi>);
-static_assert(!DeviceFileQueueApi<EnqueueSaysBool, SimApi>);
+static_assert(!DeviceFileQueueApi<EnqueueSaysNothing, SimApi>);
 static_assert(!DeviceFileQueueApi<EnqueuesOnNumbers, SimApi>);
 
 static_assert(FileIoApi<PosixFileIo> && FileIoApi<FaultyFileIo>);

@@ -57,13 +57,15 @@ concept FileQueueApi =
 ///
 /// Given a device `d`, a stream `s` of it, and a transfer `t` whose `memory` is an address on `d`:
 ///
-/// | expression           | must                                                                  |
-/// |----------------------|-----------------------------------------------------------------------|
-/// | `q.reaches_device()` | tell whether this file can be reached so                              |
-/// | `q.enqueue(d, t, s)` | enqueue `t` alone, which stays where it is until later work on `s`    |
-/// |                      | runs. That finds in `t.result` the bytes moved, which are all of them |
-/// |                      | unless the file ends, or minus the error number. May throw            |
-/// |                      | `DeviceError`, with nothing enqueued                                  |
+/// | expression               | must                                                              |
+/// |--------------------------|-------------------------------------------------------------------|
+/// | `q.reaches_device()`     | tell whether this file may be reached so. Called first by the     |
+/// |                          | thread that makes the queue                                       |
+/// | `q.try_enqueue(d, t, s)` | enqueue `t` alone, which stays where it is until later work on    |
+/// |                          | `s` runs. That finds in `t.result` the bytes moved, which are all |
+/// |                          | of them unless the file ends, or minus the error number. Return   |
+/// |                          | false if the file cannot be reached so after all: nobody asks     |
+/// |                          | again. May throw `DeviceError`. Nothing is enqueued then          |
 ///
 /// Thread-safe.
 // clang-format off
@@ -71,8 +73,8 @@ template <class Q, class D>
 concept DeviceFileQueueApi =
     FileQueueApi<Q> &&
     requires(Q q, D& d, FileTransfer& t, typename D::stream_type s) {
-      { q.reaches_device() } noexcept -> std::same_as<bool>;
-      { q.enqueue(d, t, s) }          -> std::same_as<void>;
+      { q.reaches_device()     } noexcept -> std::same_as<bool>;
+      { q.try_enqueue(d, t, s) }          -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -19,6 +19,7 @@
 #include <spillway/stream/stream_order.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -58,8 +59,9 @@ namespace spillway::detail {
 /// holds a part of the block, and a host function carries it between chunk and slot (`CodedParts`).
 ///
 /// Where the file's queue reaches the device (`DeviceFileQueueApi`), blocks of `least_direct_bytes`
-/// and more go straight between the two, on the lane's stream, with neither chunks nor copies. A
-/// slot always goes the same way: what is staged may be rescued, and is then not in the file.
+/// and more go straight between the two, on the lane's stream, with neither chunks nor copies. No
+/// slot that was staged goes straight later: what is staged may be rescued, and is then not in the
+/// file.
 ///
 /// Everything that may have been enqueued is in a fence as soon as it is: in the chunk's, in the
 /// request's `done`, and from there in the slot's. A call that fails half-way leaves nothing out.
@@ -320,7 +322,7 @@ class HostTransfers {
     return access == SlotAccess::write ? write_lane_ : read_lane_;
   }
   void enqueue_staged(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
-  void enqueue_direct(Batch& batch, Transfer& done, StreamIndex at);
+  void enqueue_direct(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
   void finish_on_lane(Batch const& batch, Transfer& done, StreamIndex at);
   void enqueue_coded(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
   void enqueue_in_memory(SlotCodecs::Job& job, stream_type stream);
@@ -354,7 +356,7 @@ class HostTransfers {
   SlotCodecs* codecs_;
   CodedParts<FileIo> parts_;
   std::size_t chunk_bytes_;
-  bool reaches_device_ = false;  // the file's queues do
+  std::atomic<bool> reaches_device_{false};  // the file's queues do
   std::optional<Lane> write_lane_;
   std::optional<Lane> read_lane_;
   std::vector<Lists> idle_lists_;  // guarded by the mutex
@@ -427,7 +429,7 @@ void HostTransfers<Device, FileIo>::enqueue(SlotAccess access,
       if (batch.is_coded()) {
         enqueue_coded(batch, done, stream, at);
       } else if (is_direct(*batch.entries().front().slot)) {
-        enqueue_direct(batch, done, at);
+        enqueue_direct(batch, done, stream, at);
       } else if (has_chunks) {
         enqueue_staged(batch, done, stream, at);
       } else {
@@ -500,17 +502,17 @@ void HostTransfers<Device, FileIo>::finish_on_lane(Batch const& batch,
 template <DeviceApi Device, FileIoApi FileIo>
 void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch,
                                                    [[maybe_unused]] Transfer& done,
+                                                   [[maybe_unused]] stream_type stream,
                                                    [[maybe_unused]] StreamIndex at) {
   if constexpr (SwapFile<FileIo>::template may_reach<Device>) {
     Lane& lane = *this->lane(batch.access());
     order_->wait(lane.index(), order_->mark(at));
     while (Job* const first = batch.first_chunk()) {
       Job* const next = first->next_chunk;  // the host function may run at once and reuse the job
-      try {
-        io_->enqueue_direct(*device_, *first, lane.stream());
-      } catch (...) {
-        device_->synchronize(lane.stream());  // what was enqueued uses the jobs
-        throw;
+      if (!io_->try_enqueue_direct(*device_, *first, lane.stream())) {
+        reaches_device_ = false;
+        enqueue_staged(batch, done, stream, at);  // and what came before is over
+        return;
       }
       batch.set_first_chunk(next);
       done.device_done = done.host_done = order_->mark(lane.index());

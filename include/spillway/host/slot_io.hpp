@@ -47,8 +47,8 @@ namespace spillway::detail {
 /// use of the slot throws.
 ///
 /// Where the file's queue reaches the device (`DeviceFileQueueApi`), a list of jobs may be enqueued
-/// as transfers of their own instead, with no chunk: `enqueue_direct`. Bytes of a write that fails
-/// there are lost, since no host function may copy them from the device.
+/// as transfers of their own instead, with no chunk: `try_enqueue_direct`. Bytes of a write that
+/// fails there are lost, since no host function may copy them from the device.
 ///
 /// `Cursor` is for a host function that reads or writes a slot in the file by itself.
 ///
@@ -56,7 +56,8 @@ namespace spillway::detail {
 /// arguments.
 ///
 /// Threads  `run` and `begin` run on threads of the device and make no device call. They lock the
-///          pool's mutex for the ledger only. All other functions are called under that mutex.
+///          pool's mutex for the ledger only. `try_enqueue_direct` needs no lock. All other
+///          functions are called under that mutex.
 template <FileIoApi FileIo>
 class SlotIo {
  public:
@@ -142,21 +143,35 @@ class SlotIo {
   /// Enqueues transfers between the slots and where the jobs of a list are on the device, and a
   /// host function that notes what came of them.
   ///
-  /// @throws DeviceError; all of it may have been enqueued but the host function
+  /// @returns false if the file cannot be reached so, and then nothing of it is in flight
+  /// @throws  DeviceError, with the same effect unless the device has failed altogether
   template <class Device>
     requires(SwapFile<FileIo>::template may_reach<Device>)
-  void enqueue_direct(Device& device, Job& first, typename Device::stream_type stream) {
+  [[nodiscard]] bool
+  try_enqueue_direct(Device& device, Job& first, typename Device::stream_type stream) {
     for (Job* job = &first; job != nullptr; job = job->next) {
       job->chunk = job->device;
       job->is_direct = true;
     }
-    for (Job* job = &first; job != nullptr;) {
-      Job* const end = end_of_adjacent(job);
-      job->transfer = transfer_of(*job, adjacent_bytes(*job, end));
-      queue(job->access)->enqueue(device, job->transfer, stream);
-      job = end;
+    try {
+      Job* job = &first;
+      while (job != nullptr && try_enqueue_adjacent(device, *job, stream)) {
+        job = end_of_adjacent(job);
+      }
+      if (job == nullptr) {
+        device.launch_host(stream, &note_direct, &first);
+        return true;
+      }
+    } catch (...) {
+      device.synchronize(stream);  // what was enqueued uses the jobs
+      throw;
     }
-    device.launch_host(stream, &note_direct, &first);
+    device.synchronize(stream);
+    for (Job* job = &first; job != nullptr; job = job->next) {
+      job->is_direct = false;
+      job->transfer = {};
+    }
+    return false;
   }
 
   /// Counts a host function of a chunk as returned. After the last its jobs can be used again.
@@ -235,6 +250,13 @@ class SlotIo {
     end_call(first);
   }
 
+  template <class Device>
+  [[nodiscard]] bool
+  try_enqueue_adjacent(Device& device, Job& first, typename Device::stream_type stream) {
+    first.transfer = transfer_of(first, adjacent_bytes(first, end_of_adjacent(&first)));
+    return queue(first.access)->try_enqueue(device, first.transfer, stream);
+  }
+
   /// Host function: notes what came of enqueued transfers. `argument` is the first job of a list.
   static void note_direct(void* argument) noexcept {
     auto& first = *static_cast<Job*>(argument);
@@ -243,7 +265,9 @@ class SlotIo {
       Job* const end = io.end_of_adjacent(job);
       ssize_t const moved = job->transfer.result;
       bool const is_whole = moved >= 0 && static_cast<std::size_t>(moved) == job->transfer.bytes;
-      int const error = is_whole ? 0 : moved < 0 ? static_cast<int>(-moved) : EIO;
+      // Libraries have negative results that are no error numbers, -1 among them.
+      bool const is_number = moved < -1 && moved > -4096;
+      int const error = is_whole ? 0 : is_number ? static_cast<int>(-moved) : EIO;
       for (; job != end; job = job->next) {
         io.note_result(*job, error);
         std::scoped_lock const lock{*io.mutex_};

@@ -55,10 +55,11 @@ class SwapFile {
     void begin(FileTransfer& transfer) noexcept { queue_.begin(transfer); }
 
     template <class Device>
-    void enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
-      queue_.enqueue(device, transfer, stream);
+    [[nodiscard]] bool
+    try_enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
+      return queue_.try_enqueue(device, transfer, stream);
     }
-    /// Whether `enqueue` can be used: it makes no checksums.
+    /// Whether `try_enqueue` may be used: it makes no checksums.
     template <class Device>
     [[nodiscard]] bool reaches() const noexcept {
       if constexpr (may_reach<Device>) {

@@ -9,15 +9,28 @@
 #  endif
 #  include <spillway/host/io_uring_file_io.hpp>
 #endif
+#if defined(SPILLWAY_WITH_CUFILE)
+#  if defined(SPILLWAY_COMPILED)
+#    error "spillway::compiled has single file calls: link spillway::spillway instead"
+#  endif
+#  include <spillway/host/cufile_io.hpp>
+#endif
 
 namespace spillway {
 
-/// The file calls of a host pool that is told nothing else. Programs that link
-/// `spillway::io_uring` use the kernel's ring where it has one.
 #if defined(SPILLWAY_WITH_IO_URING)
-using SystemFileIo = IoUringFileIo;
+using HostFileIo = IoUringFileIo;
 #else
-using SystemFileIo = PosixFileIo;
+using HostFileIo = PosixFileIo;
+#endif
+
+/// The file calls of a host pool that is told nothing else. Programs that link
+/// `spillway::io_uring` use the kernel's ring where it has one, and those that link
+/// `spillway::cufile` reach GPUs from the file where the machine can do that.
+#if defined(SPILLWAY_WITH_CUFILE)
+using SystemFileIo = CuFileIo<HostFileIo>;
+#else
+using SystemFileIo = HostFileIo;
 #endif
 
 }  // namespace spillway

@@ -32,9 +32,10 @@ class FaultyFileIo {
     int read_error = 0;
     std::uint64_t failing_from = 0;  ///< only at offsets in [from, to)
     std::uint64_t failing_to = ~std::uint64_t{0};
-    std::size_t most_bytes = ~std::size_t{0};  ///< of one call: short counts
-    unsigned interrupt_every = 0;              ///< each nth call fails with EINTR; 0: none
-    bool is_truncated = false;                 ///< reads find the end of the file
+    std::size_t most_bytes = ~std::size_t{0};     ///< of one call: short counts
+    unsigned interrupt_every = 0;                 ///< each nth call fails with EINTR; 0: none
+    bool is_truncated = false;                    ///< reads find the end of the file
+    std::size_t most_enqueued = ~std::size_t{0};  ///< by `try_enqueue`, in all
   };
   struct Calls {
     std::size_t allocates = 0;
@@ -153,11 +154,17 @@ class FaultyFileIo {
 
     [[nodiscard]] bool reaches_device() const noexcept { return shared_->reaches_device; }
     template <AddressableApi Device>
-    void enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
+    [[nodiscard]] bool
+    try_enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
       Enqueued* const argument = [&] {
         std::scoped_lock const lock{shared_->mutex};
-        return &shared_->enqueued.emplace_back(Enqueued{shared_.get(), fd_, &transfer});
+        return shared_->enqueued.size() >= shared_->faults.most_enqueued
+                   ? nullptr
+                   : &shared_->enqueued.emplace_back(Enqueued{shared_.get(), fd_, &transfer});
       }();
+      if (argument == nullptr) {
+        return false;
+      }
       device.launch_host(
           stream,
           [](void* p) noexcept {
@@ -165,6 +172,7 @@ class FaultyFileIo {
             one.transfer->result = one.shared->call_to_end(one.fd, *one.transfer);
           },
           argument);
+      return true;
     }
 
    private:

@@ -4,7 +4,6 @@
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/host/posix_file_io.hpp>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -58,8 +57,8 @@ class DeviceFileIoArchetype : public FileIoArchetype {
 
     bool reaches_device() noexcept { return false; }
     template <class Device>
-    void enqueue(Device& /*device*/, FileTransfer& transfer, typename Device::stream_type) {
-      transfer.result = -ENOTSUP;
+    bool try_enqueue(Device& /*device*/, FileTransfer& /*t*/, typename Device::stream_type) {
+      return false;
     }
   };
   Queue make_queue(int fd, std::span<std::byte> /*memory*/) { return Queue{fd}; }
