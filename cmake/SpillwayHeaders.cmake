@@ -149,6 +149,7 @@ set(SPILLWAY_DOCTEST_HEADERS
 # The CUDA toolkit.
 set(SPILLWAY_CUDA_HEADERS
     spillway/cuda.hpp
+    spillway/cuda_codecs.hpp
     spillway/device/cuda/cuda_api.hpp
     spillway/device/cuda/cuda_context.hpp
     spillway/device/cuda/cuda_host_worker.hpp

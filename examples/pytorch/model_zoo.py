@@ -245,6 +245,7 @@ def work(name, options):
         gc.collect()
     spillway_torch.install(device="cpu", limit=2 << 30)
     spillway_torch.set_enabled_lms(True)
+    spillway_torch.set_codec(options.codec)
 
     def run():
         torch.manual_seed(7)
@@ -305,6 +306,7 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--parts", type=float, nargs="+", default=[0.5, 0.35])
     parser.add_argument("--smallest", type=float, nargs="+", help="instead of --parts")
+    parser.add_argument("--codec", choices=["lossless"], help="how tensors are written while they are away")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--time-limit", type=float, default=600, help="seconds for each NAME")
     options = parser.parse_args()

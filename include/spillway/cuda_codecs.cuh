@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Codecs that run on a GPU, on the stream of the copy that they replace. Only nvcc compiles this.
+/// The kernels of `<spillway/cuda_codecs.hpp>`. Only nvcc compiles this. A source file from which
+/// sources of other compilers get them says `SPILLWAY_INSTANTIATE_CUDA_CODECS;` besides.
 
 #include <spillway/concepts/codec.hpp>
+#include <spillway/cuda_codecs.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
-#include <spillway/policy/codec/as_bfloat16.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
-#include <spillway/policy/codec/zero_bitmap.hpp>
 
 #include <cub/block/block_scan.cuh>
 
@@ -82,70 +82,52 @@ void launch_teams(void (*kernel)(Parameters...),
                               stream));
 }
 
-/// What a codec on a GPU has besides what it has on the host. A transfer needs no device memory.
 template <class Stripe>
-class CudaStripes {
- public:
-  [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {
-    return most_striped_bytes(bytes);
-  }
-  [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
-    return striped_bytes(slot);
-  }
-  static void encode_on(CudaApi& device,
-                        cudaStream_t stream,
-                        std::span<std::byte const> from,
-                        SlotMemory slot) {
-    device.enqueue_kernels([&] {
-      KernelSlot const pieces = pieces_of(slot);
-      std::uint64_t const stripes = stripes_of(from.size());
-      if (stripes != 0) {
-        launch_teams(&measure_stripes<Stripe>, stripes, stream, from.data(), from.size(), pieces);
-      }
-      launch_teams(&place_stripes<Stripe>, 1, stream, from.size(), pieces);
-      if (stripes != 0) {
-        launch_teams(&write_stripes<Stripe>, stripes, stream, from.data(), from.size(), pieces);
-      }
-    });
-  }
-  static void
-  decode_on(CudaApi& device, cudaStream_t stream, SlotMemory slot, std::span<std::byte> to) {
-    device.enqueue_kernels([&] {
-      std::uint64_t const stripes = stripes_of(to.size());
-      if (stripes != 0) {
-        launch_teams(&read_stripes<Stripe>, stripes, stream, pieces_of(slot), to.data(), to.size());
-      }
-    });
-  }
-
- private:
-  [[nodiscard]] static KernelSlot pieces_of(SlotMemory slot) {
-    KernelSlot pieces;
-    for (std::span<std::byte> const piece : slot) {
-      void* memory = nullptr;
-      cuda_check(cudaHostGetDevicePointer(&memory, piece.data(), 0));
-      pieces.add(static_cast<std::byte*>(memory), piece.size());
+void CudaStripes<Stripe>::encode_on(CudaApi& device,
+                                    cudaStream_t stream,
+                                    std::span<std::byte const> from,
+                                    SlotMemory slot) {
+  device.enqueue_kernels([&] {
+    KernelSlot const pieces = pieces_of(slot);
+    std::uint64_t const stripes = stripes_of(from.size());
+    if (stripes != 0) {
+      launch_teams(&measure_stripes<Stripe>, stripes, stream, from.data(), from.size(), pieces);
     }
-    return pieces;
+    launch_teams(&place_stripes<Stripe>, 1, stream, from.size(), pieces);
+    if (stripes != 0) {
+      launch_teams(&write_stripes<Stripe>, stripes, stream, from.data(), from.size(), pieces);
+    }
+  });
+}
+
+template <class Stripe>
+void CudaStripes<Stripe>::decode_on(CudaApi& device,
+                                    cudaStream_t stream,
+                                    SlotMemory slot,
+                                    std::span<std::byte> to) {
+  device.enqueue_kernels([&] {
+    std::uint64_t const stripes = stripes_of(to.size());
+    if (stripes != 0) {
+      launch_teams(&read_stripes<Stripe>, stripes, stream, pieces_of(slot), to.data(), to.size());
+    }
+  });
+}
+
+template <class Stripe>
+KernelSlot CudaStripes<Stripe>::pieces_of(SlotMemory slot) {
+  KernelSlot pieces;
+  for (std::span<std::byte> const piece : slot) {
+    void* memory = nullptr;
+    cuda_check(cudaHostGetDevicePointer(&memory, piece.data(), 0));
+    pieces.add(static_cast<std::byte*>(memory), piece.size());
   }
-};
+  return pieces;
+}
 
 }  // namespace detail
 
-/// `ZeroBitmap` by kernels of a GPU: on a `CudaApi` blocks are encoded on their way into pinned
-/// memory, and decoded on their way back. Elsewhere it is `ZeroBitmap`.
-///
-/// Example: `memory.set_codec<CudaZeroBitmap>(activation, layer);`
-///
-/// Streams  three kernels write a block, one reads it, in place of a copy on the same stream. They
-///          read and write pinned memory themselves, and use the multiprocessors that other kernels
-///          want.
-class CudaZeroBitmap : public ZeroBitmap, public detail::CudaStripes<detail::ZeroBitmapStripe> {};
-
-/// `AsBfloat16` by kernels of a GPU, in the same way.
-struct CudaAsBfloat16 : AsBfloat16, detail::CudaStripes<detail::Bfloat16Stripe> {};
-
-static_assert(StreamCodec<CudaZeroBitmap, CudaApi>);
-static_assert(StreamCodec<CudaAsBfloat16, CudaApi>);
-
 }  // namespace spillway
+
+#define SPILLWAY_INSTANTIATE_CUDA_CODECS                                                           \
+  template class spillway::detail::CudaStripes<spillway::detail::ZeroBitmapStripe>;                \
+  template class spillway::detail::CudaStripes<spillway::detail::Bfloat16Stripe>

@@ -35,7 +35,8 @@ DOOR = BASE | {"device_allocator.hpp", "policies.hpp", "swappable_buffer.hpp", "
 LAYERS |= {
     "sim.hpp": DOOR | {"device"},
     "cuda.hpp": DOOR | {"device"},
-    "cuda_codecs.cuh": BASE | {"device", "policy"},
+    "cuda_codecs.hpp": BASE | {"device", "policy"},
+    "cuda_codecs.cuh": BASE | {"device", "policy", "cuda_codecs.hpp"},
     "testing": BASE | {"device", "host", "stream"},
     "observe": BASE | {"host", "pager"},
     "interop": BASE | {"device", "host", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},

@@ -440,10 +440,10 @@ class SlotIo {
       job.slot->rescued.push_back(std::move(rescued));
     } catch (std::bad_alloc const&) {  // the bytes are lost
       ledger_->note_failure(*job.slot,
-                            {.error = error,
-                             .file_offset = job.piece.file_offset,
-                             .bytes = job.piece.bytes,
-                             .is_direct = job.is_direct});
+                            FileFailure{.error = error,
+                                        .file_offset = job.piece.file_offset,
+                                        .bytes = job.piece.bytes,
+                                        .is_direct = job.is_direct});
     }
   }
 
@@ -464,10 +464,10 @@ class SlotIo {
     std::scoped_lock const lock{*mutex_};
     ++failed_reads_;
     ledger_->note_failure(*job.slot,
-                          {.error = error,
-                           .file_offset = job.piece.file_offset,
-                           .bytes = job.piece.bytes,
-                           .is_read = true});
+                          FileFailure{.error = error,
+                                      .file_offset = job.piece.file_offset,
+                                      .bytes = job.piece.bytes,
+                                      .is_read = true});
   }
 
   /// The slot can be forgotten as far as this job is concerned. The lock is held.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Codecs that run on a GPU, on the stream of the copy that they replace. Any compiler takes this
+/// header; a program that uses a codec has one source file for nvcc that includes
+/// `<spillway/cuda_codecs.cuh>`, which has the kernels.
+
+#include <spillway/concepts/codec.hpp>
+#include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/stripe_kernels.hpp>
+#include <spillway/policy/codec/zero_bitmap.hpp>
+
+#include <cstddef>
+#include <span>
+
+namespace spillway {
+
+namespace detail {
+
+/// What a codec on a GPU has besides what it has on the host. A transfer needs no device memory.
+template <class Stripe>
+class CudaStripes {
+ public:
+  [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {
+    return most_striped_bytes(bytes);
+  }
+  [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
+    return striped_bytes(slot);
+  }
+  static void
+  encode_on(CudaApi& device, cudaStream_t stream, std::span<std::byte const> from, SlotMemory slot);
+  static void
+  decode_on(CudaApi& device, cudaStream_t stream, SlotMemory slot, std::span<std::byte> to);
+
+ private:
+  [[nodiscard]] static KernelSlot pieces_of(SlotMemory slot);
+};
+
+}  // namespace detail
+
+/// `ZeroBitmap` by kernels of a GPU: on a `CudaApi` blocks are encoded on their way into pinned
+/// memory, and decoded on their way back. Elsewhere it is `ZeroBitmap`.
+///
+/// Example: `memory.set_codec<CudaZeroBitmap>(activation, layer);`
+///
+/// Streams  three kernels write a block, one reads it, in place of a copy on the same stream. They
+///          read and write pinned memory themselves, and use the multiprocessors that other kernels
+///          want.
+class CudaZeroBitmap : public ZeroBitmap, public detail::CudaStripes<detail::ZeroBitmapStripe> {};
+
+/// `AsBfloat16` by kernels of a GPU, in the same way.
+struct CudaAsBfloat16 : AsBfloat16, detail::CudaStripes<detail::Bfloat16Stripe> {};
+
+static_assert(StreamCodec<CudaZeroBitmap, CudaApi>);
+static_assert(StreamCodec<CudaAsBfloat16, CudaApi>);
+
+}  // namespace spillway
