@@ -83,6 +83,18 @@ void launch_teams(void (*kernel)(Parameters...),
 }
 
 template <class Stripe>
+bool CudaStripes<Stripe>::runs_on(CudaApi& device) {
+  bool has_image = false;
+  device.enqueue_kernels([&] {
+    cudaFuncAttributes attributes;
+    cudaError_t const status = cudaFuncGetAttributes(&attributes, &read_stripes<Stripe>);
+    cuda_forgive(status);
+    has_image = status == cudaSuccess;
+  });
+  return has_image;
+}
+
+template <class Stripe>
 void CudaStripes<Stripe>::encode_on(CudaApi& device,
                                     cudaStream_t stream,
                                     std::span<std::byte const> from,

@@ -28,6 +28,9 @@ class CudaStripes {
   [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
     return striped_bytes(slot);
   }
+  /// Whether the kernels were compiled for this device. @throws CudaError
+  [[nodiscard]] static bool runs_on(CudaApi& device);
+
   static void
   encode_on(CudaApi& device, cudaStream_t stream, std::span<std::byte const> from, SlotMemory slot);
   static void

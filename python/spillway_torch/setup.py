@@ -2,21 +2,24 @@
 """Builds the extension against the PyTorch that is installed: pip install . --no-build-isolation
 
 The part for CUDA is built where PyTorch has its CUDA libraries and the CUDA runtime's headers are found, in
-CUDA_HOME or as packages beside PyTorch. SPILLWAY_TORCH_CUDA=1 makes it an error if not, 0 leaves it out.
+CUDA_HOME or as packages beside PyTorch. SPILLWAY_TORCH_CUDA=1 makes it an error if not, 0 leaves it out. Codecs of CUDA
+tensors are built where nvcc is found besides, for the GPUs of TORCH_CUDA_ARCH_LIST.
 
 What is built fits one minor version of PyTorch, which its version and its requirements name. A source distribution
 fits all, and carries the headers.
 """
 import os
 import pathlib
+import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 
 import torch
 from setuptools import setup
 from setuptools.command.sdist import sdist
-from torch.utils.cpp_extension import BuildExtension, CppExtension, include_paths, library_paths
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, include_paths, library_paths
 
 VERSION = "0.1.0"
 
@@ -83,6 +86,15 @@ def find_cuda(toolkits, major):
            f"'nvidia-cuda-crt=={major}.*', or set CUDA_HOME"
 
 
+def has_nvcc(folder, major):
+    """Whether the toolkit there has a compiler of this version."""
+    nvcc = pathlib.Path(folder or "", "bin", "nvcc")
+    if not folder or not nvcc.exists():
+        return False
+    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    return re.search(rf"release {major}\.", text) is not None
+
+
 def cuda_extension():
     """The part for CUDA, or why it cannot be built."""
     libraries = pathlib.Path(torch.__file__).parent / "lib"
@@ -92,9 +104,17 @@ def cuda_extension():
     if isinstance(found, str):
         return found
     headers, runtime = found
+    sources = ["csrc/cuda_module.cpp"]
+    cxx = [*flags, *(flag for folder in headers for flag in ("-isystem", str(folder)))]
+    if has_nvcc(CUDA_HOME, torch.version.cuda.split(".")[0]):
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "7.5;8.0;9.0+PTX")
+        sources.append("csrc/cuda_codecs.cu")
+        cxx.append("-DSPILLWAY_WITH_CUDA_CODECS=1")
+    else:
+        print("CUDA tensors will have no codecs: there is no nvcc of the CUDA version of this PyTorch in CUDA_HOME")
     return CppExtension(
-        "spillway_torch._spillway_torch_cuda", ["csrc/cuda_module.cpp"], include_dirs=[str(include)],
-        extra_compile_args=[*flags, *(flag for folder in headers for flag in ("-isystem", str(folder)))],
+        "spillway_torch._spillway_torch_cuda", sources, include_dirs=[str(include)],
+        extra_compile_args={"cxx": cxx, "nvcc": ["-std=c++20", "-O2", "-Xcompiler=-fvisibility=hidden"]},
         library_dirs=[*library_paths(device_type="cuda"), str(libraries)],
         libraries=["c10_cuda", "torch_cuda"], extra_link_args=[str(runtime)])
 

@@ -3,7 +3,8 @@
 // preloaded, it is there from the start, and what the library itself does not call is answered,
 // too.
 //
-// The device has memory, streams, events and copies, but no cores: launching a kernel is an error.
+// The device has memory, streams, events and copies, but no cores: launching a kernel is an error, but
+// for those of the library's codecs (fake_cuda_codecs.cpp).
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
 // SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
 #include <algorithm>
@@ -135,14 +136,6 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, void con
                                                      : cudaMemoryTypeUnregistered;
     attributes->devicePointer = const_cast<void*>(p);
   });
-}
-cudaError_t cudaLaunchKernel(void const* /*kernel*/,
-                             dim3 /*grid*/,
-                             dim3 /*block*/,
-                             void** /*arguments*/,
-                             std::size_t,
-                             cudaStream_t) {
-  return last_error = cudaErrorNoKernelImageForDevice;
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t /*kernel*/,
                                dim3 /*grid*/,

@@ -203,10 +203,11 @@ class Bindings {
     using spillway::framework::CodecChoice;
     CodecChoice const choice = spillway::framework::codec_named(name, tensors.has_value());
     auto& leases = installed().leases;
-    TORCH_CHECK_NOT_IMPLEMENTED(Leases::can_encode || choice == CodecChoice::none,
-                                "spillway_torch.set_codec(\"",
-                                *name,
-                                "\"): only CPU tensors can have a codec so far");
+    if (choice != CodecChoice::none) {
+      char const* const refusal = Site::codec_refusal();
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          refusal == nullptr, "spillway_torch.set_codec(\"", *name, "\"): ", refusal);
+    }
     if (!tensors) {
       leases.set_default_codec(choice);
       return;

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <spillway/cuda.hpp>
+#if defined(SPILLWAY_WITH_CUDA_CODECS)
+#  include <spillway/cuda_codecs.hpp>
+#endif
 #include <spillway/device_allocator.hpp>
+#include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/interop/torch/cuda_allocator.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
@@ -18,6 +22,14 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
+
+#if defined(SPILLWAY_WITH_CUDA_CODECS)
+template <>
+struct spillway::framework::CodecsOn<spillway::CudaApi> {
+  using lossless = CudaZeroBitmap;
+  using bfloat16 = CudaAsBfloat16;
+};
+#endif
 
 namespace spillway_torch {
 
@@ -95,26 +107,59 @@ struct CudaSite {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
-  static c10::Device device() { return {c10::DeviceType::CUDA, state()->ordinal}; }
+  /// Why no tensor can have a codec, or null.
+  static char const* codec_refusal() {
+#if defined(SPILLWAY_WITH_CUDA_CODECS)
+    return spillway::CudaZeroBitmap::runs_on(state()->device)
+               ? nullptr
+               : "the kernels of codecs were not compiled for this GPU: set TORCH_CUDA_ARCH_LIST "
+                 "and build spillway_torch again";
+#else
+    return "spillway_torch was built without nvcc, which the codecs of CUDA tensors need";
+#endif
+  }
+  static c10::Device device() {
+    return {c10::DeviceType::CUDA, state()->ordinal};
+  }
   static bool allocates_for(c10::StorageImpl const& storage) {
     return storage.allocator() == state()->tensors.get() || storage.allocator() == nullptr;
   }
-  static std::size_t least_bytes() { return state()->least_bytes; }
-  static bool enrols(std::size_t bytes) { return bytes >= state()->least_bytes; }
-  static void free_foreign(void* p) { state()->tensors->free_pooled(p); }
-  static WithoutInterpreter release_interpreter() { return {}; }
+  static std::size_t least_bytes() {
+    return state()->least_bytes;
+  }
+  static bool enrols(std::size_t bytes) {
+    return bytes >= state()->least_bytes;
+  }
+  static void free_foreign(void* p) {
+    state()->tensors->free_pooled(p);
+  }
+  static WithoutInterpreter release_interpreter() {
+    return {};
+  }
   static void on_allocated(std::size_t bytes, spillway::BlockId block) noexcept {
     state()->tensors->on_allocated(bytes, block);
   }
   static void on_freed(std::size_t bytes, spillway::BlockId block) noexcept {
     state()->tensors->on_freed(bytes, block);
   }
-  static void on_out_of_memory(std::size_t bytes) { state()->tensors->on_out_of_memory(bytes); }
-  static std::size_t foreach_bytes() { return state()->foreach_bytes; }
-  static std::size_t limit() { return state()->limit(); }
-  static void set_limit(std::size_t bytes) { state()->set_limit(bytes); }
-  static std::size_t most_bytes() { return state()->most_bytes; }
-  static std::size_t total_bytes() { return state()->total_bytes; }
+  static void on_out_of_memory(std::size_t bytes) {
+    state()->tensors->on_out_of_memory(bytes);
+  }
+  static std::size_t foreach_bytes() {
+    return state()->foreach_bytes;
+  }
+  static std::size_t limit() {
+    return state()->limit();
+  }
+  static void set_limit(std::size_t bytes) {
+    state()->set_limit(bytes);
+  }
+  static std::size_t most_bytes() {
+    return state()->most_bytes;
+  }
+  static std::size_t total_bytes() {
+    return state()->total_bytes;
+  }
 };
 
 static_assert(spillway::torch::CapturingSite<CudaSite>);

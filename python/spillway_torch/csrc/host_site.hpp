@@ -67,6 +67,7 @@ struct HostSite {
     return mine;
   }
   static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
+  static char const* codec_refusal() { return nullptr; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
     // Storages that cannot be resized, such as those that `torch.load` makes, may name no

@@ -167,7 +167,7 @@ def get_recompute():
 
 
 def set_codec(codec, for_=None):
-    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory. CPU tensors only.
+    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory.
 
     codec  "lossless": what is 0 takes no room, for results of ReLU; given up for tensors of a size that it does not make smaller.
            "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as at first
@@ -176,7 +176,8 @@ def set_codec(codec, for_=None):
 
     A codec is one of a tensor's whole memory, with all views of it. Memory that is, or will be, viewed as another type than
     float32 must not have "bfloat16": such a tensor is refused if its memory was first used so, and cannot be told otherwise.
-    Tensors that never leave are ignored."""
+    Tensors that never leave are ignored. CUDA tensors have codecs where the module was built with nvcc: kernels on the stream of
+    the copy write them to pinned memory; what goes to a file is copied as it is."""
     codec = None if codec is None else str(codec)
     tensors = None if for_ is None else [for_] if isinstance(for_, torch.Tensor) else list(for_)
     with _lock:

@@ -42,6 +42,14 @@ enum class CodecChoice : std::uint8_t { none, lossless, bfloat16 };
   return CodecChoice::bfloat16;
 }
 
+/// What carries out a choice on a device. An adapter specialises it where the device has codecs of
+/// its own.
+template <class Device>
+struct CodecsOn {
+  using lossless = ZeroBitmap;
+  using bfloat16 = AsBfloat16;
+};
+
 /// Chooses how a block of a `DeviceAllocator` is written in the host pool from its next swap-out
 /// on. Blocks whose sizes differ by less than an eighth count as alike: an adapter seldom knows
 /// more of them, and a lossless codec is given up for those that it does not make smaller.
@@ -49,17 +57,19 @@ enum class CodecChoice : std::uint8_t { none, lossless, bfloat16 };
 /// @throws as `DeviceAllocator::set_codec`
 template <class Allocator>
 void set_codec(Allocator& memory, BlockId block, std::size_t bytes, CodecChoice choice) {
+  using Codecs = CodecsOn<typename Allocator::device_type>;
   switch (choice) {
   case CodecChoice::none:
     memory.template set_codec<Identity>(block);
     break;
   case CodecChoice::lossless: {
     auto const digits = static_cast<unsigned>(std::bit_width(bytes | 8U));
-    memory.template set_codec<ZeroBitmap>(block, digits << 3U | (bytes >> (digits - 4) & 7U));
+    auto const tag = digits << 3U | (bytes >> (digits - 4) & 7U);
+    memory.template set_codec<typename Codecs::lossless>(block, tag);
     break;
   }
   case CodecChoice::bfloat16:
-    memory.template set_codec<AsBfloat16>(block);
+    memory.template set_codec<typename Codecs::bfloat16>(block);
     break;
   }
 }
