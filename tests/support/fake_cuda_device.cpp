@@ -3,8 +3,8 @@
 // preloaded, it is there from the start, and what the library itself does not call is answered,
 // too.
 //
-// The device has memory, streams, events and copies, but no cores: launching a kernel is an error, but
-// for those of the library's codecs (fake_cuda_codecs.cpp).
+// The device has memory, streams, events and copies, but no cores: launching a kernel is an error,
+// but for those of the library's codecs (fake_cuda_codecs.cpp).
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
 // SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
 #include <algorithm>
