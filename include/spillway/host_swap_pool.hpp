@@ -61,9 +61,12 @@ namespace spillway {
 ///          is in the file, on the pool's, so that what then overwrites the device range has to
 ///          wait for `Transfer::device_done`, on the caller's stream, too. On other devices it
 ///          works on what is staged, for the two slower tiers, where chunks have 64 KiB or more.
+/// Direct   where the file's queues reach the device (`DeviceFileQueueApi`), slots of 256 KiB and
+///          more without a codec go straight between the two, unless bytes have checksums.
 /// Failure  a write that the file refuses loses nothing: the bytes stay in memory, and the tier
-///          takes no new slots. Bytes that the file does not give back are lost; `check` and the
-///          next transfer of that slot say so, and all others stay intact.
+///          takes no new slots. Bytes of a direct write that fails, and bytes that the file does
+///          not give back, are lost; `check` and the next transfer of that slot say so, and all
+///          others stay intact.
 template <DeviceApi Device, FileIoApi FileIo = SystemFileIo>
 class HostSwapPool {
  public:

@@ -68,8 +68,7 @@ class SlotIo {
     Job* next_chunk = nullptr;  // in the first job of a chunk: the first job of the next chunk
     HostSlot* slot = nullptr;
     HostPiece piece{};
-    std::byte* chunk =
-        nullptr;  // set when the staging chunk is known; where it is direct, `device`
+    std::byte* chunk = nullptr;  // set when the chunk is known; if it is direct, to `device`
     std::size_t chunk_offset = 0;
     FileTransfer transfer{};  // of this job, or of all that are adjacent, in the first of them
     SlotAccess access{};

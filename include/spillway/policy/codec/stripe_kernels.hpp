@@ -310,11 +310,11 @@ struct StripeKernels {
                                            std::uint64_t bytes,
                                            KernelSlot const& slot,
                                            std::uint64_t stripe) {
-    auto const [words, stored] = pack(team, memory, from, bytes, stripe);
+    Packed const packed = pack(team, memory, from, bytes, stripe);
     std::uint64_t const at = slot.entry(stripe).at;
     team.each([&](unsigned thread) {
-      for (unsigned i = thread; i < in_units(stored) / sizeof(SlotUnit); i += Team::size) {
-        slot.unit(at + i * sizeof(SlotUnit)) = reinterpret_cast<SlotUnit const*>(words)[i];
+      for (unsigned i = thread; i < in_units(packed.bytes) / sizeof(SlotUnit); i += Team::size) {
+        slot.unit(at + i * sizeof(SlotUnit)) = reinterpret_cast<SlotUnit const*>(packed.words)[i];
       }
     });
   }
