@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 
 import torch
 from setuptools import setup
@@ -86,13 +87,21 @@ def find_cuda(toolkits, major):
            f"'nvidia-cuda-crt=={major}.*', or set CUDA_HOME"
 
 
-def has_nvcc(folder, major):
-    """Whether the toolkit there has a compiler of this version."""
-    nvcc = pathlib.Path(folder or "", "bin", "nvcc")
-    if not folder or not nvcc.exists():
-        return False
-    text = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    return re.search(rf"release {major}\.", text) is not None
+def why_no_nvcc(cuda_home, major):
+    """Why the codecs' kernels cannot be compiled, or None."""
+    nvcc = pathlib.Path(cuda_home or "", "bin", "nvcc")
+    if not cuda_home or not nvcc.exists():
+        return "there is no nvcc in CUDA_HOME"
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    if re.search(rf"release {major}\.", version) is None:
+        return f"{nvcc} is not of CUDA {major}, which this PyTorch is built for"
+    with tempfile.TemporaryDirectory() as folder:  # it may refuse the C++ compiler, or have no CUB
+        source = pathlib.Path(folder, "probe.cu")
+        source.write_text("#include <cub/block/block_scan.cuh>\n")
+        compiler = ["-ccbin", os.environ["CC"]] if os.environ.get("CC") else []
+        probe = subprocess.run([nvcc, *compiler, "-std=c++20", "-c", source, "-o", f"{folder}/probe.o"], capture_output=True,
+                               text=True, check=False)
+    return None if probe.returncode == 0 else f"{nvcc} compiles nothing here: {probe.stderr.strip()[:500]}"
 
 
 def cuda_extension():
@@ -106,12 +115,13 @@ def cuda_extension():
     headers, runtime = found
     sources = ["csrc/cuda_module.cpp"]
     cxx = [*flags, *(flag for folder in headers for flag in ("-isystem", str(folder)))]
-    if has_nvcc(CUDA_HOME, torch.version.cuda.split(".")[0]):
+    refusal = why_no_nvcc(CUDA_HOME, torch.version.cuda.split(".")[0])
+    if refusal is None:
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "7.5;8.0;9.0+PTX")
         sources.append("csrc/cuda_codecs.cu")
         cxx.append("-DSPILLWAY_WITH_CUDA_CODECS=1")
     else:
-        print("CUDA tensors will have no codecs: there is no nvcc of the CUDA version of this PyTorch in CUDA_HOME")
+        print(f"spillway_torch is built without codecs for CUDA tensors: {refusal}")
     return CppExtension(
         "spillway_torch._spillway_torch_cuda", sources, include_dirs=[str(include)],
         extra_compile_args={"cxx": cxx, "nvcc": ["-std=c++20", "-O2", "-Xcompiler=-fvisibility=hidden"]},

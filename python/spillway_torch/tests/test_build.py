@@ -13,11 +13,16 @@ SETUP = pathlib.Path(__file__).resolve().parents[1] / "setup.py"
 
 
 @pytest.fixture(scope="module")
-def find_cuda():
+def setup():
     spec = importlib.util.spec_from_file_location("spillway_torch_setup", SETUP)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.find_cuda
+    return module
+
+
+@pytest.fixture(scope="module")
+def find_cuda(setup):
+    return setup.find_cuda
 
 
 def toolkit(folder, *files):
@@ -45,6 +50,22 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(find_cuda, t
     packages = toolkit(tmp_path / "packages", *RUNTIME)
     assert "crt/host_defines.h: pip install 'nvidia-cuda-crt==13.*'" in find_cuda([packages], "13")
     assert "nvidia-cuda-runtime==12.*" in find_cuda([packages], "12")
+
+
+def test_a_compiler_that_cannot_be_used_is_named_and_left_out(setup, tmp_path):
+    def nvcc(name, on_compiling):
+        compiler = tmp_path / name / "bin" / "nvcc"
+        compiler.parent.mkdir(parents=True)
+        compiler.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo 'release 13.0, V13.0.88' && exit\n{on_compiling}\n")
+        compiler.chmod(0o755)
+        return tmp_path / name
+
+    assert setup.why_no_nvcc(None, "13") == "there is no nvcc in CUDA_HOME"
+    assert setup.why_no_nvcc(tmp_path / "empty", "13") == "there is no nvcc in CUDA_HOME"
+    assert setup.why_no_nvcc(nvcc("good", "exit 0"), "13") is None
+    assert "is not of CUDA 12" in setup.why_no_nvcc(tmp_path / "good", "12")
+    refused = setup.why_no_nvcc(nvcc("bad", "echo 'unsupported GNU version' >&2; exit 1"), "13")
+    assert refused.endswith("compiles nothing here: unsupported GNU version")
 
 
 def test_another_pytorch_is_refused_with_the_commands_that_build_for_it():
