@@ -52,6 +52,9 @@ class Rig {
   Rig(Rig const&) = delete;
   Rig& operator=(Rig const&) = delete;
   ~Rig() {
+    if (!scratch_.empty()) {
+      device_.release(scratch_.data(), scratch_.size());
+    }
     device_.free_pinned(pinned_, room);
     device_.release(block_, block_bytes);
     device_.destroy_stream(stream_);
@@ -66,17 +69,31 @@ class Rig {
   }
   template <class Codec>
   void encode() {
-    Codec::encode_on(device_, stream_, {block_, block_bytes}, slot());
+    Codec::encode_on(device_, stream_, {block_, block_bytes}, slot(), scratch<Codec>());
     device_.synchronize(stream_);
   }
   template <class Codec>
   void decode() {
-    Codec::decode_on(device_, stream_, slot(), {block_, block_bytes});
+    Codec::decode_on(device_, stream_, slot(), {block_, block_bytes}, scratch<Codec>());
     device_.synchronize(stream_);
   }
 
  private:
   static constexpr std::size_t room = block_bytes + 1_MiB;  // more than any of the codecs needs
+
+  /// What a codec works in; a rig is used with one codec.
+  template <class Codec>
+  [[nodiscard]] std::span<std::byte> scratch() {
+    std::size_t const bytes = scratch_.empty() ? Codec::scratch_bytes(device_) : 0;
+    if (bytes != 0) {
+      auto* const memory = static_cast<std::byte*>(device_.try_reserve(bytes));
+      if (memory == nullptr) {
+        throw std::runtime_error{"no memory"};
+      }
+      scratch_ = {memory, bytes};
+    }
+    return scratch_;
+  }
 
   CudaApi device_;
   cudaStream_t stream_ = device_.create_stream();
@@ -84,6 +101,7 @@ class Rig {
   std::byte* pinned_ =
       static_cast<std::byte*>(device_.try_allocate_pinned(room, device_.numa_node()));
   std::array<std::span<std::byte>, 1> slot_{std::span{pinned_, room}};
+  std::span<std::byte> scratch_;
 };
 
 void copy(benchmark::State& state, CopyKind kind) {

@@ -51,6 +51,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
     spillway/host/coded_parts.hpp
+    spillway/host/device_scratch.hpp
     spillway/host/file_checksums.hpp
     spillway/host/host_ledger.hpp
     spillway/host/host_tier.hpp
@@ -101,6 +102,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/codec/as_bfloat16.hpp
     spillway/policy/codec/byte_planes.hpp
     spillway/policy/codec/identity.hpp
+    spillway/policy/codec/kernel_slot.hpp
     spillway/policy/codec/stripe_kernels.hpp
     spillway/policy/codec/zero_bitmap.hpp
     spillway/policy/compaction/exchange_search.hpp

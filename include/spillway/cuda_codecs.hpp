@@ -8,6 +8,7 @@
 #include <spillway/concepts/codec.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/kernel_slot.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
 
@@ -18,26 +19,30 @@ namespace spillway {
 
 namespace detail {
 
-/// What a codec on a GPU has besides what it has on the host. A transfer needs no device memory.
+/// What a codec on a GPU has besides what it has on the host.
 template <class Stripe>
-class CudaStripes {
- public:
+struct CudaStripes {
   [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {
     return most_striped_bytes(bytes);
   }
+  /// The threads that encode a stripe share all the memory that they need.
+  [[nodiscard]] static std::size_t scratch_bytes(CudaApi const& /*device*/) noexcept { return 0; }
   [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
-    return striped_bytes(slot);
+    return stored_in_slot(slot);
   }
   /// Whether the kernels were compiled for this device. @throws CudaError
   [[nodiscard]] static bool runs_on(CudaApi& device);
 
-  static void
-  encode_on(CudaApi& device, cudaStream_t stream, std::span<std::byte const> from, SlotMemory slot);
-  static void
-  decode_on(CudaApi& device, cudaStream_t stream, SlotMemory slot, std::span<std::byte> to);
-
- private:
-  [[nodiscard]] static KernelSlot pieces_of(SlotMemory slot);
+  static void encode_on(CudaApi& device,
+                        cudaStream_t stream,
+                        std::span<std::byte const> from,
+                        SlotMemory slot,
+                        std::span<std::byte> scratch);
+  static void decode_on(CudaApi& device,
+                        cudaStream_t stream,
+                        SlotMemory slot,
+                        std::span<std::byte> to,
+                        std::span<std::byte> scratch);
 };
 
 }  // namespace detail

@@ -307,7 +307,8 @@ class DeviceAllocator {
   /// memory.set_codec<ZeroBitmap>(activation, layer);
   /// ```
   /// @param tag  blocks that are alike: what is learned of one is used for all of the same tag
-  /// @throws ContractViolation if the block is unknown; std::bad_alloc. It is then as it was
+  /// @throws ContractViolation if the block is unknown; std::bad_alloc; OutOfDeviceMemory and
+  ///         DeviceError, if the codec works in device memory. The block is then as it was
   template <Codec C>
   void set_codec(BlockId id, std::uint64_t tag = 0) {
     Call const call{*this};

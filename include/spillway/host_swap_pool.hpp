@@ -97,10 +97,11 @@ class HostSwapPool {
   /// tried, and given up for a tag where it does not make them fewer. `Identity` has the
   /// name `CodingId{}`.
   ///
-  /// @throws std::bad_alloc
+  /// @throws std::bad_alloc; OutOfDeviceMemory and DeviceError, if it works in device memory
   template <Codec C>
   [[nodiscard]] CodingId coding([[maybe_unused]] std::uint64_t tag = 0) {
     if constexpr (StreamCodec<C, Device>) {
+      transfers_.template reserve_scratch<C>();
       std::scoped_lock const lock{mutex_};
       return codecs_.coding_of(detail::stream_codec_type<C, Device>, tag);
     } else if constexpr (ByteHoldingApi<Device> && !IdentityCodec<C>) {

@@ -47,9 +47,11 @@ concept SimStreamCodec = StreamCodec<C, SimApi>;
 struct StreamCodecArchetype : CodecArchetype {
   static std::size_t stream_bytes(std::size_t bytes) noexcept { return bytes; }
   static std::size_t stored_bytes(SlotMemory /*slot*/) noexcept { return 0; }
-  static void encode_on(SimApi& /*device*/, SimStream /*stream*/, In /*from*/, SlotMemory /*to*/) {}
-  static void decode_on(SimApi& /*device*/, SimStream /*stream*/, SlotMemory /*from*/, Out /*to*/) {
-  }
+  static std::size_t scratch_bytes(SimApi& /*device*/) { return 0; }
+  static void encode_on(
+      SimApi& /*device*/, SimStream /*stream*/, In /*from*/, SlotMemory /*to*/, Out /*scratch*/) {}
+  static void decode_on(
+      SimApi& /*device*/, SimStream /*stream*/, SlotMemory /*from*/, Out /*to*/, Out /*scratch*/) {}
 };
 
 static_assert(SimStreamCodec<StreamCodecArchetype>);
@@ -77,13 +79,15 @@ TEST_SUITE("codec") {
   TEST_CASE("StreamCodec: each member is asked for, in the same way") {
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, name);  // it is a Codec, too
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, stream_bytes);
+    CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, scratch_bytes);
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, stored_bytes);
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, encode_on);
     CHECK_NEEDS(SimStreamCodec, StreamCodecArchetype, decode_on);
     CHECK_REFUSES(SimStreamCodec, StreamCodecArchetype, std::size_t stream_bytes(std::size_t));
     CHECK_REFUSES(SimStreamCodec, StreamCodecArchetype, static int stored_bytes(SlotMemory));
-    CHECK_REFUSES(
-        SimStreamCodec, StreamCodecArchetype, void encode_on(SimApi&, SimStream, In, SlotMemory));
+    CHECK_REFUSES(SimStreamCodec,
+                  StreamCodecArchetype,
+                  void encode_on(SimApi&, SimStream, In, SlotMemory, Out));
   }
 
   TEST_CASE_TEMPLATE_INVOKE(codec_contract, CodecArchetype, Identity, AsBfloat16, ZeroBitmap);

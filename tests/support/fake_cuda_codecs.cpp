@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the library's codecs on the stand-in for a CUDA device, which has no cores: what
 // each of their threads does is done on the host, in the order of the stream.
-#include <spillway/core/types.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <cstddef>
-#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,8 +16,6 @@
 
 namespace {
 
-using spillway::detail::KernelSlot;
-using spillway::detail::StripeMemory;
 using spillway::test::HostTeam;
 
 /// The kernels that programs have, by what stands for them on the host.
@@ -28,48 +24,46 @@ std::map<void const*, std::string>& kernels() {
   return *all;
 }
 
-struct Launch {
-  std::string kernel;
-  unsigned stripes;
-  std::byte* memory;
-  std::uint64_t bytes;
-  KernelSlot slot;
-
-  [[nodiscard]] bool is(char const* name) const { return kernel.find(name) != std::string::npos; }
-
-  template <class Stripe>
-  void run() const {
-    using Kernels = spillway::detail::StripeKernels<Stripe>;
-    if (is("place_stripes")) {
-      std::array<std::uint64_t, HostTeam::size> sums{};
-      Kernels::place_stripes(HostTeam{}, sums.data(), bytes, slot);
-      return;
-    }
-    auto const shared = std::make_unique<StripeMemory>();
-    for (std::uint64_t stripe = 0; stripe < stripes; ++stripe) {
-      if (is("measure_stripes")) {
-        Kernels::measure_stripe(HostTeam{}, *shared, memory, bytes, slot, stripe);
-      } else if (is("write_stripes")) {
-        Kernels::write_stripe(HostTeam{}, *shared, memory, bytes, slot, stripe);
-      } else {
-        Kernels::read_stripe(HostTeam{}, *shared, slot, memory, bytes, stripe);
+/// What a launch is to run.
+class Launch {
+ public:
+  /// @throws std::bad_alloc
+  template <class Kernel>
+  static std::unique_ptr<Launch> of(void const* kernel, unsigned teams) {
+    auto launch = std::make_unique<Launch>();
+    launch->run_ = [kernel = *static_cast<Kernel const*>(kernel), teams] {
+      auto const memory = std::make_unique<typename Kernel::Memory>();
+      for (unsigned team = 0; team < teams; ++team) {
+        kernel(HostTeam{}, *memory, team);
       }
-    }
+    };
+    return launch;
   }
+  void run() const { run_(); }
+
+ private:
+  std::function<void()> run_;
 };
+
+template <class Stripe>
+std::unique_ptr<Launch> launch_of(std::string const& name, void const* kernel, unsigned teams) {
+  using namespace spillway::detail;
+  auto const is = [&](char const* part) { return name.find(part) != std::string::npos; };
+  if (is("MeasureStripes")) {
+    return Launch::of<MeasureStripes<Stripe>>(kernel, teams);
+  }
+  if (is("WriteStripes")) {
+    return Launch::of<WriteStripes<Stripe>>(kernel, teams);
+  }
+  if (is("ReadStripes")) {
+    return Launch::of<ReadStripes<Stripe>>(kernel, teams);
+  }
+  return Launch::of<PlaceStripes>(kernel, teams);
+}
 
 void run(void* argument) {
   std::unique_ptr<Launch> const launch{static_cast<Launch*>(argument)};
-  if (launch->is("ZeroBitmapStripe")) {
-    launch->run<spillway::detail::ZeroBitmapStripe>();
-  } else {
-    launch->run<spillway::detail::Bfloat16Stripe>();
-  }
-}
-
-template <class T>
-T argument(void** arguments, int i) {
-  return *static_cast<T*>(arguments[i]);
+  launch->run();
 }
 
 }  // namespace
@@ -88,7 +82,7 @@ void __cudaRegisterFunction(void** /*image*/,
                             dim3*,
                             int*) {
   std::string const kernel{name};
-  if (kernel.find("spillway") != std::string::npos && kernel.find("stripes") != std::string::npos) {
+  if (kernel.find("spillway") != std::string::npos && kernel.find("Stripes") != std::string::npos) {
     kernels()[host] = kernel;
   }
 }
@@ -115,19 +109,10 @@ cudaError_t cudaLaunchKernel(void const* kernel,
   if (found == kernels().end()) {
     return fake_cuda::last_error = cudaErrorNoKernelImageForDevice;
   }
-  auto launch = std::make_unique<Launch>(Launch{found->second, grid.x, nullptr, 0, {}});
-  if (launch->is("place_stripes")) {
-    launch->bytes = argument<std::uint64_t>(arguments, 0);
-    launch->slot = argument<KernelSlot>(arguments, 1);
-  } else if (launch->is("read_stripes")) {
-    launch->slot = argument<KernelSlot>(arguments, 0);
-    launch->memory = argument<std::byte*>(arguments, 1);
-    launch->bytes = argument<std::uint64_t>(arguments, 2);
-  } else {
-    launch->memory = argument<std::byte*>(arguments, 0);
-    launch->bytes = argument<std::uint64_t>(arguments, 1);
-    launch->slot = argument<KernelSlot>(arguments, 2);
-  }
+  bool const is_bitmap = found->second.find("ZeroBitmapStripe") != std::string::npos;
+  auto launch =
+      is_bitmap ? launch_of<spillway::detail::ZeroBitmapStripe>(found->second, arguments[0], grid.x)
+                : launch_of<spillway::detail::Bfloat16Stripe>(found->second, arguments[0], grid.x);
   cudaError_t const status = cudaLaunchHostFunc(stream, &run, launch.get());
   if (status == cudaSuccess) {
     launch.release();

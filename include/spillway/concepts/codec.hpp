@@ -59,32 +59,39 @@ inline constexpr std::size_t most_slot_pieces = 64;
 /// host memory. So what crosses the link is what was encoded.
 ///
 /// Given a device `d` of type `D`, its stream `s`, `n` bytes, `from` and `to`, spans of bytes in
-/// device memory, and a `slot` of pinned memory:
+/// device memory, a `slot` of pinned memory, and `scratch`, a span of device memory:
 ///
-/// | expression                       | must                                                      |
-/// |----------------------------------|-----------------------------------------------------------|
-/// | `C::stream_bytes(n)`             | the room that `encode_on` needs in a slot for `n` bytes   |
-/// | `C::encode_on(d, s, from, slot)` | enqueue work that writes `from` to the front of `slot`    |
-/// | `C::decode_on(d, s, slot, to)`   | enqueue work that writes to all of `to`, which may be     |
-/// |                                  | shorter, what `encode_on` made that of                    |
-/// | `C::stored_bytes(slot)`          | tell, on the host, when that work has ended, how many     |
-/// |                                  | bytes of `slot` are in use: 0 if `encode_on` did not      |
-/// |                                  | write them, or if `decode_on` could not read them         |
+/// | expression                        | must                                                     |
+/// |-----------------------------------|----------------------------------------------------------|
+/// | `C::stream_bytes(n)`              | the room that `encode_on` needs in a slot for `n` bytes  |
+/// | `C::scratch_bytes(d)`             | the device memory that a transfer works in, whatever its |
+/// |                                   | size                                                     |
+/// | `C::encode_on(d, s, from, slot,   | enqueue work that writes `from` to the front of `slot`   |
+/// |   scratch)`                       |                                                          |
+/// | `C::decode_on(d, s, slot, to,     | enqueue work that writes to all of `to`, which may be    |
+/// |   scratch)`                       | shorter, what `encode_on` made that of                   |
+/// | `C::stored_bytes(slot)`           | tell, on the host, when that work has ended, how many    |
+/// |                                   | bytes of `slot` are in use: 0 if `encode_on` did not     |
+/// |                                   | write them, or if `decode_on` could not read them        |
 ///
 /// The slot may end behind `stored_bytes(slot)` when `decode_on` is called. What it enqueues reads
-/// nothing outside of the slot and writes nothing outside of `to` and the slot, whatever that
-/// holds. Nothing waits on the host. Thread-safe. `encode_on` and `decode_on` may throw
-/// `DeviceError`, and then some of their work may have been enqueued.
+/// nothing outside of the slot and writes nothing outside of `to`, `scratch` and the slot, whatever
+/// that holds. `scratch` has `scratch_bytes(d)` at least, aligned to 256 bytes, which nothing else
+/// uses before the work has ended. Nothing waits on the host. Thread-safe. `scratch_bytes`,
+/// `encode_on` and `decode_on` may throw `DeviceError`; some of the work of the last two may have
+/// been enqueued then.
 // clang-format off
 template <class C, class D>
 concept StreamCodec =
     Codec<C> && DeviceApi<D> &&
     requires(D d, typename D::stream_type s, std::span<std::byte const> from,
-             std::span<std::byte> to, SlotMemory slot, std::size_t n) {
-      { C::stream_bytes(n)             } noexcept -> std::same_as<std::size_t>;
-      { C::encode_on(d, s, from, slot) }          -> std::same_as<void>;
-      { C::decode_on(d, s, slot, to)   }          -> std::same_as<void>;
-      { C::stored_bytes(slot)          } noexcept -> std::same_as<std::size_t>;
+             std::span<std::byte> to, SlotMemory slot, std::span<std::byte> scratch,
+             std::size_t n) {
+      { C::stream_bytes(n)                      } noexcept -> std::same_as<std::size_t>;
+      { C::scratch_bytes(d)                     }          -> std::same_as<std::size_t>;
+      { C::encode_on(d, s, from, slot, scratch) }          -> std::same_as<void>;
+      { C::decode_on(d, s, slot, to, scratch)   }          -> std::same_as<void>;
+      { C::stored_bytes(slot)                   } noexcept -> std::same_as<std::size_t>;
     };
 // clang-format on
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/codec.hpp>
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
@@ -9,6 +10,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/host/coded_parts.hpp>
+#include <spillway/host/device_scratch.hpp>
 #include <spillway/host/host_ledger.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/host/slot_codecs.hpp>
@@ -54,7 +56,8 @@ namespace spillway::detail {
 /// device memory (`SlotCodecs::run`): on the caller's stream where the slot is in memory, on the
 /// lane's where it is in the file. There it has a staging chunk, of which one part is on its way to
 /// or from the file while the codec works on another (`SlotIo::Cursor`). A `StreamCodec` is work of
-/// the device on the caller's stream, and the host function behind it only notes what came of it.
+/// the device on the caller's stream, in memory that is kept for it (`DeviceScratch`), and the host
+/// function behind it only notes what came of it.
 /// Where the host cannot address device memory, other codecs work in the staged tiers: each chunk
 /// holds a part of the block, and a host function carries it between chunk and slot (`CodedParts`).
 ///
@@ -95,6 +98,14 @@ class HostTransfers {
 
   /// Enqueues the transfers in order. @throws as `HostSwapPool::write_all` and `read_all`
   void enqueue(SlotAccess access, std::span<TransferRequest> requests, stream_type stream);
+
+  /// Keeps the device memory that transfers work in. @throws OutOfDeviceMemory, DeviceError
+  template <StreamCodec<Device> C>
+  void reserve_scratch() {
+    std::size_t const bytes = C::scratch_bytes(*device_);
+    write_scratch_.reserve(bytes);
+    read_scratch_.reserve(bytes);
+  }
 
   /// Waits on the host until no host function runs and no chunk is in use in that direction.
   ///
@@ -325,7 +336,7 @@ class HostTransfers {
   void enqueue_direct(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
   void finish_on_lane(Batch const& batch, Transfer& done, StreamIndex at);
   void enqueue_coded(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
-  void enqueue_in_memory(SlotCodecs::Job& job, stream_type stream);
+  void enqueue_in_memory(SlotCodecs::Job& job, stream_type stream, StreamIndex at);
   void enqueue_by_parts(Batch& batch, Transfer& done, stream_type stream, StreamIndex at);
 
   /// Whether a batch goes through staging chunks, or at least through a lane's stream.
@@ -355,6 +366,8 @@ class HostTransfers {
   Io* io_;
   SlotCodecs* codecs_;
   CodedParts<FileIo> parts_;
+  DeviceScratch<Device> write_scratch_;
+  DeviceScratch<Device> read_scratch_;
   std::size_t chunk_bytes_;
   std::atomic<bool> reaches_device_{false};  // the file's queues do
   std::optional<Lane> write_lane_;
@@ -379,6 +392,8 @@ HostTransfers<Device, FileIo>::HostTransfers(Device& device,
       io_{&io},
       codecs_{&codecs},
       parts_{mutex, codecs, io},
+      write_scratch_{device, order},
+      read_scratch_{device, order},
       chunk_bytes_{Lane::chunk_bytes_for(options.staging_bytes)} {
   idle_lists_.reserve(max_idle_lists);
   bool const is_staged = options.pageable_bytes > 0 || options.file_bytes > 0;
@@ -462,7 +477,7 @@ void HostTransfers<Device, FileIo>::enqueue_coded(Batch& batch,
   }
   if (batch.tier() != HostTier::file) {
     try {
-      enqueue_in_memory(*batch.coded(), stream);
+      enqueue_in_memory(*batch.coded(), stream, at);
     } catch (...) {
       if (SlotCodecs::calls_on_stream<Device>(*batch.coded()) != nullptr) {
         done.host_done = order_->mark(at);  // some of its work may have been enqueued
@@ -522,16 +537,20 @@ void HostTransfers<Device, FileIo>::enqueue_direct([[maybe_unused]] Batch& batch
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
-void HostTransfers<Device, FileIo>::enqueue_in_memory(SlotCodecs::Job& job, stream_type stream) {
+void HostTransfers<Device, FileIo>::enqueue_in_memory(SlotCodecs::Job& job,
+                                                      stream_type stream,
+                                                      StreamIndex at) {
   auto const* const on_stream = SlotCodecs::calls_on_stream<Device>(job);
   if (on_stream == nullptr) {
     device_->launch_host(stream, &SlotCodecs::run_in_memory, &job);
     return;
   }
   if (job.access == SlotAccess::write) {
-    on_stream->encode(*device_, stream, {job.device, job.bytes}, job.memory);
+    typename DeviceScratch<Device>::Use const scratch{write_scratch_, at};
+    on_stream->encode(*device_, stream, {job.device, job.bytes}, job.memory, scratch.memory());
   } else {
-    on_stream->decode(*device_, stream, job.memory, {job.device, job.bytes});
+    typename DeviceScratch<Device>::Use const scratch{read_scratch_, at};
+    on_stream->decode(*device_, stream, job.memory, {job.device, job.bytes}, scratch.memory());
   }
   device_->launch_host(stream, &SlotCodecs::note_on_stream, &job);
 }

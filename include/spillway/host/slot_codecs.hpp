@@ -41,8 +41,10 @@ struct CodecType {
 template <DeviceApi Device>
 struct StreamCodecCalls {
   using stream_type = typename Device::stream_type;
-  void (*encode)(Device&, stream_type, std::span<std::byte const>, SlotMemory) = nullptr;
-  void (*decode)(Device&, stream_type, SlotMemory, std::span<std::byte>) = nullptr;
+  void (*encode)(
+      Device&, stream_type, std::span<std::byte const>, SlotMemory, std::span<std::byte>) = nullptr;
+  void (*decode)(Device&, stream_type, SlotMemory, std::span<std::byte>, std::span<std::byte>) =
+      nullptr;
 };
 
 template <Codec C>

@@ -35,7 +35,8 @@ struct CodecOnDevice {
   using device = D;
 };
 
-/// A device, a block in its memory and a slot, each among bytes that must stay as they are.
+/// A device, a block in its memory, scratch memory and a slot, each among bytes that must stay as
+/// they are.
 template <Codec C, DeviceApi D>
 class StreamCodecRig {
  public:
@@ -52,6 +53,15 @@ class StreamCodecRig {
     staging_ = reinterpret_cast<std::byte*>(rig_.pinned(bytes + 2 * granule_bytes));
     block_ = reinterpret_cast<std::byte*>(rig_.device_memory(bytes + 2 * granule_bytes));
     block_ += granule_bytes;
+    std::size_t const scratch = round_up(C::scratch_bytes(device_), granule_bytes);
+    if (scratch != 0) {
+      scratch_staging_ =
+          reinterpret_cast<std::byte*>(rig_.pinned(scratch + 2 * granule_bytes, guard));
+      scratch_ = {reinterpret_cast<std::byte*>(rig_.device_memory(scratch + 2 * granule_bytes)) +
+                      granule_bytes,
+                  scratch};
+      copy_scratch(CopyKind::to_device);
+    }
   }
 
   [[nodiscard]] SlotMemory slot() const { return slot_; }
@@ -61,9 +71,9 @@ class StreamCodecRig {
   void encode(std::span<std::byte const> bytes) {
     std::copy(bytes.begin(), bytes.end(), staging_);
     device_.copy(block_, staging_, bytes.size(), CopyKind::to_device, stream_);
-    C::encode_on(device_, stream_, {block_, bytes.size()}, slot());
+    C::encode_on(device_, stream_, {block_, bytes.size()}, slot(), scratch_);
     device_.synchronize(stream_);
-    check_slot_guards();
+    check_guards();
   }
   /// Lets the slot end where what is stored does.
   void trim() {
@@ -80,24 +90,41 @@ class StreamCodecRig {
   [[nodiscard]] std::vector<std::byte> decode(std::size_t bytes) {
     std::size_t const around = bytes_ + 2 * granule_bytes;
     device_.fill(block_ - granule_bytes, guard, around, stream_);
-    C::decode_on(device_, stream_, slot(), {block_, bytes});
+    C::decode_on(device_, stream_, slot(), {block_, bytes}, scratch_);
     device_.copy(staging_, block_ - granule_bytes, around, CopyKind::to_host, stream_);
     device_.synchronize(stream_);
-    check_slot_guards();
+    check_guards();
     std::byte const* const front = staging_ + granule_bytes;
     CHECK(are_guards({staging_, granule_bytes}));
     CHECK(are_guards({front + bytes, bytes_ - bytes + granule_bytes}));
     return {front, front + bytes};
   }
-  void check_slot_guards() const {
+  void check_guards() {
     for (std::span<std::byte> const piece : whole_slot_) {
       CHECK(are_guards({piece.data() - granule_bytes, granule_bytes}));
       CHECK(are_guards({piece.data() + piece.size(), granule_bytes}));
+    }
+    if (!scratch_.empty()) {
+      copy_scratch(CopyKind::to_host);
+      CHECK(are_guards({scratch_staging_, granule_bytes}));
+      CHECK(are_guards({scratch_staging_ + granule_bytes + scratch_.size(), granule_bytes}));
     }
   }
 
  private:
   static constexpr unsigned char guard = 0xA5;
+
+  /// Copies the scratch memory with what is around it.
+  void copy_scratch(CopyKind kind) {
+    std::byte* const device = scratch_.data() - granule_bytes;
+    bool const is_in = kind == CopyKind::to_device;
+    device_.copy(is_in ? device : scratch_staging_,
+                 is_in ? scratch_staging_ : device,
+                 scratch_.size() + 2 * granule_bytes,
+                 kind,
+                 stream_);
+    device_.synchronize(stream_);
+  }
 
   [[nodiscard]] static bool are_guards(std::span<std::byte const> bytes) {
     return std::all_of(
@@ -112,6 +139,8 @@ class StreamCodecRig {
   std::vector<std::span<std::byte>> whole_slot_;
   std::byte* staging_ = nullptr;
   std::byte* block_ = nullptr;
+  std::span<std::byte> scratch_;
+  std::byte* scratch_staging_ = nullptr;
 };
 
 }  // namespace spillway::testing

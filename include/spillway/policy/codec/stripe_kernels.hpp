@@ -1,130 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/concepts/codec.hpp>
-#include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
-#include <spillway/core/types.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
+#include <spillway/policy/codec/kernel_slot.hpp>
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-// How a device encodes a block into a slot of pinned memory, and decodes it: what `StreamCodec`s
-// have in common, without what is CUDA's.
+// How a device encodes a block into a slot of pinned memory, and decodes it, where what encodes a
+// part of it needs no memory but what a team of threads shares. kernel_slot.hpp says what a slot,
+// a kernel and a team are.
 //
-// Stripes   A block is cut into stripes of 16 KiB. A team of 128 threads encodes a stripe in the
-//           fast memory that it shares, and moves it to the slot 16 bytes at a time, as the link
-//           wants it.
-// Slot      It begins with a `SlotHeader` and a `StripeEntry` for each stripe, which says where the
-//           stripe is. Stripes follow each other, each at a multiple of 16 bytes.
+// Stripes   The parts of a block are stripes of 16 KiB. A team encodes a stripe in its memory and
+//           moves it to the slot.
 // Kernels   Encoding takes three, since where a stripe goes depends on how long those before it
-//           are: `measure_stripe` for each stripe, `place_stripes` once, `write_stripe` for each.
-//           Decoding takes one, `read_stripe`. They need no memory but the slot's.
-// Teams     A `Team` has `size` threads. `team.each(f)` calls `f(thread)` for each of them, and has
-//           all of them done when it returns. `team.exclusive_scan(values)` replaces the value of
-//           each thread by the sum of those before it, and returns the sum of all. On a GPU each
-//           thread runs the same function and comes to its own call; a test may call one after the
-//           other.
-
-#if defined(__CUDACC__)
-#  define SPILLWAY_KERNEL __device__
-#else
-#  define SPILLWAY_KERNEL
-#endif
+//           are: `MeasureStripes`, `PlaceStripes`, `WriteStripes`. Decoding takes `ReadStripes`.
 
 namespace spillway::detail {
 
 inline constexpr unsigned stripe_words = 4096;  // of 32 bits
 inline constexpr unsigned stripe_bytes = 4 * stripe_words;
 inline constexpr unsigned most_map_words = stripe_words / 32;
+static_assert(most_map_words == team_size);
 
-/// What a slot moves at a time.
-struct alignas(16) SlotUnit {
-  std::uint32_t words[4];
+struct StripeFormat {
+  static constexpr unsigned most_raw_bytes = stripe_bytes;
+
+  [[nodiscard]] SPILLWAY_HOST_DEVICE static constexpr std::uint64_t parts_of(std::uint64_t bytes) {
+    return (bytes + stripe_bytes - 1) / stripe_bytes;
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE static constexpr unsigned raw_bytes(std::uint64_t stripe,
+                                                                         std::uint64_t bytes) {
+    std::uint64_t const left = bytes - stripe * stripe_bytes;
+    return left < stripe_bytes ? static_cast<unsigned>(left) : stripe_bytes;
+  }
 };
 
-/// The front of a slot.
-struct alignas(16) SlotHeader {
-  static constexpr std::uint64_t known_mark = 0x53'70'69'6C'6C'77'61'79;
-
-  std::uint64_t mark;
-  std::uint64_t raw_bytes;
-  std::uint64_t stored_bytes;  // of all of the slot
-  std::uint64_t is_damaged;    // a kernel found something else than what is written here
-};
-
-/// Where a stripe is.
-struct alignas(16) StripeEntry {
-  std::uint64_t at;
-  std::uint64_t stored_bytes;
-};
-
-[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t stripes_of(std::uint64_t bytes) {
-  return (bytes + stripe_bytes - 1) / stripe_bytes;
-}
-/// Where the first stripe of a block of so many bytes begins.
-[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t first_stripe_at(std::uint64_t bytes) {
-  return sizeof(SlotHeader) + stripes_of(bytes) * sizeof(StripeEntry);
-}
-[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t in_units(std::uint64_t bytes) {
-  return (bytes + sizeof(SlotUnit) - 1) / sizeof(SlotUnit) * sizeof(SlotUnit);
-}
 /// The most that a slot needs for a block, if no stripe becomes longer than it is.
 [[nodiscard]] constexpr std::size_t most_striped_bytes(std::size_t bytes) noexcept {
-  return static_cast<std::size_t>(first_stripe_at(bytes) + in_units(bytes));
+  return static_cast<std::size_t>(first_part_at(StripeFormat::parts_of(bytes)) + in_units(bytes));
 }
-
-/// `StreamCodec::stored_bytes` for a slot that these kernels have written.
-[[nodiscard]] inline std::size_t striped_bytes(SlotMemory slot) noexcept {
-  if (slot.empty() || slot.front().size() < sizeof(SlotHeader)) {
-    return 0;
-  }
-  auto const& header = *reinterpret_cast<SlotHeader const*>(slot.front().data());
-  bool const is_sound = header.mark == SlotHeader::known_mark && header.is_damaged == 0;
-  return is_sound ? static_cast<std::size_t>(header.stored_bytes) : 0;
-}
-
-/// The pieces of a slot, by value, as an argument of a kernel.
-class KernelSlot {
- public:
-  /// `memory`: where the device finds the next piece.
-  void add(std::byte* memory, std::size_t bytes) noexcept {
-    end_ += bytes;
-    pieces_[count_++] = {memory, end_};
-  }
-  [[nodiscard]] SPILLWAY_HOST_DEVICE std::uint64_t bytes() const { return end_; }
-  /// The bytes from `offset` on, as many as a `SlotUnit` has at least: no piece ends within one.
-  [[nodiscard]] SPILLWAY_HOST_DEVICE std::byte* at(std::uint64_t offset) const {
-    unsigned piece = 0;
-    while (offset >= pieces_[piece].end) {
-      ++piece;
-    }
-    std::uint64_t const begin = piece == 0 ? 0 : pieces_[piece - 1].end;
-    return pieces_[piece].memory + (offset - begin);
-  }
-  [[nodiscard]] SPILLWAY_HOST_DEVICE SlotUnit& unit(std::uint64_t offset) const {
-    return *reinterpret_cast<SlotUnit*>(at(offset));
-  }
-  [[nodiscard]] SPILLWAY_HOST_DEVICE StripeEntry& entry(std::uint64_t stripe) const {
-    return *reinterpret_cast<StripeEntry*>(at(sizeof(SlotHeader) + stripe * sizeof(StripeEntry)));
-  }
-  [[nodiscard]] SPILLWAY_HOST_DEVICE SlotHeader& header() const {
-    return *reinterpret_cast<SlotHeader*>(at(0));
-  }
-
- private:
-  struct Piece {
-    std::byte* memory;
-    std::uint64_t end;  // in the slot
-  };
-  Piece pieces_[most_slot_pieces] = {};
-  std::uint64_t end_ = 0;
-  unsigned count_ = 0;
-};
-static_assert(granule_bytes % sizeof(SlotUnit) == 0);
-static_assert(granule_bytes >= sizeof(SlotHeader));
 
 /// What the threads of a team share.
 struct alignas(16) StripeMemory {
@@ -257,86 +174,9 @@ struct Bfloat16Stripe {
   }
 };
 
-/// The kernels of a codec with such stripes. The head of this file says what they do.
+/// What a team does with one stripe.
 template <class Stripe>
-struct StripeKernels {
-  template <class Team>
-  SPILLWAY_KERNEL static void measure_stripe(Team const& team,
-                                             StripeMemory& memory,
-                                             std::byte const* from,
-                                             std::uint64_t bytes,
-                                             KernelSlot const& slot,
-                                             std::uint64_t stripe) {
-    unsigned const stored = pack(team, memory, from, bytes, stripe).bytes;
-    team.each([&](unsigned thread) {
-      if (thread == 0) {
-        slot.entry(stripe).stored_bytes = stored;
-      }
-    });
-  }
-
-  /// `sums` is shared by the team, which adds up as many stripes at a time as it has threads.
-  template <class Team>
-  SPILLWAY_KERNEL static void place_stripes(Team const& team,
-                                            std::uint64_t* sums,
-                                            std::uint64_t bytes,
-                                            KernelSlot const& slot) {
-    std::uint64_t const stripes = stripes_of(bytes);
-    std::uint64_t at = first_stripe_at(bytes);
-    for (std::uint64_t first = 0; first < stripes; first += Team::size) {
-      team.each([&](unsigned thread) {
-        bool const is_there = first + thread < stripes;
-        sums[thread] = is_there ? in_units(slot.entry(first + thread).stored_bytes) : 0;
-      });
-      std::uint64_t const all = team.exclusive_scan(sums);
-      team.each([&](unsigned thread) {
-        if (first + thread < stripes) {
-          slot.entry(first + thread).at = at + sums[thread];
-        }
-      });
-      at += all;
-    }
-    team.each([&](unsigned thread) {
-      if (thread == 0) {
-        slot.header() = {SlotHeader::known_mark, bytes, at, 0};
-      }
-    });
-  }
-
-  template <class Team>
-  SPILLWAY_KERNEL static void write_stripe(Team const& team,
-                                           StripeMemory& memory,
-                                           std::byte const* from,
-                                           std::uint64_t bytes,
-                                           KernelSlot const& slot,
-                                           std::uint64_t stripe) {
-    Packed const packed = pack(team, memory, from, bytes, stripe);
-    std::uint64_t const at = slot.entry(stripe).at;
-    team.each([&](unsigned thread) {
-      for (unsigned i = thread; i < in_units(packed.bytes) / sizeof(SlotUnit); i += Team::size) {
-        slot.unit(at + i * sizeof(SlotUnit)) = reinterpret_cast<SlotUnit const*>(packed.words)[i];
-      }
-    });
-  }
-
-  /// Writes the stripe's part of the first `bytes` bytes of a block.
-  template <class Team>
-  SPILLWAY_KERNEL static void read_stripe(Team const& team,
-                                          StripeMemory& memory,
-                                          KernelSlot const& slot,
-                                          std::byte* to,
-                                          std::uint64_t bytes,
-                                          std::uint64_t stripe) {
-    if (!try_read(team, memory, slot, to, bytes, stripe)) {
-      team.each([&](unsigned thread) {
-        if (thread == 0) {
-          slot.header().is_damaged = 1;
-        }
-      });
-    }
-  }
-
- private:
+struct StripeWork {
   struct Packed {
     std::uint32_t const* words;
     unsigned bytes;
@@ -348,62 +188,13 @@ struct StripeKernels {
                                      std::byte const* from,
                                      std::uint64_t bytes,
                                      std::uint64_t stripe) {
-    unsigned const raw = bytes_of(stripe, bytes);
+    unsigned const raw = StripeFormat::raw_bytes(stripe, bytes);
     load(team, memory, from + stripe * stripe_bytes, raw);
     unsigned const packed = Stripe::pack(team, memory, raw);
     if (is_kept(packed, raw)) {
       return {memory.raw, raw};
     }
     return {memory.packed, packed};
-  }
-
-  template <class Team>
-  SPILLWAY_KERNEL static bool try_read(Team const& team,
-                                       StripeMemory& memory,
-                                       KernelSlot const& slot,
-                                       std::byte* to,
-                                       std::uint64_t bytes,
-                                       std::uint64_t stripe) {
-    if (slot.bytes() < sizeof(SlotHeader)) {
-      return false;
-    }
-    SlotHeader const header = slot.header();
-    // The third of these keeps the sum in the last one from overflowing.
-    bool const is_known = header.mark == SlotHeader::known_mark && header.raw_bytes >= bytes &&
-                          header.raw_bytes / stripe_bytes <= slot.bytes() / sizeof(StripeEntry) &&
-                          header.stored_bytes <= slot.bytes() &&
-                          first_stripe_at(header.raw_bytes) <= header.stored_bytes;
-    if (!is_known) {
-      return false;
-    }
-    StripeEntry const entry = slot.entry(stripe);
-    unsigned const raw = bytes_of(stripe, header.raw_bytes);
-    bool const is_inside = entry.at % sizeof(SlotUnit) == 0 &&
-                           entry.at >= first_stripe_at(header.raw_bytes) &&
-                           entry.at <= header.stored_bytes && entry.stored_bytes <= raw &&
-                           in_units(entry.stored_bytes) <= header.stored_bytes - entry.at;
-    if (!is_inside) {
-      return false;
-    }
-    auto const stored = static_cast<unsigned>(entry.stored_bytes);
-    std::uint32_t* const words = is_kept(stored, raw) ? memory.raw : memory.packed;
-    team.each([&](unsigned thread) {
-      for (unsigned i = thread; i < in_units(stored) / sizeof(SlotUnit); i += Team::size) {
-        reinterpret_cast<SlotUnit*>(words)[i] = slot.unit(entry.at + i * sizeof(SlotUnit));
-      }
-    });
-    if (!is_kept(stored, raw) && !Stripe::unpack(team, memory, stored, raw)) {
-      return false;
-    }
-    store(team, memory, to + stripe * stripe_bytes, bytes_of(stripe, bytes));
-    return true;
-  }
-
-  /// How much of a block belongs to a stripe.
-  [[nodiscard]] SPILLWAY_KERNEL static unsigned bytes_of(std::uint64_t stripe,
-                                                         std::uint64_t bytes) {
-    std::uint64_t const left = bytes - stripe * stripe_bytes;
-    return left < stripe_bytes ? static_cast<unsigned>(left) : stripe_bytes;
   }
   /// Whether a stripe is kept as it is, since packing it makes it no shorter.
   [[nodiscard]] SPILLWAY_KERNEL static bool is_kept(unsigned packed, unsigned raw) {
@@ -448,6 +239,102 @@ struct StripeKernels {
   }
 };
 
-}  // namespace spillway::detail
+template <class Stripe>
+struct MeasureStripes {
+  using Memory = StripeMemory;
 
-#undef SPILLWAY_KERNEL
+  template <class Team>
+  SPILLWAY_KERNEL void
+  operator()(Team const& team, StripeMemory& memory, std::uint64_t stripe) const {
+    unsigned const stored = StripeWork<Stripe>::pack(team, memory, from, bytes, stripe).bytes;
+    once(team, [&] { slot.entry(stripe).stored_bytes = stored; });
+  }
+
+  std::byte const* from;
+  std::uint64_t bytes;
+  KernelSlot slot;
+};
+
+/// For one team.
+struct PlaceStripes {
+  using Memory = TeamSums;
+
+  template <class Team>
+  SPILLWAY_KERNEL void operator()(Team const& team, TeamSums& sums, std::uint64_t /*team*/) const {
+    std::uint64_t const stripes = StripeFormat::parts_of(bytes);
+    std::uint64_t const end = place_parts(
+        team, sums, slot, first_part_at(stripes), 0, stripes, [&](std::uint64_t stripe) {
+          return slot.entry(stripe).stored_bytes;
+        });
+    once(team, [&] { slot.header() = {SlotHeader::known_mark, bytes, end, 0}; });
+  }
+
+  std::uint64_t bytes;
+  KernelSlot slot;
+};
+
+template <class Stripe>
+struct WriteStripes {
+  using Memory = StripeMemory;
+
+  template <class Team>
+  SPILLWAY_KERNEL void
+  operator()(Team const& team, StripeMemory& memory, std::uint64_t stripe) const {
+    auto const packed = StripeWork<Stripe>::pack(team, memory, from, bytes, stripe);
+    write_to_slot(team, slot, slot.entry(stripe).at, packed.words, packed.bytes);
+  }
+
+  std::byte const* from;
+  std::uint64_t bytes;
+  KernelSlot slot;
+};
+
+/// Writes the first `bytes` bytes of a block.
+template <class Stripe>
+struct ReadStripes {
+  using Memory = StripeMemory;
+
+  template <class Team>
+  SPILLWAY_KERNEL void
+  operator()(Team const& team, StripeMemory& memory, std::uint64_t stripe) const {
+    FoundPart const found = find_part<StripeFormat>(slot, bytes, stripe);
+    if (!found.is_sound) {
+      note_damage(team, slot);
+      return;
+    }
+    bool const is_kept = StripeWork<Stripe>::is_kept(found.stored_bytes, found.raw_bytes);
+    read_from_slot(team, slot, found.at, is_kept ? memory.raw : memory.packed, found.stored_bytes);
+    if (!is_kept && !Stripe::unpack(team, memory, found.stored_bytes, found.raw_bytes)) {
+      note_damage(team, slot);
+      return;
+    }
+    StripeWork<Stripe>::store(
+        team, memory, to + stripe * stripe_bytes, StripeFormat::raw_bytes(stripe, bytes));
+  }
+
+  KernelSlot slot;
+  std::byte* to;
+  std::uint64_t bytes;
+};
+
+/// Enqueues what encodes a block.
+template <class Stripe, class Launch>
+void encode_stripes(Launch const& launch, std::span<std::byte const> from, KernelSlot const& slot) {
+  std::uint64_t const stripes = StripeFormat::parts_of(from.size());
+  if (stripes != 0) {
+    launch(MeasureStripes<Stripe>{from.data(), from.size(), slot}, stripes);
+  }
+  launch(PlaceStripes{from.size(), slot}, 1);
+  if (stripes != 0) {
+    launch(WriteStripes<Stripe>{from.data(), from.size(), slot}, stripes);
+  }
+}
+/// Enqueues what decodes the front of one.
+template <class Stripe, class Launch>
+void decode_stripes(Launch const& launch, KernelSlot const& slot, std::span<std::byte> to) {
+  if (!to.empty()) {
+    launch(ReadStripes<Stripe>{slot, to.data(), to.size()}, StripeFormat::parts_of(to.size()));
+  }
+}
+
+}  // namespace spillway::detail

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_api.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <utility>
+
+namespace spillway::detail {
+
+/// Device memory in which `StreamCodec`s work. All transfers of one direction share it: each waits
+/// in its stream for the one before.
+///
+/// It is taken from the device when a codec is chosen, so that a swap-out, which has to make room,
+/// never needs room. The owner destroys it only after all work on the memory has finished.
+///
+/// Threads  thread-safe. One thread at a time has a `Use`, for as long as it enqueues one transfer.
+template <DeviceApi Device>
+class DeviceScratch {
+ public:
+  /// Owns neither of its arguments.
+  DeviceScratch(Device& device, StreamOrder<Device>& order) : device_{&device}, order_{&order} {}
+  DeviceScratch(DeviceScratch const&) = delete;
+  DeviceScratch& operator=(DeviceScratch const&) = delete;
+  ~DeviceScratch() { release(); }
+
+  /// Makes it at least so long. Waits on the host for work on memory that is too short.
+  ///
+  /// @throws OutOfDeviceMemory, DeviceError; it is then as it was
+  void reserve(std::size_t bytes) {
+    std::scoped_lock const lock{mutex_};
+    if (bytes <= memory_.size()) {
+      return;
+    }
+    auto* const longer = static_cast<std::byte*>(device_->try_reserve(bytes));
+    if (longer == nullptr) {
+      MemoryInfo const info = device_->memory_info();
+      throw OutOfDeviceMemory{{.requested_bytes = bytes,
+                               .capacity_bytes = info.total_bytes,
+                               .reserved_bytes = info.total_bytes - info.free_bytes,
+                               .free_bytes = info.free_bytes,
+                               .largest_free_bytes = info.free_bytes},
+                              "A codec needs device memory to work in, beside the allocator's: "
+                              "lower capacity_bytes by as much, or choose the codec earlier."};
+    }
+    try {
+      order_->synchronize(last_use_);
+    } catch (...) {
+      device_->release(longer, bytes);
+      throw;
+    }
+    release();
+    memory_ = {longer, bytes};
+  }
+
+  /// Exclusive use while one transfer is being enqueued.
+  class Use {
+   public:
+    /// What is enqueued at `at` afterwards comes after the transfer before. @throws DeviceError
+    Use(DeviceScratch& scratch, StreamIndex at)
+        : scratch_{&scratch}, lock_{scratch.mutex_}, at_{at} {
+      scratch_->order_->wait(at, scratch_->last_use_);
+    }
+    Use(Use const&) = delete;
+    Use& operator=(Use const&) = delete;
+    ~Use() {
+      if (!scratch_->memory_.empty()) {
+        scratch_->last_use_ = scratch_->order_->mark(at_);  // and it came after the one before
+      }
+    }
+    [[nodiscard]] std::span<std::byte> memory() const noexcept { return scratch_->memory_; }
+
+   private:
+    DeviceScratch* scratch_;
+    std::unique_lock<std::mutex> lock_;
+    StreamIndex at_;
+  };
+
+ private:
+  void release() noexcept {
+    if (!memory_.empty()) {
+      device_->release(memory_.data(), memory_.size());
+      memory_ = {};
+    }
+  }
+
+  Device* device_;
+  StreamOrder<Device>* order_;
+  std::mutex mutex_;  // guards what follows
+  std::span<std::byte> memory_;
+  Fence last_use_;
+};
+
+}  // namespace spillway::detail

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/codec.hpp>
+#include <spillway/core/config.hpp>
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+// How kernels of a `StreamCodec` see a slot of pinned memory, and what is common to them.
+//
+// Slot      It begins with a `SlotHeader` and a `SlotEntry` for each part of the block, which says
+//           where the part is. Parts follow each other, each at a multiple of 16 bytes: a slot is
+//           read and written 16 bytes at a time, as the link wants it. A format says what the parts
+//           are: a block has `Format::parts_of(bytes)` of them, and one is
+//           `Format::raw_bytes(part, bytes)` long before it is encoded.
+// Kernels   A kernel is an object with the arguments of a launch. `kernel(team, memory, i)` is what
+//           team `i` does with its `Kernel::Memory`, which its threads share.
+// Teams     A `Team` has `size` threads. `team.each(f)` calls `f(thread)` for each of them, and has
+//           all of them done when it returns. `team.exclusive_scan(values)` replaces the value of
+//           each thread by the sum of those before it, and returns the sum of all. On a GPU each
+//           thread runs the same function and comes to its own call; a test may call one after the
+//           other.
+// Launches  `launch(kernel, teams)` enqueues a kernel for `teams` > 0 teams, in order.
+
+#if defined(__CUDACC__)
+#  define SPILLWAY_KERNEL __device__
+#else
+#  define SPILLWAY_KERNEL
+#endif
+
+namespace spillway::detail {
+
+/// The threads of a team.
+inline constexpr unsigned team_size = 128;
+
+/// What a slot moves at a time.
+struct alignas(16) SlotUnit {
+  std::uint32_t words[4];
+};
+
+/// The front of a slot.
+struct alignas(16) SlotHeader {
+  static constexpr std::uint64_t known_mark = 0x53'70'69'6C'6C'77'61'79;
+
+  std::uint64_t mark;
+  std::uint64_t raw_bytes;
+  std::uint64_t stored_bytes;  // of all of the slot
+  std::uint64_t is_damaged;    // a kernel found something else than what is written here
+};
+
+/// Where a part is.
+struct alignas(16) SlotEntry {
+  std::uint64_t at;
+  std::uint64_t stored_bytes;
+};
+
+/// Where the first of so many parts is.
+[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t first_part_at(std::uint64_t parts) {
+  return sizeof(SlotHeader) + parts * sizeof(SlotEntry);
+}
+[[nodiscard]] SPILLWAY_HOST_DEVICE constexpr std::uint64_t in_units(std::uint64_t bytes) {
+  return (bytes + sizeof(SlotUnit) - 1) / sizeof(SlotUnit) * sizeof(SlotUnit);
+}
+
+/// `StreamCodec::stored_bytes` for a slot that such kernels have written.
+[[nodiscard]] inline std::size_t stored_in_slot(SlotMemory slot) noexcept {
+  if (slot.empty() || slot.front().size() < sizeof(SlotHeader)) {
+    return 0;
+  }
+  auto const& header = *reinterpret_cast<SlotHeader const*>(slot.front().data());
+  bool const is_sound = header.mark == SlotHeader::known_mark && header.is_damaged == 0;
+  return is_sound ? static_cast<std::size_t>(header.stored_bytes) : 0;
+}
+
+/// The pieces of a slot, by value, as an argument of a kernel.
+class KernelSlot {
+ public:
+  /// `memory`: where the device finds the next piece.
+  void add(std::byte* memory, std::size_t bytes) noexcept {
+    end_ += bytes;
+    pieces_[count_++] = {memory, end_};
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE std::uint64_t bytes() const { return end_; }
+  /// The bytes from `offset` on, as many as a `SlotUnit` has at least: no piece ends within one.
+  [[nodiscard]] SPILLWAY_HOST_DEVICE std::byte* at(std::uint64_t offset) const {
+    unsigned piece = 0;
+    while (offset >= pieces_[piece].end) {
+      ++piece;
+    }
+    std::uint64_t const begin = piece == 0 ? 0 : pieces_[piece - 1].end;
+    return pieces_[piece].memory + (offset - begin);
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE SlotUnit& unit(std::uint64_t offset) const {
+    return *reinterpret_cast<SlotUnit*>(at(offset));
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE SlotEntry& entry(std::uint64_t part) const {
+    return *reinterpret_cast<SlotEntry*>(at(first_part_at(part)));
+  }
+  [[nodiscard]] SPILLWAY_HOST_DEVICE SlotHeader& header() const {
+    return *reinterpret_cast<SlotHeader*>(at(0));
+  }
+
+ private:
+  struct Piece {
+    std::byte* memory;
+    std::uint64_t end;  // in the slot
+  };
+  Piece pieces_[most_slot_pieces] = {};
+  std::uint64_t end_ = 0;
+  unsigned count_ = 0;
+};
+static_assert(granule_bytes % sizeof(SlotUnit) == 0);
+static_assert(granule_bytes >= sizeof(SlotHeader));
+
+/// Lets one thread of a team do something.
+template <class Team, class Function>
+SPILLWAY_KERNEL void once(Team const& team, Function function) {
+  team.each([&](unsigned thread) {
+    if (thread == 0) {
+      function();
+    }
+  });
+}
+
+/// What a team adds up, for as many parts at a time as it has threads.
+struct TeamSums {
+  std::uint64_t values[team_size];
+};
+
+/// Says in the entries of `parts` parts from `first` on where they are, one behind the other from
+/// `at` on. `stored_bytes(i)` is how long the i-th of them is. @returns where the last one ends
+template <class Team, class StoredBytes>
+SPILLWAY_KERNEL std::uint64_t place_parts(Team const& team,
+                                          TeamSums& sums,
+                                          KernelSlot const& slot,
+                                          std::uint64_t at,
+                                          std::uint64_t first,
+                                          std::uint64_t parts,
+                                          StoredBytes stored_bytes) {
+  for (std::uint64_t done = 0; done < parts; done += Team::size) {
+    team.each([&](unsigned thread) {
+      bool const is_there = done + thread < parts;
+      sums.values[thread] = is_there ? in_units(stored_bytes(done + thread)) : 0;
+    });
+    std::uint64_t const all = team.exclusive_scan(sums.values);
+    team.each([&](unsigned thread) {
+      if (done + thread < parts) {
+        slot.entry(first + done + thread) = {at + sums.values[thread], stored_bytes(done + thread)};
+      }
+    });
+    at += all;
+  }
+  return at;
+}
+
+/// Where a part is, and how long. It is not sound if there is no such part within the slot.
+struct FoundPart {
+  std::uint64_t at = 0;
+  unsigned stored_bytes = 0;
+  unsigned raw_bytes = 0;
+  bool is_sound = false;
+};
+
+/// Looks up a part of a block of which the first `bytes` bytes are to be read. Trusts nothing of
+/// what the slot says.
+template <class Format>
+[[nodiscard]] SPILLWAY_KERNEL FoundPart find_part(KernelSlot const& slot,
+                                                  std::uint64_t bytes,
+                                                  std::uint64_t part) {
+  if (slot.bytes() < sizeof(SlotHeader)) {
+    return {};
+  }
+  SlotHeader const header = slot.header();
+  // The third of these keeps the sum in the last one from overflowing.
+  bool const is_known =
+      header.mark == SlotHeader::known_mark && header.raw_bytes >= bytes &&
+      header.raw_bytes / Format::most_raw_bytes <= slot.bytes() / sizeof(SlotEntry) &&
+      header.stored_bytes <= slot.bytes() &&
+      first_part_at(Format::parts_of(header.raw_bytes)) <= header.stored_bytes;
+  if (!is_known) {
+    return {};
+  }
+  SlotEntry const entry = slot.entry(part);
+  unsigned const raw = Format::raw_bytes(part, header.raw_bytes);
+  bool const is_inside = entry.at % sizeof(SlotUnit) == 0 &&
+                         entry.at >= first_part_at(Format::parts_of(header.raw_bytes)) &&
+                         entry.at <= header.stored_bytes && entry.stored_bytes <= raw &&
+                         in_units(entry.stored_bytes) <= header.stored_bytes - entry.at;
+  return {entry.at, static_cast<unsigned>(entry.stored_bytes), raw, is_inside};
+}
+
+/// Copies bytes to or from the slot, in whole units. `memory` is aligned to them.
+template <class Team>
+SPILLWAY_KERNEL void write_to_slot(Team const& team,
+                                   KernelSlot const& slot,
+                                   std::uint64_t at,
+                                   void const* memory,
+                                   std::uint64_t bytes) {
+  team.each([&](unsigned thread) {
+    for (std::uint64_t i = thread; i < in_units(bytes) / sizeof(SlotUnit); i += Team::size) {
+      slot.unit(at + i * sizeof(SlotUnit)) = static_cast<SlotUnit const*>(memory)[i];
+    }
+  });
+}
+template <class Team>
+SPILLWAY_KERNEL void read_from_slot(
+    Team const& team, KernelSlot const& slot, std::uint64_t at, void* memory, std::uint64_t bytes) {
+  team.each([&](unsigned thread) {
+    for (std::uint64_t i = thread; i < in_units(bytes) / sizeof(SlotUnit); i += Team::size) {
+      static_cast<SlotUnit*>(memory)[i] = slot.unit(at + i * sizeof(SlotUnit));
+    }
+  });
+}
+
+/// Says in the slot that it cannot be read, where there is room to say so.
+template <class Team>
+SPILLWAY_KERNEL void note_damage(Team const& team, KernelSlot const& slot) {
+  once(team, [&] {
+    if (slot.bytes() >= sizeof(SlotHeader)) {
+      slot.header().is_damaged = 1;
+    }
+  });
+}
+
+}  // namespace spillway::detail

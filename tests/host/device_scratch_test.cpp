@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/host/device_scratch.hpp>
+#include <spillway/stream/stream_order.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <vector>
+
+using namespace spillway;
+using namespace spillway::literals;
+using spillway::detail::DeviceScratch;
+
+TEST_SUITE("device_scratch") {
+  TEST_CASE("DeviceScratch: it is as long as the longest that was asked for, and given back") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    auto const free_bytes = [&] { return device.memory_info().free_bytes; };
+    std::size_t const before = free_bytes();
+    {
+      DeviceScratch<SimApi> scratch{device, order};
+      scratch.reserve(0);
+      CHECK(free_bytes() == before);
+      scratch.reserve(4_KiB);
+      scratch.reserve(64_KiB);
+      scratch.reserve(16_KiB);
+      SimStream const stream = device.create_stream();
+      CHECK((DeviceScratch<SimApi>::Use{scratch, order.index_of(stream)}.memory().size()) ==
+            64_KiB);
+      CHECK(free_bytes() == before - 64_KiB);
+      order.retire(stream);
+      device.destroy_stream(stream);
+    }
+    CHECK(free_bytes() == before);
+  }
+
+  TEST_CASE("DeviceScratch: a use comes after the one before, on whatever stream that was") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    SimStream const first = device.create_stream();
+    SimStream const second = device.create_stream();
+    {
+      DeviceScratch<SimApi> scratch{device, order};
+      scratch.reserve(4_KiB);
+      std::vector<int> done;
+      {
+        DeviceScratch<SimApi>::Use const use{scratch, order.index_of(first)};
+        device.launch(first, [&] { done.push_back(1); });
+      }
+      {
+        DeviceScratch<SimApi>::Use const use{scratch, order.index_of(second)};
+        device.launch(second, [&] { done.push_back(2); });
+      }
+      device.synchronize(second);
+      CHECK(done == std::vector{1, 2});
+      device.synchronize(first);
+    }
+    order.retire(first);
+    order.retire(second);
+    device.destroy_stream(first);
+    device.destroy_stream(second);
+  }
+
+  TEST_CASE("DeviceScratch: memory that is in use is not given back for longer one") {
+    SimApi device;
+    StreamOrder<SimApi> order{device};
+    SimStream const stream = device.create_stream();
+    {
+      DeviceScratch<SimApi> scratch{device, order};
+      scratch.reserve(4_KiB);
+      {
+        DeviceScratch<SimApi>::Use const use{scratch, order.index_of(stream)};
+        device.fill(use.memory().data(), 1, use.memory().size(), stream);
+      }
+      scratch.reserve(64_KiB);
+      CHECK(order.is_complete(order.mark(order.index_of(stream))));
+    }
+    order.retire(stream);
+    device.destroy_stream(stream);
+  }
+
+  TEST_CASE("DeviceScratch: without room on the device it stays as it was") {
+    SimOptions options;
+    options.capacity_bytes = 64_KiB;
+    SimApi device{options};
+    StreamOrder<SimApi> order{device};
+    SimStream const stream = device.create_stream();
+    {
+      DeviceScratch<SimApi> scratch{device, order};
+      scratch.reserve(16_KiB);
+      CHECK_THROWS_AS(scratch.reserve(56_KiB), OutOfDeviceMemory);
+      CHECK((DeviceScratch<SimApi>::Use{scratch, order.index_of(stream)}.memory().size()) ==
+            16_KiB);
+    }
+    order.retire(stream);
+    device.destroy_stream(stream);
+  }
+}
