@@ -127,7 +127,8 @@ fi
 
 run_core() {
   local prefix=() bin=$build/bin small=() architectures=native
-  [ -z "$dependencies" ] || prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr")
+  [ -z "$dependencies" ] ||
+    prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr" "-Dnvcomp_DIR=$dependencies/nvcomp/nvidia/libnvcomp/lib64/cmake/nvcomp")
   if [ "$stand_in" = 1 ]; then
     architectures=90
     small=(--max-size 16MiB)

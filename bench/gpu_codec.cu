@@ -21,6 +21,9 @@
 #include <utility>
 
 #include <benchmark/benchmark.h>
+#if defined(SPILLWAY_WITH_NVCOMP)
+#  include <spillway/nvcomp_codecs.cuh>
+#endif
 
 namespace {
 
@@ -169,6 +172,10 @@ int main(int argc, char** argv) {
     add<CudaZeroBitmap>("zero_bitmap", zeros);
   }
   add<CudaAsBfloat16>("bfloat16", 0);
+#if defined(SPILLWAY_WITH_NVCOMP)
+  add<CudaBytePlanes<NvcompAns>>("byte_planes_ans", 0);
+  add<CudaBytePlanes<NvcompLz4>>("byte_planes_lz4", 0);
+#endif
   benchmark::Initialize(&argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;

@@ -6,6 +6,7 @@
 #   spillway::checksums  where the header of xxHash is found: corrupted bytes are not given out
 #   spillway::zstd       where Zstandard is found: the codec BytePlanes<Zstd>
 #   spillway::lz4        where LZ4 is found: the codec BytePlanes<Lz4>
+#   spillway::nvcomp     where nvCOMP is found: the codecs CudaBytePlanes<NvcompAns> and CudaBytePlanes<NvcompLz4>
 find_path(SPILLWAY_LIBURING_INCLUDE_DIR liburing.h)
 find_library(SPILLWAY_LIBURING_LIBRARY uring)
 mark_as_advanced(SPILLWAY_LIBURING_INCLUDE_DIR SPILLWAY_LIBURING_LIBRARY)
@@ -44,3 +45,11 @@ foreach(compressor IN ITEMS zstd lz4)
     target_compile_definitions(spillway::${compressor} INTERFACE SPILLWAY_WITH_${name}=1)
   endif()
 endforeach()
+if(CUDAToolkit_FOUND)  # or nvCOMP's package warns
+  find_package(nvcomp CONFIG QUIET)
+endif()
+if(TARGET nvcomp::nvcomp AND NOT TARGET spillway::nvcomp)
+  add_library(spillway::nvcomp INTERFACE IMPORTED)
+  target_link_libraries(spillway::nvcomp INTERFACE spillway::spillway nvcomp::nvcomp)
+  target_compile_definitions(spillway::nvcomp INTERFACE SPILLWAY_WITH_NVCOMP=1)
+endif()

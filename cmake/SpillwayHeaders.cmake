@@ -103,6 +103,7 @@ set(SPILLWAY_HEADERS
     spillway/policy/codec/byte_planes.hpp
     spillway/policy/codec/identity.hpp
     spillway/policy/codec/kernel_slot.hpp
+    spillway/policy/codec/plane_kernels.hpp
     spillway/policy/codec/stripe_kernels.hpp
     spillway/policy/codec/zero_bitmap.hpp
     spillway/policy/compaction/exchange_search.hpp
@@ -190,6 +191,10 @@ set(SPILLWAY_TORCH_HEADERS
 set(SPILLWAY_IO_URING_HEADERS
     spillway/host/io_uring_file_io.hpp)
 
+# nvCOMP. Compiled by its test, where the library and nvcc are found.
+set(SPILLWAY_NVCOMP_HEADERS
+    spillway/nvcomp_codecs.cuh)
+
 # cuFile. Compiled by its test, where the header is found.
 set(SPILLWAY_CUFILE_HEADERS
     spillway/host/cufile_io.hpp)
@@ -210,6 +215,7 @@ function(spillway_add_headers target cuda_target)
                        ${target}:doctest_headers:SPILLWAY_DOCTEST_HEADERS
                        ${cuda_target}:cuda_headers:SPILLWAY_CUDA_HEADERS
                        ${cuda_target}:nvcc_headers:SPILLWAY_NVCC_HEADERS
+                       ${cuda_target}:nvcomp_headers:SPILLWAY_NVCOMP_HEADERS
                        ${target}:cccl_headers:SPILLWAY_CCCL_HEADERS
                        ${target}:io_uring_headers:SPILLWAY_IO_URING_HEADERS
                        ${target}:cufile_headers:SPILLWAY_CUFILE_HEADERS

@@ -25,7 +25,7 @@ install(
   FILE_SET tensorflow_headers)
 # Its headers only: the package makes the target spillway::cuda where it is used, so that it does not
 # matter whether there was a toolkit where the library was installed.
-install(TARGETS spillway_cuda FILE_SET cuda_headers FILE_SET nvcc_headers)
+install(TARGETS spillway_cuda FILE_SET cuda_headers FILE_SET nvcc_headers FILE_SET nvcomp_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 if(TARGET spillway_compiled)
   install(TARGETS spillway_compiled EXPORT spillwayCompiledTargets)

@@ -7,6 +7,7 @@
 set -euo pipefail
 [ $# -eq 1 ] || { sed -n '3,6s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
+"$(dirname "$0")"/fetch-nvcomp.sh "$1/nvcomp" >/dev/null
 cd "$1"
 packages=(doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev libbenchmark1debian)
 apt-get download -q "${packages[@]}"

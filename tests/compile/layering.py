@@ -37,6 +37,7 @@ LAYERS |= {
     "cuda.hpp": DOOR | {"device"},
     "cuda_codecs.hpp": BASE | {"device", "policy"},
     "cuda_codecs.cuh": BASE | {"device", "policy", "cuda_codecs.hpp"},
+    "nvcomp_codecs.cuh": BASE | {"device", "policy", "cuda_codecs.cuh"},
     "testing": BASE | {"device", "host", "stream"},
     "observe": BASE | {"host", "pager"},
     "interop": BASE | {"device", "host", "observe", "policy", "stream.hpp", "swappable_tensor.hpp"},

@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include <support/planes_on_host.hpp>
 #include <support/pool_bench.hpp>
 #include <support/stripes_on_host.hpp>
 
@@ -27,6 +29,7 @@ TEST_SUITE("slot_codecs") {
   using namespace spillway;
   using namespace spillway::literals;
   using spillway::test::AsBfloat16OnStream;
+  using spillway::test::PlanesOnStream;
   using spillway::test::ZeroBitmapOnStream;
 
   using Bench = PoolBench<testing::SteppedSimApi>;
@@ -508,6 +511,48 @@ TEST_SUITE("slot_codecs") {
       }
       CHECK(pool.stats().tier(HostTier::pinned).used_bytes == 0);
     }
+  }
+
+  TEST_CASE("HostSwapPool: transfers on different streams share the memory that a codec works in") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    CodingId const coding = pool.coding<PlanesOnStream>();
+    std::size_t const bytes = 150'000;
+    std::array<SimStream, 2> const streams{bench.stream, bench.device.create_stream()};
+    std::array<std::byte*, 2> blocks{};
+    std::array<HostSlotId, 2> slots{};
+    std::array<std::vector<std::byte>, 2> expected;
+    for (std::size_t i = 0; i < 2; ++i) {
+      blocks[i] = bench.reserve(bytes);
+      put_sparse(blocks[i], bytes, 300 + i);
+      expected[i] = copy_of(blocks[i], bytes);
+      slots[i] = take(pool, bytes, coding);
+      static_cast<void>(pool.write(slots[i], blocks[i], bytes, streams[i]));
+    }
+    bench.device.run_all();
+    CHECK(pool.stats().encoded_stored_bytes < 2 * bytes / 8);
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::memset(blocks[i], 1, bytes);
+      static_cast<void>(pool.read(slots[i], blocks[i], bytes, streams[i]));
+    }
+    bench.device.run_all();
+    for (std::size_t i = 0; i < 2; ++i) {
+      pool.check(slots[i]);
+      CHECK(copy_of(blocks[i], bytes) == expected[i]);
+      pool.give_back(slots[i]);
+    }
+    bench.order.retire(streams[1]);
+    bench.device.destroy_stream(streams[1]);
+  }
+
+  TEST_CASE("HostSwapPool: a codec for which the device has no memory is not chosen") {
+    Bench bench;
+    Pool pool{bench.device, bench.order, bench.options(HostTier::pinned, 1_MiB), bench.io};
+    bench.device.fail(SimCall::reserve, 1);
+    CHECK_THROWS_WITH_AS(static_cast<void>(pool.coding<PlanesOnStream>()),
+                         doctest::Contains("A codec needs device memory to work in"),
+                         OutOfDeviceMemory);
+    CHECK(pool.coding<PlanesOnStream>() != CodingId{});
   }
 
   TEST_CASE("HostSwapPool: bytes that a codec on a stream did not write are found") {

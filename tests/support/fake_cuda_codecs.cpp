@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the library's codecs on the stand-in for a CUDA device, which has no cores: what
 // each of their threads does is done on the host, in the order of the stream.
+#include <spillway/policy/codec/plane_kernels.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
 
 #include <cuda_runtime_api.h>
@@ -10,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <support/fake_cuda_call.hpp>
 #include <support/stripes_on_host.hpp>
@@ -18,52 +20,71 @@ namespace {
 
 using spillway::test::HostTeam;
 
-/// The kernels that programs have, by what stands for them on the host.
-std::map<void const*, std::string>& kernels() {
-  static auto* const all = new std::map<void const*, std::string>;
-  return *all;
+/// What a launch is to run, and frees itself.
+using Work = std::function<void()>;
+
+template <class Kernel>
+Work work_of(void const* kernel, unsigned teams) {
+  return [kernel = *static_cast<Kernel const*>(kernel), teams] {
+    auto const memory = std::make_unique<typename Kernel::Memory>();
+    for (unsigned team = 0; team < teams; ++team) {
+      kernel(HostTeam{}, *memory, team);
+    }
+  };
 }
 
-/// What a launch is to run.
-class Launch {
- public:
-  /// @throws std::bad_alloc
-  template <class Kernel>
-  static std::unique_ptr<Launch> of(void const* kernel, unsigned teams) {
-    auto launch = std::make_unique<Launch>();
-    launch->run_ = [kernel = *static_cast<Kernel const*>(kernel), teams] {
-      auto const memory = std::make_unique<typename Kernel::Memory>();
-      for (unsigned team = 0; team < teams; ++team) {
-        kernel(HostTeam{}, *memory, team);
-      }
-    };
-    return launch;
-  }
-  void run() const { run_(); }
-
- private:
-  std::function<void()> run_;
+/// The library's kernels, by two parts of their names.
+struct KnownKernel {
+  std::string name;
+  std::string stripe;
+  Work (*work_of)(void const*, unsigned);
 };
 
 template <class Stripe>
-std::unique_ptr<Launch> launch_of(std::string const& name, void const* kernel, unsigned teams) {
+void add_stripes(std::vector<KnownKernel>& all, char const* stripe) {
   using namespace spillway::detail;
-  auto const is = [&](char const* part) { return name.find(part) != std::string::npos; };
-  if (is("MeasureStripes")) {
-    return Launch::of<MeasureStripes<Stripe>>(kernel, teams);
+  all.push_back({"MeasureStripes", stripe, &work_of<MeasureStripes<Stripe>>});
+  all.push_back({"WriteStripes", stripe, &work_of<WriteStripes<Stripe>>});
+  all.push_back({"ReadStripes", stripe, &work_of<ReadStripes<Stripe>>});
+}
+
+std::vector<KnownKernel> const& known_kernels() {
+  using namespace spillway::detail;
+  static auto const* const all = [] {
+    auto* const made = new std::vector<KnownKernel>;
+    add_stripes<ZeroBitmapStripe>(*made, "ZeroBitmapStripe");
+    add_stripes<Bfloat16Stripe>(*made, "Bfloat16Stripe");
+    made->push_back({"PlaceStripes", "", &work_of<PlaceStripes>});
+    made->push_back({"SplitPlanes", "", &work_of<SplitPlanes>});
+    made->push_back({"PlacePlanes", "", &work_of<PlacePlanes>});
+    made->push_back({"WritePlanes", "", &work_of<WritePlanes>});
+    made->push_back({"MakeSpare", "", &work_of<MakeSpare>});
+    made->push_back({"FetchPlanes", "", &work_of<FetchPlanes>});
+    made->push_back({"JoinPlanes", "", &work_of<JoinPlanes>});
+    return made;
+  }();
+  return *all;
+}
+
+KnownKernel const* find_kernel(std::string const& name) {
+  auto const has = [&](std::string const& part) { return name.find(part) != std::string::npos; };
+  for (KnownKernel const& known : known_kernels()) {
+    if (has("run_teams") && has(known.name) && has(known.stripe)) {
+      return &known;
+    }
   }
-  if (is("WriteStripes")) {
-    return Launch::of<WriteStripes<Stripe>>(kernel, teams);
-  }
-  if (is("ReadStripes")) {
-    return Launch::of<ReadStripes<Stripe>>(kernel, teams);
-  }
-  return Launch::of<PlaceStripes>(kernel, teams);
+  return nullptr;
+}
+
+/// The kernels that the program has, by what stands for them on the host.
+std::map<void const*, KnownKernel const*>& kernels() {
+  static auto* const all = new std::map<void const*, KnownKernel const*>;
+  return *all;
 }
 
 void run(void* argument) {
-  std::unique_ptr<Launch> const launch{static_cast<Launch*>(argument)};
-  launch->run();
+  std::unique_ptr<Work> const work{static_cast<Work*>(argument)};
+  (*work)();
 }
 
 }  // namespace
@@ -81,9 +102,8 @@ void __cudaRegisterFunction(void** /*image*/,
                             dim3*,
                             dim3*,
                             int*) {
-  std::string const kernel{name};
-  if (kernel.find("spillway") != std::string::npos && kernel.find("Stripes") != std::string::npos) {
-    kernels()[host] = kernel;
+  if (KnownKernel const* const known = find_kernel(name)) {
+    kernels()[host] = known;
   }
 }
 
@@ -109,13 +129,10 @@ cudaError_t cudaLaunchKernel(void const* kernel,
   if (found == kernels().end()) {
     return fake_cuda::last_error = cudaErrorNoKernelImageForDevice;
   }
-  bool const is_bitmap = found->second.find("ZeroBitmapStripe") != std::string::npos;
-  auto launch =
-      is_bitmap ? launch_of<spillway::detail::ZeroBitmapStripe>(found->second, arguments[0], grid.x)
-                : launch_of<spillway::detail::Bfloat16Stripe>(found->second, arguments[0], grid.x);
-  cudaError_t const status = cudaLaunchHostFunc(stream, &run, launch.get());
+  auto work = std::make_unique<Work>(found->second->work_of(arguments[0], grid.x));
+  cudaError_t const status = cudaLaunchHostFunc(stream, &run, work.get());
   if (status == cudaSuccess) {
-    launch.release();
+    work.release();
   }
   return status;
 }

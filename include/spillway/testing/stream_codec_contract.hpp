@@ -55,12 +55,11 @@ class StreamCodecRig {
     block_ += granule_bytes;
     std::size_t const scratch = round_up(C::scratch_bytes(device_), granule_bytes);
     if (scratch != 0) {
-      scratch_staging_ =
-          reinterpret_cast<std::byte*>(rig_.pinned(scratch + 2 * granule_bytes, guard));
+      scratch_guards_ = reinterpret_cast<std::byte*>(rig_.pinned(2 * granule_bytes, guard));
       scratch_ = {reinterpret_cast<std::byte*>(rig_.device_memory(scratch + 2 * granule_bytes)) +
                       granule_bytes,
                   scratch};
-      copy_scratch(CopyKind::to_device);
+      copy_scratch_guards(CopyKind::to_device);
     }
   }
 
@@ -105,24 +104,23 @@ class StreamCodecRig {
       CHECK(are_guards({piece.data() + piece.size(), granule_bytes}));
     }
     if (!scratch_.empty()) {
-      copy_scratch(CopyKind::to_host);
-      CHECK(are_guards({scratch_staging_, granule_bytes}));
-      CHECK(are_guards({scratch_staging_ + granule_bytes + scratch_.size(), granule_bytes}));
+      copy_scratch_guards(CopyKind::to_host);
+      CHECK(are_guards({scratch_guards_, 2 * granule_bytes}));
     }
   }
 
  private:
   static constexpr unsigned char guard = 0xA5;
 
-  /// Copies the scratch memory with what is around it.
-  void copy_scratch(CopyKind kind) {
-    std::byte* const device = scratch_.data() - granule_bytes;
-    bool const is_in = kind == CopyKind::to_device;
-    device_.copy(is_in ? device : scratch_staging_,
-                 is_in ? scratch_staging_ : device,
-                 scratch_.size() + 2 * granule_bytes,
-                 kind,
-                 stream_);
+  /// Copies what is before and behind the scratch memory.
+  void copy_scratch_guards(CopyKind kind) {
+    std::byte* host = scratch_guards_;
+    for (std::byte* const device :
+         {scratch_.data() - granule_bytes, scratch_.data() + scratch_.size()}) {
+      kind == CopyKind::to_device ? device_.copy(device, host, granule_bytes, kind, stream_)
+                                  : device_.copy(host, device, granule_bytes, kind, stream_);
+      host += granule_bytes;
+    }
     device_.synchronize(stream_);
   }
 
@@ -140,7 +138,7 @@ class StreamCodecRig {
   std::byte* staging_ = nullptr;
   std::byte* block_ = nullptr;
   std::span<std::byte> scratch_;
-  std::byte* scratch_staging_ = nullptr;
+  std::byte* scratch_guards_ = nullptr;
 };
 
 }  // namespace spillway::testing
