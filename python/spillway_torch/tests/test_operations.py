@@ -347,6 +347,15 @@ def test_foreach_in_pieces(lms):
         assert results[i][-1].item() == i * (i + 2 * (i + 1))
 
 
+def test_foreach_of_sizes_that_are_not_known_yet(lms):
+    lists = [[torch.full((n,), float(n + j)) for n in (16, 8)] for j in range(2)]
+    add = torch.compile(torch._foreach_add_, backend="eager", dynamic=True, fullgraph=True)
+    lms.evict()
+    add(*lists)
+    lms.evict()
+    assert [t.tolist() for t in lists[0]] == [[33.] * 16, [17.] * 8]
+
+
 def test_gradients_are_unscaled_in_pieces(lms):
     def run(bad):
         gradients = [torch.full((1 << 20,), 8.) for _ in range(70)]  # 280 MiB, where 256 fit

@@ -722,6 +722,15 @@ class FrameHook {
     }
   }
 
+  /// What an operation pins of a tensor. One that a compiler traces has no memory, and perhaps a
+  /// size that is not known yet.
+  [[nodiscard]] static std::size_t pinned_bytes(at::Tensor const& tensor) {
+    bool const may_be_ours = tensor.defined() && tensor.has_storage();
+    return may_be_ours && Site::Leases::is_ours(*tensor.storage().unsafeGetStorageImpl())
+               ? tensor.storage().nbytes()
+               : 0;
+  }
+
   /// Returns where to cut lists of the same length, so that no piece pins more than
   /// `foreach_bytes`.
   [[nodiscard]] static std::vector<std::size_t> pieces(std::span<c10::IValue const> arguments) {
@@ -737,8 +746,7 @@ class FrameHook {
       std::size_t row = 0;
       for (c10::IValue const& value : arguments) {
         if (value.isTensorList() && value.toListRef().size() == length) {
-          at::Tensor const& tensor = value.toListRef()[i].toTensor();
-          row += tensor.defined() && tensor.has_storage() ? tensor.storage().nbytes() : 0;
+          row += pinned_bytes(value.toListRef()[i].toTensor());
         }
       }
       if (bytes != 0 && bytes + row > Site::foreach_bytes()) {
