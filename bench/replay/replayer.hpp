@@ -51,6 +51,9 @@ class NamedRecompute {
   void on_step(double step_ns, std::size_t bytes) noexcept {
     std::visit([&](auto& policy) { policy.on_step(step_ns, bytes); }, policy_);
   }
+  [[nodiscard]] bool wants_recipes() const noexcept {
+    return std::visit([](auto const& policy) { return policy.wants_recipes(); }, policy_);
+  }
   [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
     return std::visit([costs](auto const& policy) { return policy.prefers_recompute(costs); },
                       policy_);

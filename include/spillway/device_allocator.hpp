@@ -300,6 +300,14 @@ class DeviceAllocator {
     set_recipe(id, std::span{operands.begin(), operands.size()}, cost, std::move(make));
   }
 
+  /// Whether recipes are worth what it takes to make them now. Not if the recompute policy wants
+  /// none, `TunedRecompute` for one once it has found that copies are faster; it is asked when a
+  /// step begins (`begin_step`). A recipe that is given all the same is used where no copy can be
+  /// kept.
+  ///
+  /// Cost  reads one word without the lock.
+  [[nodiscard]] bool wants_recipes() const noexcept { return blocks_.wants_recipes(); }
+
   /// Chooses how a block is written in the host pool from its next swap-out on: by `Identity`, as
   /// every block at first, by `ZeroBitmap`, or by a codec that loses bits, such as `AsBfloat16`.
   /// See `HostSwapPool` for where codecs work; elsewhere, and below 4 KiB, blocks are copied.

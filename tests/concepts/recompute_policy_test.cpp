@@ -25,12 +25,14 @@ TEST_SUITE("recompute_policy") {
   TEST_CASE("RecomputePolicy: each member is asked for") {
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, on_step);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, prefers_recompute);
+    CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, wants_recipes);
   }
 
   TEST_CASE("RecomputePolicy: what may throw, or changes by being asked, is refused") {
     CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double, std::size_t));
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, bool wants_recipes() const);
   }
 
   TEST_CASE_TEMPLATE_INVOKE(recompute_policy_contract,

@@ -155,6 +155,8 @@ TEST_SUITE("recipes") {
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts /*costs*/) const noexcept {
       return false;
     }
+    [[nodiscard]] bool wants_recipes() const noexcept { return wants; }
+    bool wants = true;
   };
   struct Told : spillway::PoliciesFor<spillway::ModelApi> {
     using recompute = TellsSteps;
@@ -167,6 +169,7 @@ TEST_SUITE("recipes") {
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
       return costs.recompute_ns < most_ns;
     }
+    [[nodiscard]] bool wants_recipes() const noexcept { return true; }
   };
   template <class Policy>
   struct DecidedBy : Stepped {
@@ -710,6 +713,33 @@ TEST_SUITE("recipes") {
     allocator.deallocate(x);
     allocator.retire_stream(stream);
     device.destroy_stream(stream);
+  }
+
+  TEST_CASE("No recipes are wanted if the policy wants none and the host pool has room enough") {
+    for (bool const has_room : {true, false}) {
+      CAPTURE(has_room);
+      spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
+      std::vector<double> told;
+      spillway::DeviceAllocator<Told>::Options options{.capacity_bytes = 1_MiB};
+      options.host.pinned_bytes = has_room ? 2_MiB : 512_KiB;
+      options.recompute = TellsSteps{&told, false};
+      spillway::DeviceAllocator<Told> allocator{device, options};
+      auto const stream = device.create_stream();
+      CHECK(allocator.wants_recipes());  // until the policy is asked
+      BlockId const x = allocator.allocate(64_KiB);
+      allocator.begin_step();
+      CHECK(allocator.wants_recipes() == !has_room);
+      (void)allocator.acquire(x, Access::write, stream);
+      allocator.swap_out(x);
+      device.compute(stream, 1'000'000);
+      (void)allocator.acquire(x, Access::read, stream);
+      allocator.begin_step();
+      REQUIRE(told.size() == 2);
+      CHECK((told.back() > 0) == has_room);  // else there was no choice
+      allocator.deallocate(x);
+      allocator.retire_stream(stream);
+      device.destroy_stream(stream);
+    }
   }
 
   TEST_CASE("Pressure drops blocks that can be made again") {

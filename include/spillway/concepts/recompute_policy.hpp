@@ -23,10 +23,14 @@ struct RecomputeCosts {
 /// |-------------------------------|-------------------------------------------------|------------|
 /// | `p.on_step(step_ns, bytes)`   | note that a step begins under a limit of        | O(1)       |
 /// |                               | `bytes`, and that the one before it took so     |            |
-/// |                               | long; 0: it is the first, or the policy was     |            |
-/// |                               | asked nothing in the one before                 |            |
+/// |                               | long; 0: it is the first, or no block left      |            |
+/// |                               | in the one before that had a recipe or, where   |            |
+/// |                               | none are wanted, might have had one             |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
+/// | `cp.wants_recipes()`          | return whether it may prefer that at all, so    | O(1)       |
+/// |                               | that recipes are worth what it takes to make    |            |
+/// |                               | them                                            |            |
 ///
 /// A model decides; it never copies or calls a device. Thread-unsafe: the pager calls a model under
 /// its lock.
@@ -37,6 +41,7 @@ concept RecomputePolicy =
     requires(P p, P const cp, double step_ns, std::size_t bytes, RecomputeCosts costs) {
       { p.on_step(step_ns, bytes)   } noexcept -> std::same_as<void>;
       { cp.prefers_recompute(costs) } noexcept -> std::same_as<bool>;
+      { cp.wants_recipes()          } noexcept -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -22,6 +22,7 @@
 #include <spillway/stream_prefetcher.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -283,9 +284,15 @@ class Blocks {
   [[nodiscard]] bool may_drop(BlockId id) const noexcept {
     return table_.find(id)->recipe != nullptr && recipes_.may_drop(id, plannable_bytes());
   }
+  /// Whether recipes are worth what it takes to make them: the recompute policy wants them, or the
+  /// host pool may become full, and then they make room. Any thread may ask.
+  [[nodiscard]] bool wants_recipes() const noexcept {
+    return wants_recipes_.load(std::memory_order_relaxed);
+  }
   /// Whether it should, as the recompute policy says.
   [[nodiscard]] bool should_drop(BlockId id) noexcept {
     if (!may_drop(id)) {
+      has_chosen_ = has_chosen_ || !wants_recipes();
       return false;
     }
     has_chosen_ = true;
@@ -619,6 +626,8 @@ class Blocks {
     recompute_.on_step(is_measured ? static_cast<double>(now_ns - *step_start_ns_) : 0,
                        arena_.capacity_bytes());
     step_start_ns_ = now_ns;
+    wants_recipes_.store(recompute_.wants_recipes() || pool_.free_bytes() < arena_.capacity_bytes(),
+                         std::memory_order_relaxed);
   }
   /// When the step begins: on the host's clock, or, since a program on a virtual clock waits for
   /// nothing, when the work before it ends.
@@ -645,6 +654,7 @@ class Blocks {
   Recipes recipes_{table_};
   Eviction eviction_;
   Recompute recompute_;
+  std::atomic<bool> wants_recipes_{true};
   double link_bytes_per_second_;
   std::size_t on_host_count_ = 0;
   std::size_t prefetched_bytes_ = 0;

@@ -62,6 +62,7 @@ class NoPrefetch {
 struct NoRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return false; }
+  [[nodiscard]] bool wants_recipes() const noexcept { return false; }
 };
 
 static_assert(LockPolicy<NullLock>);

@@ -525,6 +525,7 @@ TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
         bool const is_preferred = policy.prefers_recompute({copy_ns, recompute_ns});
         CHECK(policy.prefers_recompute({copy_ns, recompute_ns}) == is_preferred);
         if (is_preferred) {
+          CHECK(policy.wants_recipes());
           CHECK(policy.prefers_recompute({2 * copy_ns, recompute_ns}));
           CHECK(policy.prefers_recompute({copy_ns, recompute_ns / 2}));
         }

@@ -14,6 +14,7 @@
 
 #include "held.hpp"
 #include "interpreter.hpp"
+#include "released_lock.hpp"
 #include "rpc.hpp"
 #include "site.hpp"
 #include "statistics.hpp"
@@ -123,7 +124,7 @@ class Bindings {
     }
     std::optional<Frame> frame;
     if (!operands.empty()) {
-      pybind11::gil_scoped_release const others_run;
+      ReleasedLock const others_run;
       frame.emplace();
       frame->enter(operands);
     }
@@ -256,7 +257,7 @@ class Bindings {
 template <class Site>
 void Bindings<Site>::define(pybind11::module_& m) {
   namespace py = pybind11;
-  using WithoutLock = py::call_guard<py::gil_scoped_release>;
+  using WithoutLock = py::call_guard<ReleasedLock>;
   m.def("install", &install);
   m.def("is_installed", &is_installed);
   m.def("set_hook", [](bool on) { c10::impl::tls_set_dispatch_key_included(hook_key, on); });

@@ -76,7 +76,7 @@ pybind11::dict statistics(State& state) {
   if constexpr (requires { state.tensors->workspace_bytes(); }) {
     std::size_t bytes = 0;
     {
-      pybind11::gil_scoped_release const others_run;  // one of them may be making a workspace
+      ReleasedLock const others_run;  // one of them may be making a workspace
       bytes = state.tensors->workspace_bytes();
     }
     set("cublas_workspace_bytes", bytes);

@@ -170,6 +170,24 @@ print("end")
     assert out.split() == ["end", "5"]
 
 
+def test_the_program_ends_while_a_daemon_thread_makes_room(script):
+    assert script("""
+import threading
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+begun = threading.Event()
+def reclaim():
+    while True:
+        spillway_torch.reclaim_inactive()
+        begun.set()
+threading.Thread(target=reclaim, daemon=True).start()
+numbers = [torch.ones(1000) for _ in range(200)]
+begun.wait()
+print("end")
+""").split() == ["end"]
+
+
 def test_support_that_is_never_used_changes_nothing(script):
     out = script("""
 import torch, spillway_torch

@@ -57,6 +57,7 @@ TEST_SUITE("tuned_recompute") {
         CHECK(tried[step] == TunedRecompute::shares[step / steps_of_trial]);
       }
       CHECK(share_of(policy) == fastest);
+      CHECK(policy.wants_recipes() == (fastest != 0));
     }
   }
 

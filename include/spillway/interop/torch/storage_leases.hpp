@@ -372,7 +372,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// Whether a result that is made now may leave and should have a recipe.
   [[nodiscard]] bool gives_recipes() const noexcept {
     return this->is_under_pressure_.load(std::memory_order_relaxed) &&
-           recomputes_.load(std::memory_order_relaxed);
+           recomputes_.load(std::memory_order_relaxed) && memory_->wants_recipes();
   }
   /// Gives a result a recipe, if nobody can have written it or an operand since the operation and
   /// nobody can without acquiring it.

@@ -23,6 +23,7 @@ class RecomputeIfCheaper {
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return costs.recompute_ns <= share_ * costs.copy_ns;
   }
+  [[nodiscard]] bool wants_recipes() const noexcept { return share_ > 0; }
 
  private:
   double share_ = 1;
@@ -33,6 +34,7 @@ class RecomputeIfCheaper {
 struct AlwaysRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return true; }
+  [[nodiscard]] bool wants_recipes() const noexcept { return true; }
 };
 
 static_assert(RecomputePolicy<RecomputeIfCheaper>);

@@ -15,11 +15,11 @@ namespace spillway {
 ///
 /// What a copy costs depends on what else crosses the link and when, which no rule for a single
 /// block can know; but steps repeat. So a few steps run with each of `shares`, and the one whose
-/// fastest step was the fastest of all stays: with the last share, 0, only what takes no time is
-/// made again, so that recomputation is given up where it does not pay. Only steps count in which
-/// the policy was asked. Tuning begins anew when the limit changes, and after `steps_between`
-/// steps, since programs change. A program that does not say where its steps begin keeps the first
-/// share.
+/// fastest step was the fastest of all stays. With the last share, 0, no recipes are wanted, so
+/// that recomputation is given up where it does not pay, with all that it costs. Only steps count
+/// in which there was a choice. Tuning begins anew when the limit changes, and after
+/// `steps_between` steps, since programs change. A program that does not say where its steps begin
+/// keeps the first share.
 class TunedRecompute {
  public:
   static constexpr std::array shares{1.0, 0.1, 0.05, 0.0};
@@ -55,6 +55,7 @@ class TunedRecompute {
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return rule_.prefers_recompute(costs);
   }
+  [[nodiscard]] bool wants_recipes() const noexcept { return rule_.wants_recipes(); }
 
  private:
   /// After the last trial its best share stays.
