@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "released_lock.hpp"
 #include <pybind11/pybind11.h>
 
 namespace spillway_torch {
