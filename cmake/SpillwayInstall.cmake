@@ -7,7 +7,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/spillwayConfig.cmake.in
                               ${PROJECT_BINARY_DIR}/spillwayConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 set(arch_independent ARCH_INDEPENDENT)
-if(TARGET spillway_compiled)
+if(SPILLWAY_BUILD_COMPILED)
   set(arch_independent)
 endif()
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake
@@ -27,7 +27,7 @@ install(
 # matter whether there was a toolkit where the library was installed.
 install(TARGETS spillway_cuda FILE_SET cuda_headers FILE_SET nvcc_headers FILE_SET nvcomp_headers)
 install(EXPORT spillwayTargets NAMESPACE spillway:: DESTINATION ${package_dir})
-if(TARGET spillway_compiled)
+if(SPILLWAY_BUILD_COMPILED)
   install(TARGETS spillway_compiled EXPORT spillwayCompiledTargets)
   install(EXPORT spillwayCompiledTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 endif()

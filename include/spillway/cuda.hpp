@@ -5,6 +5,7 @@
 /// its runtime library, but no nvcc. sim.hpp is the same for the simulated device.
 
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
@@ -16,13 +17,11 @@ namespace spillway {
 /// The default policies on a GPU. Derive and change an alias to choose differently.
 struct CudaPolicies : PoliciesFor<CudaApi> {};
 
-static_assert(PolicySet<CudaPolicies>);
+SPILLWAY_CHECK_MODEL(PolicySet<CudaPolicies>);
 
 #if defined(SPILLWAY_COMPILED_CUDA)
-// These are among what spillway::compiled holds for the simulated device.
-extern template class StreamPrefetcher<CudaPolicies::prefetch>;
-extern template class detail::RangeMap<CudaPolicies::fit>;
-SPILLWAY_INSTANTIATE_ALLOCATOR(CudaPolicies);
+SPILLWAY_INSTANTIATE_DEVICE(extern template, CudaApi);
+SPILLWAY_INSTANTIATE_ALLOCATOR(extern template, CudaPolicies);
 #endif
 
 }  // namespace spillway

@@ -998,4 +998,6 @@ void DeviceAllocator<Policies>::copy_to_host_sync(void* to,
 template <class T, std::size_t Rank, PolicySet Policies = DefaultPolicies>
 using Tensor = SwappableTensor<T, Rank, DeviceAllocator<Policies>>;
 
+SPILLWAY_COMPILED_PART(class StreamPrefetcher<ScheduleLookahead>);
+
 }  // namespace spillway

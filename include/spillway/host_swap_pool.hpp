@@ -558,4 +558,8 @@ HostPoolStats HostSwapPool<Device, FileIo>::stats() const {
   return stats;
 }
 
+SPILLWAY_COMPILED_PART(class detail::SlotIo<SystemFileIo>);
+SPILLWAY_COMPILED_PART(class detail::SwapFile<SystemFileIo>);
+SPILLWAY_COMPILED_PART(class detail::CodedParts<SystemFileIo>);
+
 }  // namespace spillway

@@ -13,30 +13,36 @@
 
 #include <mutex>
 
-/// The classes of an allocator with the given policies that spillway::compiled holds: those that
-/// most of the time to build a program goes into.
-#define SPILLWAY_INSTANTIATE_ALLOCATOR(Policies)                                                   \
-  SPILLWAY_INSTANTIATE class StreamOrder<Policies::device>;                                        \
-  SPILLWAY_INSTANTIATE class HostSwapPool<Policies::device>;                                       \
-  SPILLWAY_INSTANTIATE class DefragArena<Policies::device, Policies::fit, Policies::compaction>;   \
-  SPILLWAY_INSTANTIATE class detail::HostTransfers<Policies::device, SystemFileIo>;                \
-  SPILLWAY_INSTANTIATE class detail::Journal<Policies>;                                            \
-  SPILLWAY_INSTANTIATE class detail::Blocks<Policies>;                                             \
-  SPILLWAY_INSTANTIATE class detail::Transfers<Policies>;                                          \
-  SPILLWAY_INSTANTIATE class detail::Reclaimer<Policies>;                                          \
-  SPILLWAY_INSTANTIATE class detail::Leases<Policies>;                                             \
-  SPILLWAY_INSTANTIATE class detail::LookAhead<Policies>;                                          \
-  SPILLWAY_INSTANTIATE class detail::CopyStreams<Policies::device>;                                \
-  SPILLWAY_INSTANTIATE class DeviceAllocator<Policies>;                                            \
-  SPILLWAY_INSTANTIATE bool detail::Leases<Policies>::try_acquire(                                 \
+/// Declares (`extern template`) or defines (`template`) what depends on a device and on no other
+/// policy. Where spillway::compiled contains it, an allocator with policies of a program's own on
+/// that device takes less time to compile, too.
+#define SPILLWAY_INSTANTIATE_DEVICE(how, Device)                                                   \
+  how class StreamOrder<Device>;                                                                   \
+  how class HostSwapPool<Device>;                                                                  \
+  how class DefragArena<Device, SegregatedFit, SlidingCompaction>;                                 \
+  how class detail::HostTransfers<Device, SystemFileIo>;                                           \
+  how class detail::StagingLane<Device>;                                                           \
+  how class detail::ArenaMemory<Device>;                                                           \
+  how class detail::CopyStreams<Device>
+
+/// The same for the classes of an allocator with the given policies, which most of the time to
+/// build a program goes into.
+#define SPILLWAY_INSTANTIATE_ALLOCATOR(how, Policies)                                              \
+  how class detail::Journal<Policies>;                                                             \
+  how class detail::Blocks<Policies>;                                                              \
+  how class detail::Transfers<Policies>;                                                           \
+  how class detail::Reclaimer<Policies>;                                                           \
+  how class detail::Leases<Policies>;                                                              \
+  how class detail::LookAhead<Policies>;                                                           \
+  how class DeviceAllocator<Policies>;                                                             \
+  how bool detail::Leases<Policies>::try_acquire(                                                  \
       std::span<LeaseRequest const>,                                                               \
       StreamIndex,                                                                                 \
       DeviceAllocator<Policies>::Granted const&) noexcept;                                         \
-  SPILLWAY_INSTANTIATE void detail::Leases<Policies>::acquire(                                     \
-      std::span<LeaseRequest const>,                                                               \
-      Policies::device::stream_type,                                                               \
-      StreamIndex,                                                                                 \
-      DeviceAllocator<Policies>::Granted const&)
+  how void detail::Leases<Policies>::acquire(std::span<LeaseRequest const>,                        \
+                                             Policies::device::stream_type,                        \
+                                             StreamIndex,                                          \
+                                             DeviceAllocator<Policies>::Granted const&)
 
 namespace spillway {
 
@@ -68,5 +74,8 @@ struct SimPolicies;
 /// `DeviceAllocator<>`, include sim.hpp, which defines the bundle; a program for a GPU names
 /// `DeviceAllocator<CudaPolicies>` and compiles no simulator.
 using DefaultPolicies = SimPolicies;
+
+SPILLWAY_COMPILED_PART(class detail::RangeMap<SegregatedFit>);
+SPILLWAY_COMPILED_PART(class detail::RoomSearch<SlidingCompaction>);
 
 }  // namespace spillway

@@ -5,6 +5,7 @@
 /// a GPU needs. cuda.hpp is the same for a GPU.
 
 #include <spillway/concepts/policy_set.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
@@ -21,17 +22,11 @@ namespace spillway {
 /// ```
 struct SimPolicies : PoliciesFor<SimApi> {};
 
-static_assert(PolicySet<SimPolicies>);
+SPILLWAY_CHECK_MODEL(PolicySet<SimPolicies>);
 
 #if defined(SPILLWAY_COMPILED)
-SPILLWAY_INSTANTIATE class detail::SimMemory<detail::SimHostBacking,
-                                             detail::ThreadedExecutor::Barrier>;
-SPILLWAY_INSTANTIATE class detail::BasicSimWorker<>;
-SPILLWAY_INSTANTIATE class detail::BasicThreadedExecutor<>;
-SPILLWAY_INSTANTIATE class detail::BasicSimApi<detail::ThreadedExecutor>;
-SPILLWAY_INSTANTIATE class StreamPrefetcher<SimPolicies::prefetch>;
-SPILLWAY_INSTANTIATE class detail::RangeMap<SimPolicies::fit>;
-SPILLWAY_INSTANTIATE_ALLOCATOR(SimPolicies);
+SPILLWAY_INSTANTIATE_DEVICE(extern template, SimApi);
+SPILLWAY_INSTANTIATE_ALLOCATOR(extern template, SimPolicies);
 #endif
 
 }  // namespace spillway

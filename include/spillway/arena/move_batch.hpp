@@ -278,4 +278,6 @@ void enqueue_moves(Device& device,
   }
 }
 
+SPILLWAY_COMPILED_PART(class detail::BasicMergedMoves<>);
+
 }  // namespace spillway

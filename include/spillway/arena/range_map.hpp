@@ -651,4 +651,6 @@ class RangeMap {
   std::uint64_t version_ = 0;
 };
 
+SPILLWAY_COMPILED_PART(class BasicRangeList<>);
+
 }  // namespace spillway::detail

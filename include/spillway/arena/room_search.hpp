@@ -4,13 +4,13 @@
 #include <spillway/arena/move_plan.hpp>
 #include <spillway/arena/range_map.hpp>
 #include <spillway/concepts/compaction_policy.hpp>
+#include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/range_table.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -66,7 +66,7 @@ class BasicSearchScope {
   void read_around_large(RangeList const& list, Fit const& fit, std::size_t most) {
     // As many stretches as each has ranges: both what lies around a gap and where else there is
     // room count.
-    auto const side = static_cast<std::size_t>(std::sqrt(static_cast<double>(most)));
+    auto const side = static_cast<std::size_t>(square_root(most));
     stretches_.clear();
     seeds_.clear();
     is_part_ = true;
@@ -376,8 +376,7 @@ class RoomSearch {
       if (missed - reached <= reached / 16) {
         break;
       }
-      wanted = static_cast<std::uint64_t>(std::sqrt(
-          static_cast<double>(std::max<std::uint64_t>(reached, 1)) * static_cast<double>(missed)));
+      wanted = square_root(std::max<std::uint64_t>(reached, 1) * missed);
     }
     return to_plan(map, best);
   }
@@ -446,5 +445,8 @@ class RoomSearch {
   LayoutSnapshot snapshot_;
   [[no_unique_address]] Compaction compaction_;
 };
+
+SPILLWAY_COMPILED_PART(class BasicSearchScope<>);
+SPILLWAY_COMPILED_PART(class BasicLayoutSnapshot<>);
 
 }  // namespace spillway::detail

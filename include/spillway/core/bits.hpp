@@ -38,4 +38,14 @@ inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits 
   return z ^ (z >> 31U);
 }
 
+/// The square root, rounded down. Not from <cmath>, which is slow to include.
+[[nodiscard]] constexpr std::uint64_t square_root(std::uint64_t number) noexcept {
+  std::uint64_t root = 0;
+  for (std::uint64_t bit = std::uint64_t{1} << 31U; bit != 0; bit >>= 1U) {
+    std::uint64_t const larger = root | bit;
+    root = larger * larger <= number ? larger : root;
+  }
+  return root;
+}
+
 }  // namespace spillway::detail

@@ -32,16 +32,28 @@
 #  define SPILLWAY_HOST_DEVICE
 #endif
 
-/// Stands before each class that sim.hpp and cuda.hpp instantiate if SPILLWAY_COMPILED is defined.
-/// It only declares them for a program, because spillway::compiled contains them, and defines them
-/// in the sources of spillway::compiled.
+/// Checks that a class of the library is a model of its concept, at the end of the class's header,
+/// where SPILLWAY_CHECK_MODELS is defined: tests/compile defines it. Programs need no check of what
+/// they do not use, and it would be an eighth of the time that <spillway/spillway.hpp> takes. What
+/// they use is checked by the templates that take it.
+#if defined(SPILLWAY_CHECK_MODELS)
+#  define SPILLWAY_CHECK_MODEL(...) static_assert(__VA_ARGS__)
+#else
+#  define SPILLWAY_CHECK_MODEL(...) static_assert(true)
+#endif
+
+/// Stands after a class or function that depends on no policies, at the end of its header, e.g.
+/// `SPILLWAY_COMPILED_PART(class BasicRangeTable<>);`. In a program that defines SPILLWAY_COMPILED
+/// it only declares the instantiation that spillway::compiled contains; elsewhere it does nothing.
 ///
 /// A compiler still instantiates what is defined inside a class, to inline it. Functions that lead
 /// to large parts of the library, such as the allocator's constructor, are defined below the class.
-#if defined(SPILLWAY_COMPILING)
-#  define SPILLWAY_INSTANTIATE template
+#if !defined(SPILLWAY_COMPILED)
+#  define SPILLWAY_COMPILED_PART(...) static_assert(true)
+#elif defined(SPILLWAY_COMPILING_PARTS)
+#  define SPILLWAY_COMPILED_PART(...) template __VA_ARGS__
 #else
-#  define SPILLWAY_INSTANTIATE extern template
+#  define SPILLWAY_COMPILED_PART(...) extern template __VA_ARGS__
 #endif
 
 namespace spillway::detail {

@@ -99,4 +99,6 @@ class BasicRangeTable {
 
 using RangeTable = BasicRangeTable<>;
 
+SPILLWAY_COMPILED_PART(class BasicRangeTable<>);
+
 }  // namespace spillway

@@ -449,4 +449,6 @@ inline bool BasicHostLedger<Lazy>::give_back(HostSlotId id, Fence const& last_us
   return true;
 }
 
+SPILLWAY_COMPILED_PART(class BasicHostLedger<>);
+
 }  // namespace spillway::detail

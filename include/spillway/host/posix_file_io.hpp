@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 
 #include <cerrno>
 #include <cstddef>
@@ -57,6 +58,6 @@ class PosixFileIo {
   }
 };
 
-static_assert(FileIoApi<PosixFileIo>);
+SPILLWAY_CHECK_MODEL(FileIoApi<PosixFileIo>);
 
 }  // namespace spillway

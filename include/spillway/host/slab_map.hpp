@@ -502,4 +502,7 @@ bool BasicSlabMap<Lazy>::can_take(std::size_t bytes, std::size_t extra_bytes) co
          missing_after(pieces, beside_extra, wanted - extra_bytes) == 0;
 }
 
+SPILLWAY_COMPILED_PART(class BasicSizeClasses<>);
+SPILLWAY_COMPILED_PART(class BasicSlabMap<>);
+
 }  // namespace spillway::detail

@@ -549,4 +549,6 @@ bool BasicSlotCodecs<Lazy>::decode_part(Job& job,
   return true;
 }
 
+SPILLWAY_COMPILED_PART(class BasicSlotCodecs<>);
+
 }  // namespace spillway::detail

@@ -3,10 +3,10 @@
 
 #include <array>
 #include <charconv>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <ostream>
 #include <string_view>
 
@@ -51,7 +51,8 @@ class JsonStream {
   JsonStream& value(bool truth) { return literal(truth ? "true" : "false"); }
   /// `null` for what JSON has no number for.
   JsonStream& value(double number) {
-    return std::isfinite(number) ? print(number) : literal("null");
+    constexpr double most = std::numeric_limits<double>::max();
+    return number >= -most && number <= most ? print(number) : literal("null");
   }
   template <std::integral Number>
   JsonStream& value(Number number) {

@@ -144,4 +144,8 @@ template <class = Lazily>
   return detail::RangeHistory{records}.take_changes();
 }
 
+SPILLWAY_COMPILED_PART(class BasicRangeHistory<>);
+
+SPILLWAY_COMPILED_PART(std::vector<RangeChange> range_changes<>(std::span<Record const>));
+
 }  // namespace spillway::detail

@@ -405,4 +405,9 @@ void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
   detail::SnapshotWriter{out}.write(snapshot);
 }
 
+SPILLWAY_COMPILED_PART(class detail::BasicSnapshotChanges<>);
+SPILLWAY_COMPILED_PART(class detail::BasicSnapshotWriter<>);
+
+SPILLWAY_COMPILED_PART(void write_json<>(std::ostream&, MemorySnapshot const&));
+
 }  // namespace spillway

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -119,7 +118,7 @@ void summarize_memory(SummaryTable& table, Stats const& stats) {
   table.row({"Capacity (limit)", human_bytes(stats.capacity_bytes)});
   table.row({"Free", human_bytes(stats.free_bytes)});
   table.row({"Largest free range", human_bytes(stats.largest_free_bytes)});
-  auto const permille = std::lround(stats.external_fragmentation() * 1000.0);
+  auto const permille = static_cast<int>(stats.external_fragmentation() * 1000.0 + 0.5);
   table.row({"External fragmentation",
              std::to_string(permille / 10) + '.' + std::to_string(permille % 10) + " %"});
 }
@@ -184,6 +183,11 @@ void summarize_host(SummaryTable& table, HostPoolStats const& host) {
     table.row({"Rescued", human_bytes(host.rescued_bytes)});
   }
 }
+
+SPILLWAY_COMPILED_PART(void summarize_memory<>(SummaryTable&, Stats const&));
+SPILLWAY_COMPILED_PART(void summarize_traffic<>(SummaryTable&, Stats const&));
+SPILLWAY_COMPILED_PART(void summarize_counts<>(SummaryTable&, Stats const&));
+SPILLWAY_COMPILED_PART(void summarize_host<>(SummaryTable&, HostPoolStats const&));
 
 }  // namespace detail
 

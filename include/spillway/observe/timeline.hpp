@@ -355,6 +355,9 @@ class BasicTimeline {
 
 using Timeline = BasicTimeline<>;
 
-static_assert(Observer<Timeline>);
+SPILLWAY_CHECK_MODEL(Observer<Timeline>);
+
+SPILLWAY_COMPILED_PART(class detail::BasicChromeTraceWriter<>);
+SPILLWAY_COMPILED_PART(class BasicTimeline<>);
 
 }  // namespace spillway

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/block_table.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/pager/block_state.hpp>
 
@@ -31,13 +32,14 @@ namespace spillway::detail {
 ///
 /// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
 /// the lock.
-class Recipes {
+template <class = Lazily>
+class BasicRecipes {
  public:
   /// The longest chain of dropped blocks, each of which is an operand of the one before.
   static constexpr std::uint32_t most_chained = 8;
 
   /// The table is not owned and must outlive this object.
-  explicit Recipes(BlockTable<BlockRecord>& table) noexcept : table_{table} {}
+  explicit BasicRecipes(BlockTable<BlockRecord>& table) noexcept : table_{table} {}
 
   /// Gives a block that is not dropped a recipe, in place of the one it may have.
   ///
@@ -334,5 +336,9 @@ class Recipes {
   std::vector<BlockId> orphans_;  // that have bytes, or no dependents
   std::size_t nodes_ = 0;         // records that have a `Recipe`
 };
+
+using Recipes = BasicRecipes<>;
+
+SPILLWAY_COMPILED_PART(class BasicRecipes<>);
 
 }  // namespace spillway::detail

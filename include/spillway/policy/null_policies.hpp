@@ -6,6 +6,7 @@
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
@@ -65,10 +66,10 @@ struct NoRecompute {
   [[nodiscard]] bool wants_recipes() const noexcept { return false; }
 };
 
-static_assert(LockPolicy<NullLock>);
-static_assert(Observer<NullObserver>);
-static_assert(CompactionPolicy<NoCompaction>);
-static_assert(PrefetchPolicy<NoPrefetch>);
-static_assert(RecomputePolicy<NoRecompute>);
+SPILLWAY_CHECK_MODEL(LockPolicy<NullLock>);
+SPILLWAY_CHECK_MODEL(Observer<NullObserver>);
+SPILLWAY_CHECK_MODEL(CompactionPolicy<NoCompaction>);
+SPILLWAY_CHECK_MODEL(PrefetchPolicy<NoPrefetch>);
+SPILLWAY_CHECK_MODEL(RecomputePolicy<NoRecompute>);
 
 }  // namespace spillway

@@ -367,4 +367,6 @@ void BasicAccessSchedule<Lazy>::upcoming(Visit visit) const {
   }
 }
 
+SPILLWAY_COMPILED_PART(class BasicAccessSchedule<>);
+
 }  // namespace spillway

@@ -395,4 +395,6 @@ class BasicStepFollower {
 
 using StepFollower = BasicStepFollower<>;
 
+SPILLWAY_COMPILED_PART(class BasicStepFollower<>);
+
 }  // namespace spillway::detail

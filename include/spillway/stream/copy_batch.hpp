@@ -72,4 +72,6 @@ class BasicCopyBatch {
 
 using CopyBatch = BasicCopyBatch<>;
 
+SPILLWAY_COMPILED_PART(class BasicCopyBatch<>);
+
 }  // namespace spillway::detail

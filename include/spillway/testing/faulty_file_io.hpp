@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/host/posix_file_io.hpp>
 
 #include <algorithm>
@@ -194,6 +195,6 @@ class FaultyFileIo {
   std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
-static_assert(FileIoApi<FaultyFileIo>);
+SPILLWAY_CHECK_MODEL(FileIoApi<FaultyFileIo>);
 
 }  // namespace spillway::testing

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/basic_sim_api.hpp>
@@ -365,6 +366,9 @@ inline void SteppedExecutor::sweep() noexcept {
   });
 }
 
+SPILLWAY_COMPILED_PART(class SimMemory<SimHostBacking, SteppedExecutor::Barrier>);
+SPILLWAY_COMPILED_PART(class BasicSimApi<SteppedExecutor>);
+
 }  // namespace spillway::detail
 
 namespace spillway::testing {
@@ -376,6 +380,7 @@ namespace spillway::testing {
 /// Policies on it: `struct MyPolicies : PoliciesFor<testing::SteppedSimApi> {};`
 using SteppedSimApi = detail::BasicSimApi<detail::SteppedExecutor>;
 
-static_assert(BatchCopyApi<SteppedSimApi> && VirtualMemoryApi<SteppedSimApi>);
+SPILLWAY_CHECK_MODEL(BatchCopyApi<SteppedSimApi>);
+SPILLWAY_CHECK_MODEL(VirtualMemoryApi<SteppedSimApi>);
 
 }  // namespace spillway::testing

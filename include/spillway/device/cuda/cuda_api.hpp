@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
@@ -480,6 +481,8 @@ inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const
 #endif
 }
 
-static_assert(BatchCopyApi<CudaApi> && VirtualMemoryApi<CudaApi> && HostWorkApi<CudaApi>);
+SPILLWAY_CHECK_MODEL(BatchCopyApi<CudaApi>);
+SPILLWAY_CHECK_MODEL(VirtualMemoryApi<CudaApi>);
+SPILLWAY_CHECK_MODEL(HostWorkApi<CudaApi>);
 
 }  // namespace spillway

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <concepts>
 #include <condition_variable>
 #include <cstddef>
@@ -236,7 +235,7 @@ class BasicHostApi {
 
 using HostApi = BasicHostApi<>;
 
-static_assert(DeviceApi<HostApi>);
+SPILLWAY_CHECK_MODEL(DeviceApi<HostApi>);
 
 template <class Lazy>
 void BasicHostApi<Lazy>::finish() noexcept {
@@ -354,8 +353,8 @@ void BasicHostApi<Lazy>::pace(Stream& stream,
   }
   constexpr std::chrono::microseconds shortest_sleep{100};
   stream.link_free_at =
-      std::max(stream.link_free_at, start) +
-      std::chrono::nanoseconds{std::llround(1e9 * static_cast<double>(bytes) / rate)};
+      std::max(stream.link_free_at, start) + std::chrono::nanoseconds{static_cast<std::int64_t>(
+                                                 1e9 * static_cast<double>(bytes) / rate + 0.5)};
   if (stream.link_free_at - Clock::now() > shortest_sleep) {
     std::this_thread::sleep_until(stream.link_free_at);
   }
@@ -569,5 +568,7 @@ void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   all_.clear();
   mutex_.unlock();
 }
+
+SPILLWAY_COMPILED_PART(class BasicHostApi<>);
 
 }  // namespace spillway

@@ -354,6 +354,9 @@ void BasicHostPagedApi<Lazy>::free_excess() noexcept {
   }
 }
 
-static_assert(VirtualMemoryApi<HostPagedApi> && VacatingApi<HostPagedApi>);
+SPILLWAY_CHECK_MODEL(VirtualMemoryApi<HostPagedApi>);
+SPILLWAY_CHECK_MODEL(VacatingApi<HostPagedApi>);
+
+SPILLWAY_COMPILED_PART(class BasicHostPagedApi<>);
 
 }  // namespace spillway

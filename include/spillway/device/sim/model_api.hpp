@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/basic_sim_api.hpp>
@@ -283,6 +284,11 @@ namespace spillway {
 /// finished.
 using ModelApi = detail::BasicSimApi<detail::ModelExecutor>;
 
-static_assert(BatchCopyApi<ModelApi> && VirtualMemoryApi<ModelApi>);
+SPILLWAY_CHECK_MODEL(BatchCopyApi<ModelApi>);
+SPILLWAY_CHECK_MODEL(VirtualMemoryApi<ModelApi>);
+
+SPILLWAY_COMPILED_PART(
+    class detail::SimMemory<detail::SimFakeBacking, detail::ModelExecutor::Barrier>);
+SPILLWAY_COMPILED_PART(class detail::BasicSimApi<detail::ModelExecutor>);
 
 }  // namespace spillway

@@ -254,6 +254,13 @@ namespace spillway {
 /// the default device on machines without a GPU.
 using SimApi = detail::BasicSimApi<detail::ThreadedExecutor>;
 
-static_assert(BatchCopyApi<SimApi> && VirtualMemoryApi<SimApi>);
+SPILLWAY_CHECK_MODEL(BatchCopyApi<SimApi>);
+SPILLWAY_CHECK_MODEL(VirtualMemoryApi<SimApi>);
+
+SPILLWAY_COMPILED_PART(
+    class detail::SimMemory<detail::SimHostBacking, detail::ThreadedExecutor::Barrier>);
+SPILLWAY_COMPILED_PART(class detail::BasicSimApi<detail::ThreadedExecutor>);
+
+SPILLWAY_COMPILED_PART(class detail::BasicThreadedExecutor<>);
 
 }  // namespace spillway

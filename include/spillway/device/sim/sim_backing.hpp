@@ -271,4 +271,6 @@ class SimFakeBacking {
   std::uintptr_t next_ = first;
 };
 
+SPILLWAY_COMPILED_PART(class BasicSimHostBacking<>);
+
 }  // namespace spillway::detail

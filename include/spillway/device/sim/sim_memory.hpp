@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_backing.hpp>
@@ -408,5 +409,7 @@ void SimMemory<Backing, Barrier>::collect() noexcept {
     return is_passed;
   });
 }
+
+SPILLWAY_COMPILED_PART(class BasicSimRanges<>);
 
 }  // namespace spillway::detail

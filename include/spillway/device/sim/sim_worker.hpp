@@ -432,4 +432,9 @@ void BasicSimWorker<Lazy>::wait_until(std::uint64_t time_ns) {
   }
 }
 
+SPILLWAY_COMPILED_PART(class BasicSimSignals<>);
+SPILLWAY_COMPILED_PART(class BasicSimEngine<>);
+SPILLWAY_COMPILED_PART(class BasicSimProgress<>);
+SPILLWAY_COMPILED_PART(class BasicSimWorker<>);
+
 }  // namespace spillway::detail

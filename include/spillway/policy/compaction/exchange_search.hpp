@@ -355,4 +355,6 @@ class BasicExchangeSearch {
 
 using ExchangeSearch = BasicExchangeSearch<>;
 
+SPILLWAY_COMPILED_PART(class BasicExchangeSearch<>);
+
 }  // namespace spillway::detail

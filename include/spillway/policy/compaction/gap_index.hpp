@@ -140,4 +140,6 @@ class BasicGapIndex {
 
 using GapIndex = BasicGapIndex<>;
 
+SPILLWAY_COMPILED_PART(class BasicGapIndex<>);
+
 }  // namespace spillway::detail

@@ -80,4 +80,6 @@ struct BlockSpan {
   return best;
 }
 
+SPILLWAY_COMPILED_PART(class BasicLayoutLine<>);
+
 }  // namespace spillway::detail

@@ -133,4 +133,6 @@ class BasicMoveOrder {
 
 using MoveOrder = BasicMoveOrder<>;
 
+SPILLWAY_COMPILED_PART(class BasicMoveOrder<>);
+
 }  // namespace spillway::detail

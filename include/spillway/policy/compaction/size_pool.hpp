@@ -134,4 +134,6 @@ class BasicSizePool {
 
 using SizePool = BasicSizePool<>;
 
+SPILLWAY_COMPILED_PART(class BasicSizePool<>);
+
 }  // namespace spillway::detail

@@ -164,6 +164,8 @@ class BasicSlidingCompaction {
 
 using SlidingCompaction = BasicSlidingCompaction<>;
 
-static_assert(CompactionPolicy<SlidingCompaction>);
+SPILLWAY_CHECK_MODEL(CompactionPolicy<SlidingCompaction>);
+
+SPILLWAY_COMPILED_PART(class BasicSlidingCompaction<>);
 
 }  // namespace spillway

@@ -367,4 +367,6 @@ class BasicWindowSearch {
 
 using WindowSearch = BasicWindowSearch<>;
 
+SPILLWAY_COMPILED_PART(class BasicWindowSearch<>);
+
 }  // namespace spillway::detail

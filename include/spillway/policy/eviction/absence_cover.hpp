@@ -453,7 +453,11 @@ class BasicAbsenceCover {
     return is_covered;
   }
 
-  static constexpr auto admits_all = [](Absence const&) noexcept { return true; };
+  // Not a lambda: the type of one in a static member has no linkage, so `extern template` cannot
+  // leave its definition to another source.
+  struct AdmitAll {
+    constexpr bool operator()(Absence const& /*absence*/) const noexcept { return true; }
+  };
 
   /// The lower bound: the bytes that would have to be away if blocks could be divided, at the
   /// lowest price of a byte.
@@ -462,7 +466,7 @@ class BasicAbsenceCover {
     std::int64_t total = 0;
     sweep(excess,
           absences,
-          admits_all,
+          AdmitAll{},
           [&](std::uint32_t, std::int64_t available, std::int64_t missing) noexcept {
             total += std::min(available, missing);
             return std::min(available, missing);
@@ -481,7 +485,7 @@ class BasicAbsenceCover {
   bool choose_greedily(std::vector<std::int64_t> const& excess, AbsenceSet& absences) noexcept {
     return sweep(excess,
                  absences,
-                 admits_all,
+                 AdmitAll{},
                  [&](std::uint32_t absence, std::int64_t available, std::int64_t) noexcept {
                    absences.mark(absence);
                    return available;
@@ -534,7 +538,7 @@ class BasicAbsenceCover {
           --tries_left;
           std::uint64_t const most_price = absences[order[i]].price() - 1;
           has_changed =
-              exchange(absences, order[i], most_price, tries_left, admits_all) || has_changed;
+              exchange(absences, order[i], most_price, tries_left, AdmitAll{}) || has_changed;
         }
       }
     }
@@ -699,5 +703,9 @@ class BasicAbsenceCover {
 };
 
 using AbsenceCover = BasicAbsenceCover<>;
+
+SPILLWAY_COMPILED_PART(class BasicSlackTree<>);
+SPILLWAY_COMPILED_PART(class BasicAbsenceSet<>);
+SPILLWAY_COMPILED_PART(class BasicAbsenceCover<>);
 
 }  // namespace spillway::detail

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/block_list.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -53,7 +54,7 @@ class LruEviction : public detail::QueueEviction<true> {};
 /// Evicts the block that has been resident longest, used or not.
 class FifoEviction : public detail::QueueEviction<false> {};
 
-static_assert(EvictionPolicy<LruEviction>);
-static_assert(EvictionPolicy<FifoEviction>);
+SPILLWAY_CHECK_MODEL(EvictionPolicy<LruEviction>);
+SPILLWAY_CHECK_MODEL(EvictionPolicy<FifoEviction>);
 
 }  // namespace spillway

@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/core/block_heap.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -141,7 +142,7 @@ class CostEviction : public detail::RankedEviction<detail::CostRule> {
   CostEviction() noexcept : CostEviction{std::size_t{256} * 1024} {}
 };
 
-static_assert(EvictionPolicy<SizeEviction>);
-static_assert(EvictionPolicy<CostEviction>);
+SPILLWAY_CHECK_MODEL(EvictionPolicy<SizeEviction>);
+SPILLWAY_CHECK_MODEL(EvictionPolicy<CostEviction>);
 
 }  // namespace spillway

@@ -285,6 +285,8 @@ class BasicScheduleEviction {
 
 using ScheduleEviction = BasicScheduleEviction<>;
 
-static_assert(SpeculativeEvictionPolicy<ScheduleEviction>);
+SPILLWAY_CHECK_MODEL(SpeculativeEvictionPolicy<ScheduleEviction>);
+
+SPILLWAY_COMPILED_PART(class BasicScheduleEviction<>);
 
 }  // namespace spillway

@@ -409,4 +409,6 @@ class BasicStepPlan {
 
 using StepPlan = BasicStepPlan<>;
 
+SPILLWAY_COMPILED_PART(class BasicStepPlan<>);
+
 }  // namespace spillway::detail

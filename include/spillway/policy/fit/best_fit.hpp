@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/core/bits.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <cstdint>
@@ -142,6 +143,6 @@ class BestFit {
   std::uint32_t root_ = no_node;
 };
 
-static_assert(FitPolicy<BestFit>);
+SPILLWAY_CHECK_MODEL(FitPolicy<BestFit>);
 
 }  // namespace spillway

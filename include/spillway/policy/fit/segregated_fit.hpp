@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/fit_policy.hpp>
 #include <spillway/core/bits.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <array>
@@ -200,6 +201,6 @@ class SegregatedFit {
   std::uint64_t levels_ = 0;                  // bit l: word l is not 0
 };
 
-static_assert(FitPolicy<SegregatedFit>);
+SPILLWAY_CHECK_MODEL(FitPolicy<SegregatedFit>);
 
 }  // namespace spillway

@@ -109,6 +109,8 @@ class BasicReverseOrder {
 
 using ReverseOrder = BasicReverseOrder<>;
 
-static_assert(PrefetchPolicy<ReverseOrder>);
+SPILLWAY_CHECK_MODEL(PrefetchPolicy<ReverseOrder>);
+
+SPILLWAY_COMPILED_PART(class BasicReverseOrder<>);
 
 }  // namespace spillway

@@ -54,6 +54,8 @@ class BasicScheduleLookahead {
 
 using ScheduleLookahead = BasicScheduleLookahead<>;
 
-static_assert(PrefetchPolicy<ScheduleLookahead>);
+SPILLWAY_CHECK_MODEL(PrefetchPolicy<ScheduleLookahead>);
+
+SPILLWAY_COMPILED_PART(class BasicScheduleLookahead<>);
 
 }  // namespace spillway

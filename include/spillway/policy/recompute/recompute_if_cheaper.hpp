@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/core/config.hpp>
 
 #include <cstddef>
 
@@ -37,7 +38,7 @@ struct AlwaysRecompute {
   [[nodiscard]] bool wants_recipes() const noexcept { return true; }
 };
 
-static_assert(RecomputePolicy<RecomputeIfCheaper>);
-static_assert(RecomputePolicy<AlwaysRecompute>);
+SPILLWAY_CHECK_MODEL(RecomputePolicy<RecomputeIfCheaper>);
+SPILLWAY_CHECK_MODEL(RecomputePolicy<AlwaysRecompute>);
 
 }  // namespace spillway

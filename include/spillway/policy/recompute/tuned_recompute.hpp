@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/core/config.hpp>
 #include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 
 #include <algorithm>
@@ -75,6 +76,6 @@ class TunedRecompute {
   std::size_t steps_ = 0;  // that ended in this trial, or since
 };
 
-static_assert(RecomputePolicy<TunedRecompute>);
+SPILLWAY_CHECK_MODEL(RecomputePolicy<TunedRecompute>);
 
 }  // namespace spillway
