@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# spillway::compiled: the default policies of the simulated device compiled once, and with a toolkit those
-# of CUDA. A program that links it declares the same classes `extern template`, by SPILLWAY_COMPILED.
-add_library(spillway_compiled STATIC ${PROJECT_SOURCE_DIR}/src/compiled_sim.cpp)
+# spillway::compiled: what depends on no policies, compiled once, the default policies of the simulated device, and
+# with a toolkit those of CUDA. A program that links it declares the same classes `extern template`, by
+# SPILLWAY_COMPILED. Our own examples and benchmarks link it; it is installed if SPILLWAY_BUILD_COMPILED is ON.
+add_library(spillway_compiled STATIC ${PROJECT_SOURCE_DIR}/src/compiled_parts.cpp
+                                     ${PROJECT_SOURCE_DIR}/src/compiled_sim.cpp)
 add_library(spillway::compiled ALIAS spillway_compiled)
 set_target_properties(spillway_compiled PROPERTIES EXPORT_NAME compiled POSITION_INDEPENDENT_CODE ON
                                                    CXX_EXTENSIONS OFF)
 target_link_libraries(spillway_compiled PUBLIC spillway)
 target_compile_definitions(spillway_compiled INTERFACE SPILLWAY_COMPILED=1)
+spillway_compile_options(spillway_compiled)
 if(SPILLWAY_HAS_CUDA)
   # An object of its own: a program that uses no CUDA links nothing of it.
   target_sources(spillway_compiled PRIVATE ${PROJECT_SOURCE_DIR}/src/compiled_cuda.cpp)
