@@ -22,6 +22,7 @@
 #include <support/archetypes/policy_archetypes.hpp>
 #include <support/host_work.hpp>
 #include <support/pager_archetype.hpp>
+#include <support/stepped_policies.hpp>
 
 using namespace spillway;
 using spillway::testing::SteppedSimApi;
@@ -50,10 +51,6 @@ struct LeasingArchetype : PagerArchetype {
 
 namespace {
 
-struct SteppedPolicies : SimPolicies {
-  using device = SteppedSimApi;
-};
-
 static_assert(LeasingAllocator<test::LeasingArchetype> && !LeasingAllocator<test::PagerArchetype>);
 struct RetiresNothing : test::LeasingArchetype {
   void retire_stream() {}
@@ -61,7 +58,7 @@ struct RetiresNothing : test::LeasingArchetype {
 static_assert(!LeasingAllocator<RetiresNothing>);
 
 using Threaded = DeviceAllocator<SimPolicies>;
-using Stepped = DeviceAllocator<SteppedPolicies>;
+using Stepped = DeviceAllocator<support::SteppedPolicies>;
 
 constexpr std::size_t capacity = 1_MiB;
 

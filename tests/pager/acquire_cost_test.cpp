@@ -12,6 +12,8 @@
 #include <new>
 #include <vector>
 
+#include <support/stepped_policies.hpp>
+
 namespace {
 
 std::size_t allocations = 0;  // by anybody in this program
@@ -38,9 +40,7 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 
-struct Stepped : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
-};
+using Stepped = support::SteppedPolicies;
 using Allocator = spillway::DeviceAllocator<Stepped>;
 using Buffer = spillway::SwappableBuffer<Allocator>;
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <support/stepped_bench.hpp>
+#include <support/stepped_policies.hpp>
 
 TEST_SUITE("laws") {
   namespace {
@@ -22,11 +23,7 @@ TEST_SUITE("laws") {
   using spillway::Access;
   using spillway::Residency;
 
-  struct Stepped : spillway::SimPolicies {
-    using device = spillway::testing::SteppedSimApi;
-    using eviction = spillway::LruEviction;
-    using prefetch = spillway::NoPrefetch;
-  };
+  using Stepped = support::SteppedOnDemand;
   using Allocator = spillway::DeviceAllocator<Stepped>;
   using Buffer = spillway::SwappableBuffer<Allocator>;
 

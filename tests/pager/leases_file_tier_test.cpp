@@ -14,6 +14,7 @@
 #include <string>
 
 #include <support/stepped_bench.hpp>
+#include <support/stepped_policies.hpp>
 #include <support/temporary_folder.hpp>
 
 TEST_SUITE("pager") {
@@ -26,10 +27,7 @@ TEST_SUITE("pager") {
   using spillway::SimCall;
   using spillway::ZeroBitmap;
 
-  struct Stepped : spillway::SimPolicies {
-    using device = spillway::testing::SteppedSimApi;
-  };
-  using SteppedBench = support::SteppedBench<Stepped>;
+  using SteppedBench = support::SteppedBench<support::SteppedPolicies>;
   using Allocator = SteppedBench::Allocator;
   using Buffer = SteppedBench::Buffer;
 

@@ -78,3 +78,11 @@ class KnownBytes {
 };
 
 }  // namespace support
+
+#if defined(SPILLWAY_TEST_POLICIES_COMPILED)
+namespace spillway {
+
+SPILLWAY_INSTANTIATE_ALLOCATOR(extern template, support::SmallPolicies);
+
+}  // namespace spillway
+#endif

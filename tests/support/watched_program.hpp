@@ -16,13 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include <support/stepped_policies.hpp>
+
 namespace support {
 
 using namespace spillway::literals;
 
 /// The defaults on a stepped device, watched by a timeline.
-struct Watched : spillway::SimPolicies {
-  using device = spillway::testing::SteppedSimApi;
+struct Watched : SteppedPolicies {
   using observer = spillway::Timeline;
 };
 /// The same without anything that happens ahead of need.
@@ -118,3 +119,12 @@ class WatchedProgram {
 };
 
 }  // namespace support
+
+#if defined(SPILLWAY_TEST_POLICIES_COMPILED)
+namespace spillway {
+
+SPILLWAY_INSTANTIATE_ALLOCATOR(extern template, support::Watched);
+SPILLWAY_INSTANTIATE_ALLOCATOR(extern template, support::WatchedOnDemand);
+
+}  // namespace spillway
+#endif

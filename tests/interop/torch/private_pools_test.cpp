@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <support/stepped_bench.hpp>
+#include <support/stepped_policies.hpp>
 
 TEST_SUITE("private_pools") {
   using namespace spillway;
@@ -24,12 +25,8 @@ TEST_SUITE("private_pools") {
 
   namespace {
 
-  struct SteppedPolicies : SimPolicies {
-    using device = testing::SteppedSimApi;
-  };
-
   /// Room for four blocks of 1 MiB on the device and eight on the host, and three streams.
-  struct Program : support::SteppedBench<SteppedPolicies> {
+  struct Program : support::SteppedBench<support::SteppedPolicies> {
     using Stream = Device::stream_type;
 
     std::map<void*, Allocator::lease_type> leased;
