@@ -2,6 +2,15 @@
 # spillway::compiled: what depends on no policies, compiled once, the default policies of the simulated device, and
 # with a toolkit those of CUDA. A program that links it declares the same classes `extern template`, by
 # SPILLWAY_COMPILED. Our own examples and benchmarks link it; it is installed if SPILLWAY_BUILD_COMPILED is ON.
+if(NOT spillway_instantiates)
+  if(SPILLWAY_BUILD_COMPILED)
+    message(FATAL_ERROR "SPILLWAY_BUILD_COMPILED is ON, but this compiler, clang before 16, cannot compile it")
+  endif()
+  add_library(spillway_compiled INTERFACE)
+  add_library(spillway::compiled ALIAS spillway_compiled)
+  target_link_libraries(spillway_compiled INTERFACE spillway)
+  return()
+endif()
 add_library(spillway_compiled STATIC ${PROJECT_SOURCE_DIR}/src/compiled_parts.cpp
                                      ${PROJECT_SOURCE_DIR}/src/compiled_sim.cpp)
 add_library(spillway::compiled ALIAS spillway_compiled)

@@ -3,6 +3,13 @@
 
 set(spillway_install_hint "scripts/install-dependencies.sh installs what is missing")
 
+# Whether classes can be compiled once for all programs. Clang before 16 instantiates with a class also the members
+# whose constraints are not met; its programs compile what they use from the headers.
+set(spillway_instantiates TRUE)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16)
+  set(spillway_instantiates FALSE)
+endif()
+
 # spillway_leave_out(<option> <part> <missing>): says that a part of the build is left out for want of
 # something. That is an error where the part was asked for by name: where <option> is ON, not AUTO.
 function(spillway_leave_out option part missing)
