@@ -39,6 +39,7 @@ elseif(WAY STREQUAL "single_header")
   run(${WORK_DIR}/consumer)
   return()
 elseif(WAY STREQUAL "add_subdirectory")
+  set(program ${SOURCE_DIR}/tests/install/consumer/plain.cpp)  # find_package tries a larger one
   set(how -DSPILLWAY_SOURCE_DIR=${SOURCE_DIR} -DSPILLWAY_CUDA=${CUDA})
 elseif(WAY MATCHES "^(fetch_content|cpm)$")
   # The address leads nowhere: both take the tree that is here instead of a download.
@@ -75,7 +76,7 @@ endif()
 
 set(configure
     ${CMAKE_COMMAND} -S ${CMAKE_CURRENT_LIST_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
-    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=Debug -DPROGRAM=${program} -DTARGET=${target}
+    -DCMAKE_CXX_COMPILER=${CXX} -DCMAKE_BUILD_TYPE=None -DPROGRAM=${program} -DTARGET=${target}
     -DCOMPONENTS=${components} -DWAY=${WAY} ${how})
 if(refusal)
   execute_process(COMMAND ${configure} RESULT_VARIABLE status ERROR_VARIABLE message)
