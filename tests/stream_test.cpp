@@ -29,6 +29,7 @@ TEST_SUITE("stream") {
     for (int i = 0; i < 600; ++i) {  // more than an allocator knows at once
       SmallStream const stream = memory.create_stream();
       (void)buffer.acquire(Access::write, stream);
+      device.synchronize(stream);  // an index is free again once its stream's work has finished
     }
     CHECK(device.usage().streams == streams_before);
     auto const stream = memory.create_stream();

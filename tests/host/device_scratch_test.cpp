@@ -75,8 +75,9 @@ TEST_SUITE("device_scratch") {
         DeviceScratch<SimApi>::Use const use{scratch, order.index_of(stream)};
         device.fill(use.memory().data(), 1, use.memory().size(), stream);
       }
+      auto const used = order.mark(order.index_of(stream));
       scratch.reserve(64_KiB);
-      CHECK(order.is_complete(order.mark(order.index_of(stream))));
+      CHECK(order.is_complete(used));
     }
     order.retire(stream);
     device.destroy_stream(stream);
