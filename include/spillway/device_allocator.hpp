@@ -300,6 +300,22 @@ class DeviceAllocator {
     set_recipe(id, std::span{operands.begin(), operands.size()}, cost, std::move(make));
   }
 
+  /// Says how the holder of a lease has changed a block in place, so that its recipe need not end:
+  /// from now on it is followed by `make`. For a lease that was acquired for `Access::read_write`
+  /// with `LeaseRequest::extends_recipe`, before it ends.
+  ///
+  /// @param operands, cost, make  as for `set_recipe`, of the change alone: `result` has the bytes
+  ///                              that the block had when the lease was granted
+  /// @pre     everything that has been written under the lease, `make` writes, too
+  /// @returns false if the block has no recipe to be extended: it had none or one with too many
+  ///          changes already, or an operand or the block has been written since by others
+  /// @throws  as `set_recipe`; the block then has no recipe
+  template <class Make>
+  bool extend_recipe(lease_type const& lease,
+                     std::span<BlockId const> operands,
+                     std::chrono::nanoseconds cost,
+                     Make make);
+
   /// Whether recipes are worth what it takes to make them now. Not if the recompute policy wants
   /// none, `TunedRecompute` for one once it has found that copies are faster; it is asked when a
   /// step begins (`begin_step`). A recipe that is given all the same is used where no copy can be
@@ -572,6 +588,15 @@ class DeviceAllocator {
 
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
+  void check_recipe(BlockId id, std::span<BlockId const> operands);
+  /// What the pager keeps of a recipe: it does not know the type of streams.
+  template <class Make>
+  [[nodiscard]] static detail::Recipe::Make on_any_stream(Make make) {
+    return [make = std::move(make)](
+               void const* stream, std::span<void const* const> addresses, void* result) {
+      make(*static_cast<stream_type const*>(stream), addresses, result);
+    };
+  }
   void release(LeaseRecord const& lease) noexcept;
   void free_now_or_later(BlockId id, detail::BlockRecord& block) noexcept {
     if (block.is_leased()) {
@@ -845,6 +870,36 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
                                            std::chrono::nanoseconds cost,
                                            Make make) {
   Call const call{*this};
+  check_recipe(id, operands);
+  expects(!blocks_.at(id).needs_recipe(),
+          "the block needs the recipe that it has: acquire it before it is given another");
+  blocks_.recipes().give(id,
+                         operands,
+                         static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
+                         on_any_stream(std::move(make)));
+}
+
+template <PolicySet Policies>
+template <class Make>
+bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
+                                              std::span<BlockId const> operands,
+                                              std::chrono::nanoseconds cost,
+                                              Make make) {
+  expects(!lease.empty(), "a recipe is extended by the holder of a lease");
+  Call const call{*this};
+  check_recipe(lease.block(), operands);
+  return blocks_.recipes().extend(
+      lease.block(),
+      lease.record_.serial,
+      operands,
+      static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
+      on_any_stream(std::move(make)));
+}
+
+/// Waits until the blocks are settled. @throws ContractViolation if the one cannot have a recipe
+/// that makes it from the others
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::check_recipe(BlockId id, std::span<BlockId const> operands) {
   auto const settle = [this](BlockId one) {
     blocks_.wait_until_settled(blocks_.expect(one), nullptr);
   };
@@ -855,16 +910,6 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
           "a recipe is given once the block and its operands have been written");
   expects(std::find(operands.begin(), operands.end(), id) == operands.end(),
           "a block cannot be made again from itself");
-  expects(!blocks_.at(id).needs_recipe(),
-          "the block needs the recipe that it has: acquire it before it is given another");
-  blocks_.recipes().give(id,
-                         operands,
-                         static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
-                         [make = std::move(make)](void const* stream,
-                                                  std::span<void const* const> addresses,
-                                                  void* result) {
-                           make(*static_cast<stream_type const*>(stream), addresses, result);
-                         });
 }
 
 template <PolicySet Policies>

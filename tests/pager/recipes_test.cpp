@@ -8,6 +8,7 @@
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/recompute/recompute_if_cheaper.hpp>
+#include <spillway/schedule/access_schedule.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
@@ -160,6 +161,20 @@ TEST_SUITE("recipes") {
   };
   struct Told : spillway::PoliciesFor<spillway::ModelApi> {
     using recompute = TellsSteps;
+  };
+
+  /// Writes down from when on the plan may have each use's block away.
+  struct SeesRecord : spillway::LruEviction {
+    std::vector<std::uint32_t>* released = nullptr;
+    void on_step(spillway::AccessSchedule const& schedule, std::size_t /*bytes*/) noexcept {
+      released->clear();
+      for (auto const& entry : schedule.record().entries) {
+        released->push_back(entry.released);
+      }
+    }
+  };
+  struct Seen : Stepped {
+    using eviction = SeesRecord;
   };
 
   /// Makes blocks again whose recipes take less than so much.
@@ -442,6 +457,151 @@ TEST_SUITE("recipes") {
     CHECK(bench.y.residency() == Residency::none);
   }
 
+  /// `y` with a recipe that makes 2 of `x`, to be changed to 3 in place, for which `z` is read.
+  struct Changing : Pair {
+    Changing() : z{allocator, 64_KiB} {
+      make(1us);
+      write(z, 7);
+    }
+    [[nodiscard]] auto acquire() {
+      spillway::LeaseRequest const request{y.id(), Access::read_write, /*extends_recipe=*/true};
+      return std::move(allocator.acquire_all({&request, 1}, stream()).front());
+    }
+    void change(Allocator::lease_type const& lease, std::uint64_t from = 2, std::uint64_t to = 3) {
+      kernels.check(device, stream(), lease.data(), lease.size_bytes(), from);
+      kernels.write(device, stream(), lease.data(), lease.size_bytes(), to);
+    }
+    bool tell(Allocator::lease_type const& lease, std::uint64_t from = 2, std::uint64_t to = 3) {
+      return allocator.extend_recipe(
+          lease,
+          std::array{z.id()},
+          100ns,
+          [this, from, to](Stream on, std::span<void const* const> addresses, void* made) {
+            REQUIRE(addresses.size() == 1);
+            kernels.check(device, on, const_cast<void*>(addresses[0]), 64_KiB, 7);  // NOLINT
+            kernels.check(device, on, made, 128_KiB, from);
+            kernels.write(device, on, made, 128_KiB, to);
+          });
+    }
+    /// Whether `y` leaves by a recipe, and holds `seed` then as before.
+    [[nodiscard]] bool leaves_by_recipe(std::uint64_t seed) {
+      auto const copies = allocator.stats().swap_outs.count;
+      y.swap_out();
+      bool const is_dropped = allocator.stats().swap_outs.count == copies;
+      check(y, seed);
+      run();
+      return is_dropped;
+    }
+
+    Buffer z;
+  };
+
+  TEST_CASE("A block that is changed in place keeps its recipe, followed by the change") {
+    for (bool const is_dropped_before : {false, true}) {
+      CAPTURE(is_dropped_before);
+      Changing bench;
+      if (is_dropped_before) {
+        bench.drop(bench.y);
+      }
+      {
+        auto const lease = bench.acquire();
+        bench.change(lease);
+        CHECK(bench.tell(lease));
+        CHECK_FALSE(bench.tell(lease));
+      }
+      CHECK(bench.leaves_by_recipe(3));
+      CHECK(bench.allocator.stats().recompute_ns == (is_dropped_before ? 2'100 : 1'100));
+      bench.drop(bench.y);
+      bench.write(bench.z, 8);  // made again first
+      CHECK(bench.recomputations() == (is_dropped_before ? 3 : 2));
+      CHECK_FALSE(bench.leaves_by_recipe(3));
+    }
+  }
+
+  TEST_CASE("Changes in place are repeated in their order, and not too many") {
+    Changing bench;
+    constexpr std::uint64_t most = spillway::detail::Recipes::most_extensions;
+    for (std::uint64_t i = 0; i <= most; ++i) {
+      {
+        auto const lease = bench.acquire();
+        bench.change(lease, 2 + i, 3 + i);
+        CHECK(bench.tell(lease, 2 + i, 3 + i) == (i < most));
+      }
+      CHECK(bench.leaves_by_recipe(3 + i) == (i < most));
+    }
+  }
+
+  TEST_CASE("A recipe ends with a change in place that is not told, or not alone") {
+    Changing bench;
+    SUBCASE("the lease ends without a word") {
+      auto lease = bench.acquire();
+      bench.change(lease);
+      lease.release();
+    }
+    SUBCASE("an operand is written meanwhile") {
+      auto const lease = bench.acquire();
+      bench.write(bench.x, 9);
+      bench.change(lease);
+      CHECK_FALSE(bench.tell(lease));
+    }
+    SUBCASE("an operand is freed meanwhile that has no recipe") {
+      auto const lease = bench.acquire();
+      { Buffer const freed = std::move(bench.x); }
+      bench.change(lease);
+      CHECK_FALSE(bench.tell(lease));
+    }
+    SUBCASE("another lease for writing is given meanwhile") {
+      auto const lease = bench.acquire();
+      auto const other = bench.y.acquire(Access::read_write, bench.stream());
+      bench.change(lease);
+      CHECK_FALSE(bench.tell(lease));
+    }
+    SUBCASE("two are to tell") {
+      auto const lease = bench.acquire();
+      auto const other = bench.acquire();
+      bench.change(lease);
+      CHECK_FALSE(bench.tell(lease));
+      CHECK_FALSE(bench.tell(other));
+    }
+    SUBCASE("the lease was not acquired for it") {
+      auto const lease = bench.y.acquire(Access::read_write, bench.stream());
+      bench.change(lease);
+      CHECK_FALSE(bench.tell(lease));
+    }
+    SUBCASE("the change is a move from an operand that is freed by then") {
+      auto const lease = bench.acquire();
+      bench.change(lease);
+      BlockId const gone = bench.z.id();
+      { Buffer const freed = std::move(bench.z); }
+      CHECK_THROWS_AS(
+          bench.allocator.extend_recipe(
+              lease, std::array{gone}, 0ns, [](Stream, std::span<void const* const>, void*) {}),
+          spillway::ContractViolation);
+    }
+    CHECK_FALSE(bench.leaves_by_recipe(3));
+  }
+
+  TEST_CASE("A recipe outlives freed operands while its block is changed in place") {
+    Bench bench;
+    std::vector<Buffer> chain = bench.chain(3);
+    spillway::LeaseRequest const request{chain[2].id(), Access::read_write, true};
+    {
+      auto const leases = bench.allocator.acquire_all({&request, 1}, bench.stream());
+      chain.erase(chain.begin() + 1);
+      CHECK(bench.allocator.stats().resident.bytes.current == 128_KiB);
+      bench.kernels.write(bench.device, bench.stream(), leases[0].data(), 64_KiB, 5);
+      CHECK(bench.allocator.extend_recipe(
+          leases[0], {}, 0ns, [&](Stream on, std::span<void const* const>, void* made) {
+            bench.kernels.check(bench.device, on, made, 64_KiB, 2);
+            bench.kernels.write(bench.device, on, made, 64_KiB, 5);
+          }));
+    }
+    bench.drop(chain[1]);
+    bench.check(chain[1], 5);
+    bench.run();
+    CHECK(bench.recomputations() == 2);
+  }
+
   TEST_CASE("What is made of an operand is made again before that is written") {
     for (bool const is_whole_write : {false, true}) {
       Pair bench;
@@ -713,6 +873,36 @@ TEST_SUITE("recipes") {
     allocator.deallocate(x);
     allocator.retire_stream(stream);
     device.destroy_stream(stream);
+  }
+
+  TEST_CASE("What a recipe reads is no use of it, and has not been leased since its use before") {
+    std::vector<std::uint32_t> released;
+    spillway::DeviceAllocator<Seen>::Options options{.capacity_bytes = 1_MiB};
+    options.host.pinned_bytes = 1_MiB;
+    options.eviction.emplace().released = &released;
+    support::SteppedBench<Seen> bench{{.capacity_bytes = 64_MiB}, options};
+    using Block = spillway::SwappableBuffer<spillway::DeviceAllocator<Seen>>;
+    Block x{bench.allocator, 64_KiB};
+    Block y{bench.allocator, 64_KiB};
+    Block z{bench.allocator, 64_KiB};
+    for (int step = 0; step < 2; ++step) {
+      bench.allocator.begin_step();
+      bench.write(x, 1);
+      bench.write(y, 2);
+      bench.allocator.set_recipe(
+          y.id(), {x.id()}, 0ns, [&](Stream on, std::span<void const* const>, void* made) {
+            bench.kernels.write(bench.device, on, made, 64_KiB, 2);
+          });
+      y.swap_out();
+      bench.write(z, 3);
+      bench.check(y, 2);
+      bench.check(x, 1);
+      bench.run();
+    }
+    bench.allocator.begin_step();
+    CHECK(bench.allocator.stats().recomputations.count == 2);
+    REQUIRE(released.size() == 5);
+    CHECK(released[0] == 1);
   }
 
   TEST_CASE("No recipes are wanted if the policy wants none and the host pool has room enough") {

@@ -14,6 +14,9 @@ namespace spillway {
 struct LeaseRequest {
   BlockId id{};
   Access access = Access::read;
+  /// Whether the holder will say, with `DeviceAllocator::extend_recipe`, how it has changed the
+  /// bytes. The block's recipe then waits for that, in the place of ending.
+  bool extends_recipe = false;
 };
 
 /// A move-only lease on one block, which a pager gives out: while it is held, the block is resident

@@ -175,9 +175,12 @@ struct Recipe {
   std::vector<BlockId> operands;
   std::vector<BlockId> dependents;  // blocks whose recipes read this one
   std::uint64_t cost_ns = 0;
-  std::uint32_t readers = 0;  // recomputations that hold the block now
-  bool is_orphan = false;     // freed by its owner, and kept for its dependents
-  bool is_looked_at = false;  // an orphan that may have to go
+  std::uint32_t readers = 0;         // recomputations that hold the block now
+  std::uint32_t changing_lease = 0;  // while suspended: the serial of the lease that may extend it
+  std::uint8_t extensions = 0;       // changes in place that `make` repeats
+  bool is_suspended = false;         // the block is being changed: `make` makes what it was before
+  bool is_orphan = false;            // freed by its owner, and kept for its dependents
+  bool is_looked_at = false;         // an orphan that may have to go
 };
 
 /// All that a pager knows of one block. Its parts read and write it under the lock.
@@ -218,7 +221,9 @@ struct BlockRecord {
   [[nodiscard]] bool is_lost() const noexcept {
     return status.settled() == BlockState::lost || status.settled() == BlockState::lost_away;
   }
-  [[nodiscard]] bool has_recipe() const noexcept { return recipe != nullptr && recipe->make; }
+  [[nodiscard]] bool has_recipe() const noexcept {
+    return recipe != nullptr && recipe->make && !recipe->is_suspended;
+  }
   /// Nothing but the recipe can make the bytes again, or soon nothing else may.
   [[nodiscard]] bool needs_recipe() const noexcept {
     BlockState const now = state();

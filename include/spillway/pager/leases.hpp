@@ -137,17 +137,20 @@ class Leases {
   using Exclusive = typename MonitorType::Exclusive;
   using Unlocked = typename MonitorType::Unlocked;
 
+  /// Whose leases they are: the program's, whose uses the schedule records, or a recipe's.
+  enum class Holder : std::uint8_t { program, recipe };
+
   /// The leases of one acquire, counted and not handed out yet: their blocks do not leave and may
   /// still move. They are taken back at the end of this object unless `keep` is called.
   class Pending {
    public:
-    Pending(Leases& leases, std::span<LeaseRequest const> requests)
-        : leases_{leases}, requests_{requests} {}
+    Pending(Leases& leases, std::span<LeaseRequest const> requests, Holder holder = Holder::program)
+        : leases_{leases}, requests_{requests}, holder_{holder} {}
     Pending(Pending const&) = delete;
     Pending& operator=(Pending const&) = delete;
     ~Pending() {
       for (; count_ != 0; --count_) {
-        leases_.take_back(requests_[count_ - 1].id, *this);
+        leases_.take_back(requests_[count_ - 1].id, *this, holder_);
       }
     }
     void add(BlockRecord& block) noexcept {
@@ -159,6 +162,7 @@ class Leases {
    private:
     Leases& leases_;
     std::span<LeaseRequest const> requests_;
+    Holder holder_;
     std::size_t count_ = 0;
   };
 
@@ -210,13 +214,18 @@ class Leases {
             .serial = block.lease_serial};
   }
 
-  /// Ends what `count` began, whether it became a lease or not.
-  void uncount(BlockId id, BlockRecord& block) noexcept {
-    if (--block.leases == 0) {
+  /// Ends what `count` began, whether it became a lease or not. For the schedule a block could
+  /// leave when the program's last lease on it ended: what recipes read is not recorded as a use,
+  /// and a block that one has read would seem to have been leased since its use before.
+  void uncount(BlockId id, BlockRecord& block, Holder holder = Holder::program) noexcept {
+    --block.leases;
+    if (holder == Holder::program && block.owner_leases() == 0) {
+      prefetcher_.on_release(id);
+    }
+    if (block.leases == 0) {
       if (block.is_resident()) {
         journal_.leases_ended(block);
       }
-      prefetcher_.on_release(id);
       if (block.is_abandoned) {
         blocks_.free(id, block);
       }
@@ -225,13 +234,13 @@ class Leases {
   }
 
   /// Takes back a lease that was counted and not granted.
-  void take_back(BlockId id, Pending const& group) noexcept {
+  void take_back(BlockId id, Pending const& group, Holder holder) noexcept {
     BlockRecord& block = blocks_.at(id);
     blocks_.wait_until_settled(block, &group);
     if (block.state() == BlockState::filling) {
       blocks_.undo_filling(id, block);
     }
-    uncount(id, block);
+    uncount(id, block, holder);
   }
 
   /// Work that is enqueued on a stream that is being captured does not run now: a swap-in would be
@@ -311,7 +320,7 @@ class Leases {
     Recomputation(Leases& leases, BlockId id)
         : blocks_{leases.blocks_},
           requests_{requests_of(id, *blocks_.at(id).recipe)},
-          pending_{leases, requests_} {
+          pending_{leases, requests_, Holder::recipe} {
       for (LeaseRequest const& request : requests_) {
         pending_.add(blocks_.at(request.id));
         blocks_.recipes().begin_reading(request.id);
@@ -431,7 +440,8 @@ class Leases {
   }
 
   /// The recipes die that read what is about to be written, or make it. A block that has nothing
-  /// but its recipe keeps it until its lease is granted. @returns whether there were any
+  /// but its recipe keeps it until its lease is granted, and so does one whose recipe will be
+  /// extended: it is suspended then. @returns whether there were any
   bool forget_recipes(std::span<LeaseRequest const> requests) noexcept {
     bool has_recipes = false;
     for (LeaseRequest const& request : requests) {
@@ -439,7 +449,7 @@ class Leases {
       has_recipes = has_recipes || block.recipe != nullptr;
       if (block.recipe != nullptr && request.access != Access::read) {
         blocks_.recipes().forget_dependents(request.id);
-        if (!block.needs_recipe()) {
+        if (!block.needs_recipe() && !request.extends_recipe) {
           blocks_.recipes().forget(request.id);
         }
       }
@@ -624,8 +634,14 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       order_after_earlier_uses(requests, on, pending);
       for (std::size_t i = 0; i < requests.size(); ++i) {
         BlockRecord& block = blocks_.at(requests[i].id);
-        give(i, grant(block, requests[i], on), block);
-        if (block.recipe != nullptr && requests[i].access != Access::read) {
+        LeaseRecord const lease = grant(block, requests[i], on);
+        give(i, lease, block);
+        if (block.recipe == nullptr || requests[i].access == Access::read) {
+          continue;
+        }
+        if (requests[i].extends_recipe && requests[i].access == Access::read_write) {
+          blocks_.recipes().suspend(requests[i].id, lease.serial);
+        } else {
           blocks_.recipes().forget(requests[i].id);
         }
       }

@@ -30,6 +30,12 @@ namespace spillway::detail {
 /// keep their recipes through intermediate results that the program frees. DTR (Kirisame et al.,
 /// ICLR 2021) evicts what a program frees in the same way.
 ///
+/// A block that is changed in place keeps its recipe if the holder of the lease says how: the
+/// recipe is *suspended* when the lease is granted, and followed by the change when the holder
+/// extends it. Meanwhile it keeps its operands as any other does, and makes nothing: the block has
+/// bytes that no recipe makes. It dies with an operand, with another lease for writing, and where
+/// the lease ends without a word, when the block is written or freed next.
+///
 /// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
 /// the lock.
 template <class = Lazily>
@@ -37,6 +43,8 @@ class BasicRecipes {
  public:
   /// The longest chain of dropped blocks, each of which is an operand of the one before.
   static constexpr std::uint32_t most_chained = 8;
+  /// The most changes in place that a recipe repeats.
+  static constexpr std::uint8_t most_extensions = 8;
 
   /// The table is not owned and must outlive this object.
   explicit BasicRecipes(BlockTable<BlockRecord>& table) noexcept : table_{table} {}
@@ -47,22 +55,56 @@ class BasicRecipes {
   void
   give(BlockId id, std::span<BlockId const> operands, std::uint64_t cost_ns, Recipe::Make make) {
     forget(id);
+    link(id, operands);
     Recipe& recipe = node(id);
-    recipe.operands.reserve(operands.size());
-    for (BlockId const operand : operands) {
-      if (std::find(recipe.operands.begin(), recipe.operands.end(), operand) ==
-          recipe.operands.end()) {
-        try {
-          node(operand).dependents.push_back(id);
-        } catch (...) {
-          unlink(id);
-          throw;
-        }
-      }
-      recipe.operands.push_back(operand);  // in the order in which `make` wants their addresses
-    }
     recipe.cost_ns = cost_ns;
     recipe.make = std::move(make);
+  }
+
+  /// A lease has been granted under which the block is changed: the recipe waits for `extend`, if
+  /// it is not waiting for another lease's.
+  void suspend(BlockId id, std::uint32_t lease_serial) noexcept {
+    Recipe& recipe = *at(id).recipe;
+    if (!recipe.make || recipe.is_suspended || recipe.extensions == most_extensions) {
+      return forget(id);
+    }
+    recipe.is_suspended = true;
+    recipe.changing_lease = lease_serial;
+  }
+
+  /// The holder of a lease says what it has changed: `make` does the same to what the recipe makes.
+  ///
+  /// @returns false if there is no recipe any more that waits for this lease
+  /// @throws  std::bad_alloc; the block then has no recipe
+  bool extend(BlockId id,
+              std::uint32_t lease_serial,
+              std::span<BlockId const> operands,
+              std::uint64_t cost_ns,
+              Recipe::Make make) {
+    BlockRecord const& block = at(id);
+    if (block.recipe == nullptr || !block.recipe->is_suspended ||
+        block.recipe->changing_lease != lease_serial) {
+      return false;
+    }
+    Recipe& recipe = *block.recipe;
+    std::size_t const first = recipe.operands.size();
+    link(id, operands);
+    try {
+      Recipe::Make both =
+          [before = recipe.make, first, make = std::move(make)](
+              void const* stream, std::span<void const* const> addresses, void* result) {
+            before(stream, addresses.first(first), result);
+            make(stream, addresses.subspan(first), result);
+          };
+      recipe.make = std::move(both);
+    } catch (...) {
+      forget(id);
+      throw;
+    }
+    recipe.cost_ns += cost_ns;
+    ++recipe.extensions;
+    recipe.is_suspended = false;
+    return true;
   }
 
   /// The recipe of a block that does not need it dies.
@@ -261,6 +303,24 @@ class BasicRecipes {
     }
   }
 
+  /// Adds operands to a block's recipe. @throws std::bad_alloc; it then has none
+  void link(BlockId id, std::span<BlockId const> operands) {
+    Recipe& recipe = node(id);
+    try {
+      recipe.operands.reserve(recipe.operands.size() + operands.size());
+      for (BlockId const operand : operands) {
+        if (std::find(recipe.operands.begin(), recipe.operands.end(), operand) ==
+            recipe.operands.end()) {
+          node(operand).dependents.push_back(id);
+        }
+        recipe.operands.push_back(operand);  // in the order in which `make` wants their addresses
+      }
+    } catch (...) {
+      unlink(id);
+      throw;
+    }
+  }
+
   void unlink(BlockId id) noexcept {
     Recipe& recipe = *at(id).recipe;
     for (BlockId const operand : recipe.operands) {
@@ -274,6 +334,8 @@ class BasicRecipes {
     }
     recipe.operands.clear();
     recipe.make = nullptr;
+    recipe.is_suspended = false;
+    recipe.extensions = 0;
     prune(at(id));
   }
   void prune(BlockRecord& block) noexcept {
