@@ -178,10 +178,12 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch.hpp
     spillway/interop/torch/cuda_allocator.hpp
     spillway/interop/torch/cuda_history.hpp
+    spillway/interop/torch/drawn_bits.hpp
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operations.hpp
+    spillway/interop/torch/random_draw.hpp
     spillway/interop/torch/recompute.hpp
     spillway/interop/torch/storage_leases.hpp
     spillway/interop/torch/storage_table.hpp

@@ -152,9 +152,9 @@ def get_size_lms():
 
 
 def set_recompute(enabled):
-    """Sets whether a tensor may leave without a copy, to be made again by the operation that made it, where that takes less
+    """Sets whether a tensor may leave without a copy, to be made again by the operations that made it, where that takes less
     time than a copy. Results stay bitwise the same: only operations are run again that compute the same from the same
-    operands, without random numbers. CPU tensors only."""
+    operands, and from the same random numbers. CPU tensors only."""
     with _lock:
         if enabled and not _C.is_installed():
             install()

@@ -75,7 +75,8 @@ struct Refusal {
 ///   the calling thread is inside of.
 /// - `Missing`: an operand whose lease has to be acquired, with the member `entry`.
 /// - `is_granted(missing)`: whether the entry has a lease that allows this use.
-/// - `access(missing)`: the `Access` to acquire.
+/// - `access(missing)`: the `Access` to acquire. `extends_recipe(missing)`, where there is one:
+///   what `LeaseRequest` calls so.
 /// - `grant(missing, lease, stream)`: gives the entry a lease and the storage its address.
 /// - `is_swappable(entry)`: whether the entry has a lease that it may give up.
 /// - `has_references`: whether a storage has to be kept alive while its address is cleared.
@@ -277,7 +278,14 @@ class OperandLeases {
   ///
   /// All three are called with the lock held and must not throw.
   template <class Prepare, class Unpin, class End>
-  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up = false);
+  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up = false) {
+    release_pins(
+        pins, prepare, unpin, [](std::span<Lease const>) {}, end, gives_up);
+  }
+  /// @param part  called without the lock with the leases that are about to be ended; must not
+  ///              throw
+  template <class Prepare, class Unpin, class Part, class End>
+  void release_pins(Pins& pins, Prepare prepare, Unpin unpin, Part part, End end, bool gives_up);
   /// Clears the storage's address and hands the leases over. The caller holds the lock.
   template <class Storage>
   bool detach(Entry& entry, Storage&& storage, std::vector<Lease>& leases) {
@@ -533,9 +541,9 @@ void OperandLeases<Traits>::begin_step() {
 }
 
 template <class Traits>
-template <class Prepare, class Unpin, class End>
+template <class Prepare, class Unpin, class Part, class End>
 void OperandLeases<Traits>::release_pins(
-    Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up) {
+    Pins& pins, Prepare prepare, Unpin unpin, Part part, End end, bool gives_up) {
   std::vector<Lease> leases;
   std::vector<Entry*> dead;
   {
@@ -557,6 +565,7 @@ void OperandLeases<Traits>::release_pins(
     }
     if (!leases.empty()) {
       guard.unlock();
+      part(std::span<Lease const>{leases});
       memory_->release_all(leases);
       guard.lock();
     }
@@ -655,6 +664,9 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
     requests.reserve(mine.size());
     for (Missing const& one : mine) {
       requests.push_back({one.entry->block, Traits::access(one)});
+      if constexpr (requires { Traits::extends_recipe(one); }) {
+        requests.back().extends_recipe = Traits::extends_recipe(one);
+      }
     }
     (void)has_room(refusal, [&] { leases = memory_->acquire_all(requests, stream); });
   } catch (...) {

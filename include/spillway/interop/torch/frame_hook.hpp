@@ -185,6 +185,7 @@ class WithoutPythonObjects {
 /// What the hook remembers for one thread, beside its frames.
 struct HookState {
   OperationKinds kinds;
+  PrivateGenerators generators;
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
   PendingCommunications communications;
 #endif
@@ -206,6 +207,7 @@ struct HookState {
 template <class Site, c10::DispatchKey Key>
 class FrameHook {
  public:
+  using site_type = Site;
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
 
@@ -484,17 +486,27 @@ class FrameHook {
                          bool kept_only) {
     Operands operands = operands_of(op, *stack);
     Frame frame;
+    Recipes<true> recipes;
+    if (C10_UNLIKELY(recipes.are_wanted())) {
+      begin_recipe(recipes, op, next, *stack);
+    }
     frame.enter(operands);
-    Recipes<true> recipes{1};
     Stack arguments;
-    if (C10_UNLIKELY(recipes.are_wanted()) && Site::hook().kinds.is_recomputable(op)) {
-      auto const values = last(*stack, op.schema().arguments().size());
-      arguments.assign(values.begin(), values.end());
+    if (C10_UNLIKELY(recipes.are_wanted())) {
+      start_recipe(recipes, op, *stack, arguments);
+    }
+    if (C10_UNLIKELY(frame.frames().generator != nullptr)) {
+      draw_from(*frame.frames().generator, op, *stack);
     }
     call_repeatably(op, stack, frame, operands, call);
+    if (!recipes.try_end_draw()) {
+      stack->resize(stack->size() - op.schema().returns().size());
+      stack->insert(stack->end(), arguments.begin(), arguments.end());
+      call();
+    }
     if (frame.is_outermost()) {
-      if (!arguments.empty()) {
-        recipes.prepare(op, next, [&] { return std::move(arguments); });
+      if (C10_UNLIKELY(recipes.are_wanted())) {
+        recipes.prepare([&] { return std::move(arguments); });
       }
       operands.clear();
       auto const results = last(*stack, op.schema().returns().size());
@@ -503,6 +515,39 @@ class FrameHook {
       if (C10_UNLIKELY(recipes.are_wanted())) {
         give_recipes(recipes, results);
       }
+    }
+  }
+  template <class Writer>
+  C10_NOINLINE static void begin_recipe(Writer& recipes,
+                                        c10::OperatorHandle const& op,
+                                        c10::DispatchKeySet next,
+                                        Stack const& stack) {
+    RecomputeTraits const& traits = Site::hook().kinds.recompute(op);
+    recipes.begin(traits, op, next, Key);
+    if (traits.is_in_place) {
+      recipes.begin_change(last(stack, op.schema().arguments().size()).front().toTensor());
+    }
+  }
+  /// @param arguments  gets those on the stack, as they are before the operation
+  template <class Writer>
+  C10_NOINLINE static void
+  start_recipe(Writer& recipes, c10::OperatorHandle const& op, Stack& stack, Stack& arguments) {
+    if (!recipes.try_lease()) {
+      return;
+    }
+    std::span<c10::IValue> const values = std::span{stack}.last(op.schema().arguments().size());
+    arguments.assign(values.begin(), values.end());
+    std::size_t const generator = Site::hook().kinds.recompute(op).generator_position;
+    recipes.start(generator < values.size() ? &values[generator] : nullptr);
+  }
+  /// Lets an operation that is part of another draw what that one would have drawn.
+  C10_NOINLINE static void
+  draw_from(at::Generator const& generator, c10::OperatorHandle const& op, Stack& stack) {
+    std::span<c10::IValue> const values = std::span{stack}.last(op.schema().arguments().size());
+    std::size_t const position = Site::hook().kinds.recompute(op).generator_position;
+    if (position < values.size() && values[position].isNone() && values.front().isTensor() &&
+        values.front().toTensor().device() == Site::device()) {
+      values[position] = generator;  // other devices have generators of their own
     }
   }
   template <class Writer>

@@ -229,6 +229,7 @@
   DO(flatten_using_ints, "flatten.using_ints") \
   DO(contiguous, "contiguous") \
   DO(dropout, "dropout") \
+  DO(dropout_, "dropout_") \
   DO(softmax_int, "softmax.int") \
   DO(log_softmax_int, "log_softmax.int") \
   DO(cross_entropy_loss, "cross_entropy_loss") \
@@ -378,12 +379,17 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
 /// bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
 ///
 /// Batch normalization also updates statistics of its own: when it runs again it is given none.
-inline constexpr std::array<std::string_view, 59> recomputable{
+/// Operations that draw random numbers run again with the state that the generator had. Operations
+/// in place are added to the recipe of what they change, if it has one.
+inline constexpr std::array<std::string_view, 105> recomputable{
     "aten::add.Tensor",
+    "aten::add.Scalar",
     "aten::sub.Tensor",
+    "aten::sub.Scalar",
     "aten::mul.Tensor",
     "aten::mul.Scalar",
     "aten::div.Tensor",
+    "aten::div.Scalar",
     "aten::neg",
     "aten::abs",
     "aten::reciprocal",
@@ -414,8 +420,6 @@ inline constexpr std::array<std::string_view, 59> recomputable{
     "aten::hardtanh",
     "aten::hardswish",
     "aten::hardsigmoid",
-    "aten::clone",
-    "aten::_to_copy",
     "aten::cat",
     "aten::embedding",
     "aten::_softmax",
@@ -438,29 +442,138 @@ inline constexpr std::array<std::string_view, 59> recomputable{
     "aten::_log_softmax_backward_data",
     "aten::select_backward",
     "aten::slice_backward",
+    // Random numbers.
+    "aten::rand",
+    "aten::rand.generator",
+    "aten::randn",
+    "aten::randn.generator",
+    "aten::rand_like",
+    "aten::randn_like",
+    "aten::bernoulli",
+    "aten::bernoulli.p",
+    "aten::native_dropout",
+    "aten::bernoulli_.float",
+    "aten::bernoulli_.Tensor",
+    "aten::uniform_",
+    "aten::normal_",
+    "aten::exponential_",
+    "aten::random_",
+    "aten::random_.from",
+    "aten::random_.to",
+    // In place.
+    "aten::copy_",
+    "aten::fill_.Scalar",
+    "aten::zero_",
+    "aten::add_.Tensor",
+    "aten::add_.Scalar",
+    "aten::sub_.Tensor",
+    "aten::sub_.Scalar",
+    "aten::mul_.Tensor",
+    "aten::mul_.Scalar",
+    "aten::div_.Tensor",
+    "aten::div_.Scalar",
+    "aten::addcmul_",
+    "aten::addcdiv_",
+    "aten::neg_",
+    "aten::sqrt_",
+    "aten::exp_",
+    "aten::clamp_",
+    "aten::clamp_min_",
+    "aten::masked_fill_.Scalar",
+    "aten::masked_fill_.Tensor",
+    "aten::relu_",
+    "aten::leaky_relu_",
+    "aten::elu_",
+    "aten::silu_",
+    "aten::tanh_",
+    "aten::sigmoid_",
+    "aten::hardtanh_",
+    "aten::hardswish_",
 };
 
-[[nodiscard]] constexpr bool is_listed(std::string_view name, std::string_view overload) noexcept {
-  return std::any_of(recomputable.begin(), recomputable.end(), [&](std::string_view one) {
+/// Those in place that write every element and read none, and those that make a tensor like an
+/// operand of which they read nothing.
+inline constexpr std::array<std::string_view, 11> overwriting{
+    "aten::copy_",
+    "aten::fill_.Scalar",
+    "aten::zero_",
+    "aten::bernoulli_.float",
+    "aten::bernoulli_.Tensor",
+    "aten::uniform_",
+    "aten::normal_",
+    "aten::exponential_",
+    "aten::random_",
+    "aten::random_.from",
+    "aten::random_.to",
+};
+/// Those whose results are zeros and ones.
+inline constexpr std::array<std::string_view, 2> drawing_bits{"aten::bernoulli_.float",
+                                                              "aten::bernoulli_.Tensor"};
+inline constexpr std::array<std::string_view, 3> shaped_like_operand{
+    "aten::rand_like", "aten::randn_like", "aten::bernoulli.p"};
+
+template <std::size_t count>
+[[nodiscard]] constexpr bool is_among(std::array<std::string_view, count> const& names,
+                                      std::string_view name,
+                                      std::string_view overload) noexcept {
+  return std::any_of(names.begin(), names.end(), [&](std::string_view one) {
     return overload.empty()
                ? one == name
                : one.size() == name.size() + 1 + overload.size() && one.starts_with(name) &&
                      one[name.size()] == '.' && one.ends_with(overload);
   });
 }
+[[nodiscard]] constexpr bool is_listed(std::string_view name, std::string_view overload) noexcept {
+  return is_among(recomputable, name, overload);
+}
 
-/// Whether results of an operation may be made again: it is listed, and its schema says nothing
-/// against that. It writes nothing, returns no alias of an operand and draws no random numbers.
-[[nodiscard]] inline bool is_recomputable(c10::OperatorHandle const& op) {
-  auto const& schema = op.schema();
+/// Whether an operation writes its first argument, returns it, and has no other alias.
+[[nodiscard]] inline bool is_in_place(c10::FunctionSchema const& schema) {
   auto const is_alias = [](c10::Argument const& one) { return one.alias_info() != nullptr; };
-  return is_listed(schema.name(), schema.overload_name()) &&
-         !op.hasTag(at::Tag::nondeterministic_seeded) &&
-         std::none_of(schema.arguments().begin(), schema.arguments().end(), is_alias) &&
-         std::none_of(schema.returns().begin(), schema.returns().end(), is_alias);
+  return schema.returns().size() == 1 && is_alias(schema.returns().front()) &&
+         !schema.arguments().empty() && writes(schema.arguments().front()) &&
+         std::none_of(schema.arguments().begin() + 1, schema.arguments().end(), is_alias);
 }
 
 }  // namespace detail
+
+/// How results of an operation can be made again, as its name and its schema say.
+struct RecomputeTraits {
+  static constexpr std::uint8_t no_position = 255;
+
+  /// It is listed, and writes and returns nothing but new tensors or its first argument.
+  bool is_recomputable = false;
+  bool is_in_place = false;     ///< it writes its first argument, and returns that
+  bool is_overwriting = false;  ///< without having read it
+  bool reads_shapes = false;    ///< and no bytes of operands
+  bool draws = false;           ///< random numbers
+  bool draws_bits = false;      ///< zeros and ones
+  std::uint8_t generator_position = no_position;  ///< of the argument that is a generator
+
+  RecomputeTraits() = default;
+  explicit RecomputeTraits(c10::OperatorHandle const& op) {
+    auto const& schema = op.schema();
+    auto const& arguments = schema.arguments();
+    auto const is_alias = [](c10::Argument const& one) { return one.alias_info() != nullptr; };
+    auto const is_among = [&schema](auto const& names) {
+      return detail::is_among(names, schema.name(), schema.overload_name());
+    };
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      if (arguments[i].name() == "generator") {
+        generator_position = static_cast<std::uint8_t>(i);
+      }
+    }
+    is_in_place = detail::is_in_place(schema);
+    is_recomputable =
+        is_among(detail::recomputable) &&
+        (is_in_place || (std::none_of(arguments.begin(), arguments.end(), is_alias) &&
+                         std::none_of(schema.returns().begin(), schema.returns().end(), is_alias)));
+    is_overwriting = is_among(detail::overwriting);
+    reads_shapes = is_among(detail::shaped_like_operand);
+    draws = op.hasTag(at::Tag::nondeterministic_seeded);
+    draws_bits = is_among(detail::drawing_bits);
+  }
+};
 
 /// Classifies an operation by its schema. Schemas of others than PyTorch are not relied on.
 inline OperationKind kind_of(c10::OperatorHandle const& op) {
@@ -505,8 +618,8 @@ class OperationKinds {
   [[nodiscard]] bool is_repeatable(c10::OperatorHandle const& op) {
     return entry_of(op).is_repeatable;
   }
-  [[nodiscard]] bool is_recomputable(c10::OperatorHandle const& op) {
-    return entry_of(op).is_recomputable;
+  [[nodiscard]] RecomputeTraits const& recompute(c10::OperatorHandle const& op) {
+    return entry_of(op).recompute;
   }
 
  private:
@@ -514,7 +627,7 @@ class OperationKinds {
     void const* schema = nullptr;
     OperationKind kind = OperationKind::unknown;
     bool is_repeatable = false;
-    bool is_recomputable = false;
+    RecomputeTraits recompute;
   };
 
   [[nodiscard]] Entry const& entry_of(c10::OperatorHandle const& op) {
@@ -526,7 +639,7 @@ class OperationKinds {
         return entry;
       }
       if (entry.schema == nullptr || probe == 3) {
-        entry = {name, kind_of(op), detail::is_repeatable(op), detail::is_recomputable(op)};
+        entry = {name, kind_of(op), detail::is_repeatable(op), RecomputeTraits{op}};
         return entry;
       }
     }
@@ -659,6 +772,7 @@ struct TypedKernel;
 template <class Hook, class Op, class Result, class... Arguments>
 struct TypedKernel<Hook, Op, Result(Arguments...)> {
   using Leases = typename Hook::Leases;
+  using Site = typename Hook::site_type;
 
   C10_ALWAYS_INLINE static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     if constexpr (std::is_same_v<Op, at::_ops::fill__Scalar>) {
@@ -674,12 +788,23 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
          TypedCollector<Leases>{
              operands, frame.frames(), frame.is_outermost(), is_running_statistic(position++)}),
      ...);
+    typename Hook::template Recipes<is_recomputable> recipes;
+    if (C10_UNLIKELY(recipes.are_wanted())) {
+      begin_recipe(recipes, keys, arguments...);
+    }
     frame.enter(operands);
-    typename Hook::template Recipes<is_recomputable> recipes{1};
+    if (C10_UNLIKELY(recipes.are_wanted()) && recipes.try_lease()) {
+      recipes.start();
+    }
     Result result = call(frame, operands, keys, pass<Arguments>(arguments)...);
+    if constexpr (std::is_same_v<Op, at::_ops::native_dropout>) {
+      if (!recipes.try_end_draw()) {
+        result = redispatch_again(keys, pass<Arguments>(arguments)...);
+      }
+    }
     if (frame.is_outermost()) {
       if (C10_UNLIKELY(recipes.are_wanted())) {
-        recipes.prepare(handle(), Hook::after(keys), [&] { return box(arguments...); });
+        recipes.prepare([&] { return box(arguments...); });
       }
       // Arguments that are returned are looked at, too: they may have got their memory meanwhile.
       operands.clear();
@@ -699,9 +824,9 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
       is_dense = is_dense && is_plain(tensor);
     };
     (for_each_typed(arguments, look), ...);
-    if constexpr (is_recomputable) {
+    if constexpr (std::is_same_v<Op, at::_ops::clone>) {
       if (is_dense) {
-        return run_copy(keys, std::forward<Arguments>(arguments)...);
+        return run_clone(keys, std::forward<Arguments>(arguments)...);
       }
     }
     return is_dense ? redispatch(keys, std::forward<Arguments>(arguments)...)
@@ -730,23 +855,28 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     }
   }
   template <class Recipes>
+  C10_NOINLINE static void begin_recipe(Recipes& recipes,
+                                        c10::DispatchKeySet keys,
+                                        std::remove_reference_t<Arguments> const&... arguments) {
+    recipes.begin(Site::hook().kinds.recompute(handle()), handle(), Hook::after(keys), Hook::key);
+    if constexpr (std::is_same_v<Result, at::Tensor&>) {
+      recipes.begin_change(first_of(arguments...));
+    }
+  }
+  template <class First, class... Rest>
+  [[nodiscard]] static First const& first_of(First const& first, Rest const&... /*rest*/) noexcept {
+    return first;
+  }
+  template <class Recipes>
   C10_NOINLINE static void give_recipes(Recipes& recipes, Result const& result) {
     std::vector<at::Tensor> results;
     for_each_typed(result, [&](at::Tensor const& tensor, bool) { results.push_back(tensor); });
     recipes.give(results);
   }
 
-  /// `clone` and `_to_copy`, which leave the copying to an operation that writes.
-  C10_ALWAYS_INLINE static Result run_copy(c10::DispatchKeySet keys, Arguments... arguments) {
-    typename Hook::template Recipes<true> recipes{0};
-    Result copy = redispatch(keys, arguments...);
-    if constexpr (std::is_same_v<Op, at::_ops::clone>) {
-      enrol_copy(copy);
-    }
-    if (C10_UNLIKELY(recipes.are_wanted())) {
-      recipes.prepare(handle(), Hook::after(keys), [&] { return box(arguments...); });
-      give_recipes(recipes, copy);
-    }
+  C10_ALWAYS_INLINE static Result run_clone(c10::DispatchKeySet keys, Arguments... arguments) {
+    Result copy = redispatch(keys, std::forward<Arguments>(arguments)...);
+    enrol_copy(copy);
     return copy;
   }
 

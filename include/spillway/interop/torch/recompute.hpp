@@ -3,8 +3,10 @@
 
 #include <spillway/core/bits.hpp>
 #include <spillway/core/stats.hpp>
+#include <spillway/interop/torch/drawn_bits.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operations.hpp>
+#include <spillway/interop/torch/random_draw.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
@@ -24,8 +26,10 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -170,6 +174,9 @@ class OperationTimes {
 /// their addresses when it runs. Operands of a few kilobytes are copied, since they need not be the
 /// allocator's, and numbers that Python has made tensors of are gone after the operation.
 ///
+/// One in place is told where its first argument is, which has the bytes from before it, and may be
+/// among its other arguments, too.
+///
 /// Immutable once it is made, and shared by the recipes of all results.
 template <class Site>
 class OperationRecipe {
@@ -177,20 +184,37 @@ class OperationRecipe {
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
 
-  /// @param next  the dispatch keys behind the hook. Nothing but autograd may be in front of the
-  ///              kernel, as it is passed by when the operation runs again
-  /// @returns null if the operation cannot be run again with these arguments
-  [[nodiscard]] static std::shared_ptr<OperationRecipe>
-  make(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack arguments) {
+  /// Smaller results are copied: their copies take less than what comes with a recipe.
+  static constexpr std::size_t least_result_bytes = 16384;
+
+  /// Whether an operation reaches its kernel through the dispatch keys behind the hook with nothing
+  /// but autograd in front, which is passed by when it runs again.
+  [[nodiscard]] static bool is_plain_call(c10::DispatchKeySet next) noexcept {
     constexpr c10::DispatchKeySet plain =
         c10::DispatchKeySet{c10::DispatchKeySet::RAW, c10::full_backend_mask} |
         c10::autograd_dispatch_keyset_with_ADInplaceOrView |
         c10::DispatchKeySet{c10::DispatchKey::Dense, c10::DispatchKey::BackendSelect};
-    if ((next.raw_repr() & ~plain.raw_repr()) != 0) {
-      return nullptr;
-    }
-    std::shared_ptr<OperationRecipe> recipe{new OperationRecipe{op, std::move(arguments)}};
+    return (next.raw_repr() & ~plain.raw_repr()) == 0;
+  }
+
+  /// @param draws_from  the state of the generator that it has drawn from
+  /// @param hook        the key of the hook, which lets operations inside of this one draw from
+  ///                    another generator
+  /// @returns null if the operation cannot be run again with these arguments
+  [[nodiscard]] static std::shared_ptr<OperationRecipe> make(c10::OperatorHandle const& op,
+                                                             RecomputeTraits traits,
+                                                             Stack arguments,
+                                                             std::optional<RandomState> draws_from,
+                                                             c10::DispatchKey hook) {
+    std::shared_ptr<OperationRecipe> recipe{
+        new OperationRecipe{op, traits, std::move(arguments), std::move(draws_from), hook}};
     return recipe->try_detach() ? recipe : nullptr;
+  }
+
+  /// Whether zeros and ones that an operation draws into all of `changed` are kept as bits: its
+  /// recipe need not draw them again.
+  [[nodiscard]] static bool keeps_bits(RecomputeTraits traits, at::Tensor const& changed) {
+    return traits.draws_bits && DrawnBits::can_keep(changed.itemsize()) && is_whole(changed);
   }
 
   /// Gives the operation's results recipes. The frame of the operation has ended.
@@ -199,13 +223,15 @@ class OperationRecipe {
   static void give(std::shared_ptr<OperationRecipe> const& recipe,
                    std::span<at::Tensor const> results,
                    std::uint64_t ns) {
-    std::chrono::nanoseconds const cost{Site::operation_times().note(recipe->key_, ns)};
+    std::uint64_t const again_ns = recipe->bits_ ? recipe->bits_ns_ : ns;
+    std::chrono::nanoseconds const cost{Site::operation_times().note(recipe->key_, again_ns)};
     std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
+    if (recipe->changed_ && recipe->reads_changed_) {
+      return;  // it overwrites what it reads
+    }
     for (std::size_t i = 0; i < results.size(); ++i) {
       at::Tensor const& result = results[i];
-      if (!result.defined() || !is_simple(result) || result.storage_offset() != 0 ||
-          !result.is_non_overlapping_and_dense() || result.nbytes() < least_result_bytes ||
-          result.storage().nbytes() != result.nbytes()) {
+      if (!result.defined() || !is_whole(result) || result.nbytes() < least_result_bytes) {
         continue;
       }
       detail::OperandShape const shape{result};
@@ -220,7 +246,28 @@ class OperationRecipe {
     }
   }
 
+  /// Lets the recipe of what an operation has changed in place be extended by it, when its frame
+  /// ends.
+  static void extend(std::shared_ptr<OperationRecipe> const& recipe,
+                     RecipeExtension& extension,
+                     std::uint64_t ns) {
+    extension.cost = std::chrono::nanoseconds{Site::operation_times().note(recipe->key_, ns)};
+    extension.operands = std::move(recipe->operands_);
+    extension.make = [recipe, bytes = recipe->changed_bytes_](
+                         void const* /*stream*/,
+                         std::span<void const* const> addresses,
+                         void* made) { recipe->run(0, *recipe->changed_, bytes, addresses, made); };
+  }
+  /// Whether a tensor is all of its storage, each byte once.
+  [[nodiscard]] static bool is_whole(at::Tensor const& tensor) {
+    return is_simple(tensor) && tensor.storage_offset() == 0 &&
+           tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == tensor.nbytes();
+  }
+
  private:
+  /// The place of an operand that is the memory which the operation changes.
+  static constexpr std::size_t changed_memory = ~std::size_t{0};
+
   /// An operand among the arguments: which one, where in a list, and its place among the operands.
   struct Place {
     std::size_t argument = 0;
@@ -229,12 +276,18 @@ class OperationRecipe {
     detail::OperandShape shape;
   };
 
-  /// Smaller results are copied: their copies take less than what comes with a recipe.
-  static constexpr std::size_t least_result_bytes = 16384;
   static constexpr std::size_t most_copied_bytes = 8192;
 
-  OperationRecipe(c10::OperatorHandle const& op, Stack arguments)
-      : op_{op}, arguments_(std::move(arguments)) {}
+  OperationRecipe(c10::OperatorHandle const& op,
+                  RecomputeTraits traits,
+                  Stack arguments,
+                  std::optional<RandomState> draws_from,
+                  c10::DispatchKey hook)
+      : op_{op},
+        traits_{traits},
+        hook_{hook},
+        arguments_(std::move(arguments)),
+        draws_from_{std::move(draws_from)} {}
 
   /// Whether a tensor is no more than sizes, strides and an offset into a storage.
   [[nodiscard]] static bool is_simple(at::Tensor const& tensor) {
@@ -249,9 +302,25 @@ class OperationRecipe {
     if (op_.schema().name() == "aten::native_batch_norm" && arguments_[5].toBool()) {
       arguments_[3] = arguments_[4] = c10::IValue{};
     }
+    if (traits_.is_in_place) {
+      at::Tensor const changed = arguments_.front().toTensor();
+      if (!is_simple(changed)) {
+        return false;
+      }
+      changed_.emplace(changed);
+      if (keeps_bits(traits_, changed)) {
+        return try_keep_bits(changed);
+      }
+      changed_storage_ = changed.storage().unsafeGetStorageImpl();
+      changed_bytes_ = changed.storage().nbytes();
+      combine(*changed_);
+      arguments_.front() = at::Tensor{};
+    }
     for (std::size_t i = 0; i < arguments_.size(); ++i) {
       c10::IValue& argument = arguments_[i];
-      if (argument.isTensor()) {
+      if (i == traits_.generator_position) {
+        argument = c10::IValue{};  // another generator takes its place
+      } else if (argument.isTensor()) {
         if (argument.toTensor().defined() && !try_detach(argument, i, std::nullopt)) {
           return false;
         }
@@ -272,6 +341,14 @@ class OperationRecipe {
     }
     return true;
   }
+  [[nodiscard]] bool try_keep_bits(at::Tensor const& changed) {
+    auto const start = std::chrono::steady_clock::now();
+    bits_ = DrawnBits::of(
+        changed.const_data_ptr(), static_cast<std::size_t>(changed.numel()), changed.itemsize());
+    bits_ns_ = static_cast<std::uint64_t>((std::chrono::steady_clock::now() - start).count());
+    arguments_.clear();
+    return bits_.has_value();
+  }
   [[nodiscard]] bool
   try_detach(c10::IValue& value, std::size_t argument, std::optional<std::size_t> element) {
     at::Tensor const tensor = value.toTensor();
@@ -279,15 +356,20 @@ class OperationRecipe {
       return false;
     }
     Place place{argument, element, 0, detail::OperandShape{tensor}};
-    combine(static_cast<std::uint64_t>(place.shape.type));
-    std::for_each(place.shape.sizes.begin(), place.shape.sizes.end(), [this](std::int64_t size) {
-      combine(static_cast<std::uint64_t>(size));
-    });
+    combine(place.shape);
+    c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
+    if (traits_.reads_shapes || storage == changed_storage_) {
+      // What is not read may be anywhere.
+      reads_changed_ = true;
+      place.operand = changed_memory;
+      places_.push_back(std::move(place));
+      value = at::Tensor{};
+      return true;
+    }
     if (std::size_t const bytes = extent_bytes(tensor); bytes <= most_copied_bytes) {
       value = copy_of(tensor, bytes);
       return true;
     }
-    c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (!Leases::is_ours(*storage)) {
       return false;
     }
@@ -324,13 +406,23 @@ class OperationRecipe {
     return copy;
   }
   void combine(std::uint64_t value) noexcept { key_ = spillway::detail::mix_bits(key_ ^ value); }
+  void combine(detail::OperandShape const& shape) noexcept {
+    combine(static_cast<std::uint64_t>(shape.type));
+    std::for_each(shape.sizes.begin(), shape.sizes.end(), [this](std::int64_t size) {
+      combine(static_cast<std::uint64_t>(size));
+    });
+  }
 
-  [[nodiscard]] Stack arguments_at(std::span<void const* const> operands) const {
+  [[nodiscard]] Stack arguments_at(std::span<void const* const> operands, void* made) const {
     Stack arguments = arguments_;
+    if (changed_) {
+      arguments.front() = changed_->at(static_cast<char*>(made) + changed_->offset_bytes);
+    }
     std::optional<std::size_t> list;  // among the arguments, copied already
     for (Place const& place : places_) {
-      void* const p = const_cast<char*>(static_cast<char const*>(operands[place.operand])) +
-                      place.shape.offset_bytes;
+      void const* const memory = place.operand == changed_memory ? made : operands[place.operand];
+      void* const p =
+          const_cast<char*>(static_cast<char const*>(memory)) + place.shape.offset_bytes;
       if (!place.element) {
         arguments[place.argument] = place.shape.at(p);
         continue;
@@ -350,63 +442,180 @@ class OperationRecipe {
            std::size_t bytes,
            std::span<void const* const> operands,
            void* made) const {
+    // With the hook, operations inside of this one would lease and count: they are in a frame.
     struct Scope {
       typename Leases::Frames& frames;
-      RecipeMemory* before;
-      ~Scope() { frames.recipe = before; }
+      RecipeMemory* recipe;
+      at::Generator const* generator;
+      Scope(typename Leases::Frames& mine, RecipeMemory& memory)
+          : frames{mine},
+            recipe{std::exchange(mine.recipe, &memory)},
+            generator{std::exchange(mine.generator, nullptr)} {
+        ++frames.depth;
+      }
+      Scope(Scope const&) = delete;
+      Scope& operator=(Scope const&) = delete;
+      ~Scope() {
+        --frames.depth;
+        frames.recipe = recipe;
+        frames.generator = generator;
+      }
     };
     auto const start = std::chrono::steady_clock::now();
-    RecipeMemory memory{made, bytes};
-    Scope const scope{Site::frames(), std::exchange(Site::frames().recipe, &memory)};
+    auto const count = [&] {
+      auto const ns = std::chrono::steady_clock::now() - start;
+      Site::operation_times().count(
+          key_, toString(op_.operator_name()), bytes, static_cast<std::uint64_t>(ns.count()));
+    };
+    if (bits_) {
+      bits_->unpack(made);
+      return count();
+    }
+    RecipeMemory memory{made, bytes, changed_.has_value()};
+    Scope const scope{Site::frames(), memory};
+    Stack stack = arguments_at(operands, made);
+    c10::DispatchKeySet included = c10::default_included_set;
+    if (draws_from_) {
+      at::Generator const& generator = Site::hook().generators.of_recipe();
+      draws_from_->restore(*generator.get<at::CPUGeneratorImpl>());
+      if (traits_.generator_position != RecomputeTraits::no_position) {
+        stack[traits_.generator_position] = generator;
+      } else {
+        scope.frames.generator = &generator;
+        included = included | c10::DispatchKeySet{hook_};
+      }
+    }
     c10::impl::ForceDispatchKeyGuard const below_autograd{
-        c10::default_included_set,
-        c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
+        included, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
     at::AutoGradMode const no_gradients{false};
     detail::SettingsGuard const settings{settings_};
-    Stack stack = arguments_at(operands);
     op_.callBoxed(&stack);
-    at::Tensor const result = stack[which].toTensor();
-    if (result.const_data_ptr() != made) {
-      shape.at(made).copy_(result);
+    if (!changed_) {
+      at::Tensor const result = stack[which].toTensor();
+      if (result.const_data_ptr() != made) {
+        shape.at(made).copy_(result);
+      }
     }
-    auto const ns = std::chrono::steady_clock::now() - start;
-    Site::operation_times().count(
-        key_, toString(op_.operator_name()), bytes, static_cast<std::uint64_t>(ns.count()));
+    count();
   }
 
   c10::OperatorHandle op_;
+  RecomputeTraits traits_;
+  c10::DispatchKey hook_;
   Stack arguments_;  // with nothing in the places of operands
+  std::optional<RandomState> draws_from_;
+  std::optional<DrawnBits> bits_;                      // in the place of arguments and operands
+  std::uint64_t bits_ns_ = 0;                          // to find them
+  std::optional<detail::OperandShape> changed_;        // the first argument of one in place
+  c10::StorageImpl const* changed_storage_ = nullptr;  // to be compared while it runs first
+  std::size_t changed_bytes_ = 0;                      // of the storage
+  bool reads_changed_ = false;  // an argument beside the first lies in the same memory
   std::vector<Place> places_;
   std::vector<c10::StorageImpl*> operands_;  // until `give`
   detail::NumericSettings settings_;
   std::uint64_t key_ = 0;
 };
 
-/// Gives results of an operation recipes, if that is wanted: made before its kernel runs, it
-/// measures the kernel. Waiting for memory is left out: under pressure an operation that allocates
-/// may wait for copies.
+/// Gives results of an operation recipes, if that is wanted, and measures its kernel for that.
+/// Waiting for memory is left out: under pressure an operation that allocates may wait for copies.
+///
+/// Made inside of the operation's frame. Unless `are_wanted()`, nothing else need be called, and
+/// each call may be the one after which they are not wanted any more.
 template <class Site>
 class RecipeWriter {
  public:
-  /// @param depth  of frames, at which the operation is not part of another
-  explicit RecipeWriter(int depth) {
+  using Recipe = OperationRecipe<Site>;
+
+  RecipeWriter() {
     if constexpr (StorageLeases<Site>::can_recompute) {
       if (C10_UNLIKELY(Site::leases().gives_recipes())) {
-        begin(depth);
+        are_wanted_ = Site::frames().depth == 1;  // the operation is not part of another
       }
     }
   }
-  [[nodiscard]] bool are_wanted() const noexcept { return start_ns_ != 0; }
-  /// To be called while the operands are leased, with a function that returns the arguments.
-  template <class Box>
-  C10_NOINLINE void
-  prepare(c10::OperatorHandle const& op, c10::DispatchKeySet next, Box const& box) {
+  [[nodiscard]] bool are_wanted() const noexcept { return are_wanted_; }
+
+  /// To be called before the operands are leased.
+  ///
+  /// @param next  the dispatch keys behind the hook
+  /// @param hook  the hook's key
+  void begin(RecomputeTraits traits,
+             c10::OperatorHandle const& op,
+             c10::DispatchKeySet next,
+             c10::DispatchKey hook) {
+    are_wanted_ = traits.is_recomputable && Recipe::is_plain_call(next);
+    if (are_wanted_) {
+      work_.reset(new Work{op, traits, hook});
+    }
+  }
+  /// To be called then for one in place: its lease on what it changes may keep the recipe alive.
+  void begin_change(at::Tensor const& changed) {
+    if (!are_wanted_) {
+      return;
+    }
+    if (changed.defined() && changed.has_storage() &&
+        changed.storage().nbytes() < Recipe::least_result_bytes) {
+      are_wanted_ = false;
+      return;
+    }
+    work_->keeps_bits = Recipe::keeps_bits(work_->traits, changed);
+    if (!(work_->traits.is_overwriting && Recipe::is_whole(changed))) {
+      are_wanted_ = changed.defined() && changed.has_storage();
+      if (are_wanted_) {
+        work_->extension.changed = changed.storage().unsafeGetStorageImpl();
+        Site::frames().extension = &work_->extension;
+      }
+    }
+  }
+  /// To be called when the operands are leased. A change of what has no recipe needs none.
+  ///
+  /// @returns whether recipes are still wanted
+  [[nodiscard]] bool try_lease() noexcept {
+    are_wanted_ = are_wanted_ && (!work_->is_change() || work_->extension.is_leased);
+    return are_wanted_;
+  }
+  /// To be called when the kernel is about to run.
+  ///
+  /// @param generator  the argument that the operation draws from, if it has one: it may be
+  ///                   replaced
+  C10_NOINLINE void start(c10::IValue* generator = nullptr) {
     if constexpr (StorageLeases<Site>::can_recompute) {
-      std::uint64_t const all = now_ns() - start_ns_;
-      ns_ = all - std::min(all, Site::frames().waited_ns - waited_ns_);
+      if (work_->traits.draws && !work_->keeps_bits && !try_begin_draw(generator)) {
+        are_wanted_ = false;
+        return;
+      }
+      work_->waited_ns = Site::frames().waited_ns;
+      work_->start_ns = now_ns();
+    }
+  }
+  /// To be called when the kernel has run. @returns false if it must run again, with the arguments
+  /// that it had, since another thread has drawn from the generator meanwhile
+  [[nodiscard]] bool try_end_draw() {
+    if (C10_LIKELY(!are_wanted_) || !work_->draw) {
+      return true;
+    }
+    Site::frames().generator = nullptr;
+    are_wanted_ = work_->draw->try_end();
+    return are_wanted_;
+  }
+  /// To be called then, while the operands are leased, with a function that returns the arguments.
+  template <class Box>
+  C10_NOINLINE void prepare(Box const& box) {
+    if constexpr (StorageLeases<Site>::can_recompute) {
+      Work& work = *work_;
+      std::uint64_t const all = now_ns() - work.start_ns;
+      work.ns = all - std::min(all, Site::frames().waited_ns - work.waited_ns);
       try {
-        recipe_ = OperationRecipe<Site>::make(op, next, box());
-      } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
+        work.recipe = Recipe::make(work.op,
+                                   work.traits,
+                                   box(),
+                                   work.draw ? std::optional{work.draw->before()} : std::nullopt,
+                                   work.hook);
+        if (work.recipe != nullptr && work.is_change()) {
+          Recipe::extend(work.recipe, work.extension, work.ns);
+        }
+      } catch (std::exception const&) {  // then it has no recipe
+        work.recipe = nullptr;
       }
     }
   }
@@ -414,8 +623,8 @@ class RecipeWriter {
   void give(std::span<at::Tensor const> results) {
     if constexpr (StorageLeases<Site>::can_recompute) {
       try {
-        if (recipe_ != nullptr) {
-          OperationRecipe<Site>::give(recipe_, results, ns_);
+        if (work_->recipe != nullptr && !work_->is_change()) {
+          Recipe::give(work_->recipe, results, work_->ns);
         }
       } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
       }
@@ -423,28 +632,66 @@ class RecipeWriter {
   }
 
  private:
-  C10_NOINLINE void begin(int depth) {
-    if (Site::frames().depth == depth) {
-      waited_ns_ = Site::frames().waited_ns;
-      start_ns_ = now_ns();
+  /// Made only where recipes are wanted.
+  struct Work {
+    c10::OperatorHandle op;
+    RecomputeTraits traits;
+    c10::DispatchKey hook;
+    RecipeExtension extension{};
+    bool keeps_bits = false;
+    std::optional<RandomDraw> draw{};
+    std::uint64_t start_ns = 0;
+    std::uint64_t waited_ns = 0;
+    std::uint64_t ns = 0;
+    std::shared_ptr<Recipe> recipe{};
+
+    Work(c10::OperatorHandle const& its_op, RecomputeTraits its_traits, c10::DispatchKey its_hook)
+        : op{its_op}, traits{its_traits}, hook{its_hook} {}
+    Work(Work const&) = delete;
+    Work& operator=(Work const&) = delete;
+    ~Work() {
+      auto& frames = Site::frames();
+      frames.extension = nullptr;
+      frames.generator = nullptr;
     }
+
+    [[nodiscard]] bool is_change() const noexcept { return extension.changed != nullptr; }
+  };
+
+  [[nodiscard]] bool try_begin_draw(c10::IValue* generator) {
+    bool const is_given = generator != nullptr && generator->isGenerator();
+    at::Generator const program =
+        is_given ? generator->toGenerator() : at::detail::getDefaultCPUGenerator();
+    if (!RandomDraw::can_draw_for(program)) {
+      return false;
+    }
+    work_->draw.emplace(program, Site::hook().generators);
+    if (is_given) {
+      *generator = work_->draw->generator();
+    } else {
+      Site::frames().generator = &work_->draw->generator();
+    }
+    return true;
   }
   [[nodiscard]] static std::uint64_t now_ns() {
     return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
   }
 
-  std::uint64_t start_ns_ = 0;  // 0: no recipes
-  std::uint64_t waited_ns_ = 0;
-  std::uint64_t ns_ = 0;
-  std::shared_ptr<OperationRecipe<Site>> recipe_;
+  bool are_wanted_ = false;
+  std::unique_ptr<Work> work_;
 };
 
 /// For operations whose results have none.
 struct NoRecipes {
-  explicit NoRecipes(int /*depth*/) noexcept {}
   [[nodiscard]] static constexpr bool are_wanted() noexcept { return false; }
   template <class... Arguments>
-  void prepare(Arguments&&... /*arguments*/) const noexcept {}
+  void begin(Arguments&&... /*arguments*/) const noexcept {}
+  void begin_change(at::Tensor const& /*changed*/) const noexcept {}
+  [[nodiscard]] static constexpr bool try_lease() noexcept { return false; }
+  void start() const noexcept {}
+  [[nodiscard]] static constexpr bool try_end_draw() noexcept { return true; }
+  template <class Box>
+  void prepare(Box const& /*box*/) const noexcept {}
   void give(std::span<at::Tensor const> /*results*/) const noexcept {}
 };
 

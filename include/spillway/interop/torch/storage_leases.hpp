@@ -16,12 +16,16 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
@@ -36,6 +40,19 @@ struct RecipeMemory {
   void* result = nullptr;
   std::size_t result_bytes = 0;
   bool is_result_taken = false;
+};
+
+/// An operation in place that may be added to the recipe of the storage that it changes.
+struct RecipeExtension {
+  /// Enqueues on a stream, from the operands' addresses, what changes the bytes at the last one.
+  using Make = std::function<void(void const*, std::span<void const* const>, void*)>;
+
+  c10::StorageImpl* changed = nullptr;
+  bool is_leased = false;  ///< so that its recipe can be extended
+  // Known when the operation has run.
+  std::vector<c10::StorageImpl*> operands{};
+  std::chrono::nanoseconds cost{};
+  Make make{};
 };
 
 /// The frames of one thread: what operations it is inside of, and what the outermost one has
@@ -53,9 +70,11 @@ struct ThreadFrames {
   /// Requested in vain though there was room, in pieces; not told yet, as the operation may run
   /// once more.
   std::size_t split_bytes = 0;
-  bool has_read_leases = false;    ///< among what is pinned may be leases for reading
-  RecipeMemory* recipe = nullptr;  ///< of a recipe that the thread runs
-  std::uint64_t waited_ns = 0;     ///< for memory, since operations have been measured
+  bool has_read_leases = false;              ///< among what is pinned may be leases for reading
+  RecipeMemory* recipe = nullptr;            ///< of a recipe that the thread runs
+  RecipeExtension* extension = nullptr;      ///< of the outermost operation
+  at::Generator const* generator = nullptr;  ///< drawn from in the place of the program's
+  std::uint64_t waited_ns = 0;               ///< for memory, since operations have been measured
   Pins pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
@@ -80,6 +99,7 @@ struct StorageTraits {
     Entry* entry = nullptr;
     c10::StorageImpl* storage = nullptr;
     bool only_reads = false;
+    RecipeExtension* extension = nullptr;  // its recipe will be extended
   };
 
   static constexpr bool has_references = true;
@@ -125,10 +145,17 @@ struct StorageTraits {
   [[nodiscard]] static Access access(Missing const& one) noexcept {
     return one.only_reads ? Access::read : Access::read_write;
   }
+  [[nodiscard]] static bool extends_recipe(Missing const& one) noexcept {
+    return !one.only_reads && one.extension != nullptr;
+  }
   /// Where there are leases for reading, one for writing joins them: the address is the same.
   static void grant(Missing const& one, Lease& lease, stream_type stream) {
     Entry& entry = *one.entry;
     entry.is_read_leased = one.only_reads;
+    entry.may_have_recipe = entry.may_have_recipe && one.only_reads;
+    if (extends_recipe(one)) {
+      one.extension->is_leased = true;
+    }
     if (!entry.leases) {
       entry.leases = {std::move(lease), stream};
       set_address(*one.storage, entry, entry.leases.data());
@@ -299,6 +326,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     for (Operand const& operand : operands) {
       if (Entry* const entry = Traits::entry_of(*operand.storage)) {
         pins.push_back(entry);
+        entry->is_shared = true;
         ++entry->pins;
         ++entry->loans;
       }
@@ -489,7 +517,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       return;
     }
     pins.push_back(&entry);
-    ++entry.pins;
+    entry.is_shared = entry.pins++ != 0;
     entry.pinner.store(&pins, std::memory_order_relaxed);
   }
   /// @returns whether no frame has it pinned any more
@@ -555,6 +583,28 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     typename Clock::time_point start_{};
   };
 
+  /// Whether nobody can write a storage without acquiring it. The caller holds the lock.
+  [[nodiscard]] static bool is_unchangeable(Entry const* entry) noexcept {
+    return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
+  }
+  /// The blocks of storages, none of which may change or be `made`. The caller holds the lock.
+  [[nodiscard]] static std::optional<std::vector<BlockId>>
+  operand_blocks(std::span<c10::StorageImpl* const> operands, Entry const* made) {
+    std::vector<BlockId> blocks;
+    blocks.reserve(operands.size());
+    for (c10::StorageImpl* const operand : operands) {
+      Entry const* const entry = Traits::entry_of(*operand);
+      if (!is_unchangeable(entry) || entry == made) {
+        return std::nullopt;
+      }
+      blocks.push_back(entry->block);
+    }
+    return blocks;
+  }
+  void extend_recipe(RecipeExtension& extension,
+                     std::span<BlockId const> operands,
+                     BlockId changed,
+                     std::span<Lease const> leases) noexcept;
   void enter_slowly(Frames& frames, Operands const& operands, stream_type stream, bool captured);
   void exit_under_pressure(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
   void give_back_after_launches(BlockId block, EntryLeases leases);
@@ -681,28 +731,43 @@ void StorageLeases<Site>::try_give_recipe(c10::StorageImpl& result,
                                           std::span<c10::StorageImpl* const> operands,
                                           std::chrono::nanoseconds cost,
                                           Make make) {
-  c10::SmallVector<BlockId, 4> blocks;
+  std::optional<std::vector<BlockId>> blocks;
   BlockId block{};
-  auto const is_unchangeable = [](Entry const* entry) {
-    return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
-  };
   {
     Guard const guard{mutex_};
-    Entry const* const made = Traits::entry_of(result);
+    Entry* const made = Traits::entry_of(result);
     if (!is_unchangeable(made)) {
       return;
     }
+    blocks = operand_blocks(operands, made);
+    if (!blocks) {
+      return;
+    }
+    made->may_have_recipe = true;
     block = made->block;
-    for (c10::StorageImpl* const operand : operands) {
-      Entry const* const entry = Traits::entry_of(*operand);
-      if (!is_unchangeable(entry) || entry == made) {
+  }
+  memory_->set_recipe(block, *blocks, cost, std::move(make));
+}
+
+/// Adds to a block's recipe what an operation has done under one of the leases.
+template <class Site>
+void StorageLeases<Site>::extend_recipe(RecipeExtension& extension,
+                                        std::span<BlockId const> operands,
+                                        BlockId changed,
+                                        std::span<Lease const> leases) noexcept {
+  try {
+    auto const make = [make = std::move(extension.make)](
+                          stream_type stream, std::span<void const* const> addresses, void* bytes) {
+      make(&stream, addresses, bytes);
+    };
+    for (Lease const& lease : leases) {
+      if (!lease.empty() && lease.block() == changed && lease.access() != Access::read &&
+          memory_->extend_recipe(lease, operands, extension.cost, make)) {
         return;
       }
-      blocks.push_back(entry->block);
     }
+  } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
   }
-  memory_->set_recipe(
-      block, std::span<BlockId const>{blocks.data(), blocks.size()}, cost, std::move(make));
 }
 
 /// Frees a block that captured graphs use, after all that they have been launched for so far.
@@ -796,13 +861,19 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
       entry->is_frozen = entry->is_frozen && !operand.use.writes();
       bool const only_reads =
           entry->is_frozen || (may_only_read && operand.use.only_reads() && !entry->is_kept);
+      bool const is_changed = operand.use.writes() && frames.extension != nullptr &&
+                              frames.extension->changed == operand.storage &&
+                              entry->may_have_recipe;
       auto* const same =
           std::find_if(missing.begin(), missing.end(), [&](auto& m) { return m.entry == entry; });
       frames.has_read_leases =
           frames.has_read_leases || (!entry->is_frozen && (only_reads || entry->is_read_leased));
       if (same != missing.end()) {
         same->only_reads = same->only_reads && only_reads;
-      } else if (Missing const one{entry, operand.storage, only_reads}; !Traits::is_granted(one)) {
+        same->extension = is_changed ? frames.extension : same->extension;
+      } else if (Missing const one{
+                     entry, operand.storage, only_reads, is_changed ? frames.extension : nullptr};
+                 !Traits::is_granted(one)) {
         missing.push_back(one);
       } else if (!captured && !entry->leases.covers(stream)) {
         elsewhere.push_back(entry);
@@ -952,10 +1023,30 @@ void StorageLeases<Site>::exit_under_pressure(Frames& frames,
       }
     }
   };
+  RecipeExtension* const extension = frames.extension;
+  bool const extends = extension != nullptr && extension->make != nullptr;
+  std::optional<std::vector<BlockId>> operands;  // of the extension, if it can be made
+  BlockId changed{};
+  auto const unpin_entry = [&](Entry& entry) {
+    bool const is_last = unpin(pins, entry);
+    // Others may have written other parts of the storage under the same lease.
+    if (extends && is_last && !entry.is_shared && !entry.is_kept && !entry.is_dead &&
+        Traits::entry_of(*extension->changed) == &entry) {
+      operands = operand_blocks(extension->operands, &entry);
+      changed = entry.block;
+      entry.may_have_recipe = operands.has_value();
+    }
+    return is_last;
+  };
   this->release_pins(
       pins,
       enrol_results,
-      [&](Entry& entry) { return unpin(pins, entry); },
+      unpin_entry,
+      [&](std::span<Lease const> leases) {
+        if (operands) {
+          extend_recipe(*extension, *operands, changed, leases);
+        }
+      },
       [&] { end_frame(frames, had_operands); },
       frames.has_read_leases);
 }

@@ -115,13 +115,15 @@ struct alignas(64) StorageEntry {
   /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A
   /// thread that finds its own list here knows, without the lock, that it has pinned the entry.
   std::atomic<void const*> pinner{nullptr};
-  std::uint32_t pins = 0;       // by frames and leases; it is not swapped out before they end
-  std::uint32_t loans = 0;      // pins that outlive the operation in which they began
-  bool is_kept = false;         // other code knows the address: it never leaves
-  bool is_frozen = false;       // its owner promised that operations only read it
-  bool is_arriving = false;     // one thread is acquiring the lease
-  bool is_dead = false;         // the storage is gone; the last pin deletes this
-  bool is_read_leased = false;  // the leases, if there are any, are for reading
+  std::uint32_t pins = 0;        // by frames and leases; it is not swapped out before they end
+  std::uint32_t loans = 0;       // pins that outlive the operation in which they began
+  bool is_kept = false;          // other code knows the address: it never leaves
+  bool is_frozen = false;        // its owner promised that operations only read it
+  bool is_arriving = false;      // one thread is acquiring the lease
+  bool is_dead = false;          // the storage is gone; the last pin deletes this
+  bool is_read_leased = false;   // the leases, if there are any, are for reading
+  bool is_shared = false;        // two have had it pinned at once since it was last not pinned
+  bool may_have_recipe = false;  // it was given one, and has not been leased for writing since
   StreamLeases<Lease, Stream> leases{};
   BlockId block{};
   std::size_t bytes = 0;
@@ -189,7 +191,7 @@ class StorageTable {
     entry.description.clear();
     entry.pinner.store(nullptr, std::memory_order_relaxed);
     entry.is_arriving = entry.is_dead = entry.is_kept = entry.is_frozen = false;
-    entry.is_captured = false;
+    entry.is_captured = entry.may_have_recipe = false;
     spares_.emplace_back(&entry);
     return true;
   }
