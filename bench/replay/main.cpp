@@ -170,6 +170,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
                                                           {"schedule", replay::Eviction::schedule}};
   std::map<std::string, replay::Recompute> const recomputes{{"none", replay::Recompute::none},
                                                             {"cheaper", replay::Recompute::cheaper},
+                                                            {"planned", replay::Recompute::planned},
                                                             {"tuned", replay::Recompute::tuned},
                                                             {"always", replay::Recompute::always}};
   app.add_option(

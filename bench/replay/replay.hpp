@@ -14,7 +14,7 @@ namespace replay {
 enum class Eviction { lru, fifo, size, cost, schedule };
 
 /// What decides between a copy and a recipe.
-enum class Recompute { none, cheaper, tuned, always };
+enum class Recompute { none, cheaper, planned, tuned, always };
 
 /// What the model takes the host link for unless told, and what plans are priced with.
 inline constexpr double default_link_gbps = 25;

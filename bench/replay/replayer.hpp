@@ -42,6 +42,8 @@ class NamedRecompute {
   explicit NamedRecompute(Recompute name) {
     if (name == Recompute::cheaper) {
       policy_.emplace<spillway::RecomputeIfCheaper>();
+    } else if (name == Recompute::planned) {
+      policy_ = spillway::RecomputeIfCheaper{1, true};
     } else if (name == Recompute::tuned) {
       policy_.emplace<spillway::TunedRecompute>();
     } else if (name == Recompute::always) {
@@ -57,6 +59,9 @@ class NamedRecompute {
   [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
     return std::visit([costs](auto const& policy) { return policy.prefers_recompute(costs); },
                       policy_);
+  }
+  [[nodiscard]] double plan_share(spillway::RecomputeCosts costs) const noexcept {
+    return std::visit([costs](auto const& policy) { return policy.plan_share(costs); }, policy_);
   }
 
  private:

@@ -877,6 +877,7 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
                          operands,
                          static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
                          on_any_stream(std::move(make)));
+  blocks_.note_price(id, blocks_.at(id));
 }
 
 template <PolicySet Policies>
@@ -888,12 +889,16 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
   expects(!lease.empty(), "a recipe is extended by the holder of a lease");
   Call const call{*this};
   check_recipe(lease.block(), operands);
-  return blocks_.recipes().extend(
-      lease.block(),
-      lease.record_.serial,
-      operands,
-      static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
-      on_any_stream(std::move(make)));
+  bool const is_extended =
+      blocks_.recipes().extend(lease.block(),
+                               lease.record_.serial,
+                               operands,
+                               static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
+                               on_any_stream(std::move(make)));
+  if (is_extended) {
+    blocks_.note_price(lease.block(), blocks_.at(lease.block()));
+  }
+  return is_extended;
 }
 
 /// Waits until the blocks are settled. @throws ContractViolation if the one cannot have a recipe

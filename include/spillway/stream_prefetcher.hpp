@@ -45,7 +45,7 @@ class StreamPrefetcher {
     }
   }
 
-  /// Notes how many of a block's bytes need not cross the link.
+  /// Notes how many of a block's bytes a plan need not count when the block comes back.
   void on_spared(BlockId id, std::uint64_t bytes) noexcept { schedule_.on_spared(id, bytes); }
 
   /// Notes a use of a block. @returns what the schedule knows of the next one

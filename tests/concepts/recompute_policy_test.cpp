@@ -25,6 +25,7 @@ TEST_SUITE("recompute_policy") {
   TEST_CASE("RecomputePolicy: each member is asked for") {
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, on_step);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, prefers_recompute);
+    CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, plan_share);
     CHECK_NEEDS(RecomputePolicy, RecomputeArchetype, wants_recipes);
   }
 
@@ -32,6 +33,8 @@ TEST_SUITE("recompute_policy") {
     CHECK_REFUSES(RecomputePolicy, NoRecompute, void on_step(double, std::size_t));
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) const);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool prefers_recompute(RecomputeCosts) noexcept);
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, double plan_share(RecomputeCosts) const);
+    CHECK_REFUSES(RecomputePolicy, NoRecompute, float plan_share(RecomputeCosts) const noexcept);
     CHECK_REFUSES(RecomputePolicy, NoRecompute, bool wants_recipes() const);
   }
 

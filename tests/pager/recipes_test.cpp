@@ -156,6 +156,7 @@ TEST_SUITE("recipes") {
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts /*costs*/) const noexcept {
       return false;
     }
+    [[nodiscard]] double plan_share(spillway::RecomputeCosts /*costs*/) const noexcept { return 1; }
     [[nodiscard]] bool wants_recipes() const noexcept { return wants; }
     bool wants = true;
   };
@@ -184,6 +185,7 @@ TEST_SUITE("recipes") {
     [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
       return costs.recompute_ns < most_ns;
     }
+    [[nodiscard]] double plan_share(spillway::RecomputeCosts /*costs*/) const noexcept { return 1; }
     [[nodiscard]] bool wants_recipes() const noexcept { return true; }
   };
   template <class Policy>
@@ -930,6 +932,63 @@ TEST_SUITE("recipes") {
       allocator.retire_stream(stream);
       device.destroy_stream(stream);
     }
+  }
+
+  struct OnModel : spillway::PoliciesFor<spillway::ModelApi> {
+    using recompute = spillway::RecomputeIfCheaper;
+  };
+  /// Bytes copied out in the fourth of four steps. Each makes `large` from an operand and `small`
+  /// from nothing, one of which has to be away until both are used again.
+  std::uint64_t bytes_copied(spillway::RecomputeIfCheaper policy, bool frees_operand) {
+    spillway::ModelApi device{{.capacity_bytes = 2_MiB}};
+    spillway::DeviceAllocator<OnModel>::Options options{.capacity_bytes = 512_KiB};
+    options.host.pinned_bytes = 2_MiB;
+    options.recompute = policy;
+    spillway::DeviceAllocator<OnModel> allocator{device, options};
+    auto const stream = device.create_stream();
+    auto const use = [&](BlockId block, Access access) {
+      (void)allocator.acquire(block, access, stream);
+      device.compute(stream, 100'000);
+    };
+    std::uint64_t before = 0;
+    for (int step = 0; step < 4; ++step) {
+      before = allocator.stats().swap_outs.bytes;
+      allocator.begin_step();
+      BlockId const operand = allocator.allocate(32_KiB);
+      use(operand, Access::write);
+      BlockId const large = allocator.declare(160_KiB);
+      use(large, Access::write);
+      allocator.set_recipe(large, {operand}, 1us, [](auto, std::span<void const* const>, void*) {});
+      if (frees_operand) {
+        allocator.deallocate(operand);
+      }
+      BlockId const small = allocator.declare(128_KiB);
+      use(small, Access::write);
+      BlockId const between = allocator.declare(288_KiB);
+      use(between, Access::write);
+      allocator.deallocate(between);
+      use(small, Access::read);
+      use(large, Access::read);
+      allocator.deallocate(small);
+      allocator.deallocate(large);
+      if (!frees_operand) {
+        use(operand, Access::read);
+        allocator.deallocate(operand);
+      }
+    }
+    std::uint64_t const bytes = allocator.stats().swap_outs.bytes - before;
+    allocator.retire_stream(stream);
+    device.destroy_stream(stream);
+    return bytes;
+  }
+
+  TEST_CASE("A plan that counts what recipes cost sends out what can be made again cheaply") {
+    CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, false}, false) == 128_KiB);
+    CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, true}, false) == 0);
+  }
+
+  TEST_CASE("A plan does not count on recipes that die before they are needed") {
+    CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, true}, true) == 128_KiB);
   }
 
   TEST_CASE("Pressure drops blocks that can be made again") {

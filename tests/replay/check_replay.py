@@ -121,13 +121,14 @@ for device, options in (("sim", ["--verify"]), ("model", [])):
     expect(copied["recomputed_bytes"] == 0 and made["recomputed_bytes"] > 0, f"{device}: blocks are made again")
     expect(made["swapped_out_bytes"] + made["spared_bytes"] > 0 and made["swapped_out_bytes"] < copied["swapped_out_bytes"],
            f"{device}: fewer bytes are copied")
-modes = {mode: replay(cheap, "--capacity", "0.4x", "--steps", "20", f"--recompute={mode}")
-         for mode in ("none", "cheaper", "always", "tuned")}
+modes = {mode: replay(cheap, "--capacity", "0.4x", "--steps", "28", f"--recompute={mode}")
+         for mode in ("none", "cheaper", "planned", "always", "tuned")}
 expect(modes["none"]["recomputed_bytes"] == 0, "--recompute=none makes nothing again")
+expect(modes["planned"]["recomputed_bytes"] > 0, "what a recipe costs can be planned with")
 expect(modes["always"]["recomputed_bytes"] >= modes["cheaper"]["recomputed_bytes"] > 0, "always is at least as often")
 tuned, copied, cheaper = (modes[mode]["steps"][-1]["simulated_ns"] for mode in ("tuned", "none", "cheaper"))
 expect(tuned <= 1.01 * min(copied, cheaper), f"tuning finds the faster way: {tuned}, {copied}, {cheaper}")
-expect(replay(cheap, "--capacity", "0.4x", "--steps", "20", "--recompute")["simulated_ns"] == modes["tuned"]["simulated_ns"],
+expect(replay(cheap, "--capacity", "0.4x", "--steps", "28", "--recompute")["simulated_ns"] == modes["tuned"]["simulated_ns"],
        "--recompute alone is tuned")
 expect(run(cheap, "--recompute=often")[0] == 2, "an unknown rule is refused")
 expect(run(lifetimes(1), "--recompute")[0] == 2, "lifetimes do not say what makes a buffer")

@@ -14,9 +14,10 @@ The program is a relaxation: no plan can take less time than its optimum, but th
   in between may come in any order, several parts of a copy at different times;
 - the boundary of the step: the weights are wherever it is best when the step begins, and end wherever it is best, and have
   their copies on the host;
-- addresses: free bytes are one range, and nothing is ever moved;
-- the room for operands while a block is made again, as long as they are there at some time between the two moments.
-It shares with the library that a block is made again alone, by the operation that made it, if no operand ended there.
+- addresses: free bytes are one range, and nothing is ever moved.
+While a block is made again, there has to be room for it, for what it is made of, and for all that is there before and after and does not
+leave and come back meanwhile. The program shares with the library that a block is made again alone, by the operation that made it,
+if no operand ended there.
 
 Fails if a step takes less than the bound, which would mean that the bound is wrong, or if a replay fails.
 """
@@ -283,6 +284,67 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
                     program.row([(out[-1], 1.0)] + negative(gap.there_after(moment)), 0.0)
             program.row([(column, 1.0) for column in out], 1.0)
 
+    def gap_at(block, moment):
+        return next((gap for gap in idle[block] if gap.first <= moment <= gap.last), None)
+
+    def is_in_use(block, moment):
+        return moment // 2 in uses[block]
+
+    # By stretch between two operations and block: terms whose sum is at least 1 if the block is there all the time.
+    through = collections.defaultdict(dict)
+    for block in uses if recipes else ():
+        size = float(graph.sizes[block])
+        for moment in range(1, count - 1, 2):
+            before, after = gap_at(block, moment), gap_at(block, moment + 1)
+            stays_before, stays_after = is_in_use(block, moment), is_in_use(block, moment + 1)
+            if not (before or stays_before) or not (after or stays_after) or block not in graph.weights and born[block] > moment // 2:
+                continue
+            leaves = program.column(integral=True)
+            terms = [(leaves, -1.0)]
+            terms += [(before.room[moment - before.first], 1.0)] if before else []
+            terms += [(after.room[moment + 1 - after.first], 1.0)] if after else []
+            through[moment][block] = terms, 1.0 - (before is not None) - (after is not None)
+            # What leaves comes back by a copy, or is made again.
+            back = [(leaves, 1.0)]
+            if before:
+                back += [(before.copied_in[moment - before.first], -1.0)]
+                back += [(before.made[moment - before.first], -1.0)] if before.made else []
+            else:
+                copied = program.column()
+                ins[moment].append((copied, size))
+                back.append((copied, -1.0))
+                if block in recipes:
+                    made = program.column()
+                    work[moment].append((made, kernel[born[block]]))
+                    back.append((made, -1.0))
+            if after:
+                program.row([*back, (after.there[moment + 1 - after.first], 1.0)], 1.0)
+            else:
+                program.row(back, 0.0)
+
+    for block, operands in recipes.items():
+        for gap in idle[block]:
+            for moment, made in zip(range(gap.first, gap.last + 1), gap.made):
+                if moment % 2 == 1:
+                    needed = {block, *operands}
+                    others = {other: terms for other, terms in through[moment].items() if other not in needed}
+                    needed_bytes = float(sum(graph.sizes[other] for other in needed))
+                    all_bytes = needed_bytes + sum(graph.sizes[other] for other in others)
+                    if all_bytes > capacity:  # a constraint only if the block is made
+                        most = 1.0 - needed_bytes / capacity + (all_bytes - capacity) / capacity
+                        terms = [(made, (all_bytes - capacity) / capacity)]
+                        for other, (columns, constant) in others.items():
+                            part = graph.sizes[other] / capacity
+                            there = program.column()
+                            program.row([(there, -1.0), *columns], -constant)
+                            terms.append((there, part))
+                        program.row(terms, most)
+                for other in operands:
+                    if moment // 2 not in uses[other]:
+                        other_gap = next((gap for gap in idle[other] if gap.first <= moment <= gap.last), None)
+                        there = [] if other_gap is None else other_gap.there_after(moment)
+                        program.row([(made, 1.0)] + negative(there), 0.0)
+
     for moment in range(count):
         if moment % 2 == 1:
             program.row([(stretch[moment], -1.0), *work[moment]], 0.0)
@@ -290,22 +352,13 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
         program.row([(stretch[moment], -link), *ins[moment]], 0.0)
         program.row([(column, factor / capacity) for column, factor in room[moment]], 1.0 - fixed[moment] / capacity)
 
-    for block, operands in recipes.items():
-        for gap in idle[block]:
-            for moment, made in zip(range(gap.first, gap.last + 1), gap.made):
-                for other in operands:
-                    if moment // 2 not in uses[other]:
-                        other_gap = next((gap for gap in idle[other] if gap.first <= moment <= gap.last), None)
-                        there = [] if other_gap is None else other_gap.there_after(moment)
-                        program.row([(made, 1.0)] + negative(there), 0.0)
-
     bound, is_optimum = program.solve(seconds)
     return max(bound, 1.0) / scale, is_optimum
 
 
 def replay_ns(program, path, capacity, link_gbps, recompute):
-    """The mean time of the last four of twenty steps, by which recomputation is tuned, or nothing if there was no room."""
-    steps, last = 20, 4
+    """The mean time of the last four of 28 steps, by which recomputation is tuned, or nothing if there was no room."""
+    steps, last = 28, 4
     done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
                            "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
                           capture_output=True, text=True)

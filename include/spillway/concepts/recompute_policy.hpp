@@ -28,6 +28,9 @@ struct RecomputeCosts {
 /// |                               | none are wanted, might have had one             |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
+/// | `cp.plan_share(costs)`        | return what part of a copy, 0 to 1, the return  | O(1)       |
+/// |                               | of a block that has a recipe counts as when a   |            |
+/// |                               | step is planned; 1: as the return of any other  |            |
 /// | `cp.wants_recipes()`          | return whether it may prefer that at all, so    | O(1)       |
 /// |                               | that recipes are worth what it takes to make    |            |
 /// |                               | them                                            |            |
@@ -41,6 +44,7 @@ concept RecomputePolicy =
     requires(P p, P const cp, double step_ns, std::size_t bytes, RecomputeCosts costs) {
       { p.on_step(step_ns, bytes)   } noexcept -> std::same_as<void>;
       { cp.prefers_recompute(costs) } noexcept -> std::same_as<bool>;
+      { cp.plan_share(costs)        } noexcept -> std::same_as<double>;
       { cp.wants_recipes()          } noexcept -> std::same_as<bool>;
     };
 // clang-format on

@@ -209,6 +209,7 @@ struct BlockRecord {
   bool is_read_unchecked = false;    // the host pool may have lost the bytes on their way back
   bool is_abandoned = false;         // to be freed when the last lease ends
   bool is_uncounted = false;         // an orphan that was dropped: not allocated, for statistics
+  bool is_recipe_priced = false;     // the schedule knows what its recipe costs
   std::unique_ptr<Recipe> recipe{};  // null for most blocks
 
   [[nodiscard]] BlockState state() const noexcept { return status.state(); }

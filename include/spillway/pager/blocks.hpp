@@ -243,13 +243,13 @@ class Blocks {
   // Uses, of which the schedule and the policies are told.
 
   /// Records an access, and tells the eviction policy if predictions have failed or resumed by it.
-  [[nodiscard]] Use record_access(LeaseRequest request) noexcept;
+  [[nodiscard]] Use record_access(BlockRecord& block, LeaseRequest request) noexcept;
   /// Tells the eviction policy of a use of a resident block.
   void touch(BlockId id, Use use) noexcept { eviction_.on_access(id, use); }
 
   void begin_step() {
     if (has_codings_) {
-      table_.for_each([this](BlockId id, BlockRecord const& block) { note_spared(id, block); });
+      table_.for_each([this](BlockId id, BlockRecord& block) { note_price(id, block); });
     }
     prefetcher_.begin_step();
     report_step_time();
@@ -271,7 +271,7 @@ class Blocks {
     BlockRecord& block = expect(id);
     block.coding = coding;
     has_codings_ = true;
-    note_spared(id, block);
+    note_price(id, block);
   }
 
   // Which blocks may leave.
@@ -296,13 +296,18 @@ class Blocks {
       return false;
     }
     has_chosen_ = true;
-    BlockRecord const& block = *table_.find(id);
-    double copy_ns = 1e9 * static_cast<double>(block.bytes) / link_bytes_per_second_;
-    if (block.coding != CodingId{}) {
-      copy_ns *= pool_.link_share(block.coding);
+    return recompute_.prefers_recompute(costs_of(id, *table_.find(id)));
+  }
+  /// Tells the schedule what the return of a block counts as when a step is planned: less than a
+  /// copy of all its bytes where a codec keeps some of them off the link, or a recipe makes them.
+  void note_price(BlockId id, BlockRecord& block) noexcept {
+    double share = std::min(1.0, link_share(block));
+    block.is_recipe_priced = block.has_recipe();
+    if (block.is_recipe_priced) {
+      share *= recompute_.plan_share(costs_of(id, block));
     }
-    return recompute_.prefers_recompute(
-        {.copy_ns = copy_ns, .recompute_ns = static_cast<double>(recipes_.cost_ns(id))});
+    prefetcher_.on_spared(
+        id, static_cast<std::uint64_t>((1 - share) * static_cast<double>(block.bytes)));
   }
 
   /// A block to evict by the policy's choice, of those that can leave and that `admits(id)` allows.
@@ -533,12 +538,15 @@ class Blocks {
     prefetcher_.on_destroy(id);
   }
 
-  /// Tells the schedule what the block's codec keeps off the link, as far as is known by now.
-  void note_spared(BlockId id, BlockRecord const& block) noexcept {
-    double const share = block.coding == CodingId{} ? 1 : pool_.link_share(block.coding);
-    prefetcher_.on_spared(
-        id,
-        static_cast<std::uint64_t>((1 - std::min(share, 1.0)) * static_cast<double>(block.bytes)));
+  /// What part of a block's bytes crosses the link, as far as its codec's work so far tells.
+  [[nodiscard]] double link_share(BlockRecord const& block) const noexcept {
+    return block.coding == CodingId{} ? 1 : pool_.link_share(block.coding);
+  }
+  /// @pre the block has a recipe
+  [[nodiscard]] RecomputeCosts costs_of(BlockId id, BlockRecord const& block) const noexcept {
+    double const copy_ns = 1e9 * static_cast<double>(block.bytes) / link_bytes_per_second_;
+    return {.copy_ns = copy_ns * link_share(block),
+            .recompute_ns = static_cast<double>(recipes_.cost_ns(id))};
   }
 
   /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
@@ -667,7 +675,10 @@ class Blocks {
 };
 
 template <PolicySet Policies>
-Use Blocks<Policies>::record_access(LeaseRequest request) noexcept {
+Use Blocks<Policies>::record_access(BlockRecord& block, LeaseRequest request) noexcept {
+  if (block.is_recipe_priced && !block.has_recipe()) {
+    note_price(request.id, block);  // what it was to be made from is gone
+  }
   Use const use = prefetcher_.on_access(request.id, request.access);
   AccessSchedule& schedule = prefetcher_.schedule();
   switch (schedule.take_change()) {

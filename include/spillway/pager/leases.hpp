@@ -185,7 +185,7 @@ class Leases {
   }
   LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
     count(block);
-    blocks_.touch(request.id, blocks_.record_access(request));
+    blocks_.touch(request.id, blocks_.record_access(block, request));
     return grant(block, request, on);
   }
 
@@ -626,7 +626,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       }
       recompute_for(requests, stream, on, false);
       for (LeaseRequest const& request : requests) {
-        make_resident(request, blocks_.record_access(request), pending);
+        make_resident(request, blocks_.record_access(blocks_.at(request.id), request), pending);
       }
       for (LeaseRequest const& request : requests) {
         check_arrival(request, pending);

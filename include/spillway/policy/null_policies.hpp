@@ -63,6 +63,7 @@ class NoPrefetch {
 struct NoRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return false; }
+  [[nodiscard]] double plan_share(RecomputeCosts /*costs*/) const noexcept { return 1; }
   [[nodiscard]] bool wants_recipes() const noexcept { return false; }
 };
 

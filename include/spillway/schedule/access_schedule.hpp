@@ -62,7 +62,7 @@ class BasicAccessSchedule {
   /// @throws std::bad_alloc, with nothing noted
   void on_create(BlockId id, std::size_t bytes);
 
-  /// Notes how many of a block's bytes need not cross the link when it leaves and comes back.
+  /// Notes how many of a block's bytes a plan need not count when the block leaves and comes back.
   void on_spared(BlockId id, std::uint64_t bytes) noexcept;
 
   /// Notes an acquisition and says what the record predicts of the block's next one.

@@ -524,6 +524,10 @@ TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
         CAPTURE(recompute_ns);
         bool const is_preferred = policy.prefers_recompute({copy_ns, recompute_ns});
         CHECK(policy.prefers_recompute({copy_ns, recompute_ns}) == is_preferred);
+        double const share = policy.plan_share({copy_ns, recompute_ns});
+        CHECK(share >= 0);
+        CHECK(share <= 1);
+        CHECK((is_preferred || share == 1));  // what is copied counts as a copy
         if (is_preferred) {
           CHECK(policy.wants_recipes());
           CHECK(policy.prefers_recompute({2 * copy_ns, recompute_ns}));

@@ -22,6 +22,16 @@ TEST_SUITE("recompute_if_cheaper") {
     CHECK_FALSE(none.prefers_recompute({.copy_ns = 100, .recompute_ns = 1}));
   }
 
+  TEST_CASE("RecomputeIfCheaper: recipes have their price in a plan if that is asked for") {
+    RecomputeIfCheaper const quarter{0.25, true};
+    CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 0}) == 0);
+    CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 5}) == doctest::Approx(0.2));
+    CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 25}) == 1);
+    CHECK(quarter.plan_share({.copy_ns = 100, .recompute_ns = 50}) == 1);
+    CHECK(RecomputeIfCheaper{0, true}.plan_share({.copy_ns = 100, .recompute_ns = 0}) == 1);
+    CHECK(RecomputeIfCheaper{1}.plan_share({.copy_ns = 100, .recompute_ns = 0}) == 1);
+  }
+
   TEST_CASE("AlwaysRecompute: a block is made again, whatever that takes") {
     CHECK(AlwaysRecompute{}.prefers_recompute({.copy_ns = 0, .recompute_ns = 1e9}));
   }

@@ -19,101 +19,122 @@ TunedRecompute begun() {
   return policy;
 }
 
-/// The largest of the policy's shares at which it makes a block again.
-double share_of(TunedRecompute const& policy) {
-  for (double const share : TunedRecompute::shares) {
-    if (policy.prefers_recompute({.copy_ns = 100, .recompute_ns = 100 * share})) {
-      return share;
+/// The rule by which the policy decides now.
+std::size_t rule_of(TunedRecompute const& policy) {
+  for (std::size_t i = 0; i < TunedRecompute::rules.size(); ++i) {
+    auto const [share, prices_plans] = TunedRecompute::rules[i];
+    RecomputeIfCheaper const rule{share, prices_plans};
+    RecomputeCosts const dearest{.copy_ns = 1024, .recompute_ns = 1024 * share};
+    RecomputeCosts const cheap{.copy_ns = 1024, .recompute_ns = 1};
+    if (policy.prefers_recompute(dearest) && policy.plan_share(cheap) == rule.plan_share(cheap)) {
+      return i;
     }
   }
-  return -1;
+  return TunedRecompute::rules.size();
 }
 
-/// Runs `steps` steps, which take `step_ns(share)` each, and returns the share of each.
+/// Runs `steps` steps, which take `step_ns(rule)` each, and returns the rule of each.
 template <class StepNs>
-std::vector<double> run(TunedRecompute& policy, std::size_t steps, StepNs step_ns) {
-  std::vector<double> shares;
+std::vector<std::size_t> run(TunedRecompute& policy, std::size_t steps, StepNs step_ns) {
+  std::vector<std::size_t> rules;
   for (std::size_t step = 0; step < steps; ++step) {
-    shares.push_back(share_of(policy));
-    policy.on_step(step_ns(shares.back()), limit);
+    rules.push_back(rule_of(policy));
+    policy.on_step(step_ns(rules.back()), limit);
   }
-  return shares;
+  return rules;
 }
 
 constexpr std::size_t steps_of_trial =
     TunedRecompute::settling_steps + TunedRecompute::measured_steps;
+constexpr std::size_t last = TunedRecompute::rules.size() - 1;
 
 }  // namespace
 
 TEST_SUITE("tuned_recompute") {
-  TEST_CASE("TunedRecompute: each share is tried, and the one with the fastest step stays") {
-    for (double const fastest : TunedRecompute::shares) {
+  TEST_CASE("TunedRecompute: each rule is tried, and the one with the fastest steps stays") {
+    for (std::size_t fastest = 0; fastest <= last; ++fastest) {
       CAPTURE(fastest);
       TunedRecompute policy = begun();
-      auto const tried = run(policy, TunedRecompute::steps_to_tune, [&](double share) {
-        return share == fastest ? 90. : 100.;
+      auto const tried = run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
+        return rule == fastest ? 90. : 100.;
       });
       for (std::size_t step = 0; step < tried.size(); ++step) {
-        CHECK(tried[step] == TunedRecompute::shares[step / steps_of_trial]);
+        CHECK(tried[step] == step / steps_of_trial);
       }
-      CHECK(share_of(policy) == fastest);
-      CHECK(policy.wants_recipes() == (fastest != 0));
+      CHECK(rule_of(policy) == fastest);
+      CHECK(policy.wants_recipes() == (fastest != last));
     }
   }
 
-  TEST_CASE("TunedRecompute: shares that make no difference leave the first") {
+  TEST_CASE("TunedRecompute: rules that make no difference leave the first") {
     TunedRecompute policy = begun();
-    run(policy, TunedRecompute::steps_to_tune, [](double) { return 100.; });
-    CHECK(share_of(policy) == TunedRecompute::shares.front());
+    run(policy, TunedRecompute::steps_to_tune, [](std::size_t) { return 100.; });
+    CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: steps in which a share settles are not measured") {
+  TEST_CASE("TunedRecompute: steps in which a rule settles are not measured") {
     TunedRecompute policy = begun();
     std::size_t step = 0;
-    run(policy, TunedRecompute::steps_to_tune, [&](double share) {
+    run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
       bool const is_settling = step++ % steps_of_trial < TunedRecompute::settling_steps;
-      return is_settling ? 1 + share : 100 - share;
+      auto const slower = static_cast<double>(rule);
+      return is_settling ? 50 - slower : 100 + slower;
     });
-    CHECK(share_of(policy) == 1);
+    CHECK(rule_of(policy) == 0);
   }
 
   TEST_CASE("TunedRecompute: one step that something else slows does not decide") {
+    for (std::size_t slowed = 0; slowed < TunedRecompute::measured_steps; ++slowed) {
+      TunedRecompute policy = begun();
+      std::size_t step = 0;
+      run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
+        bool const is_slowed = step++ % steps_of_trial == TunedRecompute::settling_steps + slowed;
+        return (rule == last ? 90. : 100.) + (is_slowed && rule == last ? 1000. : 0.);
+      });
+      CHECK(rule_of(policy) == last);
+    }
+  }
+
+  TEST_CASE("TunedRecompute: steps that are fast and slow by turns count on average") {
     TunedRecompute policy = begun();
     std::size_t step = 0;
-    run(policy, TunedRecompute::steps_to_tune, [&](double share) {
-      bool const is_slowed = step++ % steps_of_trial == TunedRecompute::settling_steps;
-      return (share == 0 ? 90. : 100.) + (is_slowed && share == 0 ? 1000. : 0.);
+    run(policy, TunedRecompute::steps_to_tune, [&](std::size_t rule) {
+      return rule == last ? 95. : (step++ % 2 == 0 ? 80. : 120.);
     });
-    CHECK(share_of(policy) == 0);
+    CHECK(rule_of(policy) == last);
   }
 
   TEST_CASE("TunedRecompute: tuning begins anew, since a program changes") {
     TunedRecompute policy = begun();
-    run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
-    CHECK(share_of(policy) == 0);
-    auto const kept = run(policy, TunedRecompute::steps_between, [](double) { return 100.; });
-    for (double const share : kept) {
-      CHECK(share == 0);
+    auto const fastest_last = [](std::size_t rule) { return 200 - static_cast<double>(rule); };
+    run(policy, TunedRecompute::steps_to_tune, fastest_last);
+    CHECK(rule_of(policy) == last);
+    auto const kept = run(policy, TunedRecompute::steps_between, [](std::size_t) { return 100.; });
+    for (std::size_t const rule : kept) {
+      CHECK(rule == last);
     }
-    auto const tried =
-        run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 - share; });
-    CHECK(tried.front() == 1);
-    CHECK(share_of(policy) == 1);
+    auto const tried = run(policy, TunedRecompute::steps_to_tune, [](std::size_t rule) {
+      return 100 + static_cast<double>(rule);
+    });
+    CHECK(tried.front() == 0);
+    CHECK(rule_of(policy) == 0);
   }
 
   TEST_CASE("TunedRecompute: tuning begins anew under another limit") {
     TunedRecompute policy = begun();
-    run(policy, TunedRecompute::steps_to_tune, [](double share) { return 100 + share; });
-    CHECK(share_of(policy) == 0);
+    run(policy, TunedRecompute::steps_to_tune, [](std::size_t rule) {
+      return 200 - static_cast<double>(rule);
+    });
+    CHECK(rule_of(policy) == last);
     policy.on_step(100, limit / 2);
-    CHECK(share_of(policy) == 1);
+    CHECK(rule_of(policy) == 0);
     policy.on_step(100, limit / 2);
-    CHECK(share_of(policy) == 1);
+    CHECK(rule_of(policy) == 0);
   }
 
-  TEST_CASE("TunedRecompute: a program that says of no step keeps the first share") {
+  TEST_CASE("TunedRecompute: a program that says of no step keeps the first rule") {
     TunedRecompute policy = begun();
-    run(policy, 100, [](double) { return 0.; });
-    CHECK(share_of(policy) == TunedRecompute::shares.front());
+    run(policy, 100, [](std::size_t) { return 0.; });
+    CHECK(rule_of(policy) == 0);
   }
 }

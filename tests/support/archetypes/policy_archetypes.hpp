@@ -106,6 +106,7 @@ class RecomputeArchetype : MovableOnly {
   bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return costs.recompute_ns < costs.copy_ns;
   }
+  double plan_share(RecomputeCosts /*costs*/) const noexcept { return 1; }
   bool wants_recipes() const noexcept { return true; }
 };
 

@@ -4,6 +4,7 @@
 #include <spillway/concepts/recompute_policy.hpp>
 #include <spillway/core/config.hpp>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace spillway {
@@ -14,20 +15,31 @@ namespace spillway {
 /// Making the bytes keeps the device from other work. A copy may hide behind that work, but takes
 /// the link from other copies. The share says how much of the one time is worth the other: 1 suits
 /// a link that is always busy, 0 one on which every copy hides.
+///
+/// If the policy prices plans, a block that it would make again is, for the plan of a step, as
+/// cheap to be away as its recipe: it leaves before blocks that would have to be copied. That suits
+/// programs whose recipes stay independent of each other. Where blocks leave that are made from
+/// each other, a price that leaves the chain out promises too much.
 class RecomputeIfCheaper {
  public:
   RecomputeIfCheaper() = default;
   /// @pre `share` >= 0
-  explicit RecomputeIfCheaper(double share) noexcept : share_{share} {}
+  explicit constexpr RecomputeIfCheaper(double share, bool prices_plans = false) noexcept
+      : share_{share}, prices_plans_{prices_plans} {}
 
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return costs.recompute_ns <= share_ * costs.copy_ns;
   }
+  [[nodiscard]] double plan_share(RecomputeCosts costs) const noexcept {
+    double const most_ns = share_ * costs.copy_ns;
+    return prices_plans_ && most_ns > 0 ? std::min(1.0, costs.recompute_ns / most_ns) : 1;
+  }
   [[nodiscard]] bool wants_recipes() const noexcept { return share_ > 0; }
 
  private:
   double share_ = 1;
+  bool prices_plans_ = false;
 };
 
 /// A recompute policy by which every block with a recipe is made again, whatever that costs. To
@@ -35,6 +47,7 @@ class RecomputeIfCheaper {
 struct AlwaysRecompute {
   void on_step(double /*step_ns*/, std::size_t /*bytes*/) noexcept {}
   [[nodiscard]] bool prefers_recompute(RecomputeCosts /*costs*/) const noexcept { return true; }
+  [[nodiscard]] double plan_share(RecomputeCosts /*costs*/) const noexcept { return 1; }
   [[nodiscard]] bool wants_recipes() const noexcept { return true; }
 };
 

@@ -8,25 +8,32 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 
 namespace spillway {
 
 /// The default recompute policy: `RecomputeIfCheaper` with the share that makes the program's own
-/// steps fastest.
+/// steps fastest, and with or without recipes' prices in the plans of steps.
 ///
 /// What a copy costs depends on what else crosses the link and when, which no rule for a single
-/// block can know; but steps repeat. So a few steps run with each of `shares`, and the one whose
-/// fastest step was the fastest of all stays. With the last share, 0, no recipes are wanted, so
-/// that recomputation is given up where it does not pay, with all that it costs. Only steps count
-/// in which there was a choice. Tuning begins anew when the limit changes, and after
-/// `steps_between` steps, since programs change. A program that does not say where its steps begin
-/// keeps the first share.
+/// block can know; but steps repeat. So a few steps run with each of `rules`, and the one with which
+/// steps took the least time on average stays. Of each trial the slowest step is left out, since
+/// something else may have slowed it, and the fastest, since what a step leaves to do slows the
+/// next one. With the last rule no recipes are wanted, so that recomputation is given up where it
+/// does not pay, with all that it costs. Only steps count in which there was a choice. Tuning begins anew when the limit changes, and after `steps_between`
+/// steps, since programs change. A program that does not say where its steps begin keeps the first
+/// rule.
 class TunedRecompute {
  public:
-  static constexpr std::array shares{1.0, 0.1, 0.05, 0.0};
-  static constexpr std::size_t settling_steps = 2;  ///< of each share, until it shows in the times
-  static constexpr std::size_t measured_steps = 2;  ///< of each share
-  static constexpr std::size_t steps_to_tune = shares.size() * (settling_steps + measured_steps);
+  struct Rule {
+    double share;       ///< of a copy's time, that a recipe may take
+    bool prices_plans;  ///< see `RecomputeIfCheaper`
+  };
+  /// docs/benchmarks.md has what each of them earns.
+  static constexpr std::array rules{Rule{1, true}, Rule{1, false}, Rule{0.1, true}, Rule{0, false}};
+  static constexpr std::size_t settling_steps = 2;  ///< of each rule, until it shows in the times
+  static constexpr std::size_t measured_steps = 4;  ///< of each rule
+  static constexpr std::size_t steps_to_tune = rules.size() * (settling_steps + measured_steps);
   static constexpr std::size_t steps_between = 2000;
 
   void on_step(double step_ns, std::size_t bytes) noexcept {
@@ -39,40 +46,53 @@ class TunedRecompute {
       return;
     }
     ++steps_;
-    if (trial_ == shares.size()) {
+    if (trial_ == rules.size()) {
       if (steps_ == steps_between) {
         begin_trial(0);
       }
       return;
     }
     if (steps_ > settling_steps) {
-      bool const is_first = steps_ == settling_steps + 1;
-      fastest_ns_[trial_] = is_first ? step_ns : std::min(fastest_ns_[trial_], step_ns);
+      total_ns_[trial_] += step_ns;
+      slowest_ns_ = std::max(slowest_ns_, step_ns);
+      fastest_ns_ = std::min(fastest_ns_, step_ns);
     }
     if (steps_ == settling_steps + measured_steps) {
+      total_ns_[trial_] -= slowest_ns_ + fastest_ns_;
       begin_trial(trial_ + 1);
     }
   }
   [[nodiscard]] bool prefers_recompute(RecomputeCosts costs) const noexcept {
     return rule_.prefers_recompute(costs);
   }
+  [[nodiscard]] double plan_share(RecomputeCosts costs) const noexcept {
+    return rule_.plan_share(costs);
+  }
   [[nodiscard]] bool wants_recipes() const noexcept { return rule_.wants_recipes(); }
 
  private:
-  /// After the last trial its best share stays.
+  /// After the last trial its best rule stays.
   void begin_trial(std::size_t trial) noexcept {
-    auto const best = std::min_element(fastest_ns_.begin(), fastest_ns_.end());
-    auto const chosen =
-        trial == shares.size() ? static_cast<std::size_t>(best - fastest_ns_.begin()) : trial;
-    rule_ = RecomputeIfCheaper{shares[chosen]};
+    auto const best = std::min_element(total_ns_.begin(), total_ns_.end());
+    Rule const rule =
+        rules[trial == rules.size() ? static_cast<std::size_t>(best - total_ns_.begin()) : trial];
+    rule_ = RecomputeIfCheaper{rule.share, rule.prices_plans};
+    if (trial < rules.size()) {
+      total_ns_[trial] = 0;
+    }
+    slowest_ns_ = 0;
+    fastest_ns_ = std::numeric_limits<double>::max();
     trial_ = trial;
     steps_ = 0;
   }
 
-  RecomputeIfCheaper rule_{shares[0]};
-  std::array<double, shares.size()> fastest_ns_{};
+  RecomputeIfCheaper rule_{rules[0].share, rules[0].prices_plans};
+  // Of the measured steps of each trial, without the two extremes; and those of this trial.
+  std::array<double, rules.size()> total_ns_{};
+  double slowest_ns_ = 0;
+  double fastest_ns_ = std::numeric_limits<double>::max();
   std::size_t limit_bytes_ = 0;
-  std::size_t trial_ = 0;  // the share that is tried; past the last: tuned
+  std::size_t trial_ = 0;  // the rule that is tried; past the last: tuned
   std::size_t steps_ = 0;  // that ended in this trial, or since
 };
 
