@@ -10,6 +10,7 @@
 using spillway::detail::mix_bits;
 using spillway::detail::size_class_count;
 using spillway::detail::size_class_of;
+using spillway::detail::square_root;
 
 namespace {
 
@@ -51,6 +52,15 @@ TEST_SUITE("bits") {
     for (std::uint32_t size = 1; size < 100'000; ++size) {
       REQUIRE(size_class_of<6>(size) < size_class_of<6>(size + size / 64 + 1));
     }
+  }
+
+  TEST_CASE("square_root: the largest number whose square is not larger") {
+    for (std::uint64_t root = 0; root < 1000; ++root) {
+      CHECK(square_root(root * root) == root);
+      CHECK(square_root(root * root + 2 * root) == root);
+    }
+    CHECK(square_root(~std::uint64_t{0}) == 0xFFFFFFFF);
+    CHECK(square_root(std::uint64_t{0xFFFFFFFE00000000}) == 0xFFFFFFFE);
   }
 
   TEST_CASE("mix_bits: the first numbers of SplitMix64, and half of the bits change with one bit") {

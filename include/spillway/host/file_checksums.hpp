@@ -11,6 +11,9 @@
 #include <vector>
 
 #if defined(SPILLWAY_WITH_XXHASH)
+#  if defined(SPILLWAY_COMPILED)
+#    error "spillway::compiled has no checksums: link spillway::spillway instead"
+#  endif
 #  define XXH_INLINE_ALL
 #  include <xxhash.h>
 #  undef XXH_INLINE_ALL
