@@ -29,7 +29,9 @@ GENERATE_XML = YES
 XML_PROGRAMLISTING = NO
 HAVE_DOT = NO
 EXTRACT_ALL = YES
-PREDEFINED = SPILLWAY_WITH_LZ4 SPILLWAY_WITH_XXHASH SPILLWAY_WITH_ZSTD
+PREDEFINED = SPILLWAY_WITH_LZ4 SPILLWAY_WITH_XXHASH SPILLWAY_WITH_ZSTD "SPILLWAY_COMPILED_PART(...)=" "SPILLWAY_CHECK_MODEL(...)="
+MACRO_EXPANSION = YES
+EXPAND_ONLY_PREDEF = YES
 JAVADOC_AUTOBRIEF = YES
 ALIASES = "stream=@par Streams^^" "threads=@par Threads^^" "cost=@par Cost^^" "titled{{1}}=@par \1^^"
 INPUT_FILTER = "sed -E 's#^( *)/// (Shape|Units|Threads|Streams|Address|Memory|Cost)  +(.*)#\1/// @titled{{\2}} \3#; s# requires [A-Za-z:_<>]+ \{{$# {{#'"

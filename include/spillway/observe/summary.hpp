@@ -118,7 +118,7 @@ void summarize_memory(SummaryTable& table, Stats const& stats) {
   table.row({"Capacity (limit)", human_bytes(stats.capacity_bytes)});
   table.row({"Free", human_bytes(stats.free_bytes)});
   table.row({"Largest free range", human_bytes(stats.largest_free_bytes)});
-  auto const permille = static_cast<int>(stats.external_fragmentation() * 1000.0 + 0.5);
+  auto const permille = (static_cast<int>(stats.external_fragmentation() * 2000.0) + 1) / 2;
   table.row({"External fragmentation",
              std::to_string(permille / 10) + '.' + std::to_string(permille % 10) + " %"});
 }

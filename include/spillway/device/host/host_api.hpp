@@ -353,8 +353,8 @@ void BasicHostApi<Lazy>::pace(Stream& stream,
   }
   constexpr std::chrono::microseconds shortest_sleep{100};
   stream.link_free_at =
-      std::max(stream.link_free_at, start) + std::chrono::nanoseconds{static_cast<std::int64_t>(
-                                                 1e9 * static_cast<double>(bytes) / rate + 0.5)};
+      std::max(stream.link_free_at, start) +
+      std::chrono::nanoseconds{static_cast<std::int64_t>(1e9 * static_cast<double>(bytes) / rate)};
   if (stream.link_free_at - Clock::now() > shortest_sleep) {
     std::this_thread::sleep_until(stream.link_free_at);
   }
