@@ -16,13 +16,13 @@ namespace spillway {
 /// steps fastest, and with or without recipes' prices in the plans of steps.
 ///
 /// What a copy costs depends on what else crosses the link and when, which no rule for a single
-/// block can know; but steps repeat. So a few steps run with each of `rules`, and the one with which
-/// steps took the least time on average stays. Of each trial the slowest step is left out, since
-/// something else may have slowed it, and the fastest, since what a step leaves to do slows the
-/// next one. With the last rule no recipes are wanted, so that recomputation is given up where it
-/// does not pay, with all that it costs. Only steps count in which there was a choice. Tuning begins anew when the limit changes, and after `steps_between`
-/// steps, since programs change. A program that does not say where its steps begin keeps the first
-/// rule.
+/// block can know; but steps repeat. So a few steps run with each of `rules`, and the one with
+/// which steps took the least time on average stays. Of each trial the slowest step is left out,
+/// since something else may have slowed it, and the fastest, since what a step leaves to do slows
+/// the next one. With the last rule no recipes are wanted, so that recomputation is given up where
+/// it does not pay, with all that it costs. Only steps count in which there was a choice. Tuning
+/// begins anew when the limit changes, and after `steps_between` steps, since programs change. A
+/// program that does not say where its steps begin keeps the first rule.
 class TunedRecompute {
  public:
   struct Rule {
