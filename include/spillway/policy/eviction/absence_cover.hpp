@@ -19,8 +19,9 @@
 // Problem   At each moment of a step some bytes are in excess of the capacity. An absence is the
 //           time between two uses of a block: if it is chosen, the block is away at all of its
 //           moments, and the block has to be swapped in once, for a price: its bytes, or fewer
-//           where a codec makes them fewer or a recipe makes them anew. Choose absences of the least
-//           total price such that at each moment those chosen are at least as large as the excess.
+//           where a codec makes them fewer or a recipe makes them anew. Choose absences of the
+//           least total price such that at each moment those chosen are at least as large as the
+//           excess.
 //           This is the general caching problem (Albers, Arora and Khanna, "Page replacement for
 //           general caching problems", SODA 1999). With blocks of different sizes it is NP-hard
 //           (Chrobak, Woeginger, Makino and Xu, "Caching is hard, even in the fault model",
@@ -175,9 +176,9 @@ struct Absence {
   std::uint32_t tag = 0;        ///< means something to the caller only
   bool needs_swap_out = false;  ///< the host copy is not valid: the bytes cross the link both ways
   bool is_chosen = false;
-  std::uint64_t spared_bytes = 0;  ///< of the bytes, those that its end does not count as
+  std::uint64_t spared_bytes = 0;  ///< of the bytes, those that the price leaves out
 
-  /// What it counts as that the block comes back: as so many bytes over the link.
+  /// What the block's return costs, in bytes over the link.
   [[nodiscard]] std::uint64_t price() const noexcept { return bytes - spared_bytes; }
   [[nodiscard]] std::int64_t signed_bytes() const noexcept {
     return static_cast<std::int64_t>(bytes);
