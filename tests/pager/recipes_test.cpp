@@ -459,6 +459,8 @@ TEST_SUITE("recipes") {
     CHECK(bench.y.residency() == Residency::none);
   }
 
+  namespace {
+
   /// `y` with a recipe that makes 2 of `x`, to be changed to 3 in place, for which `z` is read.
   struct Changing : Pair {
     Changing() : z{allocator, 64_KiB} {
@@ -497,6 +499,8 @@ TEST_SUITE("recipes") {
 
     Buffer z;
   };
+
+  }  // namespace
 
   TEST_CASE("A block that is changed in place keeps its recipe, followed by the change") {
     for (bool const is_dropped_before : {false, true}) {
@@ -934,6 +938,8 @@ TEST_SUITE("recipes") {
     }
   }
 
+  namespace {
+
   struct OnModel : spillway::PoliciesFor<spillway::ModelApi> {
     using recompute = spillway::RecomputeIfCheaper;
   };
@@ -981,6 +987,8 @@ TEST_SUITE("recipes") {
     device.destroy_stream(stream);
     return bytes;
   }
+
+  }  // namespace
 
   TEST_CASE("A plan that counts what recipes cost sends out what can be made again cheaply") {
     CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, false}, false) == 128_KiB);
