@@ -29,7 +29,6 @@ class TunedRecompute {
     double share;       ///< of a copy's time, that a recipe may take
     bool prices_plans;  ///< see `RecomputeIfCheaper`
   };
-  /// docs/benchmarks.md has what each of them earns.
   static constexpr std::array rules{Rule{1, true}, Rule{1, false}, Rule{0.1, true}, Rule{0, false}};
   static constexpr std::size_t settling_steps = 2;  ///< of each rule, until it shows in the times
   static constexpr std::size_t measured_steps = 4;  ///< of each rule
