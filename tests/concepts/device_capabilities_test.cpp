@@ -38,13 +38,15 @@ struct AllOfThem : HostPagedApi {
   [[maybe_unused]] static constexpr bool pins_slowly = true;
   [[nodiscard]] bool shares_host_memory() const noexcept;
   [[nodiscard]] bool checks_reads() const noexcept;
+  [[nodiscard]] event_type create_timed_event();
+  [[nodiscard]] std::uint64_t elapsed_ns(event_type, event_type);
 };
 static_assert(BatchCopyApi<AllOfThem> && VirtualMemoryApi<AllOfThem> && VacatingApi<AllOfThem>);
 static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem>);
 static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelTimeApi<AllOfThem>);
 static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem> && ForkingApi<AllOfThem>);
 static_assert(HostWorkApi<AllOfThem> && SlowPinningApi<AllOfThem> && SharedMemoryApi<AllOfThem>);
-static_assert(AddressableApi<AllOfThem> && ReadCheckingApi<AllOfThem>);
+static_assert(AddressableApi<AllOfThem> && ReadCheckingApi<AllOfThem> && TimingApi<AllOfThem>);
 
 struct NoDevice {
   [[maybe_unused]] static constexpr bool holds_bytes = true;
@@ -148,6 +150,11 @@ struct LaunchesWithoutStream : AllOfThem {
 };
 static_assert(LaunchingApi<AllOfThem> && !LaunchingApi<LaunchesWithoutStream>);
 
+struct ElapsedTimeIsSigned : AllOfThem {
+  [[nodiscard]] std::int64_t elapsed_ns(event_type, event_type);
+};
+static_assert(!TimingApi<ElapsedTimeIsSigned>);
+
 struct ForkInTheChildMayThrow : AllOfThem {
   void after_fork_in_child();
 };
@@ -171,5 +178,6 @@ TEST_CASE("The library's devices have the abilities that are theirs") {
   CHECK((ReadCheckingApi<SimApi> && !ReadCheckingApi<HostApi>));
   CHECK((LaunchingApi<SimApi> && LaunchingApi<HostApi>));
   CHECK((ForkingApi<HostApi> && ForkingApi<HostPagedApi> && !ForkingApi<SimApi>));
+  CHECK((!TimingApi<SimApi> && !TimingApi<HostApi>));
   CHECK((!HostWorkApi<SimApi> && !SlowPinningApi<SimApi> && !SharedMemoryApi<SimApi>));
 }

@@ -2,9 +2,12 @@
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include <support/fake_cuda_call.hpp>
@@ -393,10 +396,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return call("cudaEventCreateWithFlags", [&] {
-    require((flags & cudaEventDisableTiming) != 0);
     Fake::Device& device = fake->current();
     auto* const made =
         new Fake::Event{&device, device.sim->create_event(), (flags & cudaEventBlockingSync) != 0};
+    if ((flags & cudaEventDisableTiming) == 0) {
+      made->passed_ns = std::make_shared<std::atomic<std::int64_t>>(0);
+    }
     fake->events.insert(made);
     *event = reinterpret_cast<cudaEvent_t>(made);
   });
@@ -414,6 +419,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     Fake::Event& recorded = event_of(event);
     enqueue_order(stream, [&](auto& sim, auto s) {
       require(recorded.device->sim.get() == &sim, cudaErrorInvalidResourceHandle);
+      if (recorded.passed_ns != nullptr) {
+        sim.launch(s, [passed_ns = recorded.passed_ns] {
+          *passed_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+        });
+      }
       sim.record(recorded.sim, s);
     });
   });
@@ -423,6 +433,18 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     require_safe();
     Fake::Event& asked = event_of(event);
     require(asked.device->sim->is_complete(asked.sim), cudaErrorNotReady);
+  });
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  return call("cudaEventElapsedTime", [&] {
+    require_safe();
+    Fake::Event& first = event_of(from);
+    Fake::Event& last = event_of(to);
+    require(first.passed_ns != nullptr && last.passed_ns != nullptr,
+            cudaErrorInvalidResourceHandle);
+    require(first.device->sim->is_complete(first.sim) && last.device->sim->is_complete(last.sim),
+            cudaErrorNotReady);
+    *milliseconds = static_cast<float>(*last.passed_ns - *first.passed_ns) / 1e6F;
   });
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {

@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -86,6 +87,7 @@ class FakeCudart {
     Device* device = nullptr;
     spillway::SimEvent sim{};
     bool is_blocking = false;
+    std::shared_ptr<std::atomic<std::int64_t>> passed_ns{};  // of one with a time stamp
   };
   enum class RangeKind : std::uint8_t { device, mapped, pinned, registered };
   struct Range {

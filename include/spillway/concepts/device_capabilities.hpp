@@ -34,6 +34,7 @@
 /// | `NumberedApi`        | `ordinal`                     | names the device in snapshots and     |
 /// |                      |                               | tensors                               |
 /// | `LaunchingApi`       | `launch`                      | times kernels that are callables      |
+/// | `TimingApi`          | `create_timed_event`, ...     | can price operations of a framework   |
 /// | `KernelTimeApi`      | `compute`                     | lets replays model the time of        |
 /// |                      |                               | kernels                               |
 /// | `VirtualClockApi`    | `finish_time_ns`              | lets replays read the end of the work |
@@ -184,6 +185,15 @@ concept NumberedApi = DeviceApi<D> && requires(D const cd) {
 template <class D>
 concept LaunchingApi = DeviceApi<D> && requires(D d, typename D::stream_type s, void (*work)()) {
   { d.launch(s, work) } -> std::same_as<void>;
+};
+
+/// A device that knows when streams have passed events: `d.create_timed_event()` makes an event
+/// with a time stamp, and `d.elapsed_ns(from, to)` is how much later `to` was passed than `from`,
+/// in nanoseconds, where both are complete and were recorded on one stream in this order.
+template <class D>
+concept TimingApi = DeviceApi<D> && requires(D d, typename D::event_type e) {
+  { d.create_timed_event() } -> std::same_as<typename D::event_type>;
+  { d.elapsed_ns(e, e)     } -> std::same_as<std::uint64_t>;
 };
 
 /// A device that can be told how long a kernel takes: `d.compute(s, ns)` keeps stream `s` busy for

@@ -173,6 +173,34 @@ TEST_SUITE("cuda_api") {
     api.destroy_event(event);
   }
 
+  TEST_CASE("CudaApi: events with time stamps say how long work took, once they are complete") {
+    FakeCudart cuda;
+    CudaApi api;
+    cudaStream_t const stream = api.create_stream();
+    cudaEvent_t const before = api.create_timed_event();
+    cudaEvent_t const after = api.create_timed_event();
+    std::atomic<bool> may_end{false};
+    api.record(before, stream);
+    api.launch_host(
+        stream,
+        [](void* flag) noexcept { static_cast<std::atomic<bool>*>(flag)->wait(false); },
+        &may_end);
+    api.record(after, stream);
+    CHECK_THROWS_AS((void)api.elapsed_ns(before, after), CudaError);
+
+    may_end = true;
+    may_end.notify_one();
+    api.synchronize(stream);
+    CHECK(api.elapsed_ns(before, after) > 0);
+
+    cudaEvent_t const without = api.create_event();
+    CHECK_THROWS_AS((void)api.elapsed_ns(before, without), CudaError);
+    for (cudaEvent_t const event : {before, after, without}) {
+      api.destroy_event(event);
+    }
+    api.destroy_stream(stream);
+  }
+
   TEST_CASE("CudaApi: bytes go round, each way by its own kind") {
     FakeCudart cuda;
     CudaApi api;

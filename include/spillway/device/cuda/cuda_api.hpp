@@ -133,7 +133,12 @@ class CudaApi {
   void destroy_stream(stream_type stream) noexcept;
 
   /// An event without a time stamp.
-  [[nodiscard]] event_type create_event();
+  [[nodiscard]] event_type create_event() { return create_event(cudaEventDisableTiming); }
+  /// One with a time stamp, which takes the device longer to pass.
+  [[nodiscard]] event_type create_timed_event() { return create_event(cudaEventDefault); }
+  /// The time from one event with a time stamp to another, to half a microsecond or so. Both are
+  /// complete.
+  [[nodiscard]] std::uint64_t elapsed_ns(event_type from, event_type to);
   void destroy_event(event_type event) noexcept;
 
   void record(event_type event, stream_type stream);
@@ -219,6 +224,7 @@ class CudaApi {
   [[nodiscard]] static int numa_node_of(int ordinal) noexcept;
   [[nodiscard]] static bool is_integrated(int ordinal) noexcept;
   [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
+  [[nodiscard]] event_type create_event(unsigned flags);
   [[nodiscard]] bool takes_batches(stream_type stream) const;
   [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
                                                  std::span<void const* const> from,
@@ -332,13 +338,21 @@ inline void CudaApi::destroy_stream(stream_type stream) noexcept {
   detail::cuda_forgive(cudaStreamDestroy(stream));
 }
 
-inline auto CudaApi::create_event() -> event_type {
+inline auto CudaApi::create_event(unsigned flags) -> event_type {
   Scope const scope{context_};
   CaptureBystander const bystander;
   event_type event = nullptr;
   unsigned const yielding = options_.yield_in_waits ? cudaEventBlockingSync : 0U;
-  cuda_check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | yielding));
+  cuda_check(cudaEventCreateWithFlags(&event, flags | yielding));
   return event;
+}
+
+inline std::uint64_t CudaApi::elapsed_ns(event_type from, event_type to) {
+  Scope const scope{context_};
+  CaptureBystander const bystander;
+  float milliseconds = 0;
+  cuda_check(cudaEventElapsedTime(&milliseconds, from, to));
+  return static_cast<std::uint64_t>(static_cast<double>(milliseconds) * 1e6);
 }
 
 inline void CudaApi::destroy_event(event_type event) noexcept {
