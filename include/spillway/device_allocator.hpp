@@ -589,6 +589,9 @@ class DeviceAllocator {
   DeviceAllocator(std::unique_ptr<device_type> owned, device_type* device, Options options);
 
   void check_recipe(BlockId id, std::span<BlockId const> operands);
+  [[nodiscard]] static std::uint64_t count_of(std::chrono::nanoseconds cost) noexcept {
+    return static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count()));
+  }
   /// What the pager keeps of a recipe: it does not know the type of streams.
   template <class Make>
   [[nodiscard]] static detail::Recipe::Make on_any_stream(Make make) {
@@ -873,10 +876,7 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
   check_recipe(id, operands);
   expects(!blocks_.at(id).needs_recipe(),
           "the block needs the recipe that it has: acquire it before it is given another");
-  blocks_.recipes().give(id,
-                         operands,
-                         static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
-                         on_any_stream(std::move(make)));
+  blocks_.recipes().give(id, operands, count_of(cost), on_any_stream(std::move(make)));
   blocks_.note_price(id, blocks_.at(id));
 }
 
@@ -889,12 +889,11 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
   expects(!lease.empty(), "a recipe is extended by the holder of a lease");
   Call const call{*this};
   check_recipe(lease.block(), operands);
-  bool const is_extended =
-      blocks_.recipes().extend(lease.block(),
-                               lease.record_.serial,
-                               operands,
-                               static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count())),
-                               on_any_stream(std::move(make)));
+  bool const is_extended = blocks_.recipes().extend(lease.block(),
+                                                    lease.record_.serial,
+                                                    operands,
+                                                    count_of(cost),
+                                                    on_any_stream(std::move(make)));
   if (is_extended) {
     blocks_.note_price(lease.block(), blocks_.at(lease.block()));
   }

@@ -375,13 +375,13 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
                       [&schema](auto const& argument) { return may_write(schema, argument); });
 }
 
-/// The operations whose results may be made again instead of being copied: they compute the same
-/// bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
+/// The operations whose results may be made again instead of being copied, with those that are
+/// `overwriting`: they compute the same bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
 ///
 /// Batch normalization also updates statistics of its own: when it runs again it is given none.
 /// Operations that draw random numbers run again with the state that the generator had. Operations
 /// in place are added to the recipe of what they change, if it has one.
-inline constexpr std::array<std::string_view, 105> recomputable{
+inline constexpr std::array<std::string_view, 94> recomputable{
     "aten::add.Tensor",
     "aten::add.Scalar",
     "aten::sub.Tensor",
@@ -452,18 +452,7 @@ inline constexpr std::array<std::string_view, 105> recomputable{
     "aten::bernoulli",
     "aten::bernoulli.p",
     "aten::native_dropout",
-    "aten::bernoulli_.float",
-    "aten::bernoulli_.Tensor",
-    "aten::uniform_",
-    "aten::normal_",
-    "aten::exponential_",
-    "aten::random_",
-    "aten::random_.from",
-    "aten::random_.to",
     // In place.
-    "aten::copy_",
-    "aten::fill_.Scalar",
-    "aten::zero_",
     "aten::add_.Tensor",
     "aten::add_.Scalar",
     "aten::sub_.Tensor",
@@ -491,8 +480,7 @@ inline constexpr std::array<std::string_view, 105> recomputable{
     "aten::hardswish_",
 };
 
-/// Those in place that write every element and read none, and those that make a tensor like an
-/// operand of which they read nothing.
+/// Those in place that write every element and read none.
 inline constexpr std::array<std::string_view, 11> overwriting{
     "aten::copy_",
     "aten::fill_.Scalar",
@@ -509,6 +497,7 @@ inline constexpr std::array<std::string_view, 11> overwriting{
 /// Those whose results are zeros and ones.
 inline constexpr std::array<std::string_view, 2> drawing_bits{"aten::bernoulli_.float",
                                                               "aten::bernoulli_.Tensor"};
+/// Those that make a tensor like an operand of which they read nothing.
 inline constexpr std::array<std::string_view, 3> shaped_like_operand{
     "aten::rand_like", "aten::randn_like", "aten::bernoulli.p"};
 
@@ -524,12 +513,14 @@ template <std::size_t count>
   });
 }
 [[nodiscard]] constexpr bool is_listed(std::string_view name, std::string_view overload) noexcept {
-  return is_among(recomputable, name, overload);
+  return is_among(recomputable, name, overload) || is_among(overwriting, name, overload);
 }
 
+[[nodiscard]] inline bool is_alias(c10::Argument const& one) {
+  return one.alias_info() != nullptr;
+}
 /// Whether an operation writes its first argument, returns it, and has no other alias.
 [[nodiscard]] inline bool is_in_place(c10::FunctionSchema const& schema) {
-  auto const is_alias = [](c10::Argument const& one) { return one.alias_info() != nullptr; };
   return schema.returns().size() == 1 && is_alias(schema.returns().front()) &&
          !schema.arguments().empty() && writes(schema.arguments().front()) &&
          std::none_of(schema.arguments().begin() + 1, schema.arguments().end(), is_alias);
@@ -554,7 +545,6 @@ struct RecomputeTraits {
   explicit RecomputeTraits(c10::OperatorHandle const& op) {
     auto const& schema = op.schema();
     auto const& arguments = schema.arguments();
-    auto const is_alias = [](c10::Argument const& one) { return one.alias_info() != nullptr; };
     auto const is_among = [&schema](auto const& names) {
       return detail::is_among(names, schema.name(), schema.overload_name());
     };
@@ -564,11 +554,12 @@ struct RecomputeTraits {
       }
     }
     is_in_place = detail::is_in_place(schema);
-    is_recomputable =
-        is_among(detail::recomputable) &&
-        (is_in_place || (std::none_of(arguments.begin(), arguments.end(), is_alias) &&
-                         std::none_of(schema.returns().begin(), schema.returns().end(), is_alias)));
     is_overwriting = is_among(detail::overwriting);
+    is_recomputable =
+        (is_overwriting || is_among(detail::recomputable)) &&
+        (is_in_place ||
+         (std::none_of(arguments.begin(), arguments.end(), detail::is_alias) &&
+          std::none_of(schema.returns().begin(), schema.returns().end(), detail::is_alias)));
     reads_shapes = is_among(detail::shaped_like_operand);
     draws = op.hasTag(at::Tag::nondeterministic_seeded);
     draws_bits = is_among(detail::drawing_bits);
