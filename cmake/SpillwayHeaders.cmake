@@ -75,7 +75,9 @@ set(SPILLWAY_HEADERS
     spillway/interop/leased_memory.hpp
     spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/torch/context_table.hpp
+    spillway/interop/torch/event_timer.hpp
     spillway/interop/torch/private_pools.hpp
+    spillway/interop/torch/recipe_scratch.hpp
     spillway/interop/torch/site.hpp
     spillway/interop/torch/tensor_stats.hpp
     spillway/lease.hpp
@@ -182,6 +184,7 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
     spillway/interop/torch/operands.hpp
+    spillway/interop/torch/operation_times.hpp
     spillway/interop/torch/operations.hpp
     spillway/interop/torch/random_draw.hpp
     spillway/interop/torch/recompute.hpp

@@ -192,12 +192,6 @@ class Bindings {
     return out;
   }
 
-  static void set_recompute(bool is_on) {
-    TORCH_CHECK_NOT_IMPLEMENTED(Leases::can_recompute || !is_on,
-                                "spillway_torch.set_recompute(True): only CPU tensors can be "
-                                "recomputed so far");
-    installed().leases.set_recompute(is_on);
-  }
   /// Without tensors: for all that are made from now on.
   static void set_codec(std::optional<std::string> const& name,
                         std::optional<std::vector<at::Tensor>> const& tensors) {
@@ -268,13 +262,15 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
   m.def("limit", [] { return installed().limit(); });
-  m.def("set_recompute", &set_recompute);
+  m.def("set_recompute", [](bool is_on) { installed().leases.set_recompute(is_on); });
   m.def("set_codec", &set_codec, WithoutLock());
   m.def("recomputes", [] { return is_installed() && installed().leases.recomputes(); });
   m.def("recomputed", &recomputed);
   m.def("recomputable", [] {
-    auto const& all = spillway::torch::detail::recomputable;
-    return std::vector<std::string>(all.begin(), all.end());
+    using spillway::torch::detail::overwriting, spillway::torch::detail::recomputable;
+    std::vector<std::string> all(recomputable.begin(), recomputable.end());
+    all.insert(all.end(), overwriting.begin(), overwriting.end());
+    return all;
   });
   m.def("set_least_bytes", [](std::size_t bytes) { installed().least_bytes = bytes; });
   m.def("least_bytes", [] { return installed().least_bytes.load(); });

@@ -9,6 +9,7 @@
 #include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/torch.hpp>
 #include <spillway/interop/torch/cuda_allocator.hpp>
+#include <spillway/interop/torch/event_timer.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
 
 #include <cstddef>
@@ -17,10 +18,12 @@
 #include <utility>
 
 #include "site.hpp"
+#include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
 #if defined(SPILLWAY_WITH_CUDA_CODECS)
@@ -41,6 +44,10 @@ struct CudaSite {
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::torch::StorageLeases<CudaSite>;
   using TensorAllocator = spillway::torch::CudaTensorAllocator<CudaSite>;
+  using stream_type = cudaStream_t;
+  using random_type = spillway::torch::PhiloxState;
+  using HookState = spillway::torch::HookState<random_type>;
+  using Timer = spillway::torch::EventTimer<spillway::CudaApi>;
 
   struct State : SiteState<CudaSite> {
     c10::DeviceIndex ordinal;
@@ -48,6 +55,7 @@ struct CudaSite {
     cudaStream_t joining_stream;
     std::size_t total_bytes;
     std::shared_ptr<TensorAllocator> tensors = std::make_shared<TensorAllocator>(memory);
+    Timer timer{device};
 
     State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
         : SiteState{std::move(options), least, int{the_ordinal}},
@@ -78,8 +86,11 @@ struct CudaSite {
     }
     auto const ordinal = c10::cuda::current_device();
     auto hook = State::install_hook();
-    state() =
-        new State(wanted.for_allocator<allocator_type>(wanted.limit), wanted.least_bytes, ordinal);
+    auto options = wanted.for_allocator<allocator_type>(wanted.limit);
+    if (wanted.link_bytes_per_second != 0) {
+      options.paging.link_bytes_per_second = wanted.link_bytes_per_second;
+    }
+    state() = new State(std::move(options), wanted.least_bytes, ordinal);
     state()->hook = std::move(hook);
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(state()->tensors);
     c10::SetAllocator(c10::DeviceType::CUDA, state()->tensors.get(), 200);
@@ -91,12 +102,18 @@ struct CudaSite {
     thread_local Leases::Frames mine;
     return mine;
   }
-  static spillway::torch::HookState& hook() {
-    thread_local spillway::torch::HookState mine;
+  static HookState& hook() {
+    thread_local HookState mine;
     return mine;
   }
   static cudaStream_t current_stream() {
     return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
+  }
+  /// Makes a stream the thread's current one, and its device, for as long as the result lives.
+  static c10::cuda::CUDAStreamGuard on_stream(cudaStream_t stream) {
+    return c10::cuda::CUDAStreamGuard{
+        stream == current_stream() ? c10::cuda::getCurrentCUDAStream(state()->ordinal)
+                                   : c10::cuda::getStreamFromExternal(stream, state()->ordinal)};
   }
   static cudaStream_t uncaptured_stream() { return state()->uncaptured_stream; }
   static cudaStream_t joining_stream() { return state()->joining_stream; }
@@ -127,11 +144,22 @@ struct CudaSite {
   static std::size_t least_bytes() {
     return state()->least_bytes;
   }
+  /// With recipes small tensors are leased, too: they are operands, whose changes must be seen.
   static bool enrols(std::size_t bytes) {
-    return bytes >= state()->least_bytes;
+    return bytes >= state()->least_bytes || state()->leases.recomputes();
+  }
+  static c10::DataPtr allocate_foreign(std::size_t bytes) {
+    void* const p = state()->tensors->allocate_scratch(bytes, current_stream());
+    return {p, p, Leases::deleter(), device()};
   }
   static void free_foreign(void* p) {
-    state()->tensors->free_pooled(p);
+    state()->tensors->free_foreign(p);
+  }
+  static spillway::torch::OperationTimes& operation_times() {
+    return state()->operation_times;
+  }
+  static Timer& timer() {
+    return state()->timer;
   }
   static WithoutInterpreter release_interpreter() {
     return {};

@@ -25,6 +25,8 @@ struct HostSite {
   using allocator_type = spillway::DeviceAllocator<Policies>;
   using Leases = spillway::torch::StorageLeases<HostSite>;
   using TensorAllocator = spillway::torch::HostTensorAllocator<HostSite>;
+  using random_type = spillway::torch::TwisterState;
+  using HookState = spillway::torch::HookState<random_type>;
 
   struct State : SiteState<HostSite> {
     TensorAllocator tensors;
@@ -62,11 +64,12 @@ struct HostSite {
     thread_local Leases::Frames mine;
     return mine;
   }
-  static spillway::torch::HookState& hook() {
-    thread_local spillway::torch::HookState mine;
+  static HookState& hook() {
+    thread_local HookState mine;
     return mine;
   }
   static spillway::HostStream current_stream() { return spillway::HostStream::caller; }
+  static std::nullptr_t on_stream(spillway::HostStream /*stream*/) { return nullptr; }
   static char const* codec_refusal() { return nullptr; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
@@ -91,7 +94,5 @@ struct HostSite {
   static void on_out_of_memory(std::size_t /*bytes*/) {}
   static std::size_t foreach_bytes() { return state()->foreach_bytes; }
 };
-
-static_assert(spillway::torch::RecomputingSite<HostSite>);
 
 }  // namespace spillway_torch

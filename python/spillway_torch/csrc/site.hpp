@@ -39,7 +39,8 @@ constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode
 /// The arguments of `install`.
 struct InstallOptions : spillway::framework::InstallOptions {
   int ordinal = -1;  // of the device; -1: the current one
-  /// The rate of copies on a device that has no link of its own; 0: as fast as they are.
+  /// The rate of copies each way: what a device without a link is slowed down to, and what plans
+  /// count with on one that has a link; 0: as fast as they are, and what the allocator assumes.
   double link_bytes_per_second = 0;
 };
 

@@ -49,7 +49,8 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
     least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave. By default what `set_size_lms`
                 was given, or 8192
-    link_bytes_per_second  on the CPU, which has no link to a host: makes copies as slow as a link of this rate each way
+    link_bytes_per_second  of the link between host and device, each way. On CUDA it is what plans count with, by default 25e9;
+                on the CPU, which has no link, copies are made so slow
 
     Bytes are numbers, or text such as "2GB" or "512MiB".
     """
@@ -61,8 +62,6 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
     with _lock:
         if device.type == "cuda":
             _check_cuda(device)
-            if link:
-                raise ValueError("spillway_torch.install(link_bytes_per_second=...): a GPU has a link of its own")
         module = _C.module_for(device.type)
         if _C.is_installed():
             raise RuntimeError("spillway_torch is installed already")
@@ -154,7 +153,8 @@ def get_size_lms():
 def set_recompute(enabled):
     """Sets whether a tensor may leave without a copy, to be made again by the operations that made it, where that takes less
     time than a copy. Results stay bitwise the same: only operations are run again that compute the same from the same
-    operands, and from the same random numbers. CPU tensors only."""
+    operands, and from the same random numbers. On CUDA tensors of less than `least_bytes` may then leave, too, and an
+    operation is run again only where its like has been measured before, by events on its stream."""
     with _lock:
         if enabled and not _C.is_installed():
             install()

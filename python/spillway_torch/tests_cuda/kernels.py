@@ -22,8 +22,16 @@ NAMES = """
     _foreach_add_.Scalar _foreach_add_.List _foreach_mul_.Scalar _foreach_lerp_.Scalar _foreach_addcmul_.Scalar
     _foreach_addcdiv_.Scalar _foreach_addcdiv_.ScalarList _foreach_div_.ScalarList _foreach_sqrt
     _amp_foreach_non_finite_check_and_unscale_ embedding embedding_dense_backward
-    eq.Tensor ne.Scalar all any masked_fill_.Scalar cat argmax index.Tensor index_select arange.start_out uniform_ normal_
+    eq.Tensor ne.Scalar all any masked_fill_.Scalar cat argmax index.Tensor index_select arange.start_out
+    add.Scalar sub.Scalar reciprocal erf sin cos minimum clamp clamp_min where.self masked_fill.Scalar masked_fill.Tensor
+    leaky_relu elu silu mish tanh sigmoid softplus hardtanh hardswish hardsigmoid _softmax _safe_softmax native_group_norm
+    avg_pool2d baddbmm silu_backward tanh_backward sigmoid_backward _softmax_backward_data select_backward slice_backward
+    sub_.Tensor add_.Scalar sub_.Scalar mul_.Scalar div_.Scalar neg_ exp_ clamp_ clamp_min_ masked_fill_.Tensor leaky_relu_
+    elu_ silu_ tanh_ sigmoid_ hardtanh_ hardswish_ gt.Scalar ge.Scalar
 """.split()
+
+#: Operations that draw random numbers, from the counter of a generator of the device.
+DRAWS = "uniform_ normal_ exponential_ random_ random_.from random_.to bernoulli_.float bernoulli_.Tensor".split()
 
 
 def is_stand_in():
@@ -42,12 +50,13 @@ def _all_of_storage(tensor):
 def _to_host(tensor):
     """Also of views that are not contiguous, for which PyTorch would launch a kernel."""
     everything = _all_of_storage(tensor)
-    copy = torch.empty(everything.shape, dtype=tensor.dtype).copy_(everything)
+    copy = torch.empty(everything.shape, dtype=tensor.dtype, device="cpu").copy_(everything)
     return copy.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
 def _to_device(tensor):
-    tensor = tensor.contiguous(memory_format=torch.preserve_format)
+    if not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        tensor = tensor.contiguous()
     made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cuda")
     return made.copy_(tensor)
 
@@ -82,6 +91,19 @@ def _kernel(op):
     return run
 
 
+def _draw(op):
+    """As the device's generators do: numbers depend on a seed and on a counter, which moves on by four or more."""
+    kernel = _kernel(op)
+
+    def run(*args, generator=None, **kwargs):
+        generator = generator or torch.cuda.default_generators[torch.cuda.current_device()]
+        counter = generator.get_offset()
+        generator.set_offset(counter + 4)
+        numbers = torch.Generator("cpu").manual_seed(hash((generator.initial_seed(), counter)) % (1 << 63))
+        return kernel(*args, generator=numbers, **kwargs)
+    return run
+
+
 _library = None
 
 
@@ -95,7 +117,7 @@ def install():
     _library = torch.library.Library("aten", "IMPL", "CUDA")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in NAMES:
+        for name in NAMES + DRAWS:
             packet, _, overload = name.partition(".")
             op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            _library.impl(name, _kernel(op), allow_override=True)
+            _library.impl(name, (_draw if name in DRAWS else _kernel)(op), allow_override=True)

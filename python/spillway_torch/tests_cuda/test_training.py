@@ -14,11 +14,12 @@ PROGRAM = """
 import json, sys
 import torch, torch.nn as nn
 import kernels
-limit, blocks, width, size, batch = (int(a) for a in sys.argv[1:6])
+limit, link, blocks, width, size, batch = (int(a) for a in sys.argv[1:7])
 if limit:
     import spillway_torch
-    spillway_torch.install(device="cuda", limit=limit, host_limit=2 << 30)
+    spillway_torch.install(device="cuda", limit=limit, host_limit=2 << 30, link_bytes_per_second=link or None)
     spillway_torch.set_enabled_lms(True)
+    spillway_torch.set_recompute(link != 0)
 kernels.install()
 torch.use_deterministic_algorithms(True)
 
@@ -46,14 +47,16 @@ for _ in range(5):
     losses.append(loss.item().hex())
 weights = sum(p.cpu().double().sum().item() for p in model.state_dict().values())
 print(json.dumps({"losses": losses, "weights": weights.hex(), "peak": torch.cuda.max_memory_allocated(),
-                  "out": spillway_torch.memory_stats()["swap_out_bytes"] if limit else 0}))
+                  "out": spillway_torch.memory_stats()["swap_out_bytes"] if limit else 0,
+                  "again": spillway_torch.memory_stats()["recomputations"] if limit else 0}))
 """
 
 
-def train(limit, folder):
+def train(limit, folder, link=0):
+    """`link`: the rate that recomputation is weighed against; 0: nothing is made again."""
     shape = (4, 16, 32, 8) if kernels.is_stand_in() else (8, 64, 64, 64)
     path = os.pathsep.join([os.path.dirname(os.path.abspath(__file__)), *sys.path])
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(limit), *map(str, shape)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", PROGRAM, str(limit), str(link), *map(str, shape)], capture_output=True, text=True,
                           timeout=300, cwd=folder, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -70,3 +73,11 @@ def test_training_under_a_cap_is_bitwise_the_same(stock, part, tmp_path):
 
     assert capped["losses"] == stock["losses"] and capped["weights"] == stock["weights"]
     assert capped["out"] > 0
+
+
+@pytest.mark.parametrize("part", [0.5, 0.3])
+def test_training_with_recomputation_is_bitwise_the_same(stock, part, tmp_path):
+    capped = train(int(part * stock["peak"]), tmp_path, link=1_000_000)
+
+    assert capped["losses"] == stock["losses"] and capped["weights"] == stock["weights"]
+    assert capped["again"] > 0

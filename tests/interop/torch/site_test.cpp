@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstddef>
 #include <functional>
 
 #include <support/concept_checks.hpp>
@@ -19,12 +18,10 @@ struct FullSite {
   static int uncaptured_stream() { return 1; }
   static int joining_stream() { return 2; }
   static void give_back_after_launches(std::function<void()> const& give_back) { give_back(); }
-  static void* allocate_foreign(std::size_t) { return nullptr; }
 };
 
-static_assert(CapturingSite<FullSite> && JoiningSite<FullSite> && RecomputingSite<FullSite>);
+static_assert(CapturingSite<FullSite> && JoiningSite<FullSite>);
 static_assert(!CapturingSite<PlainSite> && !JoiningSite<PlainSite>);
-static_assert(!RecomputingSite<PlainSite>);
 
 }  // namespace
 
@@ -36,6 +33,5 @@ TEST_SUITE("site") {
     CHECK_REFUSES(CapturingSite, FullSite, static void is_capturing());
     CHECK_REFUSES(CapturingSite, FullSite, static void give_back_after_launches());
     CHECK_NEEDS(JoiningSite, FullSite, joining_stream);
-    CHECK_NEEDS(RecomputingSite, FullSite, allocate_foreign);
   }
 }

@@ -4,6 +4,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/cuda_history.hpp>
 #include <spillway/interop/torch/private_pools.hpp>
+#include <spillway/interop/torch/recipe_scratch.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 #include <spillway/interop/torch/tensor_stats.hpp>
 #include <spillway/observe/snapshot.hpp>
@@ -82,6 +83,9 @@ class CudaTensorAllocator final
 
   c10::DataPtr allocate(std::size_t bytes) override {
     check(c10::cuda::current_device());
+    if (Site::frames().recipe != nullptr) {
+      return Site::leases().allocate(bytes);
+    }
     void* const p = bytes == 0 ? nullptr : take(bytes, Site::current_stream());
     return {p, p, Leases::deleter(), Site::device()};
   }
@@ -94,9 +98,17 @@ class CudaTensorAllocator final
     return bytes == 0 ? nullptr : take(bytes, stream);
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
-  /// Frees memory that `StorageLeases` did not allocate: it is a pool's, or was freed before.
-  void free_pooled(void* p) {
-    if (!pools_.free(p)) {
+  /// Memory for what an operation needs beside its result while a recipe runs it: a block of the
+  /// same limit. No thread is waited for, since this one holds what others may wait for.
+  ///
+  /// @throws OutOfDeviceMemory if there is no room, so that the recipe can run later
+  [[nodiscard]] void* allocate_scratch(std::size_t bytes, cudaStream_t stream) {
+    return scratch_.allocate(Site::leases().memory(), bytes, stream);
+  }
+  /// Frees memory that `StorageLeases` did not allocate: it is a pool's or a recipe's, or was freed
+  /// before.
+  void free_foreign(void* p) {
+    if (!pools_.free(p) && !scratch_.free(Site::leases().memory(), p)) {
       TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
     }
   }
@@ -311,6 +323,9 @@ class CudaTensorAllocator final
   [[nodiscard]] static TensorObserver& watch() { return Site::leases().memory().observer(); }
 
   [[nodiscard]] void* take(std::size_t bytes, cudaStream_t stream) {
+    if (Site::frames().recipe != nullptr) {
+      return allocate_scratch(bytes, stream);
+    }
     if (pools_.is_routing()) {
       if (auto const pool = pools_.route(stream)) {
         return pools_.allocate(
@@ -328,6 +343,7 @@ class CudaTensorAllocator final
   }
 
   Pools pools_;
+  RecipeScratch<typename Leases::Allocator> scratch_;
   CudaHistory history_;
 };
 

@@ -182,10 +182,12 @@ class WithoutPythonObjects {
   State objects_ = State::get_state();
 };
 
-/// What the hook remembers for one thread, beside its frames.
+/// What the hook remembers for one thread, beside its frames. `Random` is a generator's state on
+/// the site's device.
+template <class Random>
 struct HookState {
   OperationKinds kinds;
-  PrivateGenerators generators;
+  PrivateGenerators<Random> generators;
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
   PendingCommunications communications;
 #endif

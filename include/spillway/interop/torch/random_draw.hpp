@@ -10,8 +10,12 @@
 #include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/MT19937RNGEngine.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Device.h>
+#include <c10/core/DispatchKey.h>
 
 namespace spillway::torch {
 
@@ -20,21 +24,35 @@ namespace spillway::torch {
 /// The engine (Mersenne Twister) changes its 624 words once for every 624 numbers, and otherwise
 /// only counts. States that lie between two such changes share the words, so that the draws of
 /// many operations are remembered in a few dozen bytes each.
-class RandomState {
+class TwisterState {
  public:
-  RandomState() = default;
+  TwisterState() = default;
   /// The caller holds the generator's lock.
   ///
   /// @param like  a state that may have the same words
-  RandomState(at::CPUGeneratorImpl& generator, RandomState const& like)
-      : RandomState{generator.engine().data(), like} {
-    next_float_ = generator.next_float_normal_sample();
-    next_double_ = generator.next_double_normal_sample();
+  TwisterState(at::Generator const& generator, TwisterState const& like)
+      : TwisterState{of(generator).engine().data(), like} {
+    next_float_ = of(generator).next_float_normal_sample();
+    next_double_ = of(generator).next_double_normal_sample();
+  }
+
+  /// Whether the state of a generator is one of these.
+  [[nodiscard]] static bool is_known(at::Generator const& generator) {
+    return dynamic_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl()) != nullptr;
+  }
+  /// Whether what an operation draws comes from the generator that it, or an operation inside of
+  /// it, is given. All do on the CPU.
+  [[nodiscard]] static bool draws_as_told(c10::OperatorHandle const& /*op*/,
+                                          bool /*has_generator*/) noexcept {
+    return true;
+  }
+  [[nodiscard]] static at::Generator make_generator(c10::Device /*device*/) {
+    return at::make_generator<at::CPUGeneratorImpl>();
   }
 
   /// Makes a generator draw what the one that had this state would have drawn. The caller holds
   /// its lock, or is the only one that knows it.
-  void restore(at::CPUGeneratorImpl& generator) const {
+  void restore(at::Generator const& generator) const {
     at::mt19937_data_pod data{};
     data.seed_ = seed_;
     data.left_ = left_;
@@ -43,22 +61,31 @@ class RandomState {
     std::copy(words_->begin(), words_->end(), data.state_.begin());
     at::mt19937 engine;
     engine.set_data(data);
-    generator.set_engine(engine);
-    generator.set_next_float_normal_sample(next_float_);
-    generator.set_next_double_normal_sample(next_double_);
+    of(generator).set_engine(engine);
+    of(generator).set_next_float_normal_sample(next_float_);
+    of(generator).set_next_double_normal_sample(next_double_);
   }
   /// Whether a generator has this state. The caller holds its lock.
-  [[nodiscard]] bool is_of(at::CPUGeneratorImpl& generator) const {
-    at::mt19937_data_pod const data = generator.engine().data();
+  [[nodiscard]] bool is_of(at::Generator const& generator) const {
+    at::mt19937_data_pod const data = of(generator).engine().data();
     return data.seed_ == seed_ && data.left_ == left_ && data.seeded_ == is_seeded_ &&
-           data.next_ == next_ && next_float_ == generator.next_float_normal_sample() &&
-           next_double_ == generator.next_double_normal_sample() && has_words(data);
+           data.next_ == next_ && next_float_ == of(generator).next_float_normal_sample() &&
+           next_double_ == of(generator).next_double_normal_sample() && has_words(data);
+  }
+  /// Gives one generator the state of another. The caller holds the lock of the first.
+  static void copy(at::Generator const& to, at::Generator const& from) {
+    of(to).set_engine(of(from).engine());
+    of(to).set_next_float_normal_sample(of(from).next_float_normal_sample());
+    of(to).set_next_double_normal_sample(of(from).next_double_normal_sample());
   }
 
  private:
   using Words = std::array<std::uint32_t, at::MERSENNE_STATE_N>;
 
-  RandomState(at::mt19937_data_pod const& data, RandomState const& like)
+  [[nodiscard]] static at::CPUGeneratorImpl& of(at::Generator const& generator) {
+    return *static_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl());
+  }
+  TwisterState(at::mt19937_data_pod const& data, TwisterState const& like)
       : seed_{data.seed_}, left_{data.left_}, is_seeded_{data.seeded_}, next_{data.next_} {
     if (like.words_ != nullptr && like.has_words(data)) {
       words_ = like.words_;
@@ -81,22 +108,63 @@ class RandomState {
   std::optional<double> next_double_;  // the same
 };
 
-/// Generators that nobody but one thread knows.
+/// The state of a generator whose numbers are a function of a seed and a counter (Philox), as those
+/// of CUDA devices are.
+class PhiloxState {
+ public:
+  PhiloxState() = default;
+  /// The caller holds the generator's lock.
+  PhiloxState(at::Generator const& generator, PhiloxState const& /*like*/)
+      : seed_{generator.current_seed()}, offset_{generator.get_offset()} {}
+
+  [[nodiscard]] static bool is_known(at::Generator const& generator) {
+    return generator.device().is_cuda();
+  }
+  /// A kernel that takes no generator asks for the default one itself.
+  [[nodiscard]] static bool draws_as_told(c10::OperatorHandle const& op, bool has_generator) {
+    return has_generator || !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+  }
+  [[nodiscard]] static at::Generator make_generator(c10::Device device) {
+    at::Generator program = at::globalContext().defaultGenerator(device);
+    std::lock_guard const guard{program.mutex()};
+    return program.clone();
+  }
+
+  void restore(at::Generator const& generator) const {
+    at::Generator changed = generator;
+    changed.set_current_seed(seed_);
+    changed.set_offset(offset_);
+  }
+  [[nodiscard]] bool is_of(at::Generator const& generator) const {
+    return generator.current_seed() == seed_ && generator.get_offset() == offset_;
+  }
+  static void copy(at::Generator const& to, at::Generator const& from) {
+    at::Generator changed = to;
+    changed.set_offset(from.get_offset());
+  }
+
+ private:
+  std::uint64_t seed_ = 0;
+  std::uint64_t offset_ = 0;
+};
+
+/// Generators of one device that nobody but one thread knows.
 ///
 /// Threads  thread-compatible.
+template <class State>
 class PrivateGenerators {
  public:
   /// One for an operation of the program, which draws in the place of the program's generator.
-  [[nodiscard]] at::Generator& of_program() { return made(of_program_); }
+  [[nodiscard]] at::Generator& of_program(c10::Device device) { return made(of_program_, device); }
   /// One for an operation that runs again, perhaps while one of the program is under way.
-  [[nodiscard]] at::Generator& of_recipe() { return made(of_recipe_); }
+  [[nodiscard]] at::Generator& of_recipe(c10::Device device) { return made(of_recipe_, device); }
   /// The last state that an operation has been seen to draw from.
-  RandomState last;
+  State last;
 
  private:
-  [[nodiscard]] static at::Generator& made(at::Generator& generator) {
+  [[nodiscard]] static at::Generator& made(at::Generator& generator, c10::Device device) {
     if (!generator.defined()) {
-      generator = at::make_generator<at::CPUGeneratorImpl>();
+      generator = State::make_generator(device);
     }
     return generator;
   }
@@ -113,51 +181,41 @@ class PrivateGenerators {
 /// be seen. They cannot be kept away either, since operations allocate, and may wait for memory of
 /// a thread that waits to draw.
 ///
+/// `State` is `TwisterState` or `PhiloxState`.
+///
 /// Threads  the program's generator is locked while its state is read or set, and not meanwhile.
+template <class State>
 class RandomDraw {
  public:
-  /// Whether a generator's state is known here.
-  [[nodiscard]] static bool can_draw_for(at::Generator const& program) {
-    return program.defined() &&
-           dynamic_cast<at::CPUGeneratorImpl*>(program.unsafeGetGeneratorImpl()) != nullptr;
-  }
-
-  RandomDraw(at::Generator program, PrivateGenerators& own)
-      : program_{std::move(program)}, drawn_from_{own.of_program()} {
+  /// @pre `State::is_known(program)`
+  RandomDraw(at::Generator program, PrivateGenerators<State>& own)
+      : program_{std::move(program)}, drawn_from_{own.of_program(program_.device())} {
     {
       std::lock_guard const guard{program_.mutex()};
-      before_ = RandomState{of(program_), own.last};
+      before_ = State{program_, own.last};
     }
     own.last = before_;
-    before_.restore(of(drawn_from_));
+    before_.restore(drawn_from_);
   }
 
   /// What the operation has to draw from.
   [[nodiscard]] at::Generator const& generator() const noexcept { return drawn_from_; }
-  [[nodiscard]] RandomState const& before() const noexcept { return before_; }
+  [[nodiscard]] State const& before() const noexcept { return before_; }
   /// Ends it when the operation has run. @returns false if another thread has drawn from the
   /// program's generator meanwhile; the operation must then draw anew, from that
   [[nodiscard]] bool try_end() {
     std::lock_guard const guard{program_.mutex()};
-    at::CPUGeneratorImpl& program = of(program_);
-    if (!before_.is_of(program)) {
+    if (!before_.is_of(program_)) {
       return false;
     }
-    at::CPUGeneratorImpl& drawn_from = of(drawn_from_);
-    program.set_engine(drawn_from.engine());
-    program.set_next_float_normal_sample(drawn_from.next_float_normal_sample());
-    program.set_next_double_normal_sample(drawn_from.next_double_normal_sample());
+    State::copy(program_, drawn_from_);
     return true;
   }
 
  private:
-  [[nodiscard]] static at::CPUGeneratorImpl& of(at::Generator const& generator) {
-    return *static_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl());
-  }
-
   at::Generator program_;
   at::Generator drawn_from_;
-  RandomState before_;
+  State before_;
 };
 
 }  // namespace spillway::torch

@@ -2,31 +2,26 @@
 #pragma once
 
 #include <spillway/core/bits.hpp>
-#include <spillway/core/stats.hpp>
 #include <spillway/interop/torch/drawn_bits.hpp>
 #include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/operation_times.hpp>
 #include <spillway/interop/torch/operations.hpp>
 #include <spillway/interop/torch/random_draw.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <span>
-#include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Generator.h>
@@ -36,10 +31,14 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
@@ -50,10 +49,16 @@ namespace detail {
 /// What results depend on beside operands and PyTorch's settings of types: an operation runs again
 /// with the settings that it ran with.
 struct NumericSettings {
+  using Reduction = decltype(at::globalContext().allowFP16ReductionCuBLAS());
+
   bool is_deterministic = at::globalContext().deterministicAlgorithms();
   bool warns_only = at::globalContext().deterministicAlgorithmsWarnOnly();
   bool uses_mkldnn = at::globalContext().userEnabledMkldnn();
   at::Float32Precision product_precision = precision_of_products();
+  at::Float32Precision cuda_product_precision = precision_of_cuda_products();
+  bool accumulates_in_half = at::globalContext().allowFP16AccumulationCuBLAS();
+  Reduction half_reduction = at::globalContext().allowFP16ReductionCuBLAS();
+  Reduction bfloat16_reduction = at::globalContext().allowBF16ReductionCuBLAS();
   int threads = at::get_num_threads();
 #if defined(__SSE2__)
   unsigned float_mode = __builtin_ia32_stmxcsr() & float_mode_bits;  // of this thread
@@ -68,6 +73,15 @@ struct NumericSettings {
       at::globalContext().setFloat32Precision(
           at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, product_precision);
     }
+    if (cuda_product_precision != precision_of_cuda_products()) {
+      at::globalContext().setFloat32Precision(
+          at::Float32Backend::CUDA, at::Float32Op::MATMUL, cuda_product_precision);
+    }
+    at::globalContext().setAllowFP16AccumulationCuBLAS(accumulates_in_half);
+    at::globalContext().setAllowFP16ReductionCuBLAS(is_reduced(half_reduction),
+                                                    is_split(half_reduction));
+    at::globalContext().setAllowBF16ReductionCuBLAS(is_reduced(bfloat16_reduction),
+                                                    is_split(bfloat16_reduction));
     if (threads != at::get_num_threads()) {
       at::set_num_threads(threads);
     }
@@ -79,6 +93,15 @@ struct NumericSettings {
  private:
   [[nodiscard]] static at::Float32Precision precision_of_products() {
     return at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  }
+  [[nodiscard]] static bool is_reduced(Reduction wanted) noexcept {
+    return wanted == Reduction::AllowReducedPrecisionWithSplitK;
+  }
+  [[nodiscard]] static bool is_split(Reduction wanted) noexcept {
+    return wanted != Reduction::DisallowReducedPrecisionDisallowSplitK;
+  }
+  [[nodiscard]] static at::Float32Precision precision_of_cuda_products() {
+    return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
   }
   static constexpr unsigned float_mode_bits = 0xFFC0;  // not the flags of what has happened
 };
@@ -118,71 +141,46 @@ struct OperandShape {
         type{tensor.scalar_type()} {}
 
   /// A tensor of this shape at `p`, which belongs to somebody else.
-  [[nodiscard]] at::Tensor at(void* p) const {
-    return at::for_blob(p, sizes).strides(strides).options(type).make_tensor();
+  [[nodiscard]] at::Tensor at(void* p, c10::Device device) const {
+    return at::for_blob(p, sizes)
+        .strides(strides)
+        .options(c10::TensorOptions{type}.device(device))
+        .target_device(device)
+        .make_tensor();
   }
 };
 
 }  // namespace detail
 
-/// What has been run again, by operation, and how long operations take.
-///
-/// Threads  thread-safe.
-class OperationTimes {
- public:
-  struct Recomputed {
-    Tally results;
-    std::uint64_t ns = 0;
-  };
-
-  /// Takes note of how long an operation took on operands of certain shapes.
-  ///
-  /// @param key  stands for the operation and the shapes
-  /// @returns    the least time so far: in the others the processor did something else, too
-  std::uint64_t note(std::uint64_t key, std::uint64_t ns) {
-    std::lock_guard const guard{mutex_};
-    if (least_.size() >= most_keys) {
-      least_.clear();
-    }
-    auto const noted = least_.try_emplace(key, ns).first;
-    noted->second = std::min(noted->second, ns);
-    return noted->second;
-  }
-  void count(std::uint64_t key, std::string const& name, std::size_t bytes, std::uint64_t ns) {
-    (void)note(key, ns);
-    std::lock_guard const guard{mutex_};
-    Recomputed& counted = recomputed_[name];
-    counted.results.add(bytes);
-    counted.ns += ns;
-  }
-  [[nodiscard]] std::unordered_map<std::string, Recomputed> recomputed() const {
-    std::lock_guard const guard{mutex_};
-    return recomputed_;
-  }
-
- private:
-  static constexpr std::size_t most_keys = 1 << 14;
-
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, std::uint64_t> least_;
-  std::unordered_map<std::string, Recomputed> recomputed_;
-};
-
 /// An operation with its arguments, ready to run again.
 ///
 /// Holds no operand, so that recipes keep no memory: it knows the operands' shapes, and is told
-/// their addresses when it runs. Operands of a few kilobytes are copied, since they need not be the
-/// allocator's, and numbers that Python has made tensors of are gone after the operation.
+/// their addresses when it runs. Operands of a few kilobytes in host memory are copied, since they
+/// need not be the allocator's, and numbers that Python has made tensors of are gone after the
+/// operation.
 ///
 /// One in place is told where its first argument is, which has the bytes from before it, and may be
 /// among its other arguments, too.
 ///
 /// Immutable once it is made, and shared by the recipes of all results.
+///
+/// `Site` is as for `StorageLeases` and `FrameHook`, and has
+///
+/// | expression                | must                                                           |
+/// |---------------------------|----------------------------------------------------------------|
+/// | `Site::random_type`       | the state of a generator of the device: `TwisterState`, say     |
+/// | `Site::on_stream(s)`      | an object that makes `s` the thread's current stream while it  |
+/// |                           | lives                                                          |
+/// | `Site::operation_times()` | the `OperationTimes` of the process                            |
+/// | `Site::timer()`           | where operations are enqueued: an `EventTimer`, whose type is  |
+/// |                           | `Site::Timer`                                                  |
 template <class Site>
 class OperationRecipe {
  public:
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
+  using Random = typename Site::random_type;
+  using stream_type = typename Leases::stream_type;
 
   /// Smaller results are copied: their copies take less than what comes with a recipe.
   static constexpr std::size_t least_result_bytes = 16384;
@@ -204,7 +202,7 @@ class OperationRecipe {
   [[nodiscard]] static std::shared_ptr<OperationRecipe> make(c10::OperatorHandle const& op,
                                                              RecomputeTraits traits,
                                                              Stack arguments,
-                                                             std::optional<RandomState> draws_from,
+                                                             std::optional<Random> draws_from,
                                                              c10::DispatchKey hook) {
     std::shared_ptr<OperationRecipe> recipe{
         new OperationRecipe{op, traits, std::move(arguments), std::move(draws_from), hook}};
@@ -214,17 +212,24 @@ class OperationRecipe {
   /// Whether zeros and ones that an operation draws into all of `changed` are kept as bits: its
   /// recipe need not draw them again.
   [[nodiscard]] static bool keeps_bits(RecomputeTraits traits, at::Tensor const& changed) {
-    return traits.draws_bits && DrawnBits::can_keep(changed.itemsize()) && is_whole(changed);
+    return traits.draws_bits && changed.is_cpu() && DrawnBits::can_keep(changed.itemsize()) &&
+           is_whole(changed);
+  }
+
+  /// Stands for the operation and its operands' shapes.
+  [[nodiscard]] std::uint64_t key() const noexcept { return key_; }
+  /// What it took to keep the bits that were drawn, which the recipe needs in the place of the
+  /// operation's time; nothing if it has none.
+  [[nodiscard]] std::optional<std::uint64_t> bits_ns() const noexcept {
+    return bits_ ? std::optional{bits_ns_} : std::nullopt;
   }
 
   /// Gives the operation's results recipes. The frame of the operation has ended.
   ///
-  /// @param ns  what the operation took
+  /// @param cost  of the operation, when it runs again
   static void give(std::shared_ptr<OperationRecipe> const& recipe,
                    std::span<at::Tensor const> results,
-                   std::uint64_t ns) {
-    std::uint64_t const again_ns = recipe->bits_ ? recipe->bits_ns_ : ns;
-    std::chrono::nanoseconds const cost{Site::operation_times().note(recipe->key_, again_ns)};
+                   std::chrono::nanoseconds cost) {
     std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
     if (recipe->changed_ && recipe->reads_changed_) {
       return;  // it overwrites what it reads
@@ -240,8 +245,8 @@ class OperationRecipe {
           operands,
           cost,
           [recipe, i, shape, bytes = result.nbytes()](
-              auto /*stream*/, std::span<void const* const> addresses, void* made) {
-            recipe->run(i, shape, bytes, addresses, made);
+              stream_type stream, std::span<void const* const> addresses, void* made) {
+            recipe->run(i, shape, bytes, stream, addresses, made);
           });
     }
   }
@@ -250,17 +255,18 @@ class OperationRecipe {
   /// ends.
   static void extend(std::shared_ptr<OperationRecipe> const& recipe,
                      RecipeExtension& extension,
-                     std::uint64_t ns) {
-    extension.cost = std::chrono::nanoseconds{Site::operation_times().note(recipe->key_, ns)};
+                     std::chrono::nanoseconds cost) {
+    extension.cost = cost;
     extension.operands = std::move(recipe->operands_);
     extension.make = [recipe, bytes = recipe->changed_bytes_](
-                         void const* /*stream*/,
-                         std::span<void const* const> addresses,
-                         void* made) { recipe->run(0, *recipe->changed_, bytes, addresses, made); };
+                         void const* stream, std::span<void const* const> addresses, void* made) {
+      recipe->run(
+          0, *recipe->changed_, bytes, *static_cast<stream_type const*>(stream), addresses, made);
+    };
   }
   /// Whether a tensor is all of its storage, each byte once.
   [[nodiscard]] static bool is_whole(at::Tensor const& tensor) {
-    return is_simple(tensor) && tensor.storage_offset() == 0 &&
+    return is_simple(tensor, Site::device()) && tensor.storage_offset() == 0 &&
            tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == tensor.nbytes();
   }
 
@@ -281,7 +287,7 @@ class OperationRecipe {
   OperationRecipe(c10::OperatorHandle const& op,
                   RecomputeTraits traits,
                   Stack arguments,
-                  std::optional<RandomState> draws_from,
+                  std::optional<Random> draws_from,
                   c10::DispatchKey hook)
       : op_{op},
         traits_{traits},
@@ -290,9 +296,9 @@ class OperationRecipe {
         draws_from_{std::move(draws_from)} {}
 
   /// Whether a tensor is no more than sizes, strides and an offset into a storage.
-  [[nodiscard]] static bool is_simple(at::Tensor const& tensor) {
+  [[nodiscard]] static bool is_simple(at::Tensor const& tensor, c10::Device device) {
     return is_plain(tensor) && tensor.has_storage() && !tensor.is_conj() && !tensor.is_neg() &&
-           tensor.device() == Site::device() && tensor.numel() != 0;
+           tensor.device() == device && tensor.numel() != 0;
   }
 
   /// Replaces the tensors among the arguments by what is known of them. Their memory is leased.
@@ -304,16 +310,16 @@ class OperationRecipe {
     }
     if (traits_.is_in_place) {
       at::Tensor const changed = arguments_.front().toTensor();
-      if (!is_simple(changed)) {
+      if (!is_simple(changed, Site::device())) {
         return false;
       }
       changed_.emplace(changed);
+      combine(*changed_);
       if (keeps_bits(traits_, changed)) {
         return try_keep_bits(changed);
       }
       changed_storage_ = changed.storage().unsafeGetStorageImpl();
       changed_bytes_ = changed.storage().nbytes();
-      combine(*changed_);
       arguments_.front() = at::Tensor{};
     }
     for (std::size_t i = 0; i < arguments_.size(); ++i) {
@@ -342,23 +348,24 @@ class OperationRecipe {
     return true;
   }
   [[nodiscard]] bool try_keep_bits(at::Tensor const& changed) {
-    auto const start = std::chrono::steady_clock::now();
+    std::uint64_t const start = detail::now_ns();
     bits_ = DrawnBits::of(
         changed.const_data_ptr(), static_cast<std::size_t>(changed.numel()), changed.itemsize());
-    bits_ns_ = static_cast<std::uint64_t>((std::chrono::steady_clock::now() - start).count());
+    bits_ns_ = detail::now_ns() - start;
     arguments_.clear();
     return bits_.has_value();
   }
   [[nodiscard]] bool
   try_detach(c10::IValue& value, std::size_t argument, std::optional<std::size_t> element) {
     at::Tensor const tensor = value.toTensor();
-    if (!is_simple(tensor)) {
+    bool const is_here = is_simple(tensor, Site::device());
+    if (!is_here && !is_simple(tensor, c10::DeviceType::CPU)) {
       return false;
     }
     Place place{argument, element, 0, detail::OperandShape{tensor}};
     combine(place.shape);
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
-    if (traits_.reads_shapes || storage == changed_storage_) {
+    if (is_here && (traits_.reads_shapes || storage == changed_storage_)) {
       // What is not read may be anywhere.
       reads_changed_ = true;
       place.operand = changed_memory;
@@ -366,11 +373,12 @@ class OperationRecipe {
       value = at::Tensor{};
       return true;
     }
-    if (std::size_t const bytes = extent_bytes(tensor); bytes <= most_copied_bytes) {
+    if (std::size_t const bytes = extent_bytes(tensor);
+        tensor.is_cpu() && bytes <= most_copied_bytes) {
       value = copy_of(tensor, bytes);
       return true;
     }
-    if (!Leases::is_ours(*storage)) {
+    if (!is_here || !Leases::is_ours(*storage)) {
       return false;
     }
     auto const found = std::find(operands_.begin(), operands_.end(), storage);
@@ -416,7 +424,8 @@ class OperationRecipe {
   [[nodiscard]] Stack arguments_at(std::span<void const* const> operands, void* made) const {
     Stack arguments = arguments_;
     if (changed_) {
-      arguments.front() = changed_->at(static_cast<char*>(made) + changed_->offset_bytes);
+      arguments.front() =
+          changed_->at(static_cast<char*>(made) + changed_->offset_bytes, Site::device());
     }
     std::optional<std::size_t> list;  // among the arguments, copied already
     for (Place const& place : places_) {
@@ -424,14 +433,14 @@ class OperationRecipe {
       void* const p =
           const_cast<char*>(static_cast<char const*>(memory)) + place.shape.offset_bytes;
       if (!place.element) {
-        arguments[place.argument] = place.shape.at(p);
+        arguments[place.argument] = place.shape.at(p, Site::device());
         continue;
       }
       if (list != place.argument) {
         list = place.argument;
         arguments[*list] = arguments[*list].toList().copy();
       }
-      arguments[*list].toList().set(*place.element, place.shape.at(p));
+      arguments[*list].toList().set(*place.element, place.shape.at(p, Site::device()));
     }
     return arguments;
   }
@@ -440,6 +449,7 @@ class OperationRecipe {
   void run(std::size_t which,
            detail::OperandShape const& shape,
            std::size_t bytes,
+           stream_type stream,
            std::span<void const* const> operands,
            void* made) const {
     // With the hook, operations inside of this one would lease and count: they are in a frame.
@@ -461,11 +471,9 @@ class OperationRecipe {
         frames.generator = generator;
       }
     };
-    auto const start = std::chrono::steady_clock::now();
+    std::uint64_t const start = detail::now_ns();
     auto const count = [&] {
-      auto const ns = std::chrono::steady_clock::now() - start;
-      Site::operation_times().count(
-          key_, toString(op_.operator_name()), bytes, static_cast<std::uint64_t>(ns.count()));
+      detail::OperationTime<Site>::count_again(key_, toString(op_.operator_name()), bytes, start);
     };
     if (bits_) {
       bits_->unpack(made);
@@ -473,11 +481,12 @@ class OperationRecipe {
     }
     RecipeMemory memory{made, bytes, changed_.has_value()};
     Scope const scope{Site::frames(), memory};
+    [[maybe_unused]] auto const runs_there = Site::on_stream(stream);
     Stack stack = arguments_at(operands, made);
     c10::DispatchKeySet included = c10::default_included_set;
     if (draws_from_) {
-      at::Generator const& generator = Site::hook().generators.of_recipe();
-      draws_from_->restore(*generator.get<at::CPUGeneratorImpl>());
+      at::Generator const& generator = Site::hook().generators.of_recipe(Site::device());
+      draws_from_->restore(generator);
       if (traits_.generator_position != RecomputeTraits::no_position) {
         stack[traits_.generator_position] = generator;
       } else {
@@ -493,7 +502,7 @@ class OperationRecipe {
     if (!changed_) {
       at::Tensor const result = stack[which].toTensor();
       if (result.const_data_ptr() != made) {
-        shape.at(made).copy_(result);
+        shape.at(made, Site::device()).copy_(result);
       }
     }
     count();
@@ -503,7 +512,7 @@ class OperationRecipe {
   RecomputeTraits traits_;
   c10::DispatchKey hook_;
   Stack arguments_;  // with nothing in the places of operands
-  std::optional<RandomState> draws_from_;
+  std::optional<Random> draws_from_;
   std::optional<DrawnBits> bits_;                      // in the place of arguments and operands
   std::uint64_t bits_ns_ = 0;                          // to find them
   std::optional<detail::OperandShape> changed_;        // the first argument of one in place
@@ -516,8 +525,8 @@ class OperationRecipe {
   std::uint64_t key_ = 0;
 };
 
-/// Gives results of an operation recipes, if that is wanted, and measures its kernel for that.
-/// Waiting for memory is left out: under pressure an operation that allocates may wait for copies.
+/// Gives results of an operation recipes, if that is wanted, and measures its kernel for that. One
+/// that is enqueued on a stream has no recipe until its like has been measured.
 ///
 /// Made inside of the operation's frame. Unless `are_wanted()`, nothing else need be called, and
 /// each call may be the one after which they are not wanted any more.
@@ -525,12 +534,12 @@ template <class Site>
 class RecipeWriter {
  public:
   using Recipe = OperationRecipe<Site>;
+  using Random = typename Recipe::Random;
 
   RecipeWriter() {
-    if constexpr (StorageLeases<Site>::can_recompute) {
-      if (C10_UNLIKELY(Site::leases().gives_recipes())) {
-        are_wanted_ = Site::frames().depth == 1;  // the operation is not part of another
-      }
+    if (C10_UNLIKELY(Site::leases().gives_recipes())) {
+      // The operation is not part of another, and runs now.
+      are_wanted_ = Site::frames().depth == 1 && !StorageLeases<Site>::is_captured();
     }
   }
   [[nodiscard]] bool are_wanted() const noexcept { return are_wanted_; }
@@ -543,7 +552,10 @@ class RecipeWriter {
              c10::OperatorHandle const& op,
              c10::DispatchKeySet next,
              c10::DispatchKey hook) {
-    are_wanted_ = traits.is_recomputable && Recipe::is_plain_call(next);
+    are_wanted_ =
+        traits.is_recomputable && Recipe::is_plain_call(next) &&
+        (!traits.draws ||
+         Random::draws_as_told(op, traits.generator_position != RecomputeTraits::no_position));
     if (are_wanted_) {
       work_.reset(new Work{op, traits, hook});
     }
@@ -579,14 +591,11 @@ class RecipeWriter {
   /// @param generator  the argument that the operation draws from, if it has one: it may be
   ///                   replaced
   C10_NOINLINE void start(c10::IValue* generator = nullptr) {
-    if constexpr (StorageLeases<Site>::can_recompute) {
-      if (work_->traits.draws && !work_->keeps_bits && !try_begin_draw(generator)) {
-        are_wanted_ = false;
-        return;
-      }
-      work_->waited_ns = Site::frames().waited_ns;
-      work_->start_ns = now_ns();
+    if (work_->traits.draws && !work_->keeps_bits && !try_begin_draw(generator)) {
+      are_wanted_ = false;
+      return;
     }
+    work_->time.start();
   }
   /// To be called when the kernel has run. @returns false if it must run again, with the arguments
   /// that it had, since another thread has drawn from the generator meanwhile
@@ -601,33 +610,32 @@ class RecipeWriter {
   /// To be called then, while the operands are leased, with a function that returns the arguments.
   template <class Box>
   C10_NOINLINE void prepare(Box const& box) {
-    if constexpr (StorageLeases<Site>::can_recompute) {
-      Work& work = *work_;
-      std::uint64_t const all = now_ns() - work.start_ns;
-      work.ns = all - std::min(all, Site::frames().waited_ns - work.waited_ns);
-      try {
-        work.recipe = Recipe::make(work.op,
-                                   work.traits,
-                                   box(),
-                                   work.draw ? std::optional{work.draw->before()} : std::nullopt,
-                                   work.hook);
-        if (work.recipe != nullptr && work.is_change()) {
-          Recipe::extend(work.recipe, work.extension, work.ns);
+    Work& work = *work_;
+    try {
+      work.time.stop();
+      auto recipe = Recipe::make(work.op,
+                                 work.traits,
+                                 box(),
+                                 work.draw ? std::optional{work.draw->before()} : std::nullopt,
+                                 work.hook);
+      auto const ns = recipe == nullptr ? std::nullopt : price(*recipe);
+      if (ns) {
+        work.cost = std::chrono::nanoseconds{*ns};
+        if (work.is_change()) {
+          Recipe::extend(recipe, work.extension, work.cost);
         }
-      } catch (std::exception const&) {  // then it has no recipe
-        work.recipe = nullptr;
+        work.recipe = std::move(recipe);
       }
+    } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
     }
   }
   /// To be called when the operation's frame has ended.
   void give(std::span<at::Tensor const> results) {
-    if constexpr (StorageLeases<Site>::can_recompute) {
-      try {
-        if (work_->recipe != nullptr && !work_->is_change()) {
-          Recipe::give(work_->recipe, results, work_->ns);
-        }
-      } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
+    try {
+      if (work_->recipe != nullptr && !work_->is_change()) {
+        Recipe::give(work_->recipe, results, work_->cost);
       }
+    } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): then it has no recipe
     }
   }
 
@@ -639,10 +647,9 @@ class RecipeWriter {
     c10::DispatchKey hook;
     RecipeExtension extension{};
     bool keeps_bits = false;
-    std::optional<RandomDraw> draw{};
-    std::uint64_t start_ns = 0;
-    std::uint64_t waited_ns = 0;
-    std::uint64_t ns = 0;
+    std::optional<RandomDraw<Random>> draw{};
+    detail::OperationTime<Site> time{};
+    std::chrono::nanoseconds cost{};
     std::shared_ptr<Recipe> recipe{};
 
     Work(c10::OperatorHandle const& its_op, RecomputeTraits its_traits, c10::DispatchKey its_hook)
@@ -658,11 +665,15 @@ class RecipeWriter {
     [[nodiscard]] bool is_change() const noexcept { return extension.changed != nullptr; }
   };
 
+  [[nodiscard]] std::optional<std::uint64_t> price(Recipe const& recipe) {
+    return recipe.bits_ns() ? Site::operation_times().note(recipe.key(), *recipe.bits_ns())
+                            : work_->time.price(recipe.key());
+  }
   [[nodiscard]] bool try_begin_draw(c10::IValue* generator) {
     bool const is_given = generator != nullptr && generator->isGenerator();
     at::Generator const program =
-        is_given ? generator->toGenerator() : at::detail::getDefaultCPUGenerator();
-    if (!RandomDraw::can_draw_for(program)) {
+        is_given ? generator->toGenerator() : at::globalContext().defaultGenerator(Site::device());
+    if (!program.defined() || !Random::is_known(program)) {
       return false;
     }
     work_->draw.emplace(program, Site::hook().generators);
@@ -673,10 +684,6 @@ class RecipeWriter {
     }
     return true;
   }
-  [[nodiscard]] static std::uint64_t now_ns() {
-    return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
-  }
-
   bool are_wanted_ = false;
   std::unique_ptr<Work> work_;
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <functional>
 
 namespace spillway::torch {
@@ -29,13 +28,6 @@ concept CapturingSite = requires(std::function<void()> give_back) {
 template <class Site>
 concept JoiningSite = requires {
   Site::joining_stream();
-};
-
-/// A site where results can be given recipes. `Site::allocate_foreign(bytes)` gives a recipe memory
-/// that is not that of the site's `StorageLeases`.
-template <class Site>
-concept RecomputingSite = requires(std::size_t bytes) {
-  Site::allocate_foreign(bytes);
 };
 
 }  // namespace spillway::torch

@@ -215,13 +215,15 @@ struct StorageTraits {
 /// | `Site::device()`         | the PyTorch device of tensors whose memory this is              |
 /// | `Site::allocates_for(s)` | whether a storage gets new memory from this object when it grows |
 /// | `Site::enrols(bytes)`    | whether an allocation of that size may ever leave               |
+/// | `Site::allocate_foreign(n)` | memory for an operation that a recipe runs, beside its result |
 /// | `Site::free_foreign(p)`  | free memory that is not this object's                           |
 /// | `Site::release_interpreter()` | an object that gives up Python's lock while it lives       |
 /// | `Site::on_allocated(bytes, block)` | be told, without throwing                              |
 /// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
-/// What more it may offer is named by `CapturingSite`, `JoiningSite` and `RecomputingSite`.
+/// What more it may offer is named by `CapturingSite` and `JoiningSite`. What recipes need beyond
+/// this is listed at `OperationRecipe`.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
 ///          called, and never while a reference to a storage is taken or dropped, which may need
@@ -256,10 +258,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) {
-    if constexpr (can_recompute) {
-      if (RecipeMemory* const recipe = Site::frames().recipe; C10_UNLIKELY(recipe != nullptr)) {
-        return allocate_for(*recipe, bytes);
-      }
+    if (RecipeMemory* const recipe = Site::frames().recipe; C10_UNLIKELY(recipe != nullptr)) {
+      return allocate_for(*recipe, bytes);
     }
     void* const p = bytes == 0 ? nullptr : allocate_raw(bytes, Site::current_stream());
     return {p, p, deleter(), Site::device()};
@@ -390,10 +390,14 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   // Recipes
 
-  /// Whether results can be given recipes here. `Site` is complete only where functions are
-  /// compiled, so nothing in a declaration may ask this.
-  static constexpr bool can_recompute = RecomputingSite<Site>;
-
+  /// Whether the current stream is being captured, so that operations do not run now.
+  [[nodiscard]] static bool is_captured() {
+    if constexpr (CapturingSite<Site>) {
+      return Site::is_capturing();
+    } else {
+      return false;
+    }
+  }
   /// Sets whether what is only read is leased for reading under pressure, so that recipes live.
   void set_recompute(bool is_on) noexcept { recomputes_ = is_on; }
   [[nodiscard]] bool recomputes() const noexcept { return recomputes_; }
@@ -480,13 +484,6 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Base::memory_;
   using Base::mutex_;
 
-  [[nodiscard]] static bool is_captured() {
-    if constexpr (CapturingSite<Site>) {
-      return Site::is_capturing();
-    } else {
-      return false;
-    }
-  }
   /// The stream that operands come in on: what a capture brings in is no part of the graph.
   [[nodiscard]] static stream_type arrival_stream() {
     if constexpr (CapturingSite<Site>) {

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/concepts/device_capabilities.hpp>
+#include <spillway/core/stats.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+
+namespace spillway::torch {
+
+/// How long operations take, and what has been run again, by operation.
+///
+/// Threads  thread-safe.
+class OperationTimes {
+ public:
+  struct Recomputed {
+    Tally results;
+    std::uint64_t ns = 0;
+  };
+
+  /// Takes note of how long an operation took on operands of certain shapes.
+  ///
+  /// @param key  stands for the operation and the shapes
+  /// @returns    the least time so far: in the others the processor did something else, too
+  std::uint64_t note(std::uint64_t key, std::uint64_t ns) {
+    std::lock_guard const guard{mutex_};
+    if (least_.size() >= most_keys) {
+      least_.clear();
+    }
+    auto const noted = least_.try_emplace(key, ns).first;
+    noted->second = std::min(noted->second, ns);
+    return noted->second;
+  }
+  /// The least time so far; nothing if none is known.
+  [[nodiscard]] std::optional<std::uint64_t> find(std::uint64_t key) const {
+    std::lock_guard const guard{mutex_};
+    auto const noted = least_.find(key);
+    return noted == least_.end() ? std::nullopt : std::optional{noted->second};
+  }
+  void count(std::string const& name, std::size_t bytes, std::uint64_t ns) {
+    std::lock_guard const guard{mutex_};
+    Recomputed& counted = recomputed_[name];
+    counted.results.add(bytes);
+    counted.ns += ns;
+  }
+  [[nodiscard]] std::unordered_map<std::string, Recomputed> recomputed() const {
+    std::lock_guard const guard{mutex_};
+    return recomputed_;
+  }
+
+ private:
+  static constexpr std::size_t most_keys = 1 << 14;
+
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, std::uint64_t> least_;
+  std::unordered_map<std::string, Recomputed> recomputed_;
+};
+
+namespace detail {
+
+[[nodiscard]] inline std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+/// Measures an operation that has happened when its call returns. Waiting for memory is left out:
+/// under pressure an operation that allocates may wait for copies.
+template <class Site>
+class ClockTime {
+ public:
+  void start() {
+    waited_ns_ = Site::frames().waited_ns;
+    start_ns_ = now_ns();
+  }
+  void stop() {
+    std::uint64_t const all = now_ns() - start_ns_;
+    ns_ = all - std::min(all, Site::frames().waited_ns - waited_ns_);
+  }
+  /// What to expect of the operation when it runs again.
+  [[nodiscard]] std::optional<std::uint64_t> price(std::uint64_t key) const {
+    return Site::operation_times().note(key, ns_);
+  }
+
+  /// Counts a run of a recipe that began at `start_ns`.
+  static void
+  count_again(std::uint64_t key, std::string const& name, std::size_t bytes, std::uint64_t start) {
+    std::uint64_t const ns = now_ns() - start;
+    (void)Site::operation_times().note(key, ns);
+    Site::operation_times().count(name, bytes, ns);
+  }
+
+ private:
+  std::uint64_t start_ns_ = 0;
+  std::uint64_t waited_ns_ = 0;
+  std::uint64_t ns_ = 0;
+};
+
+/// Measures an operation that is enqueued on the current stream. Its time is known some operations
+/// later, so what is expected of it is what its like has taken before.
+template <class Site>
+class StreamTime {
+ public:
+  StreamTime() = default;
+  StreamTime(StreamTime const&) = delete;
+  StreamTime& operator=(StreamTime const&) = delete;
+  ~StreamTime() {
+    if (pair_) {
+      Site::timer().drop(*pair_);
+    }
+  }
+
+  void start() {
+    stream_ = Site::current_stream();
+    pair_ = Site::timer().try_begin(stream_);
+  }
+  void stop() {
+    if (pair_) {
+      Site::timer().mark_end(*pair_, stream_);
+    }
+  }
+  [[nodiscard]] std::optional<std::uint64_t> price(std::uint64_t key) {
+    if (pair_) {
+      Site::timer().end(*pair_, key);
+      pair_.reset();
+    }
+    OperationTimes& times = Site::operation_times();
+    Site::timer().collect([&times](std::uint64_t of, std::uint64_t ns) { times.note(of, ns); });
+    return times.find(key);
+  }
+  static void count_again(std::uint64_t key,
+                          std::string const& name,
+                          std::size_t bytes,
+                          std::uint64_t /*start*/) {
+    Site::operation_times().count(name, bytes, Site::operation_times().find(key).value_or(0));
+  }
+
+ private:
+  typename Site::stream_type stream_{};
+  std::optional<typename Site::Timer::Pair> pair_;
+};
+
+template <class Site>
+using OperationTime =
+    std::conditional_t<CallerStreamApi<typename Site::allocator_type::device_type>,
+                       ClockTime<Site>,
+                       StreamTime<Site>>;
+
+}  // namespace detail
+
+}  // namespace spillway::torch

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/types.hpp>
+
+#include <cstddef>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+namespace spillway::torch {
+
+/// Memory that operations allocate while recipes run them, beside the result that is made again:
+/// blocks of the allocator that stay where they are until they are freed.
+///
+/// Threads  thread-safe.
+template <class Allocator>
+class RecipeScratch {
+ public:
+  using stream_type = typename Allocator::stream_type;
+
+  /// @throws OutOfDeviceMemory, DeviceError
+  /// @stream what is enqueued on `stream` from now on may use the memory, until it is freed
+  [[nodiscard]] void* allocate(Allocator& memory, std::size_t bytes, stream_type stream) {
+    if (bytes == 0) {
+      return nullptr;
+    }
+    BlockId const block = memory.allocate(bytes);
+    try {
+      Lease lease = memory.acquire(block, Access::write, stream);
+      void* const p = lease.data();
+      std::lock_guard const guard{mutex_};
+      leases_.emplace(p, std::move(lease));
+      return p;
+    } catch (...) {
+      memory.abandon(block);
+      throw;
+    }
+  }
+  /// @returns false if there is no such memory
+  bool free(Allocator& memory, void* p) noexcept {
+    Lease lease;
+    {
+      std::lock_guard const guard{mutex_};
+      auto const found = leases_.find(p);
+      if (found == leases_.end()) {
+        return false;
+      }
+      lease = std::move(found->second);
+      leases_.erase(found);
+    }
+    BlockId const block = lease.block();
+    lease.release();
+    memory.abandon(block);
+    return true;
+  }
+
+ private:
+  using Lease = typename Allocator::lease_type;
+
+  std::mutex mutex_;
+  std::unordered_map<void*, Lease> leases_;
+};
+
+}  // namespace spillway::torch
