@@ -12,7 +12,7 @@ exit status 77 where it is missing), or proves a lower bound within the time lim
 The program is a relaxation: no plan can take less time than its optimum, but the optimum need not be a plan. It leaves out
 - what happens between two moments: the capacity holds when an operation begins and when it ends, and copies and recomputations
   in between may come in any order, several parts of a copy at different times;
-- the boundary of the step: the weights are wherever it is best when the step begins, and end wherever it is best, and have
+- what the step before has left to do: a step may begin with any weights there, as long as it ends with the same, and all weights have
   their copies on the host;
 - addresses: free bytes are one range, and nothing is ever moved.
 While a block is made again, there has to be room for it, for what it is made of, and for all that is there before and after and does not
@@ -269,6 +269,10 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
                     work[moment].append((gap.made[at], kernel[operations[0]]))
             if must_return:
                 program.row(negative(gap.there_after(last)), -1.0)
+        if is_weight and operations[-1] + 1 < len(graph.operations):
+            # The next step begins as this one does.
+            at_first = [(idle[block][-2].there[0], 1.0)] if operations[0] > 0 else []
+            program.row(at_first + negative(idle[block][-1].there_after(count - 1)), 0.0 if at_first else -1.0)
         if gaps and not is_weight:
             # What is copied in was copied out whole before.
             out = []
@@ -357,8 +361,9 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
 
 
 def replay_ns(program, path, capacity, link_gbps, recompute):
-    """The mean time of the last four of 28 steps, by which recomputation is tuned, or nothing if there was no room."""
-    steps, last = 28, 4
+    """The mean time of the last eight of 36 steps, or nothing if there was no room. Recomputation is tuned in 24, and what
+    these leave to do shows in the next ones."""
+    steps, last = 36, 8
     done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
                            "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
                           capture_output=True, text=True)
