@@ -23,9 +23,10 @@ struct RecomputeCosts {
 /// |-------------------------------|-------------------------------------------------|------------|
 /// | `p.on_step(step_ns, bytes)`   | note that a step begins under a limit of        | O(1)       |
 /// |                               | `bytes`, and that the one before it took so     |            |
-/// |                               | long; 0: it is the first, or no block left      |            |
-/// |                               | in the one before that had a recipe or, where   |            |
-/// |                               | none are wanted, might have had one             |            |
+/// |                               | long; 0: it is the first, or no block left in   |            |
+/// |                               | the one before, or none has left since the      |            |
+/// |                               | limit changed that had a recipe or, where none  |            |
+/// |                               | are wanted, might have had one                  |            |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
 /// | `cp.plan_share(costs)`        | return what part of a copy, 0 to 1, the return  | O(1)       |

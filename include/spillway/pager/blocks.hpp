@@ -298,6 +298,11 @@ class Blocks {
     has_chosen_ = true;
     return recompute_.prefers_recompute(costs_of(id, *table_.find(id)));
   }
+  /// Whether a block that leaves now must be copied.
+  [[nodiscard]] bool must_copy(BlockId id) noexcept {
+    has_left_ = true;
+    return !table_.find(id)->is_clean() && !should_drop(id);
+  }
   /// Tells the schedule what the return of a block counts as when a step is planned: less than a
   /// copy of all its bytes where a codec keeps some of them off the link, or a recipe makes them.
   void note_price(BlockId id, BlockRecord& block) noexcept {
@@ -627,12 +632,17 @@ class Blocks {
       });
     }
   }
-  /// Tells the recompute policy how long the step that ends has taken, if it had a choice in it.
+  /// Tells the recompute policy how long the step that ends has taken, if it counts. One in which
+  /// only blocks left that had no choice counts, too, once there was a choice: a rule may lead to
+  /// steps that have none.
   void report_step_time() noexcept {
     std::uint64_t const now_ns = work_clock_ns();
-    bool const is_measured = std::exchange(has_chosen_, false) && step_start_ns_.has_value();
+    bool const has_left = std::exchange(has_left_, false);
+    bool const is_measured = has_left && has_chosen_ && step_start_ns_.has_value();
     recompute_.on_step(is_measured ? static_cast<double>(now_ns - *step_start_ns_) : 0,
                        arena_.capacity_bytes());
+    has_chosen_ = has_chosen_ && step_capacity_bytes_ == arena_.capacity_bytes();
+    step_capacity_bytes_ = arena_.capacity_bytes();
     step_start_ns_ = now_ns;
     wants_recipes_.store(recompute_.wants_recipes() || pool_.free_bytes() < arena_.capacity_bytes(),
                          std::memory_order_relaxed);
@@ -668,7 +678,9 @@ class Blocks {
   std::size_t prefetched_bytes_ = 0;
   std::size_t stuck_bytes_ = 0;
   std::optional<std::uint64_t> step_start_ns_;
-  bool has_chosen_ = false;  // between a copy and a recipe, in this step
+  std::size_t step_capacity_bytes_ = 0;
+  bool has_left_ = false;    // any block, in this step
+  bool has_chosen_ = false;  // between a copy and a recipe, since the capacity changed
   bool has_codings_ = false;
   // Set by the first step: what plans steps is not compiled into a program that has none.
   void (Blocks::*plan_)() noexcept = nullptr;

@@ -151,7 +151,7 @@ class Transfers {
       departures.push_back({.id = id,
                             .block = &block,
                             .after = block.last_uses(),
-                            .needs_copy = !block.is_clean() && !blocks_.should_drop(id)});
+                            .needs_copy = blocks_.must_copy(id)});
     }
     sort_small(departures);
     std::vector<TransferRequest> requests;

@@ -20,9 +20,10 @@ namespace spillway {
 /// which steps took the least time on average stays. Of each trial the slowest step is left out,
 /// since something else may have slowed it, and the fastest, since what a step leaves to do slows
 /// the next one. With the last rule no recipes are wanted, so that recomputation is given up where
-/// it does not pay, with all that it costs. Only steps count in which there was a choice. Tuning
-/// begins anew when the limit changes, and after `steps_between` steps, since programs change. A
-/// program that does not say where its steps begin keeps the first rule.
+/// it does not pay, with all that it costs. Steps count from the first in which there was a choice,
+/// if anything left in them. Tuning begins anew when the limit changes, and after `steps_between`
+/// steps, since programs change. A program that does not say where its steps begin keeps the first
+/// rule.
 class TunedRecompute {
  public:
   struct Rule {
