@@ -12,7 +12,7 @@ EXAMPLES = str(pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytor
 
 #: A process whose link is so slow that each result is made again rather than copied, if it can be.
 RECOMPUTE = """
-import gc, json, sys
+import gc, json, sys, time
 import torch, torch.nn as nn, torch.nn.functional as F
 torch.set_num_threads(1)
 sys.path.insert(0, {examples!r})
@@ -417,6 +417,39 @@ out["precision"] = torch.get_float32_matmul_precision()
 torch.set_float32_matmul_precision("highest")
 out["again"] = counts()["recomputations"] - before["recomputations"]
 """
+
+
+CHILD = """
+import os
+torch.set_num_threads(2)
+x, y = torch.randn(512, 512), torch.randn(512, 512)  # enough for threads
+press()
+results = [(x + y).tanh().relu_(), x @ y, F.dropout(x, 0.3)]
+expected = [bytes_of(one) for one in results]
+leave()
+before = counts()
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)  # as the workers of a DataLoader do
+    is_right = [bytes_of(one) for one in results] == expected
+    is_remade = counts()["recomputations"] > before["recomputations"]
+    os._exit(0 if is_right and is_remade and torch.get_num_threads() == 1 else 1)
+for _ in range(600):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    status = "waits forever"
+out["status"] = status
+"""
+
+
+def test_a_forked_child_makes_again_what_threads_have_made(recompute):
+    [out] = recompute(CHILD)
+    assert out["status"] == 0
 
 
 REPORTS = """

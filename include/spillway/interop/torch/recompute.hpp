@@ -22,6 +22,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -437,11 +438,34 @@ class OperationRecipe {
   }
 
   /// Makes result number `which` at `made`.
+  ///
+  /// In a process that was forked the calling thread may know a team of OpenMP's of which no other
+  /// thread exists any more, and would wait for it forever. A thread that is made here knows none.
   void run(std::size_t which,
            detail::OperandShape const& shape,
            std::size_t bytes,
            std::span<void const* const> operands,
            void* made) const {
+    if (C10_LIKELY(settings_.threads == 1 || bits_ || !Site::leases().is_in_child())) {
+      return run_here(which, shape, bytes, operands, made);
+    }
+    std::exception_ptr failure;
+    std::thread{[&] {
+      try {
+        run_here(which, shape, bytes, operands, made);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }}.join();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+  void run_here(std::size_t which,
+                detail::OperandShape const& shape,
+                std::size_t bytes,
+                std::span<void const* const> operands,
+                void* made) const {
     // With the hook, operations inside of this one would lease and count: they are in a frame.
     struct Scope {
       typename Leases::Frames& frames;
