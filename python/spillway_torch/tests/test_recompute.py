@@ -419,6 +419,36 @@ out["again"] = counts()["recomputations"] - before["recomputations"]
 """
 
 
+PRECISIONS = """
+products = torch.backends.mkldnn.matmul
+square = torch.randn(512, 512)
+press()
+for own, then in (("none", "bf16"), ("none", "ieee"), ("ieee", "bf16"), ("bf16", "ieee")):
+    products.fp32_precision = own
+    result = square @ square
+    expected = bytes_of(result)
+    before = counts()
+    leave()
+    torch.backends.fp32_precision = then
+    same = bytes_of(result) == expected
+    again = counts()["recomputations"] - before["recomputations"]
+    effective = [products.fp32_precision]
+    torch.backends.fp32_precision = "ieee" if then == "bf16" else "bf16"
+    effective.append(products.fp32_precision)
+    out[f"{own} {then}"] = same, again, effective
+    torch.backends.fp32_precision = products.fp32_precision = "none"
+"""
+
+
+def test_precision_that_is_set_for_more_than_products_stays_in_force(recompute):
+    [out] = recompute(PRECISIONS)
+    for name, (is_right, again, effective) in out.items():
+        own, then = name.split()
+        assert is_right and again > 0, name
+        other = "ieee" if then == "bf16" else "bf16"
+        assert effective == ([then, other] if own == "none" else [own, own]), name
+
+
 CHILD = """
 import os
 torch.set_num_threads(2)

@@ -62,14 +62,20 @@ struct NumericSettings {
 
   friend bool operator==(NumericSettings const&, NumericSettings const&) noexcept = default;
 
-  void apply() const {
-    at::globalContext().setDeterministicAlgorithms(is_deterministic, warns_only);
-    at::globalContext().setUserEnabledMkldnn(uses_mkldnn);
-    if (product_precision != precision_of_products()) {
-      at::globalContext().setFloat32Precision(
-          at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, product_precision);
+  /// Makes these hold in the place of `others`. What they have in common is left alone, since
+  /// another thread may be changing it.
+  void replace(NumericSettings const& others) const {
+    at::Context& context = at::globalContext();
+    if (is_deterministic != others.is_deterministic || warns_only != others.warns_only) {
+      context.setDeterministicAlgorithms(is_deterministic, warns_only);
     }
-    if (threads != at::get_num_threads()) {
+    if (uses_mkldnn != others.uses_mkldnn) {
+      context.setUserEnabledMkldnn(uses_mkldnn);
+    }
+    if (product_precision != others.product_precision) {
+      set_precision_of_products(product_precision);
+    }
+    if (threads != others.threads) {
       at::set_num_threads(threads);
     }
 #if defined(__SSE2__)
@@ -77,32 +83,62 @@ struct NumericSettings {
 #endif
   }
 
+  static void set_precision_of_products(at::Float32Precision precision) {
+    at::globalContext().setFloat32Precision(
+        at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, precision);
+  }
+  /// The precision that is set for products alone, `NONE` if they have that of more than products.
+  [[nodiscard]] static at::Float32Precision own_precision_of_products() {
+    at::Float32Precision const before = declared_precision_of_products();
+    set_precision_of_products(at::Float32Precision::NONE);
+    if (declared_precision_of_products() == before) {
+      return at::Float32Precision::NONE;
+    }
+    set_precision_of_products(before);
+    return before;
+  }
+
  private:
-  [[nodiscard]] static at::Float32Precision precision_of_products() {
+  [[nodiscard]] static at::Float32Precision declared_precision_of_products() {
     return at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
+  }
+  /// Nothing that is set means full precision. That is said, since `NONE` would be replaced by what
+  /// is set for more than products when the operation runs again.
+  [[nodiscard]] static at::Float32Precision precision_of_products() {
+    at::Float32Precision const precision = declared_precision_of_products();
+    return precision == at::Float32Precision::NONE ? at::Float32Precision::IEEE : precision;
   }
   static constexpr unsigned float_mode_bits = 0xFFC0;  // not the flags of what has happened
 };
 
-/// Applies settings for as long as it lives, if they are not those that hold.
+/// Lets settings hold for as long as it lives, if they are not those that do.
 class SettingsGuard {
  public:
-  explicit SettingsGuard(NumericSettings const& wanted) : is_needed_{!(before_ == wanted)} {
+  explicit SettingsGuard(NumericSettings const& wanted)
+      : wanted_{wanted}, is_needed_{!(before_ == wanted)} {
     if (is_needed_) {
-      wanted.apply();
+      if (before_.product_precision != wanted_.product_precision) {
+        own_precision_ = NumericSettings::own_precision_of_products();
+      }
+      wanted_.replace(before_);
     }
   }
   SettingsGuard(SettingsGuard const&) = delete;
   SettingsGuard& operator=(SettingsGuard const&) = delete;
   ~SettingsGuard() {
     if (is_needed_) {
-      before_.apply();
+      before_.replace(wanted_);
+      if (own_precision_) {
+        NumericSettings::set_precision_of_products(*own_precision_);
+      }
     }
   }
 
  private:
   NumericSettings before_;
+  NumericSettings const& wanted_;
   bool is_needed_;
+  std::optional<at::Float32Precision> own_precision_;
 };
 
 /// The shape of an operand, and where it begins in its storage.
