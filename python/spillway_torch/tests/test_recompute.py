@@ -419,6 +419,36 @@ out["again"] = counts()["recomputations"] - before["recomputations"]
 """
 
 
+TYPES = """
+integers, floats = torch.randint(1, 900, (64, 128)), torch.randn(64, 128)
+makes = {
+    "rand": lambda: torch.rand(64, 128), "randn": lambda: torch.randn(64, 128),
+    "rand.generator": lambda: torch.rand(64, 128, generator=torch.Generator()), "rand_like": lambda: torch.rand_like(floats),
+    "log": lambda: integers.log(), "sqrt": lambda: integers.sqrt(), "div": lambda: integers / 7,
+    "mul": lambda: integers * 0.3, "pow": lambda: integers ** 0.3, "mask": lambda: floats * (integers > 9),
+}
+press()
+for first, then in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+    torch.set_default_dtype(first)
+    for name, make in makes.items():
+        result = make()
+        expected = bytes_of(result)
+        before = counts()
+        leave()
+        torch.set_default_dtype(then)
+        out[f"{name} {first}"] = bytes_of(result) == expected, counts()["recomputations"] - before["recomputations"] > 0
+        torch.set_default_dtype(first)
+torch.set_default_dtype(torch.float32)
+"""
+
+
+def test_the_default_type_may_change_before_results_are_made_again(recompute):
+    [out] = recompute(TYPES)
+    for name, (is_right, is_remade) in out.items():
+        assert is_right, name
+        assert is_remade == name.startswith(("rand", "mask")), name
+
+
 PRECISIONS = """
 products = torch.backends.mkldnn.matmul
 square = torch.randn(512, 512)

@@ -48,8 +48,8 @@ namespace spillway::torch {
 
 namespace detail {
 
-/// What results depend on beside operands and PyTorch's settings of types: an operation runs again
-/// with the settings that it ran with.
+/// What results depend on beside operands: an operation runs again with the settings that it ran
+/// with. The default type is not among them: recipes do not depend on it (`OperationRecipe::give`).
 struct NumericSettings {
   bool is_deterministic = at::globalContext().deterministicAlgorithms();
   bool warns_only = at::globalContext().deterministicAlgorithmsWarnOnly();
@@ -254,12 +254,15 @@ class OperationRecipe {
     return traits.draws_bits && DrawnBits::can_keep(changed.itemsize()) && is_whole(changed);
   }
 
-  /// Gives the operation's results recipes. The frame of the operation has ended.
+  /// Gives the operation's results recipes. The frame of the operation has ended. Those that have
+  /// the default type, as quotients of integers do, get none: it may be another one by the time
+  /// that they are made again, and it cannot be set for one thread.
   ///
   /// @param ns  what the operation took
   static void give(std::shared_ptr<OperationRecipe> const& recipe,
                    std::span<at::Tensor const> results,
                    std::uint64_t ns) {
+    recipe->name_type(results);
     std::uint64_t const again_ns = recipe->bits_ ? recipe->bits_ns_ : ns;
     std::chrono::nanoseconds const cost{Site::operation_times().note(recipe->key_, again_ns)};
     std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
@@ -268,7 +271,8 @@ class OperationRecipe {
     }
     for (std::size_t i = 0; i < results.size(); ++i) {
       at::Tensor const& result = results[i];
-      if (!result.defined() || !is_whole(result) || result.nbytes() < least_result_bytes) {
+      if (!result.defined() || !is_whole(result) || result.nbytes() < least_result_bytes ||
+          recipe->has_default_type(result)) {
         continue;
       }
       detail::OperandShape const shape{result};
@@ -394,6 +398,9 @@ class OperationRecipe {
     }
     Place place{argument, element, 0, detail::OperandShape{tensor}};
     combine(place.shape);
+    has_typed_operand_ =
+        has_typed_operand_ || !(c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
+                                tensor.unsafeGetTensorImpl()->is_wrapped_number());
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (traits_.reads_shapes || storage == changed_storage_) {
       // What is not read may be anywhere.
@@ -441,6 +448,18 @@ class OperationRecipe {
       copy.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     return copy;
+  }
+  /// Names the type of the results in the place of one that was left to be the default.
+  void name_type(std::span<at::Tensor const> results) {
+    std::size_t const position = traits_.type_position;
+    if (position < arguments_.size() && arguments_[position].isNone()) {
+      arguments_[position] = results.front().scalar_type();
+    }
+  }
+  /// Whether neither an operand nor an argument says what the type of a result is.
+  [[nodiscard]] bool has_default_type(at::Tensor const& result) const {
+    return !has_typed_operand_ && traits_.type_position == RecomputeTraits::no_position &&
+           !changed_ && !c10::isIntegralType(result.scalar_type(), /*includeBool=*/true);
   }
   void combine(std::uint64_t value) noexcept { key_ = spillway::detail::mix_bits(key_ ^ value); }
   void combine(detail::OperandShape const& shape) noexcept {
@@ -569,7 +588,8 @@ class OperationRecipe {
   std::optional<detail::OperandShape> changed_;        // the first argument of one in place
   c10::StorageImpl const* changed_storage_ = nullptr;  // to be compared while it runs first
   std::size_t changed_bytes_ = 0;                      // of the storage
-  bool reads_changed_ = false;  // an argument beside the first lies in the same memory
+  bool reads_changed_ = false;      // an argument beside the first lies in the same memory
+  bool has_typed_operand_ = false;  // one that is neither of integers nor a number of Python's
   std::vector<Place> places_;
   std::vector<c10::StorageImpl*> operands_;  // until `give`
   detail::NumericSettings settings_;
