@@ -449,6 +449,27 @@ def test_the_default_type_may_change_before_results_are_made_again(recompute):
         assert is_remade == name.startswith(("rand", "mask")), name
 
 
+SLICES = """
+press()
+x, flat = torch.randn(4111, 746), torch.randn(800)
+out["same"] = []
+for first in range(4):  # small operands are copied
+    weights = flat[first : first + 746]
+    for _ in OFTEN:
+        results = [F.linear(x, weights[None]), x @ weights[:, None]]
+    expected = [bytes_of(one) for one in results]
+    before = counts()
+    leave()
+    out["same"].append([bytes_of(one) == was for one, was in zip(results, expected)])
+    out["again"] = counts()["recomputations"] - before["recomputations"]
+"""
+
+
+def test_slices_that_are_not_aligned_give_the_same_products(recompute):
+    [out] = recompute(SLICES, link=100_000)
+    assert out["same"] == [[True, True]] * 4 and out["again"] >= 2
+
+
 PRECISIONS = """
 products = torch.backends.mkldnn.matmul
 square = torch.randn(512, 512)

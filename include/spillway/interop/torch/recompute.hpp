@@ -435,13 +435,18 @@ class OperationRecipe {
     }
     return static_cast<std::size_t>(last + 1) * tensor.itemsize();
   }
+  /// A copy that lies as its original does between the boundaries of cache lines: products of
+  /// matrices are rounded otherwise where an operand is aligned otherwise.
   [[nodiscard]] static at::Tensor copy_of(at::Tensor const& tensor, std::size_t bytes) {
     constexpr std::align_val_t alignment{64};
-    void* const p = ::operator new(bytes, alignment);
-    std::memcpy(p, tensor.const_data_ptr(), bytes);
-    at::Tensor copy = at::for_blob(p, tensor.sizes())
+    void const* const original = tensor.const_data_ptr();
+    std::size_t const offset =
+        reinterpret_cast<std::uintptr_t>(original) % static_cast<std::size_t>(alignment);
+    auto* const memory = static_cast<std::byte*>(::operator new(offset + bytes, alignment));
+    std::memcpy(memory + offset, original, bytes);
+    at::Tensor copy = at::for_blob(memory + offset, tensor.sizes())
                           .strides(tensor.strides())
-                          .deleter([](void* q) { ::operator delete(q, alignment); })
+                          .context(memory, [](void* all) { ::operator delete(all, alignment); })
                           .options(tensor.scalar_type())
                           .make_tensor();
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
