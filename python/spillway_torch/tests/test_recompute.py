@@ -376,6 +376,21 @@ leave()
 out["again"] = [bytes_of(one) for one in results] == all_bytes
 out["state"] = torch.equal(torch.get_rng_state(), state)
 out["recomputed"] = sorted(_C.recomputed())
+
+def state_after_failure():
+    torch.manual_seed(6)
+    try:
+        torch.bernoulli(chances)
+    except RuntimeError:
+        return torch.get_rng_state()
+chances = torch.full((64, 128), 0.5)
+chances[60] = 2  # is none
+after = state_after_failure()
+spillway_torch.set_recompute(False)
+out["failure"] = torch.equal(state_after_failure(), after)
+torch.manual_seed(6)
+out["has drawn"] = not torch.equal(torch.get_rng_state(), after)
+spillway_torch.set_recompute(True)
 """
 
 
@@ -383,6 +398,7 @@ def test_threads_that_draw_from_one_generator_draw_other_numbers(recompute):
     [out] = recompute(DRAWS)
     assert out["apart"] == 120
     assert out["same"] and out["again"] and out["state"]
+    assert out["failure"] and out["has drawn"]
     assert "aten::random_" in out["recomputed"] and "aten::randn" in out["recomputed"]
 
 

@@ -132,12 +132,22 @@ class RandomDraw {
     before_.restore(of(drawn_from_));
   }
 
+  RandomDraw(RandomDraw const&) = delete;
+  RandomDraw& operator=(RandomDraw const&) = delete;
+  /// An operation that has failed half way has drawn, too.
+  ~RandomDraw() {
+    if (!has_ended_) {
+      (void)try_end();
+    }
+  }
+
   /// What the operation has to draw from.
   [[nodiscard]] at::Generator const& generator() const noexcept { return drawn_from_; }
   [[nodiscard]] RandomState const& before() const noexcept { return before_; }
   /// Ends it when the operation has run. @returns false if another thread has drawn from the
   /// program's generator meanwhile; the operation must then draw anew, from that
   [[nodiscard]] bool try_end() {
+    has_ended_ = true;
     std::lock_guard const guard{program_.mutex()};
     at::CPUGeneratorImpl& program = of(program_);
     if (!before_.is_of(program)) {
@@ -158,6 +168,7 @@ class RandomDraw {
   at::Generator program_;
   at::Generator drawn_from_;
   RandomState before_;
+  bool has_ended_ = false;
 };
 
 }  // namespace spillway::torch
