@@ -486,6 +486,41 @@ def test_slices_that_are_not_aligned_give_the_same_products(recompute):
     assert out["same"] == [[True, True]] * 4 and out["again"] >= 2
 
 
+FLAGS = """
+import random, threading
+def deterministic(is_on):
+    torch.use_deterministic_algorithms(is_on, warn_only=True)
+
+press()
+results = []
+for i in range(40):
+    deterministic(i % 2 == 1)
+    results.append(torch.randn(256, 256).tanh_())
+deterministic(False)
+def use(seed):
+    chosen = random.Random(seed)
+    for _ in range(60):
+        chosen.choice(results) * 1
+        if chosen.random() < 0.3:
+            leave()
+out["left on"] = 0
+for i in range(8):
+    threads = [threading.Thread(target=use, args=(10 * i + j,)) for j in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    out["left on"] += torch.are_deterministic_algorithms_enabled()
+    deterministic(False)
+out["again"] = counts()["recomputations"]
+"""
+
+
+def test_threads_that_make_results_again_leave_the_settings_as_they_are(recompute):
+    [out] = recompute(FLAGS)
+    assert out["left on"] == 0 and out["again"] > 1000
+
+
 PRECISIONS = """
 products = torch.backends.mkldnn.matmul
 square = torch.randn(512, 512)

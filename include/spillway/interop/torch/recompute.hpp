@@ -20,6 +20,7 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -62,6 +63,10 @@ struct NumericSettings {
 
   friend bool operator==(NumericSettings const&, NumericSettings const&) noexcept = default;
 
+  [[nodiscard]] bool is_same_for_process(NumericSettings const& other) const noexcept {
+    return is_deterministic == other.is_deterministic && warns_only == other.warns_only &&
+           uses_mkldnn == other.uses_mkldnn && product_precision == other.product_precision;
+  }
   /// Makes these hold in the place of `others`. What they have in common is left alone, since
   /// another thread may be changing it.
   void replace(NumericSettings const& others) const {
@@ -112,22 +117,33 @@ struct NumericSettings {
 };
 
 /// Lets settings hold for as long as it lives, if they are not those that do.
+///
+/// Most are settings of the process. So while one recipe has changed some no other may run, which
+/// would run with them and might restore them afterwards.
 class SettingsGuard {
  public:
-  explicit SettingsGuard(NumericSettings const& wanted)
-      : wanted_{wanted}, is_needed_{!(before_ == wanted)} {
-    if (is_needed_) {
-      if (before_.product_precision != wanted_.product_precision) {
-        own_precision_ = NumericSettings::own_precision_of_products();
-      }
-      wanted_.replace(before_);
+  /// @param running  the mutex of all recipes that run
+  SettingsGuard(NumericSettings const& wanted, std::shared_mutex& running)
+      : wanted_{wanted}, together_{running}, alone_{running, std::defer_lock} {
+    if (!before_->is_same_for_process(wanted)) {
+      together_.unlock();
+      alone_.lock();
+      before_.emplace();
     }
+    if (*before_ == wanted) {
+      before_.reset();
+      return;
+    }
+    if (before_->product_precision != wanted.product_precision) {
+      own_precision_ = NumericSettings::own_precision_of_products();
+    }
+    wanted.replace(*before_);
   }
   SettingsGuard(SettingsGuard const&) = delete;
   SettingsGuard& operator=(SettingsGuard const&) = delete;
   ~SettingsGuard() {
-    if (is_needed_) {
-      before_.replace(wanted_);
+    if (before_) {
+      before_->replace(wanted_);
       if (own_precision_) {
         NumericSettings::set_precision_of_products(*own_precision_);
       }
@@ -135,9 +151,10 @@ class SettingsGuard {
   }
 
  private:
-  NumericSettings before_;
   NumericSettings const& wanted_;
-  bool is_needed_;
+  std::shared_lock<std::shared_mutex> together_;
+  std::unique_lock<std::shared_mutex> alone_;
+  std::optional<NumericSettings> before_{std::in_place};  // nothing if they are those wanted
   std::optional<at::Float32Precision> own_precision_;
 };
 
@@ -572,7 +589,7 @@ class OperationRecipe {
     c10::impl::ForceDispatchKeyGuard const below_autograd{
         included, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
     at::AutoGradMode const no_gradients{false};
-    detail::SettingsGuard const settings{settings_};
+    detail::SettingsGuard const settings{settings_, Site::leases().running_recipes()};
     op_.callBoxed(&stack);
     if (!changed_) {
       at::Tensor const result = stack[which].toTensor();
