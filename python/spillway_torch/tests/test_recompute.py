@@ -14,7 +14,7 @@ EXAMPLES = str(pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytor
 
 #: A process whose link is so slow that each result is made again rather than copied, if it can be.
 RECOMPUTE = """
-import gc, json, sys
+import gc, json, sys, time
 import torch, torch.nn as nn, torch.nn.functional as F
 torch.set_num_threads(1)
 sys.path.insert(0, {examples!r})
@@ -262,6 +262,21 @@ leave()
 out["again"] = [bytes_of(one) for one in results] == all_bytes
 out["state"] = torch.equal(torch.get_rng_state(), state)
 out["recomputed"] = sorted(_C.recomputed())
+
+def state_after_failure():
+    torch.manual_seed(6)
+    try:
+        torch.bernoulli(chances)
+    except RuntimeError:
+        return torch.get_rng_state()
+chances = torch.full((64, 128), 0.5)
+chances[60] = 2  # is none
+after = state_after_failure()
+spillway_torch.set_recompute(False)
+out["failure"] = torch.equal(state_after_failure(), after)
+torch.manual_seed(6)
+out["has drawn"] = not torch.equal(torch.get_rng_state(), after)
+spillway_torch.set_recompute(True)
 """
 
 
@@ -269,6 +284,7 @@ def test_threads_that_draw_from_one_generator_draw_other_numbers(recompute):
     [out] = recompute(DRAWS)
     assert out["apart"] == 120
     assert out["same"] and out["again"] and out["state"]
+    assert out["failure"] and out["has drawn"]
     assert "aten::random_" in out["recomputed"] and "aten::randn" in out["recomputed"]
 
 
@@ -303,6 +319,155 @@ out["precision"] = torch.get_float32_matmul_precision()
 torch.set_float32_matmul_precision("highest")
 out["again"] = counts()["recomputations"] - before["recomputations"]
 """
+
+
+TYPES = """
+integers, floats = torch.randint(1, 900, (64, 128)), torch.randn(64, 128)
+makes = {
+    "rand": lambda: torch.rand(64, 128), "randn": lambda: torch.randn(64, 128),
+    "rand.generator": lambda: torch.rand(64, 128, generator=torch.Generator()), "rand_like": lambda: torch.rand_like(floats),
+    "log": lambda: integers.log(), "sqrt": lambda: integers.sqrt(), "div": lambda: integers / 7,
+    "mul": lambda: integers * 0.3, "pow": lambda: integers ** 0.3, "mask": lambda: floats * (integers > 9),
+}
+press()
+for first, then in ((torch.float32, torch.float64), (torch.float64, torch.bfloat16)):
+    torch.set_default_dtype(first)
+    for name, make in makes.items():
+        result = make()
+        expected = bytes_of(result)
+        before = counts()
+        leave()
+        torch.set_default_dtype(then)
+        out[f"{name} {first}"] = bytes_of(result) == expected, counts()["recomputations"] - before["recomputations"] > 0
+        torch.set_default_dtype(first)
+torch.set_default_dtype(torch.float32)
+"""
+
+
+def test_the_default_type_may_change_before_results_are_made_again(recompute):
+    [out] = recompute(TYPES)
+    for name, (is_right, is_remade) in out.items():
+        assert is_right, name
+        assert is_remade == name.startswith(("rand", "mask")), name
+
+
+SLICES = """
+press()
+x, flat = torch.randn(4111, 746), torch.randn(800)
+out["same"] = []
+for first in range(4):  # small operands are copied
+    weights = flat[first : first + 746]
+    for _ in OFTEN:
+        results = [F.linear(x, weights[None]), x @ weights[:, None]]
+    expected = [bytes_of(one) for one in results]
+    before = counts()
+    leave()
+    out["same"].append([bytes_of(one) == was for one, was in zip(results, expected)])
+    out["again"] = counts()["recomputations"] - before["recomputations"]
+"""
+
+
+def test_slices_that_are_not_aligned_give_the_same_products(recompute):
+    [out] = recompute(SLICES, link=100_000)
+    assert out["same"] == [[True, True]] * 4 and out["again"] >= 2
+
+
+FLAGS = """
+import random, threading
+def deterministic(is_on):
+    torch.use_deterministic_algorithms(is_on, warn_only=True)
+
+press()
+results = []
+for i in range(40):
+    deterministic(i % 2 == 1)
+    results.append(torch.randn(256, 256).tanh_())
+deterministic(False)
+def use(seed):
+    chosen = random.Random(seed)
+    for _ in range(60):
+        chosen.choice(results) * 1
+        if chosen.random() < 0.3:
+            leave()
+out["left on"] = 0
+for i in range(8):
+    threads = [threading.Thread(target=use, args=(10 * i + j,)) for j in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    out["left on"] += torch.are_deterministic_algorithms_enabled()
+    deterministic(False)
+out["again"] = counts()["recomputations"]
+"""
+
+
+def test_threads_that_make_results_again_leave_the_settings_as_they_are(recompute):
+    [out] = recompute(FLAGS)
+    assert out["left on"] == 0 and out["again"] > 1000
+
+
+PRECISIONS = """
+products = torch.backends.mkldnn.matmul
+square = torch.randn(512, 512)
+press()
+for own, then in (("none", "bf16"), ("none", "ieee"), ("ieee", "bf16"), ("bf16", "ieee")):
+    products.fp32_precision = own
+    result = square @ square
+    expected = bytes_of(result)
+    before = counts()
+    leave()
+    torch.backends.fp32_precision = then
+    same = bytes_of(result) == expected
+    again = counts()["recomputations"] - before["recomputations"]
+    effective = [products.fp32_precision]
+    torch.backends.fp32_precision = "ieee" if then == "bf16" else "bf16"
+    effective.append(products.fp32_precision)
+    out[f"{own} {then}"] = same, again, effective
+    torch.backends.fp32_precision = products.fp32_precision = "none"
+"""
+
+
+def test_precision_that_is_set_for_more_than_products_stays_in_force(recompute):
+    [out] = recompute(PRECISIONS)
+    for name, (is_right, again, effective) in out.items():
+        own, then = name.split()
+        assert is_right and again > 0, name
+        other = "ieee" if then == "bf16" else "bf16"
+        assert effective == ([then, other] if own == "none" else [own, own]), name
+
+
+CHILD = """
+import os
+torch.set_num_threads(2)
+x, y = torch.randn(512, 512), torch.randn(512, 512)  # enough for threads
+press()
+results = [(x + y).tanh().relu_(), x @ y, F.dropout(x, 0.3)]
+expected = [bytes_of(one) for one in results]
+leave()
+before = counts()
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)  # as the workers of a DataLoader do
+    is_right = [bytes_of(one) for one in results] == expected
+    is_remade = counts()["recomputations"] > before["recomputations"]
+    os._exit(0 if is_right and is_remade and torch.get_num_threads() == 1 else 1)
+for _ in range(600):
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        break
+    time.sleep(0.1)
+else:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    status = "waits forever"
+out["status"] = status
+"""
+
+
+def test_a_forked_child_makes_again_what_threads_have_made(recompute):
+    [out] = recompute(CHILD)
+    assert out["status"] == 0
 
 
 REPORTS = """

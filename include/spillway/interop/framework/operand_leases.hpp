@@ -164,6 +164,7 @@ class OperandLeases {
     mutex_.unlock();
   }
   void after_fork_in_child(Frame const* frame) {
+    is_in_child_ = true;
     memory_->after_fork_in_child();
     for_each_entry([](Entry& entry) { entry.is_arriving = false; });
     counts_.active_frames = frame == nullptr ? 0 : frame->thread_frames();
@@ -172,6 +173,9 @@ class OperandLeases {
     new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
     mutex_.unlock();
   }
+
+  /// Whether this process was forked from one that had these leases.
+  [[nodiscard]] bool is_in_child() const noexcept { return is_in_child_; }
 
   /// Sets whether an allocation that fails may swap others out. What is swapped out already comes
   /// back when it is used either way.
@@ -418,6 +422,7 @@ class OperandLeases {
   }
 
   std::optional<std::chrono::milliseconds> patience_;
+  bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
   std::size_t all_bytes_ = 0;  // of allocations, wherever they are

@@ -540,6 +540,7 @@ struct RecomputeTraits {
   bool draws = false;           ///< random numbers
   bool draws_bits = false;      ///< zeros and ones
   std::uint8_t generator_position = no_position;  ///< of the argument that is a generator
+  std::uint8_t type_position = no_position;  ///< of the argument that is the type of the results
 
   RecomputeTraits() = default;
   explicit RecomputeTraits(c10::OperatorHandle const& op) {
@@ -551,6 +552,8 @@ struct RecomputeTraits {
     for (std::size_t i = 0; i < arguments.size(); ++i) {
       if (arguments[i].name() == "generator") {
         generator_position = static_cast<std::uint8_t>(i);
+      } else if (arguments[i].name() == "dtype") {
+        type_position = static_cast<std::uint8_t>(i);
       }
     }
     is_in_place = detail::is_in_place(schema);

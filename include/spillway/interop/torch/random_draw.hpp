@@ -198,12 +198,22 @@ class RandomDraw {
     before_.restore(drawn_from_);
   }
 
+  RandomDraw(RandomDraw const&) = delete;
+  RandomDraw& operator=(RandomDraw const&) = delete;
+  /// An operation that has failed half way has drawn, too.
+  ~RandomDraw() {
+    if (!has_ended_) {
+      (void)try_end();
+    }
+  }
+
   /// What the operation has to draw from.
   [[nodiscard]] at::Generator const& generator() const noexcept { return drawn_from_; }
   [[nodiscard]] State const& before() const noexcept { return before_; }
   /// Ends it when the operation has run. @returns false if another thread has drawn from the
   /// program's generator meanwhile; the operation must then draw anew, from that
   [[nodiscard]] bool try_end() {
+    has_ended_ = true;
     std::lock_guard const guard{program_.mutex()};
     if (!before_.is_of(program_)) {
       return false;
@@ -216,6 +226,7 @@ class RandomDraw {
   at::Generator program_;
   at::Generator drawn_from_;
   State before_;
+  bool has_ended_ = false;
 };
 
 }  // namespace spillway::torch

@@ -18,7 +18,9 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <shared_mutex>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,43 +48,98 @@ namespace spillway::torch {
 
 namespace detail {
 
-/// What results depend on beside operands and PyTorch's settings of types: an operation runs again
-/// with the settings that it ran with.
-struct NumericSettings {
+/// Settings of the process that results depend on.
+struct ProcessSettings {
   using Reduction = decltype(at::globalContext().allowFP16ReductionCuBLAS());
 
+  at::Float32Backend backend;  ///< of the device: each has a precision of its own
   bool is_deterministic = at::globalContext().deterministicAlgorithms();
   bool warns_only = at::globalContext().deterministicAlgorithmsWarnOnly();
   bool uses_mkldnn = at::globalContext().userEnabledMkldnn();
   at::Float32Precision product_precision = precision_of_products();
-  at::Float32Precision cuda_product_precision = precision_of_cuda_products();
   bool accumulates_in_half = at::globalContext().allowFP16AccumulationCuBLAS();
   Reduction half_reduction = at::globalContext().allowFP16ReductionCuBLAS();
   Reduction bfloat16_reduction = at::globalContext().allowBF16ReductionCuBLAS();
+
+  explicit ProcessSettings(at::Float32Backend of) : backend{of} {}
+  friend bool operator==(ProcessSettings const&, ProcessSettings const&) noexcept = default;
+
+  /// Makes these hold in the place of `others`. What they have in common is left alone, since
+  /// another thread may be changing it.
+  void replace(ProcessSettings const& others) const {
+    at::Context& context = at::globalContext();
+    if (is_deterministic != others.is_deterministic || warns_only != others.warns_only) {
+      context.setDeterministicAlgorithms(is_deterministic, warns_only);
+    }
+    if (uses_mkldnn != others.uses_mkldnn) {
+      context.setUserEnabledMkldnn(uses_mkldnn);
+    }
+    if (product_precision != others.product_precision) {
+      set_precision_of_products(product_precision);
+    }
+    if (accumulates_in_half != others.accumulates_in_half) {
+      context.setAllowFP16AccumulationCuBLAS(accumulates_in_half);
+    }
+    if (half_reduction != others.half_reduction) {
+      context.setAllowFP16ReductionCuBLAS(is_reduced(half_reduction), is_split(half_reduction));
+    }
+    if (bfloat16_reduction != others.bfloat16_reduction) {
+      context.setAllowBF16ReductionCuBLAS(is_reduced(bfloat16_reduction),
+                                          is_split(bfloat16_reduction));
+    }
+  }
+
+  void set_precision_of_products(at::Float32Precision precision) const {
+    at::globalContext().setFloat32Precision(backend, at::Float32Op::MATMUL, precision);
+  }
+  /// The precision that is set for products alone, `NONE` if they have that of more than products.
+  [[nodiscard]] at::Float32Precision own_precision_of_products() const {
+    at::Float32Precision const before = declared_precision_of_products();
+    set_precision_of_products(at::Float32Precision::NONE);
+    if (declared_precision_of_products() == before) {
+      return at::Float32Precision::NONE;
+    }
+    set_precision_of_products(before);
+    return before;
+  }
+
+ private:
+  [[nodiscard]] at::Float32Precision declared_precision_of_products() const {
+    return at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
+  }
+  /// Nothing that is set means full precision. That is said, since `NONE` would be replaced by what
+  /// is set for more than products when the operation runs again.
+  [[nodiscard]] at::Float32Precision precision_of_products() const {
+    at::Float32Precision const precision = declared_precision_of_products();
+    return precision == at::Float32Precision::NONE ? at::Float32Precision::IEEE : precision;
+  }
+  [[nodiscard]] static bool is_reduced(Reduction wanted) noexcept {
+    return wanted == Reduction::AllowReducedPrecisionWithSplitK;
+  }
+  [[nodiscard]] static bool is_split(Reduction wanted) noexcept {
+    return wanted != Reduction::DisallowReducedPrecisionDisallowSplitK;
+  }
+};
+
+/// What results depend on beside operands: an operation runs again with the settings that it ran
+/// with. The default type is not among them: recipes do not depend on it (`OperationRecipe::give`).
+struct NumericSettings {
+  ProcessSettings process;
   int threads = at::get_num_threads();
 #if defined(__SSE2__)
   unsigned float_mode = __builtin_ia32_stmxcsr() & float_mode_bits;  // of this thread
 #endif
 
+  explicit NumericSettings(at::Float32Backend of) : process{of} {}
+  [[nodiscard]] static at::Float32Backend backend_of(c10::Device device) noexcept {
+    return device.is_cuda() ? at::Float32Backend::CUDA : at::Float32Backend::MKLDNN;
+  }
   friend bool operator==(NumericSettings const&, NumericSettings const&) noexcept = default;
 
-  void apply() const {
-    at::globalContext().setDeterministicAlgorithms(is_deterministic, warns_only);
-    at::globalContext().setUserEnabledMkldnn(uses_mkldnn);
-    if (product_precision != precision_of_products()) {
-      at::globalContext().setFloat32Precision(
-          at::Float32Backend::MKLDNN, at::Float32Op::MATMUL, product_precision);
-    }
-    if (cuda_product_precision != precision_of_cuda_products()) {
-      at::globalContext().setFloat32Precision(
-          at::Float32Backend::CUDA, at::Float32Op::MATMUL, cuda_product_precision);
-    }
-    at::globalContext().setAllowFP16AccumulationCuBLAS(accumulates_in_half);
-    at::globalContext().setAllowFP16ReductionCuBLAS(is_reduced(half_reduction),
-                                                    is_split(half_reduction));
-    at::globalContext().setAllowBF16ReductionCuBLAS(is_reduced(bfloat16_reduction),
-                                                    is_split(bfloat16_reduction));
-    if (threads != at::get_num_threads()) {
+  /// As `ProcessSettings::replace`.
+  void replace(NumericSettings const& others) const {
+    process.replace(others.process);
+    if (threads != others.threads) {
       at::set_num_threads(threads);
     }
 #if defined(__SSE2__)
@@ -91,40 +148,52 @@ struct NumericSettings {
   }
 
  private:
-  [[nodiscard]] static at::Float32Precision precision_of_products() {
-    return at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
-  }
-  [[nodiscard]] static bool is_reduced(Reduction wanted) noexcept {
-    return wanted == Reduction::AllowReducedPrecisionWithSplitK;
-  }
-  [[nodiscard]] static bool is_split(Reduction wanted) noexcept {
-    return wanted != Reduction::DisallowReducedPrecisionDisallowSplitK;
-  }
-  [[nodiscard]] static at::Float32Precision precision_of_cuda_products() {
-    return at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL);
-  }
   static constexpr unsigned float_mode_bits = 0xFFC0;  // not the flags of what has happened
 };
 
-/// Applies settings for as long as it lives, if they are not those that hold.
+/// Lets settings hold for as long as it lives, if they are not those that do.
+///
+/// Most are settings of the process. So while one recipe has changed some no other may run, which
+/// would run with them and might restore them afterwards.
 class SettingsGuard {
  public:
-  explicit SettingsGuard(NumericSettings const& wanted) : is_needed_{!(before_ == wanted)} {
-    if (is_needed_) {
-      wanted.apply();
+  /// @param running  the mutex of all recipes that run
+  SettingsGuard(NumericSettings const& wanted, std::shared_mutex& running)
+      : wanted_{wanted},
+        together_{running},
+        alone_{running, std::defer_lock},
+        before_{std::in_place, wanted.process.backend} {
+    if (before_->process != wanted.process) {
+      together_.unlock();
+      alone_.lock();
+      before_.emplace(wanted.process.backend);
     }
+    if (*before_ == wanted) {
+      before_.reset();
+      return;
+    }
+    if (before_->process.product_precision != wanted.process.product_precision) {
+      own_precision_ = before_->process.own_precision_of_products();
+    }
+    wanted.replace(*before_);
   }
   SettingsGuard(SettingsGuard const&) = delete;
   SettingsGuard& operator=(SettingsGuard const&) = delete;
   ~SettingsGuard() {
-    if (is_needed_) {
-      before_.apply();
+    if (before_) {
+      before_->replace(wanted_);
+      if (own_precision_) {
+        before_->process.set_precision_of_products(*own_precision_);
+      }
     }
   }
 
  private:
-  NumericSettings before_;
-  bool is_needed_;
+  NumericSettings const& wanted_;
+  std::shared_lock<std::shared_mutex> together_;
+  std::unique_lock<std::shared_mutex> alone_;
+  std::optional<NumericSettings> before_;  // nothing if they are those wanted
+  std::optional<at::Float32Precision> own_precision_;
 };
 
 /// The shape of an operand, and where it begins in its storage.
@@ -224,19 +293,23 @@ class OperationRecipe {
     return bits_ ? std::optional{bits_ns_} : std::nullopt;
   }
 
-  /// Gives the operation's results recipes. The frame of the operation has ended.
+  /// Gives the operation's results recipes. The frame of the operation has ended. Those that have
+  /// the default type, as quotients of integers do, get none: it may be another one by the time
+  /// that they are made again, and it cannot be set for one thread.
   ///
   /// @param cost  of the operation, when it runs again
   static void give(std::shared_ptr<OperationRecipe> const& recipe,
                    std::span<at::Tensor const> results,
                    std::chrono::nanoseconds cost) {
+    recipe->name_type(results);
     std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
     if (recipe->changed_ && recipe->reads_changed_) {
       return;  // it overwrites what it reads
     }
     for (std::size_t i = 0; i < results.size(); ++i) {
       at::Tensor const& result = results[i];
-      if (!result.defined() || !is_whole(result) || result.nbytes() < least_result_bytes) {
+      if (!result.defined() || !is_whole(result) || result.nbytes() < least_result_bytes ||
+          recipe->has_default_type(result)) {
         continue;
       }
       detail::OperandShape const shape{result};
@@ -364,6 +437,9 @@ class OperationRecipe {
     }
     Place place{argument, element, 0, detail::OperandShape{tensor}};
     combine(place.shape);
+    has_typed_operand_ =
+        has_typed_operand_ || !(c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
+                                tensor.unsafeGetTensorImpl()->is_wrapped_number());
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (is_here && (traits_.reads_shapes || storage == changed_storage_)) {
       // What is not read may be anywhere.
@@ -399,19 +475,36 @@ class OperationRecipe {
     }
     return static_cast<std::size_t>(last + 1) * tensor.itemsize();
   }
+  /// A copy that lies as its original does between the boundaries of cache lines: products of
+  /// matrices are rounded otherwise where an operand is aligned otherwise.
   [[nodiscard]] static at::Tensor copy_of(at::Tensor const& tensor, std::size_t bytes) {
     constexpr std::align_val_t alignment{64};
-    void* const p = ::operator new(bytes, alignment);
-    std::memcpy(p, tensor.const_data_ptr(), bytes);
-    at::Tensor copy = at::for_blob(p, tensor.sizes())
+    void const* const original = tensor.const_data_ptr();
+    std::size_t const offset =
+        reinterpret_cast<std::uintptr_t>(original) % static_cast<std::size_t>(alignment);
+    auto* const memory = static_cast<std::byte*>(::operator new(offset + bytes, alignment));
+    std::memcpy(memory + offset, original, bytes);
+    at::Tensor copy = at::for_blob(memory + offset, tensor.sizes())
                           .strides(tensor.strides())
-                          .deleter([](void* q) { ::operator delete(q, alignment); })
+                          .context(memory, [](void* all) { ::operator delete(all, alignment); })
                           .options(tensor.scalar_type())
                           .make_tensor();
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       copy.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
     return copy;
+  }
+  /// Names the type of the results in the place of one that was left to be the default.
+  void name_type(std::span<at::Tensor const> results) {
+    std::size_t const position = traits_.type_position;
+    if (position < arguments_.size() && arguments_[position].isNone()) {
+      arguments_[position] = results.front().scalar_type();
+    }
+  }
+  /// Whether neither an operand nor an argument says what the type of a result is.
+  [[nodiscard]] bool has_default_type(at::Tensor const& result) const {
+    return !has_typed_operand_ && traits_.type_position == RecomputeTraits::no_position &&
+           !changed_ && !c10::isIntegralType(result.scalar_type(), /*includeBool=*/true);
   }
   void combine(std::uint64_t value) noexcept { key_ = spillway::detail::mix_bits(key_ ^ value); }
   void combine(detail::OperandShape const& shape) noexcept {
@@ -446,12 +539,36 @@ class OperationRecipe {
   }
 
   /// Makes result number `which` at `made`.
+  ///
+  /// In a process that was forked the calling thread may know a team of OpenMP's of which no other
+  /// thread exists any more, and would wait for it forever. A thread that is made here knows none.
   void run(std::size_t which,
            detail::OperandShape const& shape,
            std::size_t bytes,
            stream_type stream,
            std::span<void const* const> operands,
            void* made) const {
+    if (C10_LIKELY(settings_.threads == 1 || bits_ || !Site::leases().is_in_child())) {
+      return run_here(which, shape, bytes, stream, operands, made);
+    }
+    std::exception_ptr failure;
+    std::thread{[&] {
+      try {
+        run_here(which, shape, bytes, stream, operands, made);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }}.join();
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+  void run_here(std::size_t which,
+                detail::OperandShape const& shape,
+                std::size_t bytes,
+                stream_type stream,
+                std::span<void const* const> operands,
+                void* made) const {
     // With the hook, operations inside of this one would lease and count: they are in a frame.
     struct Scope {
       typename Leases::Frames& frames;
@@ -497,7 +614,7 @@ class OperationRecipe {
     c10::impl::ForceDispatchKeyGuard const below_autograd{
         included, c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView};
     at::AutoGradMode const no_gradients{false};
-    detail::SettingsGuard const settings{settings_};
+    detail::SettingsGuard const settings{settings_, Site::leases().running_recipes()};
     op_.callBoxed(&stack);
     if (!changed_) {
       at::Tensor const result = stack[which].toTensor();
@@ -518,10 +635,11 @@ class OperationRecipe {
   std::optional<detail::OperandShape> changed_;        // the first argument of one in place
   c10::StorageImpl const* changed_storage_ = nullptr;  // to be compared while it runs first
   std::size_t changed_bytes_ = 0;                      // of the storage
-  bool reads_changed_ = false;  // an argument beside the first lies in the same memory
+  bool reads_changed_ = false;      // an argument beside the first lies in the same memory
+  bool has_typed_operand_ = false;  // one that is neither of integers nor a number of Python's
   std::vector<Place> places_;
   std::vector<c10::StorageImpl*> operands_;  // until `give`
-  detail::NumericSettings settings_;
+  detail::NumericSettings settings_{detail::NumericSettings::backend_of(Site::device())};
   std::uint64_t key_ = 0;
 };
 

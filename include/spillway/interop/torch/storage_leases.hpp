@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <shared_mutex>
 #include <span>
 #include <string>
 #include <utility>
@@ -406,6 +407,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return this->is_under_pressure_.load(std::memory_order_relaxed) &&
            recomputes_.load(std::memory_order_relaxed) && memory_->wants_recipes();
   }
+  /// Held by the recipes that run: together, or alone by one that changes settings of the process.
+  [[nodiscard]] std::shared_mutex& running_recipes() noexcept { return running_recipes_; }
   /// Gives a result a recipe, if nobody can have written it or an operand since the operation and
   /// nobody can without acquiring it.
   ///
@@ -418,6 +421,21 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
                        std::span<c10::StorageImpl* const> operands,
                        std::chrono::nanoseconds cost,
                        Make make);
+
+  // As the base. A thread forks while no recipe runs, whose thread the child would not have.
+
+  void before_fork() {
+    running_recipes_.lock();
+    Base::before_fork();
+  }
+  void after_fork_in_parent() noexcept {
+    Base::after_fork_in_parent();
+    running_recipes_.unlock();
+  }
+  void after_fork_in_child(Frames const* frames) {
+    Base::after_fork_in_child(frames);
+    running_recipes_.unlock();
+  }
 
   // Cheap tests without the lock
 
@@ -614,6 +632,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   StorageTable<Entry> table_;
   std::atomic<bool> recomputes_{false};
+  std::shared_mutex running_recipes_;
   std::atomic<bool> ends_frames_early_{false};
   std::atomic<bool> has_warned_{false};
 };
