@@ -376,7 +376,8 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
 }
 
 /// The operations whose results may be made again instead of being copied, with those that are
-/// `overwriting`: they compute the same bytes from the same operands whenever they run, and do nothing else. What one costs is measured.
+/// `overwriting`: they compute the same bytes from the same operands whenever they run, and do
+/// nothing else. What one costs is measured.
 ///
 /// Batch normalization also updates statistics of its own: when it runs again it is given none.
 /// Operations that draw random numbers run again with the state that the generator had. Operations
