@@ -713,7 +713,11 @@ class RecipeWriter {
       are_wanted_ = false;
       return;
     }
-    work_->time.start();
+    try {
+      work_->time.start();
+    } catch (std::exception const&) {  // an operation that cannot be measured has no recipe
+      are_wanted_ = false;
+    }
   }
   /// To be called when the kernel has run. @returns false if it must run again, with the arguments
   /// that it had, since another thread has drawn from the generator meanwhile

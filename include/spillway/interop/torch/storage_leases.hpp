@@ -19,6 +19,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -434,7 +435,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
   void after_fork_in_child(Frames const* frames) {
     Base::after_fork_in_child(frames);
-    running_recipes_.unlock();
+    new (&running_recipes_) std::shared_mutex;  // it knows its owner by a thread's number
   }
 
   // Cheap tests without the lock
