@@ -298,7 +298,7 @@ class Blocks {
     has_chosen_ = true;
     return recompute_.prefers_recompute(costs_of(id, *table_.find(id)));
   }
-  /// Whether a block that leaves now must be copied.
+  /// Whether a block that leaves must be copied. To be called when it does: the step counts then.
   [[nodiscard]] bool must_copy(BlockId id) noexcept {
     has_left_ = true;
     return !table_.find(id)->is_clean() && !should_drop(id);

@@ -48,6 +48,11 @@ struct CudaSite {
   using random_type = spillway::torch::PhiloxState;
   using HookState = spillway::torch::HookState<random_type>;
   using Timer = spillway::torch::EventTimer<spillway::CudaApi>;
+  struct OnStream {
+    explicit OnStream(c10::cuda::CUDAStream the_stream) : stream{the_stream} {}
+    c10::cuda::CUDAStreamGuard stream;
+    c10::cuda::CUDAStreamCaptureModeGuard captures{cudaStreamCaptureModeRelaxed};
+  };
 
   struct State : SiteState<CudaSite> {
     c10::DeviceIndex ordinal;
@@ -110,10 +115,11 @@ struct CudaSite {
     return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
   }
   /// Makes a stream the thread's current one, and its device, for as long as the result lives.
-  static c10::cuda::CUDAStreamGuard on_stream(cudaStream_t stream) {
-    return c10::cuda::CUDAStreamGuard{
-        stream == current_stream() ? c10::cuda::getCurrentCUDAStream(state()->ordinal)
-                                   : c10::cuda::getStreamFromExternal(stream, state()->ordinal)};
+  /// Nor does what the thread does there break a capture that it has under way elsewhere.
+  static OnStream on_stream(cudaStream_t stream) {
+    return OnStream{stream == current_stream()
+                        ? c10::cuda::getCurrentCUDAStream(state()->ordinal)
+                        : c10::cuda::getStreamFromExternal(stream, state()->ordinal)};
   }
   static cudaStream_t uncaptured_stream() { return state()->uncaptured_stream; }
   static cudaStream_t joining_stream() { return state()->joining_stream; }

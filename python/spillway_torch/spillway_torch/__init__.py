@@ -47,7 +47,7 @@ def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_li
                 device when they are needed
     host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
     file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
-    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave. By default what `set_size_lms`
+    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave before `set_recompute`. By default what `set_size_lms`
                 was given, or 8192
     link_bytes_per_second  of the link between host and device, each way. On CUDA it is what plans count with, by default 25e9;
                 on the CPU, which has no link, copies are made so slow

@@ -288,6 +288,34 @@ def test_threads_that_draw_from_one_generator_draw_other_numbers(recompute):
     assert "aten::random_" in out["recomputed"] and "aten::randn" in out["recomputed"]
 
 
+FORKS = """
+import os, threading
+x = torch.randn(64, 128)
+press()
+stop = threading.Event()
+def use():
+    while not stop.is_set():
+        drawn, active = torch.rand(64, 128), F.gelu(x)
+        leave()
+        drawn.sum(), active.sum()
+user = threading.Thread(target=use)
+user.start()
+for _ in range(50):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+stop.set()
+user.join()
+out["again"] = counts()["recomputations"]
+"""
+
+
+def test_a_process_forks_while_a_thread_makes_results_again(recompute):
+    [out] = recompute(FORKS)
+    assert out["again"] > 0
+
+
 SETTINGS = """
 x, weights = torch.randn(96, 160), torch.randn(160, 130)
 small = torch.full((64, 128), 1e-39)

@@ -20,6 +20,7 @@ using spillway::testing::SteppedSimApi;
 struct ClockedDevice : SteppedSimApi {
   std::size_t events = 0;
   std::size_t records_until_failure = 0;  // 0: none fails
+  bool fails_to_read = false;
 
   ClockedDevice() : SteppedSimApi{{.capacity_bytes = 1 << 20}} {}
 
@@ -42,6 +43,9 @@ struct ClockedDevice : SteppedSimApi {
     launch(stream, [this, ns] { now_ns_ += ns; });
   }
   std::uint64_t elapsed_ns(event_type from, event_type to) {
+    if (fails_to_read) {
+      throw DeviceError{"no time can be read"};
+    }
     return *stamp_of(to) - *stamp_of(from);
   }
 
@@ -155,6 +159,30 @@ TEST_SUITE("event_timer") {
     CHECK_THROWS_AS((void)bench.timer.try_begin(bench.stream), DeviceError);
     CHECK(bench.measure(3, 5));
     CHECK(bench.device.events == 2);
+  }
+
+  TEST_CASE("EventTimer: a pair that cannot be read is an error once") {
+    TimerBench bench;
+    CHECK(bench.measure(3, 5));
+    CHECK(bench.measure(4, 6));
+    bench.device.run_all();
+    bench.device.fails_to_read = true;
+    CHECK_THROWS_AS((void)bench.collect(), DeviceError);
+    bench.device.fails_to_read = false;
+    CHECK(bench.collect() == TimerBench::Noted{{4, 6}});
+  }
+
+  TEST_CASE("EventTimer: what begins again is measured from there") {
+    TimerBench bench;
+    auto const pair = bench.timer.try_begin(bench.stream);
+    REQUIRE(pair);
+    bench.device.run_kernel(bench.stream, 1000);
+    bench.timer.begin_again(*pair, bench.stream);
+    bench.device.run_kernel(bench.stream, 20);
+    bench.timer.mark_end(*pair, bench.stream);
+    bench.timer.end(*pair, 8);
+    bench.device.run_all();
+    CHECK(bench.collect() == TimerBench::Noted{{8, 20}});
   }
 
   TEST_CASE("EventTimer: all events go with it") {

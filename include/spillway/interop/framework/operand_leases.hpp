@@ -156,12 +156,13 @@ class OperandLeases {
   ///
   /// @param frame  the one that the thread is inside of; null for none
   void before_fork() {
-    mutex_.lock();
+    // In this order: a recipe runs inside of a call to the allocator, and may take the lock.
     memory_->before_fork();
+    mutex_.lock();
   }
   void after_fork_in_parent() noexcept {
-    memory_->after_fork_in_parent();
     mutex_.unlock();
+    memory_->after_fork_in_parent();
   }
   void after_fork_in_child(Frame const* frame) {
     is_in_child_ = true;

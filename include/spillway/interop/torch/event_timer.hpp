@@ -64,6 +64,8 @@ class EventTimer {
     }
     return pair;
   }
+  /// The work begins only now. @stream records an event
+  void begin_again(Pair const& pair, stream_type stream) { device_->record(pair.before, stream); }
   /// To be called when the work has been enqueued. @stream records an event
   void mark_end(Pair const& pair, stream_type stream) { device_->record(pair.after, stream); }
   /// Hands in a pair, both of whose events have been recorded. @throws std::bad_alloc
@@ -79,18 +81,22 @@ class EventTimer {
 
   /// Calls `note(key, ns)` for some of the pairs that have been passed, oldest first.
   ///
-  /// @throws DeviceError
+  /// @throws DeviceError; the pair that could not be read measures nothing
   template <class Note>
   void collect(Note const& note) {
     std::lock_guard const guard{mutex_};
     for (std::size_t i = 0; i < most_collected && !under_way_.empty(); ++i) {
       Measurement const oldest = under_way_.front();
-      if (!device_->is_complete(oldest.pair.after)) {
-        return;
+      try {
+        if (!device_->is_complete(oldest.pair.after)) {
+          return;
+        }
+        note(oldest.key, device_->elapsed_ns(oldest.pair.before, oldest.pair.after));
+      } catch (...) {
+        take_back_oldest();
+        throw;
       }
-      note(oldest.key, device_->elapsed_ns(oldest.pair.before, oldest.pair.after));
-      free_.push_back(oldest.pair);
-      under_way_.pop_front();
+      take_back_oldest();
     }
   }
 
@@ -120,6 +126,10 @@ class EventTimer {
       device_->destroy_event(before);
       throw;
     }
+  }
+  void take_back_oldest() noexcept {
+    free_.push_back(under_way_.front().pair);  // `take` has made room for it
+    under_way_.pop_front();
   }
   void destroy(Pair const& pair) noexcept {
     device_->destroy_event(pair.before);

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -51,6 +53,9 @@ class OperationTimes {
     counted.results.add(bytes);
     counted.ns += ns;
   }
+  /// Keeps others out, while a process forks.
+  void lock() { mutex_.lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
   [[nodiscard]] std::unordered_map<std::string, Recomputed> recomputed() const {
     std::lock_guard const guard{mutex_};
     return recomputed_;
@@ -104,6 +109,9 @@ class ClockTime {
 
 /// Measures an operation that is enqueued on the current stream. Its time is known some operations
 /// later, so what is expected of it is what its like has taken before.
+///
+/// Under pressure the stream may wait for copies where the operation gets memory for its result,
+/// which kernels ask for first. So the time begins there.
 template <class Site>
 class StreamTime {
  public:
@@ -111,16 +119,17 @@ class StreamTime {
   StreamTime(StreamTime const&) = delete;
   StreamTime& operator=(StreamTime const&) = delete;
   ~StreamTime() {
-    if (pair_) {
-      Site::timer().drop(*pair_);
-    }
+    stop_restarting();
+    drop();
   }
 
   void start() {
     stream_ = Site::current_stream();
     pair_ = Site::timer().try_begin(stream_);
+    Site::frames().after_allocation = &restart_;
   }
   void stop() {
+    stop_restarting();
     if (pair_) {
       Site::timer().mark_end(*pair_, stream_);
     }
@@ -142,8 +151,31 @@ class StreamTime {
   }
 
  private:
+  void restart() noexcept {
+    if (pair_) {
+      try {
+        Site::timer().begin_again(*pair_, stream_);
+      } catch (std::exception const&) {
+        drop();
+      }
+    }
+  }
+  void stop_restarting() noexcept {
+    auto& frames = Site::frames();
+    if (frames.after_allocation == &restart_) {
+      frames.after_allocation = nullptr;
+    }
+  }
+  void drop() noexcept {
+    if (pair_) {
+      Site::timer().drop(*pair_);
+      pair_.reset();
+    }
+  }
+
   typename Site::stream_type stream_{};
   std::optional<typename Site::Timer::Pair> pair_;
+  std::function<void()> restart_{[this] { restart(); }};
 };
 
 template <class Site>

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -203,7 +204,10 @@ class RandomDraw {
   /// An operation that has failed half way has drawn, too.
   ~RandomDraw() {
     if (!has_ended_) {
-      (void)try_end();
+      try {
+        (void)try_end();
+      } catch (std::exception const&) {  // NOLINT(bugprone-empty-catch): the device has failed
+      }
     }
   }
 

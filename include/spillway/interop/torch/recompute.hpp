@@ -60,6 +60,9 @@ struct ProcessSettings {
   bool accumulates_in_half = at::globalContext().allowFP16AccumulationCuBLAS();
   Reduction half_reduction = at::globalContext().allowFP16ReductionCuBLAS();
   Reduction bfloat16_reduction = at::globalContext().allowBF16ReductionCuBLAS();
+  at::BlasBackend blas = backend == at::Float32Backend::CUDA
+                             ? at::globalContext().blasPreferredBackend()
+                             : at::BlasBackend::Default;
 
   explicit ProcessSettings(at::Float32Backend of) : backend{of} {}
   friend bool operator==(ProcessSettings const&, ProcessSettings const&) noexcept = default;
@@ -86,6 +89,9 @@ struct ProcessSettings {
     if (bfloat16_reduction != others.bfloat16_reduction) {
       context.setAllowBF16ReductionCuBLAS(is_reduced(bfloat16_reduction),
                                           is_split(bfloat16_reduction));
+    }
+    if (blas != others.blas) {
+      context.setBlasPreferredBackend(blas);
     }
   }
 
@@ -154,7 +160,8 @@ struct NumericSettings {
 /// Lets settings hold for as long as it lives, if they are not those that do.
 ///
 /// Most are settings of the process. So while one recipe has changed some no other may run, which
-/// would run with them and might restore them afterwards.
+/// would run with them and might restore them afterwards. Operations of other threads do run with
+/// them meanwhile, as they would if the program itself changed settings under way.
 class SettingsGuard {
  public:
   /// @param running  the mutex of all recipes that run
@@ -387,6 +394,7 @@ class OperationRecipe {
         return false;
       }
       changed_.emplace(changed);
+      is_on_device_ = true;
       combine(*changed_);
       if (keeps_bits(traits_, changed)) {
         return try_keep_bits(changed);
@@ -416,9 +424,11 @@ class OperationRecipe {
         argument = std::move(elements);
       } else if (argument.isGenerator() || argument.isOptionalTensorList()) {
         return false;
+      } else {
+        combine(argument);
       }
     }
-    return true;
+    return is_on_device_;
   }
   [[nodiscard]] bool try_keep_bits(at::Tensor const& changed) {
     std::uint64_t const start = detail::now_ns();
@@ -432,6 +442,7 @@ class OperationRecipe {
   try_detach(c10::IValue& value, std::size_t argument, std::optional<std::size_t> element) {
     at::Tensor const tensor = value.toTensor();
     bool const is_here = is_simple(tensor, Site::device());
+    is_on_device_ = is_on_device_ || is_here;
     if (!is_here && !is_simple(tensor, c10::DeviceType::CPU)) {
       return false;
     }
@@ -507,6 +518,18 @@ class OperationRecipe {
            !changed_ && !c10::isIntegralType(result.scalar_type(), /*includeBool=*/true);
   }
   void combine(std::uint64_t value) noexcept { key_ = spillway::detail::mix_bits(key_ ^ value); }
+  /// The sizes of a result may be among the arguments, and the device that it is made on.
+  void combine(c10::IValue const& argument) {
+    if (argument.isIntList()) {
+      for (std::int64_t const number : argument.toIntVector()) {
+        combine(static_cast<std::uint64_t>(number));
+      }
+    } else if (argument.isInt()) {
+      combine(static_cast<std::uint64_t>(argument.toInt()));
+    } else if (argument.isDevice()) {
+      is_on_device_ = is_on_device_ || argument.toDevice().type() == Site::device().type();
+    }
+  }
   void combine(detail::OperandShape const& shape) noexcept {
     combine(static_cast<std::uint64_t>(shape.type));
     std::for_each(shape.sizes.begin(), shape.sizes.end(), [this](std::int64_t size) {
@@ -635,6 +658,7 @@ class OperationRecipe {
   std::optional<detail::OperandShape> changed_;        // the first argument of one in place
   c10::StorageImpl const* changed_storage_ = nullptr;  // to be compared while it runs first
   std::size_t changed_bytes_ = 0;                      // of the storage
+  bool is_on_device_ = Site::device().is_cpu();  // an operand or the result: on the CPU all are
   bool reads_changed_ = false;      // an argument beside the first lies in the same memory
   bool has_typed_operand_ = false;  // one that is neither of integers nor a number of Python's
   std::vector<Place> places_;
@@ -722,12 +746,13 @@ class RecipeWriter {
   /// To be called when the kernel has run. @returns false if it must run again, with the arguments
   /// that it had, since another thread has drawn from the generator meanwhile
   [[nodiscard]] bool try_end_draw() {
-    if (C10_LIKELY(!are_wanted_) || !work_->draw) {
+    if (C10_LIKELY(work_ == nullptr) || !work_->draw) {
       return true;
     }
     Site::frames().generator = nullptr;
-    are_wanted_ = work_->draw->try_end();
-    return are_wanted_;
+    bool const has_ended = work_->draw->try_end();
+    are_wanted_ = are_wanted_ && has_ended;
+    return has_ended;
   }
   /// To be called then, while the operands are leased, with a function that returns the arguments.
   template <class Box>

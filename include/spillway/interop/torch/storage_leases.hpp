@@ -19,7 +19,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <new>
 #include <optional>
 #include <shared_mutex>
 #include <span>
@@ -77,6 +76,8 @@ struct ThreadFrames {
   RecipeExtension* extension = nullptr;      ///< of the outermost operation
   at::Generator const* generator = nullptr;  ///< drawn from in the place of the program's
   std::uint64_t waited_ns = 0;               ///< for memory, since operations have been measured
+  /// Called once, when an operation that is measured has got memory.
+  std::function<void()> const* after_allocation = nullptr;
   Pins pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
@@ -423,19 +424,19 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
                        std::chrono::nanoseconds cost,
                        Make make);
 
-  // As the base. A thread forks while no recipe runs, whose thread the child would not have.
+  // As the base.
 
   void before_fork() {
-    running_recipes_.lock();
     Base::before_fork();
+    Site::operation_times().lock();
   }
   void after_fork_in_parent() noexcept {
+    Site::operation_times().unlock();
     Base::after_fork_in_parent();
-    running_recipes_.unlock();
   }
   void after_fork_in_child(Frames const* frames) {
+    Site::operation_times().unlock();
     Base::after_fork_in_child(frames);
-    new (&running_recipes_) std::shared_mutex;  // it knows its owner by a thread's number
   }
 
   // Cheap tests without the lock
@@ -666,6 +667,9 @@ void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, b
       });
   if (!has_room) {
     throw_out_of_memory(frames, bytes, refusal);
+  }
+  if (C10_UNLIKELY(frames.after_allocation != nullptr)) {
+    (*std::exchange(frames.after_allocation, nullptr))();
   }
   return p;
 }
