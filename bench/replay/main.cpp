@@ -236,9 +236,8 @@ void check(Arguments const& arguments) {
   if (arguments.settings.verify && arguments.device == "model") {
     throw std::invalid_argument{"--verify: the model holds no bytes; use --device sim or cuda"};
   }
-  if (!arguments.settings.timeline.empty() &&
-      (arguments.device != "model" || arguments.settings.eviction != replay::Eviction::schedule)) {
-    throw std::invalid_argument{"--timeline: only with --device model and --eviction schedule"};
+  if (!arguments.settings.timeline.empty() && arguments.device != "model") {
+    throw std::invalid_argument{"--timeline: only with --device model"};
   }
   if (arguments.settings.kernel_scale && arguments.device == "cuda") {
     throw std::invalid_argument{

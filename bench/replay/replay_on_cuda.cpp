@@ -11,7 +11,7 @@ namespace replay {
 
 Result replay_on_cuda(Trace const& trace, Settings const& settings) {
   spillway::CudaApi device;
-  return replay_with<spillway::CudaPolicies>(device, trace, settings, false);
+  return Replayer<spillway::CudaPolicies>{device, trace, settings, false}.run();
 }
 
 }  // namespace replay

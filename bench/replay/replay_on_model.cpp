@@ -22,7 +22,7 @@ struct WatchedPolicies : ModelPolicies {
 Result replay_on_model(Trace const& trace, Settings const& settings) {
   if (settings.timeline.empty()) {
     spillway::ModelApi device{model_options(settings)};
-    return replay_with<ModelPolicies>(device, trace, settings, true);
+    return Replayer<ModelPolicies>{device, trace, settings, true}.run();
   }
   std::ofstream out{settings.timeline};
   if (!out) {

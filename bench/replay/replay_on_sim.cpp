@@ -11,7 +11,7 @@ Result replay_on_sim(Trace const& trace, Settings const& settings) {
     options.link_bytes_per_second = static_cast<std::uint64_t>(*settings.link_gbps * 1e9);
   }
   spillway::SimApi device{options};
-  return replay_with<spillway::SimPolicies>(device, trace, settings, false);
+  return Replayer<spillway::SimPolicies>{device, trace, settings, false}.run();
 }
 
 }  // namespace replay

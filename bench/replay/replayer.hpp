@@ -4,12 +4,6 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>
-#include <spillway/policy/eviction/queue_eviction.hpp>
-#include <spillway/policy/eviction/ranked_eviction.hpp>
-#include <spillway/policy/eviction/schedule_eviction.hpp>
-#include <spillway/policy/null_policies.hpp>
-#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
-#include <spillway/policy/recompute/tuned_recompute.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -19,10 +13,9 @@
 #include <optional>
 #include <ostream>
 #include <span>
-#include <type_traits>
-#include <variant>
 #include <vector>
 
+#include "named_policies.hpp"
 #include "replay.hpp"
 #include "verifier.hpp"
 
@@ -35,43 +28,6 @@ concept CountsLeaving = requires(O& observer, spillway::BlockId block) {
   { observer.take(block) } -> std::same_as<std::uint64_t>;
 };
 
-/// A recompute policy that is chosen by its name, which is a value.
-class NamedRecompute {
- public:
-  NamedRecompute() = default;
-  explicit NamedRecompute(Recompute name) {
-    if (name == Recompute::cheaper) {
-      policy_.emplace<spillway::RecomputeIfCheaper>();
-    } else if (name == Recompute::planned) {
-      policy_ = spillway::RecomputeIfCheaper{1, true};
-    } else if (name == Recompute::tuned) {
-      policy_.emplace<spillway::TunedRecompute>();
-    } else if (name == Recompute::always) {
-      policy_.emplace<spillway::AlwaysRecompute>();
-    }
-  }
-  void on_step(double step_ns, std::size_t bytes) noexcept {
-    std::visit([&](auto& policy) { policy.on_step(step_ns, bytes); }, policy_);
-  }
-  [[nodiscard]] bool wants_recipes() const noexcept {
-    return std::visit([](auto const& policy) { return policy.wants_recipes(); }, policy_);
-  }
-  [[nodiscard]] bool prefers_recompute(spillway::RecomputeCosts costs) const noexcept {
-    return std::visit([costs](auto const& policy) { return policy.prefers_recompute(costs); },
-                      policy_);
-  }
-  [[nodiscard]] double plan_share(spillway::RecomputeCosts costs) const noexcept {
-    return std::visit([costs](auto const& policy) { return policy.plan_share(costs); }, policy_);
-  }
-
- private:
-  std::variant<spillway::NoRecompute,
-               spillway::RecomputeIfCheaper,
-               spillway::TunedRecompute,
-               spillway::AlwaysRecompute>
-      policy_;
-};
-
 /// Runs a trace through an allocator, operation by operation, on one stream.
 ///
 /// An operation leases all its operands at once, declares those that begin with it, keeps the
@@ -81,10 +37,11 @@ template <class Policies>
 class Replayer {
  public:
   using Device = typename Policies::device;
-  struct WithNamedRecompute : Policies {
+  struct WithNamedPolicies : Policies {
+    using eviction = NamedEviction;
     using recompute = NamedRecompute;
   };
-  using Allocator = spillway::DeviceAllocator<WithNamedRecompute>;
+  using Allocator = spillway::DeviceAllocator<WithNamedPolicies>;
 
   Replayer(Device& device, Trace const& trace, Settings const& settings, bool has_model_time)
       : device_{device},
@@ -163,6 +120,7 @@ class Replayer {
     options.paging.poison_vacated = settings.verify;
     options.paging.link_bytes_per_second = settings.link_gbps.value_or(default_link_gbps) * 1e9;
     options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = settings.lookahead_ops}};
+    options.eviction = NamedEviction{settings.eviction};
     options.recompute = NamedRecompute{settings.recompute};
     return options;
   }
@@ -359,34 +317,5 @@ class Replayer {
   std::vector<std::uint64_t> op_ns_;
   Clock::time_point started_{};
 };
-
-template <class Base, class EvictionModel>
-struct WithEviction : Base {
-  using eviction = EvictionModel;
-};
-
-/// Picks the eviction policy, which is a type, by its name, which is a value.
-template <class Base>
-Result replay_with(typename Base::device& device,
-                   Trace const& trace,
-                   Settings const& settings,
-                   bool has_model_time) {
-  auto const run = [&]<class Model>(std::type_identity<Model>) {
-    return Replayer<WithEviction<Base, Model>>{device, trace, settings, has_model_time}.run();
-  };
-  switch (settings.eviction) {
-  case Eviction::lru:
-    return run(std::type_identity<spillway::LruEviction>{});
-  case Eviction::fifo:
-    return run(std::type_identity<spillway::FifoEviction>{});
-  case Eviction::size:
-    return run(std::type_identity<spillway::SizeEviction>{});
-  case Eviction::cost:
-    return run(std::type_identity<spillway::CostEviction>{});
-  case Eviction::schedule:
-    break;
-  }
-  return run(std::type_identity<spillway::ScheduleEviction>{});
-}
 
 }  // namespace replay

@@ -263,7 +263,9 @@ expect({name: round(count * rounded) for name, count in moved.items()} ==
 expect(len(spans["kernel"]) == result["ops"] > 0, "the timeline has a span for each kernel")
 expect(any(start < end_of_copy and start_of_copy < end for start, end in spans["kernel"]
            for start_of_copy, end_of_copy in spans["copy_to_device"]), "copies run while kernels do")
-for options in [("--device", "sim"), ("--eviction", "lru"), ("--sweep", "0.5x:1.0x:2")]:
+replay(network(), "--capacity", "0.5x", "--eviction", "lru", "--timeline", str(timeline))
+expect("swap_out" in timeline.read_text(), "a timeline has what another policy evicts")
+for options in [("--device", "sim"), ("--sweep", "0.5x:1.0x:2")]:
     status, _, err = run(network(), "--timeline", str(timeline), *options)
     expect(status == 2 and "--timeline" in err, f"{options}: no timeline is made of that: {err}")
 status, _, err = run(network(), "--timeline", "/dev/full")
