@@ -207,15 +207,18 @@ def _after_import(name, act):
         _finder.waiting[name] = act
 
 
-def _wrap_threads():
-    """Makes threads inherit the hook from the thread that starts them."""
-    run = threading.Thread.run
-
-    def run_with_hook(self):
+def _with_hook(function):
+    """For what begins in a thread that may not have the hook."""
+    def call(*args):
         if _hook_is_on:
             _C.set_hook(True)
-        return run(self)
-    threading.Thread.run = _named_like(run_with_hook, run)
+        return function(*args)
+    return _named_like(call, function)
+
+
+def _wrap_threads():
+    """Makes threads inherit the hook."""
+    threading.Thread.run = _with_hook(threading.Thread.run)
 
 
 _wrapped_classes = weakref.WeakSet()
@@ -305,14 +308,17 @@ def _wrap_packaged_graphs():
 
 
 def _wrap_rpc(module):
-    """Functions that other processes call run in threads of PyTorch's own."""
-    run = module._run_function
+    """Functions that other processes call."""
+    module._run_function = _with_hook(module._run_function)
 
-    def _run_function(*args):
-        if _hook_is_on:
-            _C.set_hook(True)
-        return run(*args)
-    module._run_function = _named_like(_run_function, run)
+
+def _wrap_futures():
+    """Callbacks run in the thread that completes a future."""
+    def taking(method):
+        def call(self, callback):
+            return method(self, _with_hook(callback))
+        return _named_like(call, method)
+    _wrap_methods(torch._C.Future, ("then", "add_done_callback"), taking)
 
 
 def _wrap_rpc_backends(module):
@@ -372,6 +378,7 @@ def install():
     _wrap_saving()
     _wrap_packed_objects()
     _wrap_threads()
+    _wrap_futures()
     _wrap_captured_graphs()
     _wrap_packaged_graphs()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)

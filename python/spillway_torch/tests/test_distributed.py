@@ -166,6 +166,49 @@ def test_training_under_caps_is_bitwise_the_same(world, code, processes):
     assert world(code + RUN, processes) == ["[True, True, True, True, True] False"] * processes
 
 
+HOOKS = """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+def summing(_, bucket):
+    like = bucket.buffer().clone()
+    return dist.all_reduce(like, async_op=True).get_future().then(lambda future: future.value()[0] + like * 0)
+
+def register(net, name):
+    if name == "powerSGD_hook":
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, matrix_approximation_rank=1)
+        net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif name == "summing":
+        net.register_comm_hook(None, summing)
+    elif name == "builtin":
+        net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    else:
+        net.register_comm_hook(None, getattr(default_hooks, name))
+
+def train(name, rest):
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+    register(net, name)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for step in range(4):
+        rest()
+        net(torch.randn(16, 64)).square().mean().backward()
+        rest()
+        optimizer.step()
+        optimizer.zero_grad()
+    return digest(net.parameters())
+
+hooks = ("fp16_compress_hook", "bf16_compress_hook", "summing", "powerSGD_hook", "builtin")
+different = [name for name in hooks if train(name, lambda: None) != train(name, evict)]
+end()
+print(different)
+"""
+
+
+def test_hooks_of_communication_run_in_other_threads(world):
+    assert world(HOOKS, 2) == ["[]", "[]"]
+
+
 def test_distributed_checkpoints(world, tmp_path):
     out = world(TENSOR_PARALLEL + f"""
 import torch.distributed.checkpoint as dcp

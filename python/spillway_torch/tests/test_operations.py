@@ -335,6 +335,57 @@ def test_quantized(lms):
     assert q.dequantize().tolist() == list(range(10))
 
 
+def test_quantized_with_scales_for_each_channel(lms):
+    x, scales, zeros = torch.randn(64, 32), torch.rand(64, dtype=torch.double) + 0.01, torch.zeros(64, dtype=torch.long)
+
+    def results(send_away):
+        q = torch.quantize_per_channel(x, scales.clone(), zeros.clone(), 0, torch.qint8)
+        acts = (lambda: q.dequantize(), lambda: q[:, 3:9].dequantize(), lambda: q.q_per_channel_scales(),
+                lambda: torch.equal(q, q.clone()), lambda: q.copy_(torch.ones(64, 32)).int_repr(), lambda: repr(q))
+        found = []
+        for act in acts:
+            send_away()
+            found.append(act())
+        return [value.tolist() if isinstance(value, torch.Tensor) else value for value in found]
+    wanted = results(lambda: None)
+    assert results(lms.evict) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("act", [
+    lambda x: torch.max_pool1d(x[None], 2),
+    lambda x: torch.choose_qparams_optimized(x, x.numel(), 200, 0.16, 8),
+    lambda x: torch._saturate_weight_to_fp16(x * 1e5)])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_composites_that_read_their_operands(lms, act, requires_grad):
+    x = torch.randn(64, 256)
+    wanted = act(x)
+    x.requires_grad_(requires_grad)
+    lms.evict()
+    assert lms.is_away(x)
+    torch.testing.assert_close(act(x), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:fbgemm")
+@pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="no FBGEMM")
+def test_weights_packed_for_fbgemm(lms):
+    weight, x, bias = torch.randn(64, 256), torch.randn(8, 256), torch.randn(64)
+
+    def results(send_away):
+        send_away()
+        half = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        send_away()
+        found = [torch.fbgemm_linear_fp16_weight_fp32_activation(x, half, bias)]
+        send_away()
+        bytes_of, offsets, scale, zero = torch.fbgemm_linear_quantize_weight(weight)
+        send_away()
+        packed = torch.fbgemm_pack_quantized_matrix(bytes_of)
+        send_away()
+        return [*found, torch.fbgemm_linear_int8_weight(x, bytes_of, packed, offsets, scale, zero, bias)]
+    wanted = results(lambda: None)
+    torch.testing.assert_close(results(lms.evict), wanted, rtol=0, atol=0)
+
+
 def test_foreach_in_pieces(lms):
     lists = [[torch.full((1 << 18,), float(i + j)) for i in range(40)] for j in range(2)]
     spillway_torch._C.set_foreach_bytes(8 << 20)

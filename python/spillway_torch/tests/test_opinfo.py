@@ -31,11 +31,13 @@ def on_tensors(function, values):
 
 
 def copy_of(tensor):
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_quantized:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    # Views stay views: an operator may look at the strides.
-    whole = tensor.detach().untyped_storage().clone()
-    twin = torch.empty(0, dtype=tensor.dtype).set_(whole, tensor.storage_offset(), tensor.shape, tensor.stride())
+    # Views stay views: an operator may look at the strides. The copy of a storage would have memory that never leaves.
+    old = tensor.detach().untyped_storage()
+    old_bytes = torch.empty(0, dtype=torch.uint8).set_(old, 0, (old.nbytes(),), (1,))
+    whole = torch.empty(old.nbytes(), dtype=torch.uint8).copy_(old_bytes)
+    twin = torch.empty(0, dtype=tensor.dtype).set_(whole.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
     if tensor.is_conj():
         twin = twin.conj()
     if tensor.is_neg():
@@ -120,6 +122,9 @@ def samples_of(op, dtype, takes_all):
 
 def forms_of(op, sample):
     yield op.op, "forward"
+    if any(isinstance(value, torch.Tensor) and value.requires_grad
+           for value in tree_leaves((sample.input, sample.args, sample.kwargs))):
+        yield op.op, "detached"  # some operators take another way then
     if op.inplace_variant is not None:
         yield op.inplace_variant, "in-place"
         if isinstance(sample.input, torch.Tensor) and sample.input.dim() != 0:

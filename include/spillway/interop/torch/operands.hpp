@@ -9,6 +9,8 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/quantized/QTensorImpl.h>
+#include <ATen/quantized/Quantizer.h>
 #include <c10/core/Layout.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/macros/Macros.h>
@@ -67,13 +69,26 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
 /// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or the
 /// parts of a sparse or nested one. Python subclasses have no storage; their inner tensors are
 /// operands of operations of their own. `keeps` is true for parts that PyTorch reads outside of
-/// operations: the sizes, strides and offsets of a nested tensor.
+/// operations: the sizes, strides and offsets of a nested tensor, and the scales and zero points of
+/// a quantized one.
 template <class Visit>
 C10_ALWAYS_INLINE void for_each_part(at::Tensor const& tensor, Visit const& visit) {
   if (!is_plain(tensor)) {
     for_each_part_of_special(tensor, visit);
   } else if (tensor.unsafeGetTensorImpl()->unsafe_storage()) {
     visit(tensor, false);
+  }
+}
+
+/// Where each channel has a scale and a zero point of its own, these are tensors of the quantizer,
+/// which several tensors may have.
+inline void visit_quantizer(at::QuantizerPtr const& quantizer,
+                            c10::function_ref<void(at::Tensor const&, bool)> visit) {
+  if (auto const* const channels =
+          dynamic_cast<at::PerChannelAffineQuantizer const*>(quantizer.get())) {
+    auto const keep = [&visit](at::Tensor const& part, bool) { visit(part, true); };
+    for_each_part(channels->scales(), keep);
+    for_each_part(channels->zero_points(), keep);
   }
 }
 
@@ -85,6 +100,9 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
     visit(nested->get_nested_sizes(), true);
     visit(nested->get_nested_strides(), true);
     visit(nested->get_storage_offsets(), true);
+  }
+  if (impl->is_quantized() && !impl->is_python_dispatch()) {
+    visit_quantizer(static_cast<at::QTensorImpl*>(impl)->quantizer(), visit);
   }
   if (impl->has_storage()) {
     visit(tensor, false);

@@ -317,15 +317,20 @@ inline bool packs(c10::FunctionSchema const& schema) {
           std::any_of(schema.arguments().begin(), schema.arguments().end(), is_object));
 }
 
-/// Whether a composite reads the bytes of tensors that the operations it calls have returned. What
-/// it uses stays where it is for as long as it runs, as if it were a kernel.
-inline bool reads_intermediates(c10::FunctionSchema const& schema) {
+/// Whether a composite itself reads or writes the bytes of its operands or of tensors that the
+/// operations it calls have returned. What it uses stays where it is for as long as it runs, as if
+/// it were a kernel.
+inline bool accesses_bytes(c10::FunctionSchema const& schema) {
   static constexpr std::array prefixes{"aten::quantile",
                                        "aten::nanquantile",
                                        "aten::sparse_",
                                        "aten::_sparse_",
                                        "aten::_validate_sparse_",
-                                       "aten::_sobol_engine_"};
+                                       "aten::_sobol_engine_",
+                                       "aten::max_pool1d",
+                                       "aten::choose_qparams_optimized",
+                                       "aten::_saturate_weight_to_fp16",
+                                       "aten::fbgemm_"};
   return std::any_of(prefixes.begin(), prefixes.end(), [&schema](char const* prefix) {
     return schema.name().rfind(prefix, 0) == 0;
   });
@@ -584,7 +589,7 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   if (detail::packs(schema)) {
     return OperationKind::packing;
   }
-  if (!begins_with_one_of({"aten::"}) || detail::reads_intermediates(schema)) {
+  if (!begins_with_one_of({"aten::"}) || detail::accesses_bytes(schema)) {
     return OperationKind::kernel;
   }
   if (schema.name() == "aten::_lazy_clone") {
