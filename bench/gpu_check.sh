@@ -154,8 +154,8 @@ run_core() {
   on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
   # Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
   sanitizer() {
-    on_gpu step "$1_$2" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/bin/test_gpu_$2" \
-      "${@:3}" --no-intro
+    on_gpu step "$1_$2" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/gpu/bin/test_gpu" \
+      "--source-file=*/$2_test.cu" "${@:3}" --no-intro
   }
   export SPILLWAY_GPU_TEST_SCALE=1
   sanitizer memcheck allocator

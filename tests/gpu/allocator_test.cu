@@ -36,7 +36,7 @@ struct GpuGate {
 };
 
 template <class Policies>
-struct Gpu {
+struct GpuLoad {
   using policies = Policies;
   using stream_type = cudaStream_t;
   /// 16, or SPILLWAY_GPU_TEST_SCALE: under a sanitizer an access takes a hundred times as long.
@@ -68,5 +68,6 @@ struct Gpu {
 }  // namespace
 
 TEST_SUITE("gpu") {
-  TEST_CASE_TEMPLATE_INVOKE(allocator_load, Gpu<CudaPolicies>, Gpu<Remapping>, Gpu<Stable>);
+  TEST_CASE_TEMPLATE_INVOKE(
+      allocator_load, GpuLoad<CudaPolicies>, GpuLoad<Remapping>, GpuLoad<Stable>);
 }

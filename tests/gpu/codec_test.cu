@@ -18,17 +18,17 @@ using namespace spillway::literals;
 
 namespace {
 
-constexpr std::size_t n = 1 << 20;  // elements of a tensor
+constexpr std::size_t sparse_elements = 1 << 20;  // elements of a tensor
 
 /// Numbers of which each fourth is not 0.
 __global__ void write_sparse(float* to, float tag) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < sparse_elements;
        i += std::size_t{gridDim.x} * blockDim.x) {
     to[i] = i % 4 == 1 ? tag + static_cast<float>(i % 1024) : 0.0F;
   }
 }
 __global__ void check_sparse(float const* from, float tag, unsigned long long* wrong) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < sparse_elements;
        i += std::size_t{gridDim.x} * blockDim.x) {
     if (from[i] != (i % 4 == 1 ? tag + static_cast<float>(i % 1024) : 0.0F)) {
       atomicAdd(wrong, 1ULL);
@@ -48,7 +48,7 @@ TEST_SUITE("gpu") {
       auto const stream = memory.create_stream();
       std::vector<Tensor<float, 1, CudaPolicies>> tensors;
       for (int i = 0; i < 16; ++i) {
-        tensors.push_back(make_tensor<float>(memory, {n}));
+        tensors.push_back(make_tensor<float>(memory, {sparse_elements}));
         tensors.back().set_codec<CudaZeroBitmap>();
         write_sparse<<<64, 256, 0, stream.get()>>>(tensors.back().acquire_write(stream).data(),
                                                    static_cast<float>(i + 1));
@@ -64,7 +64,7 @@ TEST_SUITE("gpu") {
       }
       device.synchronize(stream.get());
       auto const host = memory.host_stats();
-      CHECK(host.encoded_raw_bytes >= 12 * n * sizeof(float));
+      CHECK(host.encoded_raw_bytes >= 12 * sparse_elements * sizeof(float));
       CHECK(host.encoded_stored_bytes < host.encoded_raw_bytes * 3 / 10);
       CHECK(host.failed_reads == 0);
     }

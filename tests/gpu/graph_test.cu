@@ -32,7 +32,7 @@ __global__ void count_up(unsigned char* bytes, std::size_t size_bytes) {
   }
 }
 
-Allocator::Options options() {
+Allocator::Options graph_options() {
   Allocator::Options options{.capacity_bytes = 12 * block_bytes};
   options.host.pinned_bytes = 2 * blocks * block_bytes;
   return options;
@@ -60,7 +60,7 @@ TEST_SUITE("gpu") {
     cudaStream_t const on_graph = device.create_stream();
     cudaStream_t const on_others = device.create_stream();
     {
-      Allocator allocator{device, options()};
+      Allocator allocator{device, graph_options()};
       std::vector<Buffer> others;
       for (std::uint32_t i = 0; i < blocks; ++i) {
         others.emplace_back(allocator, block_bytes);
@@ -114,7 +114,7 @@ TEST_SUITE("gpu") {
     CudaApi device;
     cudaStream_t const captured = device.create_stream();
     {
-      Allocator allocator{device, options()};
+      Allocator allocator{device, graph_options()};
       Buffer away{allocator, block_bytes};
       {
         auto const lease = away.acquire(Access::write, captured);

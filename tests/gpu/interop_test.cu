@@ -39,7 +39,7 @@ static_assert(cuda::mr::resource_with<Resource, cuda::mr::device_accessible>);
 static_assert(cuda::mr::async_resource_with<Resource, cuda::mr::device_accessible>);
 #endif
 
-Allocator::Options options() {
+Allocator::Options interop_options() {
   Allocator::Options chosen{};
   chosen.capacity_bytes = 256_MiB;
   chosen.host.pinned_bytes = 256_MiB;
@@ -49,7 +49,7 @@ Allocator::Options options() {
 struct Fixture {
   CudaApi device;
   testing::DeviceRig<CudaApi> rig{device};
-  Allocator allocator{device, options()};
+  Allocator allocator{device, interop_options()};
   LeasedMemory<Allocator> memory{allocator};
   WrongBytes wrong{device};
 };

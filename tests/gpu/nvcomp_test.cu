@@ -17,7 +17,7 @@ using namespace spillway::literals;
 
 namespace {
 
-constexpr std::size_t n = 1 << 20;  // elements of a tensor
+constexpr std::size_t weight_elements = 1 << 20;  // elements of a tensor
 
 /// Numbers of few exponents, as weights are.
 __device__ float weight(std::size_t i, float tag) {
@@ -25,13 +25,13 @@ __device__ float weight(std::size_t i, float tag) {
   return tag * (1.0F + static_cast<float>(random) * 0x1p-24F);
 }
 __global__ void write_weights(float* to, float tag) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < weight_elements;
        i += std::size_t{gridDim.x} * blockDim.x) {
     to[i] = weight(i, tag);
   }
 }
 __global__ void check_weights(float const* from, float tag, unsigned long long* wrong) {
-  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < n;
+  for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < weight_elements;
        i += std::size_t{gridDim.x} * blockDim.x) {
     if (from[i] != weight(i, tag)) {
       atomicAdd(wrong, 1ULL);
@@ -54,7 +54,7 @@ TEST_SUITE("gpu") {
       auto const stream = memory.create_stream();
       std::vector<Tensor<float, 1, CudaPolicies>> tensors;
       for (int i = 0; i < 16; ++i) {
-        tensors.push_back(make_tensor<float>(memory, {n}));
+        tensors.push_back(make_tensor<float>(memory, {weight_elements}));
         tensors.back().set_codec<CudaBytePlanes<Compressor>>();
         write_weights<<<64, 256, 0, stream.get()>>>(tensors.back().acquire_write(stream).data(),
                                                     static_cast<float>(i + 1));
@@ -70,7 +70,7 @@ TEST_SUITE("gpu") {
       }
       device.synchronize(stream.get());
       auto const host = memory.host_stats();
-      CHECK(host.encoded_raw_bytes >= 12 * n * sizeof(float));
+      CHECK(host.encoded_raw_bytes >= 12 * weight_elements * sizeof(float));
       CHECK(host.encoded_stored_bytes < host.encoded_raw_bytes * 85 / 100);
       CHECK(host.failed_reads == 0);
     }

@@ -19,7 +19,7 @@ using namespace gpu_test;
 
 namespace {
 
-constexpr std::size_t n = 1 << 20;
+constexpr std::size_t copied_bytes = 1 << 20;
 
 }  // namespace
 
@@ -33,17 +33,17 @@ TEST_SUITE("gpu") {
   TEST_CASE_FIXTURE(Gpu, "CudaApi: copies both ways run while a kernel holds another stream up") {
     auto const held = rig.stream();
     auto const copying = rig.stream();
-    unsigned char* const memory = rig.device_memory(n);
-    unsigned char* const host = rig.pinned(n, 5);
-    unsigned char* const back = rig.pinned(n, 0);
+    unsigned char* const memory = rig.device_memory(copied_bytes);
+    unsigned char* const host = rig.pinned(copied_bytes, 5);
+    unsigned char* const back = rig.pinned(copied_bytes, 0);
     KernelGate gate{api};
     gate.close(held);
 
-    api.copy(memory, host, n, CopyKind::to_device, copying);
-    api.copy(back, memory, n, CopyKind::to_host, copying);
+    api.copy(memory, host, copied_bytes, CopyKind::to_device, copying);
+    api.copy(back, memory, copied_bytes, CopyKind::to_host, copying);
     api.synchronize(copying);
 
-    CHECK(std::memcmp(host, back, n) == 0);
+    CHECK(std::memcmp(host, back, copied_bytes) == 0);
     CHECK_FALSE(gate.gave_up());
   }
 
@@ -52,21 +52,21 @@ TEST_SUITE("gpu") {
     auto const computing = rig.stream();
     auto const copying = rig.stream();
     auto const event = rig.event();
-    unsigned char* const memory = rig.device_memory(n);
-    unsigned char* const back = rig.pinned(n, 0);
+    unsigned char* const memory = rig.device_memory(copied_bytes);
+    unsigned char* const back = rig.pinned(copied_bytes, 0);
     KernelGate gate{api};
     gate.close(computing);
 
-    launch_write(memory, n, 3, computing);
+    launch_write(memory, copied_bytes, 3, computing);
     api.record(event, computing);
     api.wait(copying, event);
-    api.copy(back, memory, n, CopyKind::to_host, copying);
+    api.copy(back, memory, copied_bytes, CopyKind::to_host, copying);
     CHECK_FALSE(api.is_complete(event));
     gate.open();
     api.synchronize(copying);
 
     std::size_t wrong = 0;
-    for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t i = 0; i < copied_bytes; ++i) {
       wrong += back[i] != byte_of(3, i) ? 1 : 0;
     }
     CHECK(wrong == 0);
@@ -79,7 +79,7 @@ TEST_SUITE("gpu") {
     auto const a = rig.stream();
     auto const b = rig.stream();
     auto const c = rig.stream();
-    unsigned char* const memory = rig.device_memory(n);
+    unsigned char* const memory = rig.device_memory(copied_bytes);
     WrongBytes wrong{api};
     StreamOrder<CudaApi> order{api};
     KernelGate gate{api};
@@ -88,16 +88,16 @@ TEST_SUITE("gpu") {
     StreamIndex const on_c = order.index_of(c);
     gate.close(a);
 
-    launch_write(memory, n, 1, a);
-    launch_check(memory, n, 1, wrong.counter(), a);
+    launch_write(memory, copied_bytes, 1, a);
+    launch_check(memory, copied_bytes, 1, wrong.counter(), a);
     Fence fence{order.mark(on_a)};
     order.wait(on_b, fence);
-    launch_write(memory, n, 2, b);
-    launch_check(memory, n, 2, wrong.counter(), b);
+    launch_write(memory, copied_bytes, 2, b);
+    launch_check(memory, copied_bytes, 2, wrong.counter(), b);
     fence = order.mark(on_b);
     order.wait(on_c, fence);
-    launch_write(memory, n, 3, c);
-    launch_check(memory, n, 3, wrong.counter(), c);
+    launch_write(memory, copied_bytes, 3, c);
+    launch_check(memory, copied_bytes, 3, wrong.counter(), c);
     fence = order.mark(on_c);
     CHECK_FALSE(order.is_complete(fence));
     gate.open();
@@ -109,7 +109,7 @@ TEST_SUITE("gpu") {
 
   TEST_CASE_FIXTURE(Gpu, "StreamOrder: a fence that folded its tickets waits for all of them") {
     constexpr int count = 5;
-    unsigned char* const memory = rig.device_memory(count * n);
+    unsigned char* const memory = rig.device_memory(count * copied_bytes);
     auto const reader = rig.stream();
     std::array<cudaStream_t, count> streams{};
     for (cudaStream_t& stream : streams) {
@@ -122,14 +122,18 @@ TEST_SUITE("gpu") {
     for (int i = 0; i < count; ++i) {
       cudaStream_t const stream = streams[i];
       gate.close(stream);
-      launch_write(memory + i * n, n, static_cast<std::uint32_t>(i), stream);
+      launch_write(memory + i * copied_bytes, copied_bytes, static_cast<std::uint32_t>(i), stream);
       fence.add(order.mark(order.index_of(stream)));
     }
     StreamIndex const on_reader = order.index_of(reader);
 
     order.wait(on_reader, fence);
     for (int i = 0; i < count; ++i) {
-      launch_check(memory + i * n, n, static_cast<std::uint32_t>(i), wrong.counter(), reader);
+      launch_check(memory + i * copied_bytes,
+                   copied_bytes,
+                   static_cast<std::uint32_t>(i),
+                   wrong.counter(),
+                   reader);
     }
     gate.open();
     api.synchronize(reader);
