@@ -94,17 +94,17 @@ class NamedEviction {
   }
   template <class Inspect>
   [[nodiscard]] std::optional<spillway::BlockId> early_victim(Inspect inspect) noexcept {
-    auto* const schedule = std::get_if<spillway::ScheduleEviction>(&policy_);
-    return schedule == nullptr ? std::nullopt : schedule->early_victim(inspect);
+    auto* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
+    return planned == nullptr ? std::nullopt : planned->early_victim(inspect);
   }
   [[nodiscard]] bool is_leaving(spillway::BlockId id) const noexcept {
-    auto const* const schedule = std::get_if<spillway::ScheduleEviction>(&policy_);
-    return schedule == nullptr || schedule->is_leaving(id);
+    auto const* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
+    return planned == nullptr || planned->is_leaving(id);
   }
-  [[nodiscard]] bool may_return(spillway::AccessSchedule const& schedule_of,
+  [[nodiscard]] bool may_return(spillway::AccessSchedule const& schedule,
                                 spillway::BlockId id) const noexcept {
-    auto const* const schedule = std::get_if<spillway::ScheduleEviction>(&policy_);
-    return schedule == nullptr || schedule->may_return(schedule_of, id);
+    auto const* const planned = std::get_if<spillway::ScheduleEviction>(&policy_);
+    return planned == nullptr || planned->may_return(schedule, id);
   }
 
  private:
