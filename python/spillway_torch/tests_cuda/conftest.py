@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -14,11 +13,9 @@ os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "128")
 
 import pytest
 import torch
-from torch.utils.cpp_extension import include_paths
 
 import kernels
 
-FOLDER = pathlib.Path(__file__).resolve().parent
 LIMIT = 32 << 20
 IS_STAND_IN = kernels.is_stand_in()
 IS_THERE = torch.cuda.is_available()
@@ -33,6 +30,10 @@ if IS_THERE:
     spillway_torch.install(device="cuda", limit=LIMIT, host_limit=256 << 20)
     kernels.install()
     spillway_torch.set_enabled_lms(True)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-samples", action="store_true", help="take all of PyTorch's samples for its operators")
 
 
 def pytest_collection_modifyitems(items):
@@ -71,6 +72,7 @@ def clean():
         gc.collect()
         torch.cuda.synchronize()
         assert spillway_torch.memory_stats()["active_frames"] == 0
+        assert not kernels.failure()
 
 
 class Lms:
@@ -103,8 +105,8 @@ def make():
 @pytest.fixture
 def script(tmp_path):
     """Runs Python code in a process of its own and returns what it printed."""
-    def run(code, **environment):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    def run(code, timeout=300, **environment):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout, cwd=tmp_path,
                               env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment})
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
@@ -142,19 +144,9 @@ def takes_the_place_early(stand_in):
 @pytest.fixture(scope="session")
 def native(tmp_path_factory):
     """What PyTorch's C++ code asks of the allocator (allocator_calls.cpp), compiled."""
-    toolkits = [pathlib.Path(path).parent for path in include_paths(device_type="cuda")]
-    packages = pathlib.Path(torch.__file__).parents[1] / "nvidia" / f"cu{torch.version.cuda.split('.')[0]}"
-    headers = [str(t / "include") for t in (packages, *toolkits, pathlib.Path("/usr/local/cuda"))]
-    library = tmp_path_factory.mktemp("native") / "allocator_calls.so"
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-shared", "-fPIC", str(FOLDER / "allocator_calls.cpp"),
-               "-o", str(library), f"-L{pathlib.Path(torch.__file__).parent / 'lib'}", "-lc10_cuda", "-lc10", "-ltorch_cuda"]
-    for path in [*include_paths(), *(h for h in headers if os.path.exists(os.path.join(h, "cuda_runtime_api.h")))]:
-        command += ["-isystem", path]
-    environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    loaded = ctypes.CDLL(str(library))
-    loaded.largest_piece.restype = loaded.base_of.restype = ctypes.c_size_t
+    loaded = kernels.compiled("allocator_calls.cpp", tmp_path_factory.mktemp("native") / "allocator_calls.so")
+    loaded.largest_piece.restype = loaded.base_of.restype = loaded.address_of.restype = ctypes.c_size_t
+    loaded.address_of.argtypes = [ctypes.c_void_p]
     loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
     loaded.keep_workspace.argtypes = [ctypes.c_size_t]
     loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t

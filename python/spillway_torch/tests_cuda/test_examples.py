@@ -46,7 +46,6 @@ def test_paged_inference_reads_less_than_copying_all_layers(example):
     assert 0 < rows["page"]["in_mib"] < 0.8 * rows["copy in, use, drop"]["in_mib"], rows
 
 
-@pytest.mark.gpu
 def test_a_transformer_is_tuned_under_a_limit(example):
     out = example("finetune_transformer.py", "--steps", 3, "--layers", 4, "--width", 256, "--limit-mib", 64, "--bf16")
     assert int(re.search(r"swapped out (\d+) MiB", out)[1]) > 0

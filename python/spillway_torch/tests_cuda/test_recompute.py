@@ -13,8 +13,6 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "tests"))
 
 from recompute_samples import OPERATIONS  # noqa: E402
 
-#: The stand-in has no kernel for these with operands that are not contiguous, or of different types.
-NEEDS_CORES = ["copy_", "div_.Tensor", "cat"] if kernels.is_stand_in() else []
 #: Its kernel asks for the default generator itself.
 NEVER = ["native_dropout"]
 
@@ -59,17 +57,10 @@ def recompute(script):
 
 
 def test_each_operation_runs_again_with_the_same_bits(recompute):
-    out = recompute(OPERATIONS + f"never, needs_cores = {NEVER!r}, {NEEDS_CORES!r}\n" + """
+    out = recompute(OPERATIONS + f"never = {NEVER!r}\n" + """
 out["listed"] = sorted(name.removeprefix("aten::") for name in _C.recomputable())
 out["wrong"], out["never"], out["unexpected"] = [], [], []
 stock = {}
-for name in needs_cores:
-    del samples[name]
-if kernels.is_stand_in():
-    samples["rand_like"] = lambda: [torch.rand_like(x)]
-    samples["randn_like"] = lambda: [torch.randn_like(x)]
-    for one in never:
-        del samples[one]
 for name, make in samples.items():
     stock[name] = [bytes_of(result) for result in seeded(make)], torch.cuda.get_rng_state().tolist()
 leave()
@@ -91,7 +82,7 @@ for name, make in samples.items():
         out["unexpected"].append(name)
     if name not in never and count < len(results):
         out["never"].append([name, count, len(results)])
-out["samples"] = sorted([*samples, *needs_cores, *(never if kernels.is_stand_in() else [])])
+out["samples"] = sorted(samples)
 """)
     assert out["samples"] == out["listed"]
     assert out["wrong"] == [] and out["never"] == [] and out["unexpected"] == []
