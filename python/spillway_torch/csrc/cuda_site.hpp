@@ -130,6 +130,12 @@ struct CudaSite {
     return state()->tensors->is_routing() &&
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
+  static void on_access(c10::StorageImpl* storage) {
+    if (Leases::is_ours(*storage)) {
+      State::Hook::Frame frame;
+      frame.enter({spillway::torch::Operand{storage, nullptr, {/*keeps=*/true, false}}});
+    }
+  }
   /// Why no tensor can have a codec, or null.
   static char const* codec_refusal() {
 #if defined(SPILLWAY_WITH_CUDA_CODECS)
@@ -198,5 +204,6 @@ struct CudaSite {
 
 static_assert(spillway::torch::CapturingSite<CudaSite>);
 static_assert(spillway::torch::JoiningSite<CudaSite>);
+static_assert(spillway::torch::PassingSite<CudaSite>);
 
 }  // namespace spillway_torch

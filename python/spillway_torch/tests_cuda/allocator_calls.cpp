@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ATen/cuda/CUDAContextLight.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
 namespace {
@@ -43,6 +44,11 @@ std::size_t largest_piece(int device) {
   std::size_t bytes = 0;
   c10::cuda::CUDACachingAllocator::cacheInfo(static_cast<c10::DeviceIndex>(device), &bytes);
   return bytes;
+}
+
+/// As C++ code that is called from Python and is no operation of PyTorch does.
+void* address_of(c10::TensorImpl* tensor) {
+  return tensor->mutable_data();
 }
 
 void* base_of(void* p, std::size_t* bytes) {

@@ -2,6 +2,7 @@
 """What C++ code in PyTorch asks of the allocator: cuDNN, cuBLAS, NCCL, and code that looks for a segment."""
 import ctypes
 
+import pytest
 import torch
 
 MIB = 1 << 20
@@ -47,6 +48,19 @@ def test_an_address_is_traced_to_its_segment(native, make):
 
     segments = {s["address"]: s["total_size"] for s in torch.cuda.memory_snapshot()}
     assert segments[base] == size.value and base <= x.data_ptr() < base + size.value
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="storages of this PyTorch do not say that their address is asked for")
+def test_an_address_that_code_in_cpp_asks_for_is_good_and_stays(native, lms, make):
+    x, host = make()
+    lms.evict()
+
+    address = native.address_of(x._cdata)
+
+    lms.evict()
+    assert address != 0 and address == native.address_of(x._cdata)
+    assert lms.view(x)["kept"] and not lms.is_away(x)
+    assert torch.equal(x.cpu(), host)
 
 
 def test_trackers_hear_of_memory_that_comes_and_goes(native, lms, make):

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import spillway_torch
+
 
 def test_what_one_stream_wrote_another_reads(lms, make):
     side = torch.cuda.Stream()
@@ -114,7 +116,98 @@ def test_non_blocking_copies_are_ordered(lms):
     assert torch.equal(back, host)
 
 
-@pytest.mark.gpu
+class LeavesInBackward(torch.autograd.Function):
+    """Doubles a tensor. Its gradient is swapped out before the next function gets it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = gradient * 2
+        spillway_torch.reclaim_inactive()
+        return made
+
+
+def test_gradients_that_are_away_pass_from_one_stream_to_another():
+    side = torch.cuda.Stream()
+    x = torch.ones(1 << 16, device="cuda", requires_grad=True)
+    tripled = x * 3
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = LeavesInBackward.apply(tripled)
+    torch.cuda.current_stream().wait_stream(side)
+    gradient = torch.full_like(y, 5)
+    spillway_torch.reclaim_inactive()
+
+    y.backward(gradient)
+
+    assert torch.equal(x.grad.cpu(), torch.full((1 << 16,), 30.0))
+
+
+def test_futures_pass_what_is_away_from_one_stream_to_another(lms, make):
+    side = torch.cuda.Stream()
+    x, host = make()
+    future = torch.futures.Future(devices=["cuda:0"])
+    halved = future.then(lambda done: done.value() // 2)
+    lms.evict()
+    future.set_result(x)
+    lms.evict()
+
+    with torch.cuda.stream(side):
+        difference = future.wait() - halved.wait()
+
+    side.synchronize()
+    assert torch.equal(difference.cpu(), host - host // 2)
+
+
+def test_hooks_of_communication_pass_gradients_on(script):
+    """They run in threads of the process group, where an error would end the process."""
+    code = """
+import threading
+import torch
+import torch.distributed as dist
+import kernels
+import spillway_torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+spillway_torch.install(device="cuda", limit=64 << 20, host_limit=256 << 20)
+kernels.install()
+spillway_torch.set_enabled_lms(True)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+def reclaim(stop):
+    while not stop.wait(0.0005):
+        spillway_torch.reclaim_inactive()
+
+def gradients(model):
+    for step in range(4):
+        torch.manual_seed(step)
+        model(torch.randn(32, 256, device="cuda")).square().mean().backward()
+    return [p.grad.cpu() for p in model.parameters()]
+
+def model():
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6))).cuda()
+    ddp = torch.nn.parallel.DistributedDataParallel(layers, device_ids=[0], bucket_cap_mb=1)
+    ddp.register_comm_hook(None, fp16_compress_hook)
+    return ddp
+
+wanted = gradients(model())
+stop = threading.Event()
+thread = threading.Thread(target=reclaim, args=[stop])
+thread.start()
+try:
+    got = gradients(model())
+finally:
+    stop.set()
+    thread.join()
+print(all(map(torch.equal, wanted, got)), spillway_torch.memory_stats()["reclaimed"] > 10)
+dist.destroy_process_group()
+"""
+    assert script(code).split() == ["True", "True"]
+
+
 def test_kernels_on_two_streams_agree_with_the_host():
     side = torch.cuda.Stream()
     x = torch.arange(1 << 20, device="cuda", dtype=torch.float32)

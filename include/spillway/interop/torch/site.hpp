@@ -4,6 +4,10 @@
 #include <concepts>
 #include <functional>
 
+namespace c10 {
+struct StorageImpl;
+}
+
 namespace spillway::torch {
 
 // A *site* says where the objects are that PyTorch's plain functions need, and what its device can
@@ -28,6 +32,15 @@ concept CapturingSite = requires(std::function<void()> give_back) {
 template <class Site>
 concept JoiningSite = requires {
   Site::joining_stream();
+};
+
+/// A site of tensors whose pointers PyTorch takes outside of operations, too, without reading what
+/// they point to: where gradients and futures pass from one stream to another. That must not fail
+/// while the tensors are swapped out. `Site::on_access(storage)` is called instead when code asks
+/// for the address of one in order to write, and brings it in for good.
+template <class Site>
+concept PassingSite = requires(c10::StorageImpl* storage) {
+  { Site::on_access(storage) } -> std::same_as<void>;
 };
 
 }  // namespace spillway::torch

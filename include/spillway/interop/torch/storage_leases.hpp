@@ -137,7 +137,9 @@ struct StorageTraits {
   /// storage.
   static void set_address(c10::StorageImpl& storage, Entry& entry, void* p) {
     set_context(storage._mutable_data_ptr_no_checks(), entry, p);
-    if constexpr (has_named_access_error) {
+    if constexpr (PassingSite<Site> && has_access_hook) {
+      p == nullptr ? set_access_hook(storage, &Site::on_access) : clear_access_hook(storage);
+    } else if constexpr (has_named_access_error && !PassingSite<Site>) {
       p == nullptr ? forbid_access(storage) : allow_access(storage);
     }
   }
@@ -225,8 +227,8 @@ struct StorageTraits {
 /// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
-/// What more it may offer is named by `CapturingSite` and `JoiningSite`. What recipes need beyond
-/// this is listed at `OperationRecipe`.
+/// What more it may offer is named by `CapturingSite`, `JoiningSite` and `PassingSite`. What
+/// recipes need beyond this is listed at `OperationRecipe`.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
 ///          called, and never while a reference to a storage is taken or dropped, which may need
@@ -931,10 +933,20 @@ void StorageLeases<Site>::add_stream(Entry& entry, stream_type stream) {
 
 template <class Site>
 void StorageLeases<Site>::record_stream(c10::DataPtr const& data, stream_type stream) {
-  if (data.get_deleter() == &Traits::free_enrolled) {
-    record_stream(*static_cast<Entry*>(data.get_context()), stream);
-  } else if (data.get_deleter() == &Traits::free_raw) {
-    record_stream_of_raw(data.get_context(), stream);
+  Entry* entry = nullptr;
+  void* raw = nullptr;
+  {
+    Guard const guard{mutex_};  // another thread may be making the storage leave
+    if (data.get_deleter() == &Traits::free_enrolled) {
+      entry = static_cast<Entry*>(data.get_context());
+    } else if (data.get_deleter() == &Traits::free_raw) {
+      raw = data.get_context();
+    }
+  }
+  if (entry != nullptr) {
+    record_stream(*entry, stream);
+  } else if (raw != nullptr) {
+    record_stream_of_raw(raw, stream);
   }
 }
 

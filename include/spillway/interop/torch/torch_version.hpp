@@ -30,4 +30,24 @@ inline void allow_access([[maybe_unused]] c10::StorageImpl& storage) {
 #endif
 }
 
+/// Whether a storage can call a function when its address is asked for to write there, as
+/// `data_ptr()` does in C++. Such a function is called once, and may then throw.
+inline constexpr bool has_access_hook = SPILLWAY_TORCH_AT_LEAST(2, 15);
+
+using AccessHook = void (*)(c10::StorageImpl*);
+
+inline void set_access_hook([[maybe_unused]] c10::StorageImpl& storage,
+                            [[maybe_unused]] AccessHook hook) {
+#if SPILLWAY_TORCH_AT_LEAST(2, 15)
+  storage.clear_materializer();
+  storage.set_materializer(hook);
+#endif
+}
+
+inline void clear_access_hook([[maybe_unused]] c10::StorageImpl& storage) {
+#if SPILLWAY_TORCH_AT_LEAST(2, 15)
+  storage.clear_materializer();
+#endif
+}
+
 }  // namespace spillway::torch
