@@ -93,20 +93,18 @@ class Twins {
 
  private:
   at::Tensor make(at::Tensor const& tensor) {
-    bool const is_copy = tensor.is_cpu() && device_ == c10::DeviceType::CPU;  // of a number
-    at::Tensor twin =
-        is_copy ? tensor.clone()
-                : at::empty({0}, at::TensorOptions{}.dtype(tensor.dtype()).device(device_));
-    if (!is_copy) {
-      twin.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_of(tensor));
-      twin.unsafeGetTensorImpl()->set_sizes_and_strides(
-          tensor.sizes(), tensor.strides(), tensor.storage_offset());
-      twin._set_conj(tensor.is_conj());
-      twin._set_neg(tensor.is_neg());
-    }
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-      twin.unsafeGetTensorImpl()->set_wrapped_number(true);
+      return tensor;  // stands for a number of Python
     }
+    if (tensor.is_cpu() && device_ == c10::DeviceType::CPU) {
+      return tensor.clone();
+    }
+    at::Tensor twin = at::empty({0}, at::TensorOptions{}.dtype(tensor.dtype()).device(device_));
+    twin.unsafeGetTensorImpl()->set_storage_keep_dtype(storage_of(tensor));
+    twin.unsafeGetTensorImpl()->set_sizes_and_strides(
+        tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    twin._set_conj(tensor.is_conj());
+    twin._set_neg(tensor.is_neg());
     return twin;
   }
   c10::Storage const& storage_of(at::Tensor const& tensor) {
