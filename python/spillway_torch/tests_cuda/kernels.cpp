@@ -44,6 +44,7 @@ using Stack = torch::jit::Stack;
 
 std::mutex failure_mutex;
 std::string failure;  // of the last kernel that threw on a stream
+bool waits_always = false;
 
 /// A value with each of its tensors replaced.
 template <class Function>
@@ -241,7 +242,7 @@ class Call {
   }
 
   void run(Stack& stack) {
-    if (auto const results = known_results()) {
+    if (auto const results = waits_always ? std::nullopt : known_results()) {
       run_on_stream(stack, *results);
     } else {
       run_now(stack);
@@ -457,8 +458,10 @@ bool needs_no_kernel(OperatorHandle const& op) {
 
 extern "C" {
 
-/// Once. Operations that have no kernel for the CPU either stay without one.
-void spillway_install_kernels() {
+/// Once. Operations that have no kernel for the CPU either stay without one. `waits`: each kernel
+/// waits for its stream, so that PyTorch need not know what results look like.
+void spillway_install_kernels(bool waits) {
+  waits_always = waits;
   static std::vector<c10::RegistrationHandleRAII> registered;
   auto& dispatcher = c10::Dispatcher::singleton();
   auto names = dispatcher.getRegistrationsForDispatchKey(DispatchKey::CUDA);

@@ -40,8 +40,12 @@ def compiled(source, library):
     return ctypes.CDLL(str(library))
 
 
-def install():
-    """Once, before the first operation. Compiles the kernels for this process and those that it starts."""
+def install(waits=False):
+    """Once, before the first operation. Compiles the kernels for this process and those that it starts.
+
+    With `waits` each kernel waits for its stream: programs of a few seconds need not import what knows the shapes of
+    results, which takes PyTorch four.
+    """
     global _library
     if _library is not None or not is_stand_in():
         return
@@ -57,7 +61,7 @@ def install():
         os.environ[LIBRARY] = os.path.join(folder, "kernels.so")
         _library = compiled("kernels.cpp", os.environ[LIBRARY])
     _library.spillway_kernel_failure.restype = ctypes.c_char_p
-    _library.spillway_install_kernels()
+    _library.spillway_install_kernels(ctypes.c_bool(waits))
 
 
 def failure():

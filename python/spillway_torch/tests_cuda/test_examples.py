@@ -12,7 +12,7 @@ import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
 FOLDER = HERE.parents[2] / "examples" / "pytorch"
-RUN = "import runpy, sys, kernels; kernels.install(); sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
+RUN = "import runpy, sys, kernels; kernels.install(waits=True); sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @pytest.fixture

@@ -288,7 +288,6 @@ def test_a_pools_own_allocator_gets_memory_back_after_the_streams_that_used_it(n
     assert torch.equal(y.cpu(), host)
 
 
-@pytest.mark.gpu
 def test_a_graph_is_launched_after_everything_else_has_left(lms):
     x = torch.randn(1 << 20, device="cuda")
     warm = (x * 2 + 1).sum()

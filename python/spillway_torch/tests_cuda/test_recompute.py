@@ -24,7 +24,7 @@ import kernels
 import spillway_torch
 from spillway_torch import _chosen as _C
 spillway_torch.install(device="cuda", limit=64 << 20, host_limit=256 << 20, link_bytes_per_second=1_000_000)
-kernels.install()
+kernels.install(waits=True)
 spillway_torch.set_enabled_lms(True)
 spillway_torch.set_recompute(True)
 torch.set_default_device("cuda")

@@ -116,6 +116,24 @@ def test_non_blocking_copies_are_ordered(lms):
     assert torch.equal(back, host)
 
 
+@pytest.mark.stand_in
+def test_kernels_of_the_stand_in_run_when_their_stream_comes_to_them(stand_in):
+    side = torch.cuda.Stream()
+    x = torch.ones(1 << 16, device="cuda")
+    torch.cuda.synchronize()
+    stand_in.spillway_fake_stall(side.cuda_stream)
+    with torch.cuda.stream(side):
+        y = x + 1
+        done = torch.cuda.Event()
+        done.record()
+
+    assert not done.query()
+
+    stand_in.spillway_fake_resume()
+    done.synchronize()
+    assert torch.equal(y.cpu(), torch.full((1 << 16,), 2.0))
+
+
 class LeavesInBackward(torch.autograd.Function):
     """Doubles a tensor. Its gradient is swapped out before the next function gets it."""
 

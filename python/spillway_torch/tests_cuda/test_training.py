@@ -20,7 +20,7 @@ if limit:
     spillway_torch.install(device="cuda", limit=limit, host_limit=2 << 30, link_bytes_per_second=link or None)
     spillway_torch.set_enabled_lms(True)
     spillway_torch.set_recompute(link != 0)
-kernels.install()
+kernels.install(waits=True)
 torch.use_deterministic_algorithms(True)
 
 class Block(nn.Module):
