@@ -65,5 +65,8 @@ def install(waits=False):
 
 
 def failure():
-    """Why a kernel of the stand-in failed since the last call, or an empty text."""
-    return _library.spillway_kernel_failure().decode() if _library is not None else ""
+    """Why a kernel of the stand-in failed since the last call, or an empty text. Waits for all that were launched."""
+    if _library is None:
+        return ""
+    torch.cuda.synchronize()
+    return _library.spillway_kernel_failure().decode()
