@@ -175,7 +175,7 @@ run_torch() {
     return
   fi
   step torch_build 60 300 scripts/build-pytorch.sh "$work/torch" || broken=torch_build
-  step torch_tests 60 240 "${preload[@]}" python3 -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda
+  step torch_tests 60 300 "${preload[@]}" python3 -m pytest -q -p no:cacheprovider python/spillway_torch/tests_cuda
   on_gpu json torch_training 60 150 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 \
     --size 224 --caps 0.5 0.3 --rounds 1 --steps 8 --json
   on_gpu json torch_page 20 60 python3 examples/pytorch/bench_page.py --device cuda --width 4096 --json

@@ -16,4 +16,4 @@ for package in *.deb; do
 done
 rm -- *.deb
 # For the PyTorch module's tests: plain Python, for whichever version is there.
-python3 -m pip install -q --target python --no-compile pytest setuptools
+python3 -m pip install -q --target python --no-compile expecttest pytest setuptools
