@@ -306,7 +306,8 @@ class DefragArena {
     return Compaction::moves_blocks ? search_.plan_slide(map_, std::move(can_move)) : std::nullopt;
   }
 
-  /// Claims what `plan` needs, so that nobody takes it while the caller enqueues the moves.
+  /// Claims the ranges that `plan` needs, so that no other thread takes them while the caller
+  /// enqueues the moves.
   ///
   /// Blocks keep their addresses until the commit. Begun plans must be committed.
   /// @throws ContractViolation if the arena has changed since the plan was made; std::bad_alloc;
@@ -378,7 +379,7 @@ class DefragArena {
   }
 
   /// How many ranges to look at first when room has to be made, all of them if there are at most
-  /// `few`, and how many when that was in vain. `all_ranges` comes last.
+  /// `few`, and how many when that search failed. `all_ranges` comes last.
   [[nodiscard]] std::size_t first_search(std::size_t few) const noexcept {
     return detail::SearchScope::narrowest(ranges(), few);
   }

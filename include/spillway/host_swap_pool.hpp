@@ -474,8 +474,8 @@ std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
   return bytes;
 }
 
-/// Ends with the pool, or when memory cannot be pinned: `try_grow` finds out again when there is
-/// need, and goes on to the next tier.
+/// Ends with the pool, or when memory cannot be pinned: `try_grow` tries again when a slot is
+/// needed, and then takes the next tier.
 template <DeviceApi Device, FileIoApi FileIo>
 void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
   std::unique_lock lock{mutex_};

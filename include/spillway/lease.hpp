@@ -24,7 +24,7 @@ struct LeaseRecord {
   detail::BlockRecord* record = nullptr;  // stays where it is while the block is leased
   StreamIndex stream = StreamIndex::none;
   Access access = Access::read;
-  bool is_sole = false;      // nobody else held a lease when this one was given
+  bool is_sole = false;      // no other lease was held when this one was given
   std::uint32_t serial = 0;  // the block's lease counter at that moment
 };
 

@@ -171,7 +171,7 @@ TEST_SUITE("pager") {
   }
 
   TEST_CASE(
-      "Reclaimer: a search in vain for a prefetch is not repeated while memory looks the same") {
+      "Reclaimer: a failed search for a prefetch is not repeated while memory looks the same") {
     struct Policies : Planned {
       using device = spillway::HostApi;
       using compaction = Asked;

@@ -50,8 +50,8 @@ struct MoveClaims {
 
 /// Blocks to move so that one free range becomes large enough, in order of execution.
 ///
-/// A plan is begun in the critical section that made it, and committed once. In between, whoever
-/// moves makes its stream wait for `fence` and calls `enqueue_moves`.
+/// A plan is begun in the critical section that made it, and committed once. In between, the thread
+/// that moves the blocks makes its stream wait for `fence` and calls `enqueue_moves`.
 struct CompactionPlan {
   std::vector<Move> moves;      ///< a block may be moved twice
   std::size_t cost_bytes = 0;   ///< sum over the moves

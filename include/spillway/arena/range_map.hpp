@@ -356,7 +356,7 @@ class RangeMap {
     add_free(node);
   }
 
-  /// Claims what the steps need, so that nobody else takes it.
+  /// Claims the ranges that the steps need, so that no other thread takes them.
   ///
   /// @throws ContractViolation if something has changed since the plan was made; std::bad_alloc;
   ///         nothing has changed then
@@ -458,7 +458,7 @@ class RangeMap {
     return second ^ ((first ^ second) & (0U - static_cast<std::uint32_t>(is_first)));
   }
 
-  // Joins a range that is nobody's to its free neighbours, and indexes it. Of two ranges that
+  // Joins a range that has become free to its free neighbours, and indexes it. Of two ranges that
   // become one, the one at the lower address lives on, unless it is the new one.
   void add_free(std::uint32_t node) noexcept {
     RangeTable& table = list_.table;

@@ -41,7 +41,7 @@ struct ArenaOptions {
   /// a larger one is searched in parts first.
   std::size_t few_ranges = 16'384;
   /// What the device moves while the host looks at one range. A search for room then ends when it
-  /// has taken as long as the moves of the best plan it has found; 0: it always goes on.
+  /// has taken as long as the moves of the best plan it has found; 0: it looks at all ranges.
   double bytes_per_look = 0;
 };
 
@@ -155,7 +155,7 @@ concept GrowingArena =
 /// | `ca.few_ranges()`                    | how many ranges are searched as a whole               |
 /// | `ca.first_search(few)`               | the `w` to begin a search with if up to `few` ranges  |
 /// |                                      | may be looked at                                      |
-/// | `ca.wider_search(w)`                 | the `w` to go on with after `w` was in vain;          |
+/// | `ca.wider_search(w)`                 | the `w` of the next search, after `w` has failed;     |
 /// |                                      | `all_ranges` comes last                               |
 /// | `ca.spare_bytes(few)`                | how much may be free beyond `n` before a search is    |
 /// |                                      | worth its time                                        |

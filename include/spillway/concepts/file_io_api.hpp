@@ -64,7 +64,7 @@ concept FileQueueApi =
 /// | `q.try_enqueue(d, t, s)` | enqueue `t` alone, which stays where it is until later work on    |
 /// |                          | `s` runs. That finds in `t.result` the bytes moved, which are all |
 /// |                          | of them unless the file ends, or minus the error number. Return   |
-/// |                          | false if the file cannot be reached so after all: nobody asks     |
+/// |                          | false if the file cannot be reached so after all: it is not asked |
 /// |                          | again. May throw `DeviceError`. Nothing is enqueued then          |
 ///
 /// Thread-safe.

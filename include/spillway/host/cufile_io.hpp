@@ -88,7 +88,7 @@ class CuFileIo {
     [[nodiscard]] ssize_t finish(FileTransfer& transfer) noexcept { return host_.finish(transfer); }
     [[nodiscard]] std::string_view name() noexcept { return is_usable() ? "cuFile" : host_.name(); }
 
-    /// Nobody asks for a device without CUDA: where there is no driver, cuFile may never return.
+    /// Not called for a device without CUDA: where there is no driver, cuFile may never return.
     [[nodiscard]] bool reaches_device() noexcept {
       if (!file_) {
         file_.emplace(fd_);

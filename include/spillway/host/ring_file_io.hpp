@@ -183,8 +183,8 @@ class RingFileIo : public PosixFileIo {
         return error == -EINTR || error == -EAGAIN || error == -EBUSY;
       }
 
-      // Enough to keep a fast disk busy. A disk serves what it has in turns: of much more, all
-      // would end at the same late time, and nobody could use the first of it meanwhile.
+      // Enough to keep a fast disk busy. A disk serves its requests in turns: of many more, all
+      // would end at the same late time, and the first could not be used meanwhile.
       static constexpr std::size_t max_in_flight_bytes = 8_MiB;
 
       std::mutex mutex_;  // guards all but `ring_->wait()`

@@ -151,8 +151,8 @@ class PieceCursor {
 ///
 /// Threads  `run` runs on threads of the device and makes no device call. It locks the pool's mutex
 ///          for the ledger only, and a codec while it uses it: there is one of each kind for each
-///          direction, in memory and in the file, so that nobody waits for another one's file
-///          calls. All other functions are called under that mutex.
+///          direction, in memory and in the file, so that no thread waits for another one's
+///          file calls. All other functions are called under that mutex.
 template <class = Lazily>
 class BasicSlotCodecs {
   static constexpr std::size_t stripe_bytes = 64_KiB;

@@ -276,8 +276,8 @@ class SlotIo {
     io.end_call(first);
   }
 
-  /// Whether one file call can carry all of these jobs. Not where nobody needs them written, and
-  /// not where bytes of a slot were rescued: the file does not have all of them then.
+  /// Whether one file call can carry all of these jobs. Not where they need not be written, and not
+  /// where bytes of a slot were rescued: the file does not have all of them then.
   [[nodiscard]] bool can_share(Job const& first, Job const* end) const noexcept {
     std::scoped_lock const lock{*mutex_};
     if (first.access == SlotAccess::write) {
@@ -388,8 +388,8 @@ class SlotIo {
     return static_cast<std::size_t>(last->chunk - first.chunk) + file_bytes(*last);
   }
 
-  /// Returns false for a slot that was given back and has no read enqueued: nobody can read its
-  /// bytes any more. The lock is held.
+  /// Returns false for a slot that was given back and has no read enqueued: its bytes cannot be
+  /// read any more. The lock is held.
   [[nodiscard]] bool is_needed(Job const& job) const noexcept {
     return !job.slot->is_given_back || job.slot->read_jobs > 0;
   }

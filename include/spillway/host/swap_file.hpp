@@ -31,7 +31,7 @@ namespace spillway::detail {
 /// writes the slots' pieces through a queue for each direction.
 ///
 /// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
-/// the file must not exist: nobody's data is overwritten.
+/// the file must not exist, so that no data is overwritten.
 ///
 /// Threads  thread-safe. A queue: as its model says.
 template <FileIoApi FileIo>
@@ -84,7 +84,7 @@ class SwapFile {
           sums_ == nullptr || transfer.is_write || sums_->match(memory, bytes, offset);
       return is_good ? 0 : is_corrupt;
     }
-    /// As `finish`, of a transfer that nobody has begun.
+    /// As `finish`, of a transfer that was not begun.
     [[nodiscard]] int
     write(std::byte const* from, std::size_t bytes, std::uint64_t offset) noexcept {
       FileTransfer transfer{const_cast<std::byte*>(from), bytes, offset, true};

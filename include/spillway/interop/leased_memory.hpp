@@ -69,7 +69,7 @@ class LeasedMemory {
 
   /// The same for memory that work on any stream may use at once.
   ///
-  /// @stream none of the caller's; waits on the host until nobody else uses the memory any more
+  /// @stream none of the caller's; waits on the host until all earlier uses have finished
   [[nodiscard]] void* allocate_sync(std::size_t size_bytes, std::size_t alignment);
 
   /// @param memory  from `allocate` or `allocate_sync`, or null

@@ -20,7 +20,7 @@ namespace spillway {
 /// thrust::sort(thrust::cuda::par_nosync(&resource).on(stream), first, last);
 /// ```
 /// For vectors name none: a vector fills and copies its elements on Thrust's default stream, and
-/// the resource then gives it memory that nobody else uses any more.
+/// the resource then gives it memory whose earlier uses have all finished.
 /// ```
 /// spillway::ThrustResource resource{memory};
 /// thrust::device_vector<float, spillway::ThrustAllocator<float, Allocator>> v(n, &resource);

@@ -448,7 +448,7 @@ class Blocks {
     cancel_swap_in(id);
   }
 
-  /// The block is about to leave: nobody else may choose it any more.
+  /// The block is about to be swapped out: no other thread may choose it any more.
   void begin_swap_out(BlockId id) noexcept {
     at(id).status.become(BlockState::swapping_out);
     eviction_.on_erase(id);

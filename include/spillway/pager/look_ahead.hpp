@@ -160,7 +160,7 @@ class LookAhead {
       std::uint64_t const next = schedule.next_use(other);
       return next != use_unknown && next > wanted.next_use;
     };
-    blocks_.begin_swap_in(wanted.id);  // from now on nobody frees or acquires it
+    blocks_.begin_swap_in(wanted.id);  // from now on no thread frees or acquires it
     std::optional<Placement> placement;
     try {
       placement = reclaimer_.try_take_range_for_prefetch(block->bytes, wanted.id, is_needed_later);

@@ -39,8 +39,8 @@ class Monitor {
     lock_.unlock();
   }
 
-  /// A call of what has a lock of its own. A fork has to wait for it all the same, since nobody
-  /// would release that lock in the child.
+  /// A call of an object that has a lock of its own. A fork has to wait for it, too, since no
+  /// thread of the child would release that lock.
   class Elsewhere {
    public:
     explicit Elsewhere(Monitor& monitor) : monitor_{monitor} {

@@ -261,20 +261,20 @@ class Reclaimer {
   /// A plan that makes room by moving blocks, in no more time than it takes to evict `instead`.
   /// That limit also ends the search for the plan.
   ///
-  /// Where a search takes the program's time, one that was in vain is not repeated while the arena
-  /// looks the same. Leases and places may have changed, but most searches are for one prefetch,
-  /// which is tried after each operation, and to evict `instead` costs no more than a plan might.
+  /// Where a search takes the program's time, one that failed is not repeated while the arena looks
+  /// the same. Leases and places may have changed, but most searches are for one prefetch, which is
+  /// tried after each operation, and to evict `instead` costs no more than a plan might.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
                                      std::size_t most_ranges,
                                      std::optional<EvictionWindow> const& instead) {
     std::optional<typename Arena::plan_type> plan;
     Search search;
-    Search* vain = nullptr;
+    Search* failed = nullptr;
     if (CallerStreamApi<Device> && instead) {
       search = {bytes, most_ranges, arena_.free_bytes(), instead->address, instead->cost};
-      vain = &vain_searches_[place_of(search)];
+      failed = &failed_searches_[place_of(search)];
     }
-    if (options_.compaction && !(vain != nullptr && *vain == search)) {
+    if (options_.compaction && !(failed != nullptr && *failed == search)) {
       std::size_t budget_bytes = options_.compaction_budget_bytes;
       if (instead) {
         double const swap_seconds =
@@ -285,15 +285,15 @@ class Reclaimer {
         }
       }
       plan = arena_.plan_compaction(bytes, budget_bytes, can_move(), most_ranges);
-      if (!plan && vain != nullptr) {
-        *vain = search;
+      if (!plan && failed != nullptr) {
+        *failed = search;
       }
     }
     return plan;
   }
   [[nodiscard]] static std::size_t place_of(Search const& search) noexcept {
     auto const window = reinterpret_cast<std::uintptr_t>(search.window);
-    return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ window)) % most_vain_searches;
+    return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ window)) % most_failed_searches;
   }
 
   /// How many ranges are worth being searched as a whole for room for `bytes`.
@@ -304,7 +304,7 @@ class Reclaimer {
     if (!options_.swapping) {
       return arena_.few_ranges();
     }
-    constexpr double seconds_per_range = 1e-6;  // of a search that goes on as long as it may
+    constexpr double seconds_per_range = 1e-6;  // of a search that runs for as long as it may
     auto const& resident = journal_.stats().resident;
     std::uint64_t const mean =
         resident.bytes.current / std::max<std::uint64_t>(1, resident.blocks.current);
@@ -617,8 +617,8 @@ class Reclaimer {
 
   using Unlocked = typename MonitorType::Unlocked;
 
-  // Each search has one place here; the last in vain keeps it.
-  static constexpr std::size_t most_vain_searches = 64;
+  // Each search has one place here; the last that failed keeps it.
+  static constexpr std::size_t most_failed_searches = 64;
 
   Device& device_;
   StreamOrder<Device>& order_;
@@ -628,7 +628,7 @@ class Reclaimer {
   Journal<Policies>& journal_;
   MonitorType& monitor_;
   PagerOptions const& options_;
-  std::array<Search, most_vain_searches> vain_searches_{};
+  std::array<Search, most_failed_searches> failed_searches_{};
 };
 
 }  // namespace spillway::detail

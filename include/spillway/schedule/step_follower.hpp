@@ -299,7 +299,7 @@ class BasicStepFollower {
         cursor_ = std::min(cursor_ + 1, record_.length());
         return Use{position};
       }
-      cursor_ = here + 1;  // suppose that the program goes on where the position was lost
+      cursor_ = here + 1;  // suppose that the program continues where the position was lost
       aligned_from_ = here;
     }
     count_in_sequence(here);

@@ -72,7 +72,7 @@ class OrderCheck {
   void host_sees(OrderClock const& clock) { join(host_, clock); }
   void forget_stream(std::uint64_t stream) { streams_.erase(stream); }
 
-  /// The memory is gone or new: nobody has used it.
+  /// The memory is gone or new: there is no use of it to remember.
   void forget(void const* p, std::size_t bytes);
 
  private:

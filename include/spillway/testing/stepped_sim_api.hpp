@@ -325,7 +325,7 @@ inline std::size_t SteppedExecutor::run_random(std::uint64_t seed) {
   }
 }
 
-/// Runs what `goal` depends on and nothing else, so that work nobody waits for stays behind.
+/// Runs what `goal` depends on and nothing else, so that work that is not waited for stays behind.
 inline void SteppedExecutor::drive(Point goal) {
   std::vector<Point> goals{goal};
   while (!goals.empty()) {

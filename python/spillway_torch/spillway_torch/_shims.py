@@ -374,7 +374,7 @@ def install():
             setattr(torch._C, name, _keeping(getattr(torch._C, name)))
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
-    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel",), _holding)  # an operation in all but name
+    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel",), _holding)  # it runs a kernel, and is no operation of the dispatcher
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
     _wrap_packed_objects()

@@ -447,7 +447,8 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
 }
 
 /// Whether the runtime takes batches on `stream`. It refuses them on the null stream and on a
-/// stream that is being captured; the capture then goes on without the copies and reports no error.
+/// stream that is being captured; the capture then continues without the copies and without an
+/// error.
 inline bool CudaApi::takes_batches(stream_type stream) const {
   return has_batches_.load(std::memory_order_relaxed) && stream != nullptr &&
          stream != cudaStreamLegacy && !is_capturing(stream);

@@ -198,7 +198,7 @@ class CudaHostWorker {
       last_ready_ = first_ready_ == nullptr ? nullptr : last_ready_;
       lock.unlock();
       job.function(job.argument);
-      // From here on the stream goes on. A later use of the word has a higher number, which the
+      // From here on the stream continues. A later use of the word has a higher number, which the
       // stream's comparison takes for this one, too.
       std::atomic_ref<std::uint32_t>{*job.word}.store(job.number);
       lock.lock();

@@ -37,14 +37,14 @@ enum class HostEvent : std::uint64_t {};
 ///
 /// What a program computes on the CPU has happened when the call returns. `HostStream::caller`
 /// stands for that: a copy enqueued there runs in the call, an event recorded there is complete,
-/// and waiting there for another stream waits on the host, since there is nobody else to wait.
-/// Streams that are created have a thread each and run behind the program's back; copies in and out
-/// go there.
+/// and waiting there for another stream waits on the host, since no other thread could wait.
+/// Streams that are created have a thread each and run beside the program; copies in and out are
+/// enqueued there.
 ///
 /// To wake a thread and to wait for it costs as much as to copy some ten kilobytes. So a stream's
-/// thread sleeps until 1 MiB of copies is enqueued, a function is, or somebody has asked twice
-/// whether an event is complete; and a thread that waits for copies which nobody runs yet runs them
-/// itself. A derived class may enqueue *tasks*, which are run in the same way.
+/// thread sleeps until 1 MiB of copies is enqueued, a function is, or it was asked twice whether an
+/// event is complete; and a thread that waits for copies that do not run yet runs them itself. A
+/// derived class may enqueue *tasks*, which are run in the same way.
 ///
 /// A copy takes as long as the memory takes for it. Programs that are to behave as on a device that
 /// is farther away tell a rate (`set_link_bytes_per_second`): copies between host and device that
@@ -131,16 +131,16 @@ class BasicHostApi {
 
   /// To be called before `fork`: waits until all streams are idle, and keeps other threads out.
   void before_fork();
-  /// To be called after `fork` in the parent: all goes on.
+  /// To be called after `fork` in the parent: lets the streams and other threads continue.
   void after_fork_in_parent() noexcept { mutex_.unlock(); }
   /// To be called after `fork` in the child, which has none of the parent's threads: from now on
   /// every stream is the caller.
   void after_fork_in_child() noexcept;
 
  protected:
-  /// Enqueues a call of a function that waits for nothing and takes no longer than a copy. Nobody
-  /// is woken for it, whoever waits for it may run it, and whoever runs the operation before it
-  /// does.
+  /// Enqueues a call of a function that waits for nothing and takes no longer than a copy. No
+  /// thread is woken for it: it is run by the thread that runs the operation before it, or by one
+  /// that waits for it.
   void enqueue_task(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::task, .to = argument, .function = function});
   }
@@ -438,7 +438,7 @@ void BasicHostApi<Lazy>::await(Guard& guard, Point const& point) {
         stream.work.notify_one();  // it left this thread alone while it ran
       }
     } else {
-      stream.is_due = true;  // whoever runs the stream now may stop before this point
+      stream.is_due = true;  // the thread that runs the stream now may stop before this point
       stream.awaited = std::min(stream.awaited, point.count);
       progress_.wait(guard);
     }

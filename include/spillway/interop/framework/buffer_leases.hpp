@@ -186,7 +186,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   /// Chooses how a buffer is written while it is away. An address that is not one of a buffer is
   /// ignored.
   ///
-  /// @pre nobody frees the buffer meanwhile
+  /// @pre no other thread frees the buffer meanwhile
   void set_codec(void* address, CodecChoice choice) {
     BlockId block{};
     std::size_t bytes = 0;
@@ -481,7 +481,7 @@ void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
 
 template <class Allocator>
 void BufferLeases<Allocator>::set_swappable(std::span<void* const> addresses, bool is_kept) {
-  std::vector<Lease> leases;  // of buffers that nobody has in use: they may be swapped out at once
+  std::vector<Lease> leases;  // of unused buffers: they may be swapped out at once
   Guard guard{mutex_};
   for (void* const address : addresses) {
     if (Entry* const entry = find(address)) {

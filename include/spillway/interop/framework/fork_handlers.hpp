@@ -7,8 +7,8 @@
 
 namespace spillway::framework {
 
-/// Lets a process fork while its threads use a framework's leases: nobody else is inside of a call
-/// when the child is made, and the child can go on with the leases.
+/// Lets a process fork while its threads use a framework's leases: no other thread is inside of a
+/// call when the child is made, and the child can continue to use the leases.
 ///
 /// The system calls these handlers immediately before and after the child is made. An interpreter's
 /// own handlers would not do: others run between them and `fork`, and garbage that is collected

@@ -59,9 +59,9 @@ find_future(Communication const& communication) {
   }
 }
 
-/// What a thread's communications use that have no future. It is released when the thread waits for
-/// their results (`_c10d_functional::wait_tensor`), or begins another one and finds them completed,
-/// or that nobody has an interest in them any more.
+/// Leases of what a thread's communications use that have no future. They are released when the
+/// thread waits for the results (`_c10d_functional::wait_tensor`), or when it begins another
+/// communication and finds these completed or their objects gone.
 ///
 /// Threads  thread-compatible.
 class PendingCommunications {
@@ -112,8 +112,9 @@ class PendingCommunications {
 };
 #endif
 
-/// Leases operands of an operation for longer than the operation runs, until it is destroyed: for
-/// communication that goes on, or for an object outside of PyTorch that shares their memory.
+/// Leases operands of an operation for longer than the operation runs, until this object is
+/// destroyed: for communication that continues, or for an object outside of PyTorch that shares
+/// their memory.
 ///
 /// Threads  may be destroyed on any thread. No thread waits for it to release memory, since the
 ///          communication may wait itself, for another process.
@@ -590,8 +591,8 @@ class FrameHook {
     call();
   }
 
-  /// Runs an operation whose communication goes on after it has returned: the operands are leased
-  /// until it has ended, or for good if nothing says when.
+  /// Runs an operation whose communication continues after the operation has returned. The operands
+  /// are leased until the communication has ended, or for good if its end cannot be observed.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     ForeignOperation const foreign;
     Operands operands = operands_of(op, *stack);

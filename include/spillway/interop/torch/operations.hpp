@@ -898,7 +898,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   }
 
   /// Whether PyTorch may be filling memory that it has just allocated, which it does where programs
-  /// ask for deterministic algorithms. The caller of the factory goes on with its address.
+  /// ask for deterministic algorithms. The caller of the factory continues to use its address.
   [[nodiscard]] static bool may_be_filling_new_memory(at::Tensor const& self,
                                                       at::Scalar const& /*value*/) {
     at::Context const& context = at::globalContext();

@@ -149,7 +149,7 @@ class PhiloxState {
   std::uint64_t offset_ = 0;
 };
 
-/// Generators of one device that nobody but one thread knows.
+/// Generators of one device that only one thread uses.
 ///
 /// Threads  thread-compatible.
 template <class State>

@@ -68,8 +68,8 @@ struct ThreadFrames {
   int foreign = 0;         ///< of operations that may go on with addresses after they have returned
   bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
-  /// Requested in vain though there was room, in pieces; not told yet, as the operation may run
-  /// once more.
+  /// Size of a request that failed although enough was free, in pieces. It is not reported yet,
+  /// since the operation may run once more.
   std::size_t split_bytes = 0;
   bool has_read_leases = false;              ///< among what is pinned may be leases for reading
   RecipeMemory* recipe = nullptr;            ///< of a recipe that the thread runs
@@ -323,8 +323,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     }
   }
-  /// Pins operands once more, for what goes on with them after the operation that has them pinned.
-  /// To be ended by `end_loan`, by any thread.
+  /// Pins operands once more, for work that uses them after the operation that has them pinned.
+  /// Any thread may end this with `end_loan`.
   void lend(Pins& pins, Operands const& operands) {
     pins.reserve(pins.size() + operands.size());
     Guard const guard{mutex_};
@@ -413,8 +413,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
   /// Held by the recipes that run: together, or alone by one that changes settings of the process.
   [[nodiscard]] std::shared_mutex& running_recipes() noexcept { return running_recipes_; }
-  /// Gives a result a recipe, if nobody can have written it or an operand since the operation and
-  /// nobody can without acquiring it.
+  /// Gives a result a recipe, unless it or an operand may have been written since the operation, or
+  /// can be written without being acquired.
   ///
   /// @param make  as for `DeviceAllocator::set_recipe`
   /// @pre         the frame of the operation has ended, and the caller keeps the storages alive
@@ -602,7 +602,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     typename Clock::time_point start_{};
   };
 
-  /// Whether nobody can write a storage without acquiring it. The caller holds the lock.
+  /// Whether a storage can be written only after it was acquired. The caller holds the lock.
   [[nodiscard]] static bool is_unchangeable(Entry const* entry) noexcept {
     return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
   }
