@@ -19,7 +19,7 @@ namespace spillway {
 
 namespace detail {
 
-/// What a codec on a GPU has besides what it has on the host.
+/// A codec of stripes as `HostSwapPool` uses it on a GPU.
 template <class Stripe>
 struct CudaStripes {
   [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {

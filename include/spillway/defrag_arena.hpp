@@ -28,7 +28,7 @@
 
 namespace spillway {
 
-/// What an arena holds, in bytes rounded up to the granule.
+/// Counts of an arena's memory, in bytes rounded up to the granule.
 struct ArenaStats {
   std::size_t capacity_bytes = 0;
   std::size_t reserved_bytes = 0;
@@ -149,7 +149,8 @@ class DefragArena {
     capacity_granules_ = bytes / granule_bytes;
   }
 
-  /// What to reserve next so that `bytes` fit; nothing if the capacity does not allow it.
+  /// Returns the size to reserve next so that `bytes` fit; nothing if the capacity does not allow
+  /// it.
   ///
   /// In place it is the next part of the lowest hole that makes room for `bytes` in one piece. If
   /// no hole does, it is a part of the lowest hole: compaction can join it with what is free
@@ -562,7 +563,7 @@ class DefragArena {
     }
     return std::nullopt;
   }
-  /// What the capacity still allows to be taken, whether or not there is a range for it.
+  /// Returns how many bytes the capacity still allows, whether or not there is a range for them.
   [[nodiscard]] std::uint64_t left_granules() const noexcept {
     std::uint64_t const taken = map_.table().taken_granules;
     return capacity_granules_ - std::min(capacity_granules_, taken);

@@ -439,7 +439,7 @@ class DeviceAllocator {
     order_.record(index_of(stream));
   }
 
-  /// What has been enqueued on `stream` so far, for `order_after`. No device call.
+  /// Returns a point after all work enqueued on `stream` so far, for `order_after`. No device call.
   [[nodiscard]] Fence mark(stream_type stream) {
     Elsewhere const call{monitor_};
     return order_.mark(index_of(stream));
@@ -516,7 +516,7 @@ class DeviceAllocator {
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream);
   void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream);
 
-  /// What this allocator has done and holds now, and the same of its host pool.
+  /// Returns counts of this allocator's work and memory, and the same of its host pool.
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] HostPoolStats host_stats() const {
     Elsewhere const call{monitor_};
@@ -592,7 +592,7 @@ class DeviceAllocator {
   [[nodiscard]] static std::uint64_t count_of(std::chrono::nanoseconds cost) noexcept {
     return static_cast<std::uint64_t>(std::max<std::int64_t>(0, cost.count()));
   }
-  /// What the pager keeps of a recipe: it does not know the type of streams.
+  /// Returns a recipe's callable as the pager keeps it, which does not know the type of streams.
   template <class Make>
   [[nodiscard]] static detail::Recipe::Make on_any_stream(Make make) {
     return [make = std::move(make)](

@@ -111,7 +111,8 @@ class HostSwapPool {
       return {};
     }
   }
-  /// What part of its bytes a block takes in its slot, and on the link, as far as is known.
+  /// Returns the part of its bytes that a block takes in its slot, and on the link, as far as
+  /// known.
   [[nodiscard]] double stored_share(CodingId coding) const {
     std::scoped_lock const lock{mutex_};
     return codecs_.stored_share(coding);
@@ -276,7 +277,7 @@ class HostSwapPool {
 
   [[nodiscard]] HostPoolStats stats() const;
 
-  /// What all tiers that take slots could still hold, growth included.
+  /// Returns how many bytes all tiers that take slots could still hold, growth included.
   [[nodiscard]] std::size_t free_bytes() const {
     std::scoped_lock const lock{mutex_};
     return ledger_.free_bytes();
@@ -312,7 +313,7 @@ class HostSwapPool {
   }
   void grow_ahead() noexcept;
   [[nodiscard]] bool has_room(std::size_t bytes, CodingId coding) const noexcept;
-  /// What a slot takes in a tier at the least: where a codec needs more, none is used.
+  /// Returns the least bytes of a slot in a tier: where a codec needs more, none is used.
   [[nodiscard]] std::size_t
   needed_bytes(HostTier tier, std::size_t bytes, CodingId coding) const noexcept {
     std::size_t const coded = codecs_.slot_room(coding, bytes).bytes_in(tier);

@@ -18,7 +18,7 @@ namespace detail {
 struct BlockRecord;
 }  // namespace detail
 
-/// What a pager remembers of a lease it gave out.
+/// The pager's record of a lease that it gave out.
 struct LeaseRecord {
   BlockId block{};
   detail::BlockRecord* record = nullptr;  // stays where it is while the block is leased
@@ -126,11 +126,11 @@ class ReadLease {
   L lease_;
 };
 
-/// What a typed `acquire` of bytes returns: `ReadLease` for `read`, else the lease `L` itself.
+/// The result of a typed `acquire` of bytes: `ReadLease` for `read`, else the lease `L` itself.
 template <class L, Access access>
 using LeaseFor = std::conditional_t<access == Access::read, ReadLease<L>, L>;
 
-/// What can be an operand: a `SwappableBuffer`, a `SwappableTensor`.
+/// An operand: a `SwappableBuffer` or a `SwappableTensor`.
 template <class H>
 concept Leasable = requires(H const& holder) {
   { holder.request(Access::read) } -> std::same_as<LeaseRequest>;

@@ -70,7 +70,7 @@ struct PoliciesFor {
 
 struct SimPolicies;
 
-/// What `DeviceAllocator<>` is made of: the simulated device, which runs everywhere. To name
+/// The policies of `DeviceAllocator<>`: the simulated device, which runs everywhere. To name
 /// `DeviceAllocator<>`, include sim.hpp, which defines the bundle; a program for a GPU names
 /// `DeviceAllocator<CudaPolicies>` and compiles no simulator.
 using DefaultPolicies = SimPolicies;

@@ -83,7 +83,7 @@ class SwappableTensor {
   using element_type = T;
   using stream_type = typename P::stream_type;
   using lease_type = TensorLease<T, Rank, P>;
-  /// What a typed `acquire` returns.
+  /// The result of a typed `acquire`.
   template <Access access>
   using lease_for = TensorLease<std::conditional_t<access == Access::read, T const, T>, Rank, P>;
 

@@ -58,8 +58,8 @@ struct MoveCopies {
     return direct;
   }
 
-  /// What a device copies in the time that a copy which waits for the one before takes to begin:
-  /// some 2 us at 2 TB/s.
+  /// The bytes that a device copies in the time that a copy which waits for the one before takes to
+  /// begin: some 2 us at 2 TB/s.
   static constexpr std::size_t bytes_for_a_call = 4_MiB;
   static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };

@@ -12,7 +12,7 @@
 namespace spillway {
 namespace detail {
 
-/// What a plan holds of its arena's ranges between begin and commit. In granules.
+/// Ranges of the arena that a plan has claimed between begin and commit. In granules.
 struct MoveClaims {
   /// Free bytes the plan needs: `count` granules from `first`, at or after the start of `node`.
   struct Piece {

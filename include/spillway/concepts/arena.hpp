@@ -40,8 +40,9 @@ struct ArenaOptions {
   /// An arena of up to so many ranges is searched as a whole when room has to be made in one piece;
   /// a larger one is searched in parts first.
   std::size_t few_ranges = 16'384;
-  /// What the device moves while the host looks at one range. A search for room then ends when it
-  /// has taken as long as the moves of the best plan it has found; 0: it looks at all ranges.
+  /// The bytes that the device moves while the host looks at one range. A search for room then ends
+  /// when it has taken as long as the moves of the best plan it has found; 0: it looks at all
+  /// ranges.
   double bytes_per_look = 0;
 };
 

@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 
-/// What a device may offer beyond `DeviceApi`: each ability is a concept. The library tests for
+/// Abilities that a device may have beyond `DeviceApi`. Each is a concept. The library tests for
 /// abilities by these concepts only, so a device offers one by having the members it asks for:
 ///
 /// | concept              | asks for                      | then the library                      |

@@ -6,7 +6,7 @@
 
 namespace spillway {
 
-/// What it takes to have the bytes of a block again, in either way.
+/// The costs of having the bytes of a block again, by a copy and by computing.
 struct RecomputeCosts {
   double copy_ns = 0;       ///< for its bytes to cross the link once, as long as they are stored
   double recompute_ns = 0;  ///< for its recipe on the device, with the dropped blocks it needs

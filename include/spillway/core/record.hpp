@@ -8,7 +8,7 @@
 
 namespace spillway {
 
-/// What a record reports.
+/// The kind of a record.
 enum class RecordKind : std::uint8_t {
   allocate,       ///< a block was made; it has no range yet
   deallocate,     ///< a block is gone, and its range if it had one
@@ -41,7 +41,7 @@ struct Record {
   std::uint64_t end_ns = 0;
 };
 
-/// What kind of work a `DeviceSpan` tells of.
+/// The kind of work that a `DeviceSpan` describes.
 enum class SpanKind : std::uint8_t { copy_to_host, copy_to_device, copy_on_device, kernel };
 
 /// A copy, a batch of copies or a kernel, and when the device ran it, on the clock of `clock_ns()`.

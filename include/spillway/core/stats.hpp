@@ -85,7 +85,7 @@ struct Tally {
   friend bool operator==(Tally const&, Tally const&) noexcept = default;
 };
 
-/// What an allocator has done since it was made. A plain value: copy it, subtract it, print it.
+/// Counts of an allocator's work since it was made. A plain value: copy it, subtract it, print it.
 ///
 /// Bytes are rounded up to the arena's granule unless the name says `requested`.
 struct Stats {
@@ -106,7 +106,8 @@ struct Stats {
   Tally drops;
   Tally spared;          ///< of the drops, those for which a recipe made a copy needless
   Tally recomputations;  ///< blocks whose bytes were made again by their recipes
-  /// What those took, as it was stated; as it was measured where the calling thread is the device.
+  /// The time that those took, as it was stated; as it was measured where the calling thread is the
+  /// device.
   std::uint64_t recompute_ns = 0;
   std::array<Tally, eviction_reason_count> evictions{};           ///< by `EvictionReason`
   std::array<std::uint64_t, range_source_count> range_sources{};  ///< by `RangeSource`

@@ -17,7 +17,7 @@ namespace spillway::detail {
 // stores, nothing is streamable and copies are those of `memcpy`. After streaming stores, and
 // before other threads may read the bytes, `end_streaming` must be called.
 
-/// What one streaming store writes, at an address that is a multiple of it.
+/// The unit that one streaming store writes, at an address that is a multiple of its size.
 inline constexpr std::size_t streaming_unit_bytes = 16;
 
 /// How far ahead of its reads a loop asks for memory that is in no cache. By itself a processor

@@ -37,7 +37,7 @@ enum class BlockId : std::uint64_t {};
 /// nowhere: they were never written, were dropped by an `Access::write`, or its recipe makes them.
 enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in };
 
-/// What a lease holder will do with the bytes; `write` discards the old contents.
+/// How the holder of a lease uses the bytes; `write` discards the old contents.
 enum class Access : std::uint8_t { read, write, read_write };
 
 /// The direction of a copy. `to_host` and `to_device` expect pinned memory on the host side.

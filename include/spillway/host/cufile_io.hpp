@@ -62,7 +62,7 @@ namespace spillway {
 /// A `FileIoApi` whose queues reach the memory of GPUs, through cuFile (GPUDirect Storage): with no
 /// copy in host memory where machine and file system can do that, else cuFile copies there itself.
 ///
-/// What comes from host memory goes through `HostIo`, and so does everything where cuFile refuses
+/// Transfers of host memory go through `HostIo`, and so does everything where cuFile refuses
 /// the file, or its calls on streams. cuFile wants direct I/O (`HostPoolOptions::file_direct_io`)
 /// and is not used where bytes have checksums (`file_checksums`). Only the file is registered with
 /// it, no device memory, which may move: bytes go through buffers of cuFile on the device.

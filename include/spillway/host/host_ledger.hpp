@@ -21,7 +21,7 @@
 
 namespace spillway::detail {
 
-/// What a transfer does with its slot: a swap-out writes it, a swap-in reads it.
+/// How a transfer uses its slot: a swap-out writes it, a swap-in reads it.
 enum class SlotAccess : std::uint8_t { read, write };
 
 /// Where one slab lies: its memory, or its offset where the tier is the file.
@@ -31,7 +31,7 @@ struct HostSlab {
   std::size_t numa_bound_bytes = 0;
 };
 
-/// What a slot needs for a codec. Where it cannot have that, it has no codec.
+/// The room that a codec needs in a slot. A slot that cannot have it has no codec.
 struct CodedRoom {
   std::size_t bytes = 0;  // at the most; 0: there is to be no codec
   // The codec works in these tiers and those between them.
@@ -105,7 +105,7 @@ struct HostSlot {
     return transfer_bytes <= written_bytes ? nullptr : "more bytes are read than were swapped out";
   }
 
-  /// What the first access of a transfer comes after.
+  /// The work that the first access of a transfer comes after.
   [[nodiscard]] Fence fence_before(SlotAccess access) const noexcept {
     return access == SlotAccess::read ? written : last_uses();
   }

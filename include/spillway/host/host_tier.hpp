@@ -30,7 +30,7 @@ enum class HostSlotId : std::uint64_t {};
 /// `CodingId{}` stands for no codec.
 enum class CodingId : std::uint32_t {};
 
-/// What a swap-out or swap-in promises.
+/// The result of a swap-out or swap-in.
 struct Transfer {
   Fence device_done;  ///< after it the device range may be reused (out) or read (in)
   Fence host_done;    ///< after it the host copy is complete (out) or may be overwritten (in)
@@ -48,7 +48,8 @@ struct TransferRequest {
   HostSlotId slot{};
   std::byte* device = nullptr;  ///< where on the device the bytes come from, or go to
   std::size_t bytes = 0;
-  /// What the use of the device range comes after, besides the work that is on the stream already.
+  /// The work that the use of the device range comes after, besides the work that is on the stream
+  /// already.
   Fence after{};
   /// Device ranges with the same number lie in one reservation, so that those that touch can be
   /// copied as one. 0: the reservation is not known.

@@ -164,7 +164,7 @@ class RingFileIo : public PosixFileIo {
         }
       }
 
-      /// What the kernel has not taken goes back to those who asked for it.
+      /// Transfers that the kernel has not taken are returned to their callers.
       void fail() noexcept {
         has_failed_ = true;
         entered_ = 0;

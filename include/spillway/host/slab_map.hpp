@@ -160,7 +160,8 @@ class BasicSlabMap {
   /// Whether `try_take(bytes)` would succeed if there were one more free slab of `extra_bytes`.
   [[nodiscard]] bool can_take(std::size_t bytes, std::size_t extra_bytes = 0) const noexcept;
 
-  /// What the `most` largest free ranges lack to hold `bytes`, which rounding up must not overflow.
+  /// Returns how much the `most` largest free ranges lack to hold `bytes`, which rounding up must
+  /// not overflow.
   [[nodiscard]] std::size_t missing_bytes(std::size_t bytes, std::size_t most) const noexcept {
     Largest const pieces = largest();
     return missing_after(pieces, std::min(pieces.count, most), round_up(bytes, granule_));

@@ -252,7 +252,7 @@ class BasicSlotCodecs {
     return id_of(codings_.size() - 1);
   }
 
-  /// What a block needs with a codec.
+  /// Returns the room that a block needs with a codec.
   [[nodiscard]] CodedRoom slot_room(CodingId id, std::size_t bytes) const noexcept {
     if (id == CodingId{} || bytes < least_bytes || is_given_up(at(id))) {
       return {};
@@ -278,7 +278,7 @@ class BasicSlotCodecs {
     }
     return slot_room(id, bytes);
   }
-  /// What is stored of each byte, by what is known so far.
+  /// Returns the stored part of each byte, by the work so far.
   [[nodiscard]] double stored_share(CodingId id) const noexcept {
     if (id == CodingId{} || is_given_up(at(id)) || at(id).raw_bytes == 0) {
       return 1;
@@ -286,7 +286,8 @@ class BasicSlotCodecs {
     return static_cast<double>(at(id).stored_bytes) / static_cast<double>(at(id).raw_bytes);
   }
 
-  /// What of each byte crosses the link: all, where a codec works on what is staged.
+  /// Returns the part of each byte that crosses the link: all, where a codec works on what is
+  /// staged.
   [[nodiscard]] double link_share(CodingId id) const noexcept {
     bool const is_staged =
         id != CodingId{} && !reads_device_ && at(id).kind->type->on_stream == nullptr;

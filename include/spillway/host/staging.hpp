@@ -26,7 +26,7 @@
 
 namespace spillway::detail {
 
-/// What runs long host functions of a stream, or nothing where the device's own will do.
+/// Returns a worker for long host functions of a stream, or null where the device's own will do.
 template <DeviceApi Device>
 [[nodiscard]] auto make_host_worker([[maybe_unused]] Device& device,
                                     [[maybe_unused]] typename Device::stream_type stream) {

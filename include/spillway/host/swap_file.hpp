@@ -119,7 +119,7 @@ class SwapFile {
     FileChecksums* sums_;  // null where there are none
   };
 
-  /// What O_DIRECT asks of offsets, sizes and addresses, and what has a checksum.
+  /// The alignment that O_DIRECT needs of offsets, sizes and addresses, and the unit of checksums.
   static constexpr std::size_t unit_bytes = FileChecksums::unit_bytes;
 
   /// @throws FileTierError naming the path and the system's reason

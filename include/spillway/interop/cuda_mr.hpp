@@ -18,7 +18,7 @@ namespace spillway {
 /// without a stream), and that of CCCL 3.1 and later (`allocate` with a stream, `allocate_sync`
 /// without).
 ///
-/// What is allocated here stays on the device and in its place until it is deallocated; it is not
+/// Memory allocated here stays on the device and in its place until it is deallocated; it is not
 /// swappable. Use buffers and tensors for what should be able to leave.
 ///
 /// Shape    a pointer; copies share the memory they were made from and compare equal.

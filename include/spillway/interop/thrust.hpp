@@ -25,7 +25,7 @@ namespace spillway {
 /// spillway::ThrustResource resource{memory};
 /// thrust::device_vector<float, spillway::ThrustAllocator<float, Allocator>> v(n, &resource);
 /// ```
-/// What is allocated here stays on the device and in its place until it is deallocated; it is not
+/// Memory allocated here stays on the device and in its place until it is deallocated; it is not
 /// swappable.
 ///
 /// Threads  thread-safe.
@@ -64,7 +64,7 @@ class ThrustResource final : public thrust::mr::memory_resource<Pointer> {
   std::optional<stream_type> stream_;
 };
 
-/// What `thrust::device_vector` takes as its allocator. Made from a pointer to a `ThrustResource`.
+/// An allocator for `thrust::device_vector`, made from a pointer to a `ThrustResource`.
 template <class T, LeasingAllocator Allocator>
 using ThrustAllocator = thrust::mr::allocator<T, ThrustResource<Allocator>>;
 

@@ -26,7 +26,7 @@ struct RangeChange {
   bool is_taken = false;
 };
 
-/// What `range_changes` keeps while it goes through the records.
+/// The state of `range_changes` while it reads the records.
 template <class = Lazily>
 class BasicRangeHistory {
  public:
@@ -132,7 +132,7 @@ using RangeHistory = BasicRangeHistory<>;
 
 /// Tells from records which block lay where, and when.
 ///
-/// What comes out is consistent even if records are missing, as they are once a `Timeline` has
+/// The result is consistent even if records are missing, as they are once a `Timeline` has
 /// forgotten the oldest: ranges that are taken at the same time do not overlap, and a block has at
 /// most one. A range that is given up before it was seen to be taken was there from the start.
 ///

@@ -27,12 +27,13 @@
 
 namespace spillway {
 
-/// What lies where in an allocator's memory, and the changes that led there: plain values, made by
+/// The layout of an allocator's memory, and the changes that led there: plain values, made by
 /// `snapshot` and written for viewers by `write_json`.
 ///
 /// Sizes are rounded up to the granule unless the name says `requested`.
 struct MemorySnapshot {
-  /// What a piece of a segment is; a block that moves away is `leaving` once it has been freed.
+  /// The state of a piece of a segment; a block that moves away is `leaving` once it has been
+  /// freed.
   enum class State : std::uint8_t { free, allocated, leaving };
 
   /// A piece of a segment: a resident block or a free range.

@@ -91,7 +91,7 @@ class TimedDevice : public Device {
   /// Whether work that is enqueued from now on is timed; at first it is. Not timing costs nothing.
   void set_timing(bool on) noexcept { is_timing_.store(on, std::memory_order_relaxed); }
 
-  /// What has run since construction or `clear_spans`, in order of start.
+  /// Returns the work that has run since construction or `clear_spans`, in order of start.
   ///
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<DeviceSpan> spans() const {

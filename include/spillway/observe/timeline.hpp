@@ -68,7 +68,7 @@ class BasicChromeTraceWriter {
     return kind == RecordKind::step ? 1 : static_cast<std::uint64_t>(kind) + 2;
   }
 
-  /// What the counters were before the first record, modulo 2^64 as everything here.
+  /// The counters before the first record, modulo 2^64 as everything here.
   void rewind(std::vector<RangeChange> const& changes, Stats const& now) {
     resident_ = now.resident.bytes.current;
     allocated_ = now.allocated.bytes.current;
@@ -309,7 +309,7 @@ class BasicTimeline {
     forgotten_ = 0;
   }
 
-  /// What is remembered, in order of time.
+  /// Returns the records that are kept, in order of time.
   ///
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<Record> records() const {

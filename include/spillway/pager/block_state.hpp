@@ -183,7 +183,7 @@ struct Recipe {
   bool is_looked_at = false;         // an orphan that may have to go
 };
 
-/// All that a pager knows of one block. Its parts read and write it under the lock.
+/// The state of one block. The parts of the pager read and write it under the lock.
 ///
 /// `Blocks` owns the records. It makes every change of a block's state but two, since `Transfers`
 /// begins and ends `copying_out` and `moving`. Beside it, `Transfers` writes the host slot, and the

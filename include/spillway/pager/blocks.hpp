@@ -227,7 +227,7 @@ class Blocks {
     arena_.give_back(placement.range, after);
   }
 
-  /// What is known of memory now, for an error.
+  /// Returns a summary of memory now, for an error.
   [[nodiscard]] MemoryReport report(std::size_t requested_bytes) const {
     Stats const& stats = journal_.stats();
     return {.requested_bytes = requested_bytes,
@@ -543,7 +543,7 @@ class Blocks {
     prefetcher_.on_destroy(id);
   }
 
-  /// What part of a block's bytes crosses the link, as far as its codec's work so far tells.
+  /// Returns the part of a block's bytes that crosses the link, by its codec's work so far.
   [[nodiscard]] double link_share(BlockRecord const& block) const noexcept {
     return block.coding == CodingId{} ? 1 : pool_.link_share(block.coding);
   }
@@ -657,7 +657,7 @@ class Blocks {
     }
   }
   void plan_step() noexcept { eviction_.on_step(prefetcher_.schedule(), plannable_bytes()); }
-  /// What blocks with a use ahead may take up.
+  /// Returns how many bytes blocks with a use ahead may take up.
   [[nodiscard]] std::size_t plannable_bytes() const noexcept {
     return arena_.capacity_bytes() - std::min(arena_.capacity_bytes(), stuck_bytes_);
   }

@@ -17,7 +17,7 @@
 
 namespace spillway::detail {
 
-/// What a pager has done: counts it in `Stats`, and keeps records of it until the observer is told.
+/// Counts a pager's work in `Stats`, and keeps records of it until the observer is told.
 ///
 /// Every function but `tell_observer` is called under the lock.
 template <PolicySet Policies>

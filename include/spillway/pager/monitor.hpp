@@ -115,7 +115,7 @@ class Monitor {
     return true;
   }
 
-  /// What `wait_for_release` came to.
+  /// The result of `wait_for_release`.
   struct ReleaseWait {
     bool has_slept = false;
     bool is_released = false;

@@ -231,7 +231,8 @@ class BasicRecipes {
     });
   }
 
-  /// What it takes to make a block again, as it was stated, with the dropped ones that it needs.
+  /// Returns the cost of making a block again, as it was stated, with the dropped ones that it
+  /// needs.
   [[nodiscard]] std::uint64_t cost_ns(BlockId id) const noexcept {
     std::size_t visits = 0;
     return at(id).recipe->cost_ns + chain(id, &Recipe::operands, visits).cost_ns;
@@ -240,7 +241,7 @@ class BasicRecipes {
  private:
   static constexpr std::size_t most_visits = 256;
 
-  /// What lies before or behind a block in the longest and largest chain of dropped blocks.
+  /// The part of the longest and largest chain of dropped blocks that is before or behind a block.
   struct Chain {
     std::uint32_t blocks = 0;
     std::size_t bytes = 0;  // of operands, and of what nothing is made from

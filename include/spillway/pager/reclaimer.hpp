@@ -44,7 +44,8 @@ struct PagerOptions {
   /// The most that blocks which came in ahead of need, and are not used yet, may take up: a part of
   /// the capacity. The prefetch policy may bring in less.
   double prefetched_part = 1.0;
-  /// What plans are priced with: the host link one way, and reads plus writes of device memory.
+  /// The rates that plans are priced with: the host link one way, and reads plus writes of device
+  /// memory.
   double link_bytes_per_second = 25e9;
   double device_bytes_per_second = 1.5e12;
   /// Up to so many ranges are always looked at as a whole when room has to be made. More are only
@@ -247,7 +248,7 @@ class Reclaimer {
     };
   }
 
-  /// What a search for blocks to move looked for, and what it saw of the arena.
+  /// The aim of a search for blocks to move, and the state of the arena that it saw.
   struct Search {
     std::size_t bytes = 0;
     std::size_t most_ranges = 0;

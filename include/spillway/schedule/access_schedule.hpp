@@ -34,7 +34,7 @@ class BasicAccessSchedule {
 
   static constexpr bool is_thread_safe = false;
 
-  /// What an access did to the predictions made before it.
+  /// The effect of an access on the predictions made before it.
   using Change = detail::StepFollower::Change;
 
   /// One predicted use.
@@ -112,7 +112,7 @@ class BasicAccessSchedule {
   template <class Visit>
   void upcoming(Visit visit) const;
 
-  /// What the current step is predicted from; meaningful only while `is_predicting()`.
+  /// The record that predicts the current step; meaningful only while `is_predicting()`.
   [[nodiscard]] detail::StepRecord const& record() const noexcept { return follower_.record(); }
   /// The first entry of `record()` that has not been used yet.
   [[nodiscard]] std::uint32_t cursor() const noexcept { return follower_.cursor(); }

@@ -52,7 +52,7 @@ template <class = Lazily>
 class BasicStepFollower {
  public:
   enum class Mode : std::uint8_t { off, following, searching };
-  /// What a use did to the predictions made before it.
+  /// The effect of a use on the predictions made before it.
   enum class Change : std::uint8_t { none, lost, resumed };
 
   using Blocks = std::vector<ScheduledBlock>;  // by index

@@ -35,7 +35,7 @@ enum class HostEvent : std::uint64_t {};
 
 /// The machine's own memory as a device, for programs that compute on the CPU.
 ///
-/// What a program computes on the CPU has happened when the call returns. `HostStream::caller`
+/// A computation on the CPU is finished when its call returns. `HostStream::caller`
 /// stands for that: a copy enqueued there runs in the call, an event recorded there is complete,
 /// and waiting there for another stream waits on the host, since no other thread could wait.
 /// Streams that are created have a thread each and run beside the program; copies in and out are
@@ -190,7 +190,7 @@ class BasicHostApi {
   using Guard = std::unique_lock<std::mutex>;
 
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
-  /// What may be enqueued without waking the stream's thread: 100 us of copying.
+  /// The most that may be enqueued without waking the stream's thread: 100 us of copying.
   [[nodiscard]] std::size_t most_idle_bytes() const noexcept {
     double const rate = link_bytes_per_second_;
     return rate == 0 ? 1_MiB : static_cast<std::size_t>(std::min(100e-6 * rate, 1048576.0));

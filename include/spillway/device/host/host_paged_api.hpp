@@ -138,7 +138,7 @@ class BasicHostPagedApi : public HostApi {
   /// and the system's number of mappings is limited.
   static constexpr std::size_t least_part_bytes = 256_KiB;
   static constexpr std::size_t most_runs = 16'384;
-  /// What may be spare beyond what was created: pieces are released one by one.
+  /// The most that may be spare beyond what was created: pieces are released one by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
 
   // The caller of each holds `pages_mutex_`.

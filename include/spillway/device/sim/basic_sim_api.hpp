@@ -128,7 +128,7 @@ class BasicSimApi {
     std::lock_guard const lock{mutex_};
     return calls_;
   }
-  /// What is given out and not given back. Not a device call.
+  /// Returns what is given out and not given back. Not a device call.
   [[nodiscard]] SimUsage usage() const {
     std::lock_guard const lock{mutex_};
     MemoryInfo const info = memory_.memory_info();

@@ -112,7 +112,7 @@ struct SimCalls {
   friend bool operator==(SimCalls const&, SimCalls const&) noexcept = default;
 };
 
-/// What a simulated device has given out and not got back.
+/// The memory, streams and events that a simulated device has given out and not got back.
 struct SimUsage {
   std::size_t device_bytes = 0;  ///< reservations and physical memory
   std::size_t pinned_bytes = 0;

@@ -27,7 +27,7 @@ struct BufferUse {
   bool writes = false;  ///< the operation may change it
 };
 
-/// What `BufferLeases` knows of one buffer. Guarded by its lock.
+/// The state of one buffer. `BufferLeases` owns it and guards it by its lock.
 template <class Lease>
 struct BufferEntry {
   BlockId block{};
@@ -46,7 +46,7 @@ struct BufferEntry {
   [[nodiscard]] bool is_fixed() const noexcept { return !is_swappable || is_kept; }
 };
 
-/// What one operation has in use, from `BufferLeases::try_enter` to `exit`.
+/// The buffers that one operation has in use, from `BufferLeases::try_enter` to `exit`.
 template <class Lease>
 class BufferFrame {
  public:
@@ -243,7 +243,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     return Base::park(level, [this] { (void)reclaim(); });
   }
 
-  /// What is counted of buffers.
+  /// Counts of buffers.
   struct Sizes {
     std::size_t buffers = 0;
     std::size_t bytes = 0;  // of all buffers, wherever they are

@@ -14,7 +14,7 @@
 
 namespace spillway::framework {
 
-/// What a framework's module is told when it puts an allocator in the place of the framework's own.
+/// Options of a framework's module, which puts an allocator in the place of the framework's own.
 struct InstallOptions {
   std::size_t limit = 0;       ///< bytes that tensors may take up; 0: as the module sees fit
   std::size_t host_limit = 0;  ///< bytes of host memory for what is away; 0: as the allocator sees

@@ -26,7 +26,7 @@
 
 namespace spillway::framework {
 
-/// What every adapter counts about the operations of its framework.
+/// Counts that every adapter keeps of its framework's operations.
 struct OperationCounts {
   std::uint64_t frames = 0;         ///< operations that used memory of the allocator
   std::uint64_t waits = 0;          ///< how often a thread waited for other threads' operations

@@ -28,7 +28,7 @@
 
 namespace spillway::tensorflow {
 
-/// What an operation does with the bytes of its operands.
+/// How an operation uses the bytes of its operands.
 enum class OperationKind : std::uint8_t {
   touches,     ///< reads or writes them while it runs
   passes,      ///< passes tensors on without reading their bytes

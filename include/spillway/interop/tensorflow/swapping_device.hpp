@@ -150,7 +150,8 @@ class SwappingDevice : public Base {
   }
 
  private:
-  /// What an operation does with its operands here: on this device, in a session or outside of one.
+  /// Returns how an operation uses its operands here: on this device, in a session or outside of
+  /// one.
   [[nodiscard]] static OperationKind kind_in(tf::OpKernelContext& context,
                                              tf::OpKernel const& kernel) {
     std::string_view const name = kernel.type_string_view();

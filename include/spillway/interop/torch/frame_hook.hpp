@@ -69,7 +69,7 @@ class PendingCommunications {
   PendingCommunications() = default;
   PendingCommunications(PendingCommunications const&) = delete;
   PendingCommunications& operator=(PendingCommunications const&) = delete;
-  /// What has not completed when the thread ends stays leased for good.
+  /// Communications that have not completed when the thread ends stay leased for good.
   ~PendingCommunications() {
     release_completed();
     for (Pending& one : pending_) {
@@ -183,7 +183,7 @@ class WithoutPythonObjects {
   State objects_ = State::get_state();
 };
 
-/// What the hook remembers for one thread, beside its frames. `Random` is a generator's state on
+/// The hook's state for one thread, beside its frames. `Random` is a generator's state on
 /// the site's device.
 template <class Random>
 struct HookState {
@@ -214,13 +214,13 @@ class FrameHook {
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
 
-  /// What gives results of an operation recipes, where they can have some.
+  /// Gives results of an operation recipes, where they can have some.
   template <bool is_recomputable>
   using Recipes = std::conditional_t<is_recomputable, RecipeWriter<Site>, NoRecipes>;
 
   static constexpr c10::DispatchKey key = Key;
 
-  /// What is registered with PyTorch; destroying it removes the hook.
+  /// The hook's registrations with PyTorch; destroying them removes the hook.
   struct Registration {
     ::torch::Library fallback;
     ::torch::Library operations;
@@ -770,8 +770,8 @@ class FrameHook {
     }
   }
 
-  /// What an operation pins of a tensor. One that a compiler traces has no memory, and perhaps a
-  /// size that is not known yet.
+  /// Returns the bytes that an operation pins of a tensor. One that a compiler traces has no
+  /// memory, and perhaps a size that is not known yet.
   [[nodiscard]] static std::size_t pinned_bytes(at::Tensor const& tensor) {
     bool const may_be_ours = tensor.defined() && tensor.has_storage();
     return may_be_ours && Site::Leases::is_ours(*tensor.storage().unsafeGetStorageImpl())

@@ -88,7 +88,7 @@ class ClockTime {
     std::uint64_t const all = now_ns() - start_ns_;
     ns_ = all - std::min(all, Site::frames().waited_ns - waited_ns_);
   }
-  /// What to expect of the operation when it runs again.
+  /// Returns the time to expect of the operation when it runs again.
   [[nodiscard]] std::optional<std::uint64_t> price(std::uint64_t key) const {
     return Site::operation_times().note(key, ns_);
   }

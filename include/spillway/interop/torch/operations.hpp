@@ -486,7 +486,7 @@ inline constexpr std::array<std::string_view, 94> recomputable{
     "aten::hardswish_",
 };
 
-/// Those in place that write every element and read none.
+/// Operations in place that write every element and read none.
 inline constexpr std::array<std::string_view, 11> overwriting{
     "aten::copy_",
     "aten::fill_.Scalar",
@@ -500,10 +500,10 @@ inline constexpr std::array<std::string_view, 11> overwriting{
     "aten::random_.from",
     "aten::random_.to",
 };
-/// Those whose results are zeros and ones.
+/// Operations whose results are zeros and ones.
 inline constexpr std::array<std::string_view, 2> drawing_bits{"aten::bernoulli_.float",
                                                               "aten::bernoulli_.Tensor"};
-/// Those that make a tensor like an operand of which they read nothing.
+/// Operations that make a tensor like an operand of which they read nothing.
 inline constexpr std::array<std::string_view, 3> shaped_like_operand{
     "aten::rand_like", "aten::randn_like", "aten::bernoulli.p"};
 

@@ -34,7 +34,7 @@ struct PoolSource {
 /// Gives memory back once a stream runs after all work that uses the memory, by events.
 ///
 /// The order cannot be made while a stream that used the memory is being captured into a graph.
-/// What is to be given back then waits in a list until the next one or until `retry`.
+/// Memory that is to be given back then waits in a list until the next one or until `retry`.
 ///
 /// `Memory` is a `DeviceAllocator`, or has its `stream_type`, `order_after` and `order_after_all`.
 ///

@@ -211,7 +211,7 @@ class RandomDraw {
     }
   }
 
-  /// What the operation has to draw from.
+  /// Returns the generator that the operation has to draw from.
   [[nodiscard]] at::Generator const& generator() const noexcept { return drawn_from_; }
   [[nodiscard]] State const& before() const noexcept { return before_; }
   /// Ends it when the operation has run. @returns false if another thread has drawn from the

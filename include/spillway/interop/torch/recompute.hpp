@@ -127,8 +127,9 @@ struct ProcessSettings {
   }
 };
 
-/// What results depend on beside operands: an operation runs again with the settings that it ran
-/// with. The default type is not among them: recipes do not depend on it (`OperationRecipe::give`).
+/// The settings that results depend on beside operands. An operation runs again with the settings
+/// that it ran with. The default type is not among them: recipes do not depend on it
+/// (`OperationRecipe::give`).
 struct NumericSettings {
   ProcessSettings process;
   int threads = at::get_num_threads();

@@ -102,7 +102,7 @@ class StreamLeases {
   std::vector<std::pair<Lease, Stream>> others_;
 };
 
-/// What `StorageLeases` knows of one allocation. When an operation has been seen to use the
+/// The state of one allocation of `StorageLeases`. When an operation has been seen to use the
 /// allocation, its entry becomes the context of the storage's `DataPtr`, and stays that for as long
 /// as the storage lives.
 ///

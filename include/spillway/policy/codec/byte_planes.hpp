@@ -68,7 +68,8 @@ class BytePlanes {
   static constexpr std::size_t most_plane_bytes = std::size_t{16} << 10U;
   static constexpr std::size_t most_bytes = plane_count * most_plane_bytes;
 
-  /// What each plane takes, at the front of a part. A plane that takes all of its bytes is kept.
+  /// The stored size of each plane, at the front of a part. A plane that takes all of its bytes is
+  /// kept.
   using Lengths = std::array<std::uint32_t, plane_count>;
   using Planes = std::array<std::byte const*, plane_count>;
 

@@ -36,7 +36,7 @@ namespace spillway::detail {
 /// The threads of a team.
 inline constexpr unsigned team_size = 128;
 
-/// What a slot moves at a time.
+/// The unit in which a slot is read and written.
 struct alignas(16) SlotUnit {
   std::uint32_t words[4];
 };
@@ -125,7 +125,7 @@ SPILLWAY_KERNEL void once(Team const& team, Function function) {
   });
 }
 
-/// What a team adds up, for as many parts at a time as it has threads.
+/// Prefix sums of a team, over as many parts at a time as it has threads.
 struct TeamSums {
   std::uint64_t values[team_size];
 };

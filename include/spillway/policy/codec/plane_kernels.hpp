@@ -129,7 +129,7 @@ class ScratchLayout {
   std::size_t bytes_ = 0;
 };
 
-/// What a team needs that shares no memory.
+/// The shared memory of a team that needs none.
 struct NoMemory {};
 
 /// Makes planes of 64 KiB of a block, and a batch that packs them.
@@ -339,7 +339,7 @@ struct JoinPlanes {
   }
 };
 
-/// What a compressor works in.
+/// The memory in which a compressor works.
 template <class Compressor>
 class PlaneCodec {
  public:

@@ -43,7 +43,7 @@ struct StripeFormat {
   return static_cast<std::size_t>(first_part_at(StripeFormat::parts_of(bytes)) + in_units(bytes));
 }
 
-/// What the threads of a team share.
+/// Memory that the threads of a team share.
 struct alignas(16) StripeMemory {
   std::uint32_t raw[stripe_words];
   std::uint32_t packed[most_map_words + stripe_words];
@@ -174,14 +174,14 @@ struct Bfloat16Stripe {
   }
 };
 
-/// What a team does with one stripe.
+/// The work of a team on one stripe.
 template <class Stripe>
 struct StripeWork {
   struct Packed {
     std::uint32_t const* words;
     unsigned bytes;
   };
-  /// What is to be stored of a stripe of a block, in the team's memory.
+  /// Encodes a stripe of a block in the team's memory.
   template <class Team>
   SPILLWAY_KERNEL static Packed pack(Team const& team,
                                      StripeMemory& memory,

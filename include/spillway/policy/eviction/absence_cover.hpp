@@ -178,7 +178,7 @@ struct Absence {
   bool is_chosen = false;
   std::uint64_t spared_bytes = 0;  ///< of the bytes, those that the price leaves out
 
-  /// What the block's return costs, in bytes over the link.
+  /// The cost of the block's return, in bytes over the link.
   [[nodiscard]] std::uint64_t price() const noexcept { return bytes - spared_bytes; }
   [[nodiscard]] std::int64_t signed_bytes() const noexcept {
     return static_cast<std::int64_t>(bytes);
@@ -248,7 +248,7 @@ class BasicAbsenceSet {
   }
 
   /// Computes the slack of the current choice over `excess`, and the orders by size and by price.
-  /// What is declared below needs them. @throws std::bad_alloc
+  /// The functions below need them. @throws std::bad_alloc
   void find_slack(std::vector<std::int64_t> const& excess) {
     sort_by([](Absence const& absence) { return absence.bytes; }, by_bytes_);
     if (are_priced_) {
