@@ -388,6 +388,15 @@ def test_addresses_that_were_given_out_stay(lms, make):
 
 
 @pytest.mark.gpu
+def test_kernels_that_are_compiled_from_text_take_what_is_away(lms):
+    tripled = torch.cuda.jiterator._create_jit_fn("template <typename T> T tripled(T x) { return 3 * x; }")
+    x = torch.ones(1 << 16, device="cuda")
+    lms.evict()
+
+    assert torch.equal(tripled(x).cpu(), torch.full((1 << 16,), 3.0))
+
+
+@pytest.mark.gpu
 def test_cudnn_benchmarks_its_algorithms():
     torch.backends.cudnn.benchmark = True
     try:
