@@ -73,11 +73,8 @@ class Bindings {
   /// Brings a tensor in; keeps it on the device for good if `keeps`.
   static void bring_in(at::Tensor const& tensor, bool keeps) {
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
-      c10::StorageImpl* const storage = storage_of(part);
-      if (is_ours(storage)) {
-        Frame frame;
-        frame.enter(
-            {spillway::torch::Operand{storage, part.unsafeGetTensorImpl(), {keeps, false}}});
+      if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
+        State::Hook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
       }
     });
   }
@@ -85,12 +82,8 @@ class Bindings {
     if (!is_installed() || !torch::isStorage(object.ptr())) {
       return;
     }
-    at::Storage const storage = torch::createStorage(object.ptr());
-    if (is_ours(storage.unsafeGetStorageImpl())) {
-      Frame frame;
-      frame.enter(
-          {spillway::torch::Operand{storage.unsafeGetStorageImpl(), nullptr, {keeps, false}}});
-    }
+    State::Hook::bring_in(
+        *torch::createStorage(object.ptr()).unsafeGetStorageImpl(), nullptr, keeps);
   }
   /// Whether a storage's memory may be swapped out.
   [[nodiscard]] static bool is_storage_ours(pybind11::handle object) {

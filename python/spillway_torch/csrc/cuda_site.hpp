@@ -131,10 +131,7 @@ struct CudaSite {
            c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
   }
   static void on_access(c10::StorageImpl* storage) {
-    if (Leases::is_ours(*storage)) {
-      State::Hook::Frame frame;
-      frame.enter({spillway::torch::Operand{storage, nullptr, {/*keeps=*/true, false}}});
-    }
+    State::Hook::bring_in(*storage, nullptr, /*keeps=*/true);
   }
   /// Why no tensor can have a codec, or null.
   static char const* codec_refusal() {

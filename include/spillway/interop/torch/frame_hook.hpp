@@ -397,6 +397,17 @@ class FrameHook {
     bool has_ended_ = false;
   };
 
+  /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. Does
+  /// nothing to a storage with memory of another allocator.
+  ///
+  /// @param tensor  that uses the storage, or null if none is known
+  static void bring_in(c10::StorageImpl& storage, c10::TensorImpl const* tensor, bool keeps) {
+    if (Leases::is_ours(storage)) {
+      Frame frame;
+      frame.enter({Operand{&storage, tensor, {keeps, /*writes=*/false}}});
+    }
+  }
+
   /// Leases some operands of a composite, whose inner operations still have frames of their own.
   class CompositeFrame {
    public:

@@ -137,9 +137,9 @@ struct StorageTraits {
   /// storage.
   static void set_address(c10::StorageImpl& storage, Entry& entry, void* p) {
     set_context(storage._mutable_data_ptr_no_checks(), entry, p);
-    if constexpr (PassingSite<Site> && has_access_hook) {
-      p == nullptr ? set_access_hook(storage, &Site::on_access) : clear_access_hook(storage);
-    } else if constexpr (has_named_access_error && !PassingSite<Site>) {
+    if constexpr (PassingSite<Site>) {
+      set_access_hook(storage, p == nullptr ? &Site::on_access : nullptr);
+    } else {
       p == nullptr ? forbid_access(storage) : allow_access(storage);
     }
   }
@@ -933,20 +933,17 @@ void StorageLeases<Site>::add_stream(Entry& entry, stream_type stream) {
 
 template <class Site>
 void StorageLeases<Site>::record_stream(c10::DataPtr const& data, stream_type stream) {
-  Entry* entry = nullptr;
-  void* raw = nullptr;
+  c10::DeleterFnPtr data_deleter = nullptr;
+  void* data_context = nullptr;
   {
     Guard const guard{mutex_};  // another thread may be making the storage leave
-    if (data.get_deleter() == &Traits::free_enrolled) {
-      entry = static_cast<Entry*>(data.get_context());
-    } else if (data.get_deleter() == &Traits::free_raw) {
-      raw = data.get_context();
-    }
+    data_deleter = data.get_deleter();
+    data_context = data.get_context();
   }
-  if (entry != nullptr) {
-    record_stream(*entry, stream);
-  } else if (raw != nullptr) {
-    record_stream_of_raw(raw, stream);
+  if (data_deleter == &Traits::free_enrolled) {
+    record_stream(*static_cast<Entry*>(data_context), stream);
+  } else if (data_deleter == &Traits::free_raw) {
+    record_stream_of_raw(data_context, stream);
   }
 }
 

@@ -11,10 +11,8 @@
 
 namespace spillway::torch {
 
-/// Whether a storage can carry a message that says why its bytes may not be read. Reading the
-/// address of a storage that is swapped out is then an error with that message.
-inline constexpr bool has_named_access_error = SPILLWAY_TORCH_AT_LEAST(2, 15);
-
+/// Makes reading the address of a storage that is swapped out an error with a message that says
+/// what to do. Before PyTorch 2.15 such an address is null.
 inline void forbid_access([[maybe_unused]] c10::StorageImpl& storage) {
 #if SPILLWAY_TORCH_AT_LEAST(2, 15)
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
@@ -30,23 +28,13 @@ inline void allow_access([[maybe_unused]] c10::StorageImpl& storage) {
 #endif
 }
 
-/// Whether a storage can call a function when its address is asked for to write there, as
-/// `data_ptr()` does in C++. Such a function is called once, and may then throw.
-inline constexpr bool has_access_hook = SPILLWAY_TORCH_AT_LEAST(2, 15);
-
-using AccessHook = void (*)(c10::StorageImpl*);
-
+/// Makes a storage call `hook` once when its address is asked for to write there, as `data_ptr()`
+/// does in C++; the hook may throw. Null: none. Before PyTorch 2.15 storages have no hooks.
 inline void set_access_hook([[maybe_unused]] c10::StorageImpl& storage,
-                            [[maybe_unused]] AccessHook hook) {
+                            [[maybe_unused]] void (*hook)(c10::StorageImpl*)) {
 #if SPILLWAY_TORCH_AT_LEAST(2, 15)
   storage.clear_materializer();
   storage.set_materializer(hook);
-#endif
-}
-
-inline void clear_access_hook([[maybe_unused]] c10::StorageImpl& storage) {
-#if SPILLWAY_TORCH_AT_LEAST(2, 15)
-  storage.clear_materializer();
 #endif
 }
 
