@@ -255,6 +255,8 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
   m.def("limit", [] { return installed().limit(); });
+  m.def(
+      "set_profiled", [](bool is_on) { installed().leases.set_profiled(is_on); }, WithoutLock());
   m.def("set_recompute", [](bool is_on) { installed().leases.set_recompute(is_on); });
   m.def("set_codec", &set_codec, WithoutLock());
   m.def("recomputes", [] { return is_installed() && installed().leases.recomputes(); });

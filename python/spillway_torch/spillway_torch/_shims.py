@@ -357,6 +357,45 @@ def _keep_gradients(parameter):
     parameter.register_post_accumulate_grad_hook(lambda p: _C.bring_in(p.grad, True))
 
 
+_profilers = 0
+
+
+def _wrap_profilers():
+    """They ask for the addresses of operands, parameters and an optimizer's state before an operation uses them."""
+    def counting(function, by):
+        def call(*args, **kwargs):
+            global _profilers
+            result = function(*args, **kwargs)
+            _profilers = max(_profilers + by, 0)
+            _C.set_profiled(_profilers > 0)
+            return result
+        return _named_like(call, function)
+
+    from torch.autograd import profiler
+    from torch.profiler import profiler as kineto
+    for name, modules in {"profiler": (torch._C._autograd, torch.autograd, profiler),
+                          "execution_trace_observer": (torch._C._profiler, kineto)}.items():
+        for prefix, by in (("_enable_", 1), ("_disable_", -1)):
+            for module in modules:
+                if hasattr(module, prefix + name):
+                    setattr(module, prefix + name, counting(getattr(module, prefix + name), by))
+    _after_import("torch.profiler._memory_profiler", _wrap_memory_profile)
+
+
+def _wrap_memory_profile(module):
+    cls = module.MemoryProfile
+    init = cls.__init__
+
+    def __init__(self, *args, **kwargs):
+        try:
+            init(self, *args, **kwargs)
+        except AssertionError as error:
+            raise RuntimeError(
+                "PyTorch's memory profile tells tensors apart by their addresses, and an address changes when its tensor "
+                "is swapped out. Record the profile after spillway_torch.set_enabled_lms(False).") from error
+    cls.__init__ = _named_like(__init__, init)
+
+
 def install():
     global _is_installed
     if _is_installed:
@@ -378,6 +417,7 @@ def install():
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
     _wrap_packed_objects()
+    _wrap_profilers()
     _wrap_threads()
     _wrap_futures()
     _wrap_captured_graphs()

@@ -4,6 +4,7 @@ uses them, and no tensor has to stay for good."""
 import copy
 import gc
 import io
+import json
 import zipfile
 
 import numpy
@@ -87,6 +88,75 @@ def test_quasirandom_numbers(lms):
             engine.fast_forward(2)
         return out
     assert draw(False) == draw(True)
+
+
+def profiled(steps, **options):
+    """What a profiler has recorded of a training, in which everything is away at each beginning."""
+    net = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 40))
+    optimizer = torch.optim.Adam(net.parameters())
+    x = torch.randn(128, 20)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profiler:
+        for _ in range(steps):
+            spillway_torch.reclaim_inactive()
+            loss = net(x).square().sum()
+            spillway_torch.reclaim_inactive()
+            loss.backward()
+            spillway_torch.reclaim_inactive()
+            optimizer.step()
+    return profiler
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"with_stack": True, "with_modules": True, "profile_memory": True}])
+def test_profilers_see_the_shapes_of_what_is_away(lms, options):
+    def shapes():
+        return [(event.name, event.input_shapes) for event in profiled(2, record_shapes=True, **options).events()
+                if event.name.startswith("aten::")]
+    swapped = lms.stats()["swap_out_bytes"]
+    seen = shapes()
+    assert lms.stats()["swap_out_bytes"] > swapped
+    spillway_torch.set_enabled_lms(False)
+    expected = shapes()
+    assert ("aten::linear", [[128, 20], [30, 20], [30]]) in seen and seen == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_execution_traces_name_operands_that_are_away(lms, tmp_path):
+    x = torch.ones(64, 64)
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "trace.json"))
+    observer.start()
+    lms.evict()
+    x.add(1)
+    observer.stop()
+    observer.unregister_callback()
+    nodes = json.loads((tmp_path / "trace.json").read_text())["nodes"]
+    assert [node["inputs"]["shapes"] for node in nodes if node["name"] == "aten::add"] == [[[64, 64], [], []]]
+
+
+def test_addresses_of_what_is_away_are_errors_unless_a_profiler_asks(lms):
+    def address(tensor):  # as code in C++ asks for it
+        return torch.UntypedStorage.data_ptr.__wrapped__(tensor.untyped_storage())
+    def is_refused(message):
+        with pytest.raises(RuntimeError, match=message):
+            address(x)
+    null = "invalid python storage"  # PyTorch's own check
+    message = null if torch.__version__ < "2.15" else "swapped out"
+    x = torch.ones(64, 64)
+    lms.evict()
+    is_refused(message)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        is_refused(null)
+    is_refused(message)
+    assert x.sum().item() == 64 * 64
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_memory_profile_of_tensors_that_moved_is_refused_by_name():
+    options = {"record_shapes": True, "with_stack": True, "profile_memory": True}
+    with pytest.raises(RuntimeError, match="set_enabled_lms"):
+        profiled(2, **options)._memory_profile()
+    spillway_torch.set_enabled_lms(False)
+    assert profiled(2, **options)._memory_profile().timeline
 
 
 def test_sparse_tensors_are_validated(lms):

@@ -137,10 +137,12 @@ struct StorageTraits {
   /// storage.
   static void set_address(c10::StorageImpl& storage, Entry& entry, void* p) {
     set_context(storage._mutable_data_ptr_no_checks(), entry, p);
-    if constexpr (PassingSite<Site>) {
-      set_access_hook(storage, p == nullptr ? &Site::on_access : nullptr);
+    if (p != nullptr) {
+      allow_access(storage);
+    } else if constexpr (PassingSite<Site>) {
+      set_access_hook(storage, &Site::on_access);
     } else {
-      p == nullptr ? forbid_access(storage) : allow_access(storage);
+      forbid_access(storage, Site::leases().is_profiled());
     }
   }
 
@@ -389,6 +391,14 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
   }
 
+  /// Says whether PyTorch's profiler records operands now. It asks for the addresses of storages that
+  /// are swapped out, to read, before an operation has brought them in. Where that is an error
+  /// otherwise, it is null then.
+  ///
+  /// @throws std::bad_alloc
+  void set_profiled(bool is_profiled);
+  [[nodiscard]] bool is_profiled() const noexcept { return is_profiled_; }
+
   /// For a negative control in tests: frames end at every depth, as they must not.
   void end_frames_early(bool early) noexcept { ends_frames_early_ = early; }
   [[nodiscard]] bool ends_frames_early() const noexcept { return ends_frames_early_; }
@@ -636,6 +646,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   StorageTable<Entry> table_;
   std::atomic<bool> recomputes_{false};
+  std::atomic<bool> is_profiled_{false};
   std::shared_mutex running_recipes_;
   std::atomic<bool> ends_frames_early_{false};
   std::atomic<bool> has_warned_{false};
@@ -1079,6 +1090,31 @@ void StorageLeases<Site>::exit_under_pressure(Frames& frames,
       },
       [&] { end_frame(frames, had_operands); },
       frames.has_read_leases);
+}
+
+template <class Site>
+void StorageLeases<Site>::set_profiled(bool is_profiled) {
+  is_profiled_ = is_profiled;
+  Pins away;
+  {
+    Guard const guard{mutex_};
+    this->for_each_entry([&](Entry& entry) {
+      if (!entry.has_lease()) {
+        pin(away, entry);
+      }
+    });
+  }
+  auto const storages = Traits::references(away);
+  std::size_t i = 0;
+  auto const set_and_unpin = [&](Entry& entry) {
+    auto const& storage = storages[i++];
+    if (storage && !entry.has_lease() && Traits::entry_of(*storage) == &entry) {
+      Traits::set_address(*storage, entry, nullptr);
+    }
+    return unpin(away, entry);
+  };
+  this->release_pins(
+      away, [](auto&) {}, set_and_unpin, [](auto) {}, [] {}, /*gives_up=*/false);
 }
 
 template <class Site>
