@@ -20,6 +20,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -63,8 +64,12 @@ def steps(mode):
     return 28 if mode == "tuned" else 12
 
 
+PROCESSORS = threading.BoundedSemaphore(os.cpu_count())
+
+
 def run(*command):
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    with PROCESSORS:
+        result = subprocess.run([str(word) for word in command], capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"figures.py: {' '.join(map(str, command))} failed:\n{result.stderr}")
     return result.stdout
@@ -153,8 +158,9 @@ def main():
     page = PAGE.read_text()
     if missing := set(TABLES) - {match[1] for match in TABLE.findall(page)}:
         sys.exit(f"figures.py: {PAGE.name} has no place for {', '.join(sorted(missing))}")
-    made = TABLE.sub(
-        lambda match: match[1] + TABLES[match[2]](arguments.programs, arguments.traces) + match[3], page)
+    with concurrent.futures.ThreadPoolExecutor(len(TABLES)) as pool:
+        made_of = {name: pool.submit(make, arguments.programs, arguments.traces) for name, make in TABLES.items()}
+    made = TABLE.sub(lambda match: match[1] + made_of[match[2]].result() + match[3], page)
     if not arguments.check:
         PAGE.write_text(made)
         subprocess.run([sys.executable, ROOT / "scripts" / "draw-overlap.py"], check=True)  # its charts are drawn from the page

@@ -13,7 +13,7 @@ if ! command -v nvcc >/dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
 fi
 case "${1-}" in
   "") ;;
-  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev git) ;;
+  --ci) packages+=(clang clang-tidy clang-format libclang-rt-dev clang-19 libclang-rt-19-dev git) ;;
   *) sed -n '3,6s/^# \?//p' "$0" >&2; exit 2 ;;
 esac
 

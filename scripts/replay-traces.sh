@@ -8,15 +8,14 @@
 # trace must run in three quarters of its peak; and on the simulated device no byte may be lost on the way.
 set -euo pipefail
 folder=$1
-program=${2:-$(dirname "$0")/../build/bin/spillway-replay}
+export program=${2:-$(dirname "$0")/../build/bin/spillway-replay}
 
 replay() {
   "$program" "$@" --json >/dev/null || { echo "failed: spillway-replay $*" >&2; exit 1; }
 }
 
-count=0
-while IFS= read -r trace; do
-  scale=1 small=0.001
+replay_in_all_ways() {
+  local trace=$1 scale=1 small=0.001
   case $trace in
     *minimalloc*) scale=1024 small=16 ;;  # sizes in units, not in bytes
   esac
@@ -25,7 +24,10 @@ while IFS= read -r trace; do
   fi
   replay "$trace" --scale "$scale" --capacity 0.75x
   replay "$trace" --scale "$small" --capacity 0.75x --device sim --verify
-  count=$((count + 1))
-done < <(find "$folder" -name '*.csv' | sort)
-[ "$count" -gt 0 ] || { echo "no trace in $folder" >&2; exit 1; }
-echo "$count traces replayed"
+}
+export -f replay replay_in_all_ways
+
+mapfile -t traces < <(find "$folder" -name '*.csv' | sort)
+[ "${#traces[@]}" -gt 0 ] || { echo "no trace in $folder" >&2; exit 1; }
+printf '%s\0' "${traces[@]}" | xargs -0 -n 1 -P "$(nproc)" bash -c 'replay_in_all_ways "$1"' replay
+echo "${#traces[@]} traces replayed"

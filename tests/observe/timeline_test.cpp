@@ -141,7 +141,7 @@ TEST_SUITE("timeline") {
     std::map<std::string, std::size_t> seen;
     for (char const* const letter : {"i", "X"}) {
       for (json const& event : phase(trace, letter)) {
-        CHECK(names.at(event.at("tid")) == event.at("name"));
+        CHECK(names.at(event.at("tid")) == event.at("name").get<std::string>());
         ++seen[event.at("name")];
       }
     }
