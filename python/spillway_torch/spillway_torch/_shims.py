@@ -20,7 +20,9 @@ from . import _chosen as _C, _compiled
 _KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
 _HOLDING = ("tolist", "apply_", "map_", "map2_")
 _STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
-                    "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex")
+                    "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex",
+                    "is_shared", "_get_filename", "_get_shared_fd", "_shared_incref", "_shared_decref",
+                    "_resize_with_addr_")
 
 #: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
 _NAMING = {
@@ -127,6 +129,7 @@ def _wrap_saving():
     for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile"):
         if hasattr(torch._C.ScriptModule, name):
             setattr(torch._C.ScriptModule, name, _holding_module(getattr(torch._C.ScriptModule, name)))
+    _wrap_packaging(torch._C.ScriptModuleSerializer)
     _after_import("safetensors.torch", _wrap_safetensors)
 
 
@@ -146,6 +149,23 @@ def _wrap_packed_objects():
     _wrap_methods(cls, ("__setstate__",), keeping_state)
 
 
+def _wrap_packaging(serializer):
+    """torch.package takes modules of TorchScript one by one, and writes what is left of them at the end."""
+    serialize, write_files = serializer.serialize, serializer.write_files
+    modules = weakref.WeakKeyDictionary()
+
+    def holding_serialize(self, module, *args):
+        modules.setdefault(self, []).append(module)
+        with _C.Held(list(_tensors_of_script(module))):
+            return serialize(self, module, *args)
+
+    def holding_write_files(self):
+        with _C.Held([tensor for module in modules.pop(self, ()) for tensor in _tensors_of_script(module)]):
+            return write_files(self)
+    serializer.serialize = _named_like(holding_serialize, serialize)
+    serializer.write_files = _named_like(holding_write_files, write_files)
+
+
 def _holding_module(function):
     """TorchScript writes all that a module has in one call."""
     def call(self, *args, **kwargs):
@@ -155,12 +175,24 @@ def _holding_module(function):
 
 
 def _tensors_of_script(module):
-    for name in ("ParameterDict", "BufferDict"):
-        yield from (tensor for _, tensor in getattr(torch._C, name)(module).items())
+    for name in torch._C.ConcreteModuleType.from_jit_type(module._type()).get_attributes():
+        try:
+            value = module.getattr(name)
+        except RuntimeError:  # an object of a class that Python does not know
+            continue
+        yield from _tensors_of_scripted(value)
     for name in module._method_names():
         yield from module._get_method(name).code_with_constants[1].values()
     for _, child in torch._C.ModuleDict(module).items():
         yield from _tensors_of_script(child)
+
+
+def _tensors_of_scripted(value):
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif torch.jit._state._get_script_class(type(leaf)) is not None:
+            yield from _tensors_of_scripted(list(vars(leaf).values()))
 
 
 def _wrap_safetensors(module):
@@ -403,7 +435,7 @@ def install():
     _is_installed = True
     _wrap_methods(torch.Tensor, _KEEPING, _keeping)
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
-    _wrap_methods(torch.Tensor, ("data_ptr",), _addressing)
+    _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
     _wrap_methods(torch.Tensor, ("numpy",), _lending)
     torch.Tensor.__setitem__ = _C.set_item_method()
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
@@ -413,7 +445,8 @@ def install():
             setattr(torch._C, name, _keeping(getattr(torch._C, name)))
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
-    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel",), _holding)  # it runs a kernel, and is no operation of the dispatcher
+    # The first runs a kernel, and is no operation of the dispatcher.
+    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor"), _holding)
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
     _wrap_packed_objects()

@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import json
+import typing
 import zipfile
 
 import numpy
@@ -88,6 +89,67 @@ def test_quasirandom_numbers(lms):
             engine.fast_forward(2)
         return out
     assert draw(False) == draw(True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_storages_are_asked_what_they_are(lms):
+    def is_shared(x):
+        lms.evict()
+        return x.is_shared()
+    x = torch.arange(1000.)
+    assert not is_shared(x) and not is_shared(x.untyped_storage()) and not is_shared(x.storage())
+    lms.evict()
+    assert x.untyped_storage().filename is None
+    lms.evict()
+    with pytest.raises(RuntimeError, match="shared file descriptor"):
+        x.untyped_storage()._get_shared_fd()
+    lms.evict()
+    assert lms.is_away(x)
+    assert x.share_memory_().is_shared()
+
+
+@torch.jit.script
+class Scale:
+    def __init__(self, by: torch.Tensor):
+        self.by = by
+
+
+class Scaled(torch.nn.Module):
+    more: typing.Dict[str, typing.List[torch.Tensor]]
+
+    def __init__(self):
+        super().__init__()
+        self.parameter = torch.nn.Parameter(torch.arange(1000.))
+        self.attribute = torch.full((1000,), 2.)
+        self.more = {"a": [torch.full((1000,), 3.)]}
+        self.scale = Scale(torch.full((1000,), 4.))
+
+    def forward(self, x):
+        return self.parameter * self.attribute * self.more["a"][0] * self.scale.by * x
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attributes_of_scripted_modules_are_saved_and_packaged(lms, tmp_path, monkeypatch):
+    def is_right(module):
+        lms.evict()
+        return outside(module(torch.full((1000,), 2.))) == [48. * i for i in range(1000)]
+    modules = [torch.jit.script(Scaled()) for _ in range(2)]
+    lms.evict()
+    file = io.BytesIO()
+    torch.jit.save(modules[0], file)
+    assert is_right(torch.jit.load(io.BytesIO(file.getvalue())))
+    monkeypatch.setattr("torch.package.package_exporter._gate_torchscript_serialization", False)
+    lms.evict()
+    with torch.package.PackageExporter(tmp_path / "p.pt") as exporter:
+        exporter.save_pickle("a", "one.pkl", modules[0])
+        lms.evict()
+        exporter.save_pickle("a", "both.pkl", modules)
+        lms.evict()
+    importer = torch.package.PackageImporter(tmp_path / "p.pt")
+    loaded = [importer.load_pickle("a", "one.pkl"), *importer.load_pickle("a", "both.pkl")]
+    assert all(map(is_right, [*modules, *loaded]))
+    lms.evict()
+    assert all(lms.is_away(module.parameter) for module in modules)
 
 
 def profiled(steps, **options):

@@ -391,8 +391,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
   }
 
-  /// Says whether PyTorch's profiler records operands now. It asks for the addresses of storages that
-  /// are swapped out, to read, before an operation has brought them in. Where that is an error
+  /// Says whether PyTorch's profiler records operands now. It asks for the addresses of storages
+  /// that are swapped out, to read, before an operation has brought them in. Where that is an error
   /// otherwise, it is null then.
   ///
   /// @throws std::bad_alloc
