@@ -5,8 +5,10 @@
 #
 #   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
 #   scripts/test-pytorch.sh [--torch VERSION] --zoo [OPTIONS OF examples/pytorch/model_zoo.py]
+#   scripts/test-pytorch.sh [--torch VERSION] --own-tests FOLDER [OPTIONS OF scripts/framework-tests.py]
 #
 # The second form trains models of other packages instead, which are fetched, too (about 200 MB), and prints a table.
+# The third runs PyTorch's own tests, from a checkout of its sources, with and without support, and prints a table.
 #
 # PyTorch goes into build/pytorch-VERSION, from wherever pip gets its packages, and stays there: the first
 # run fetches 2 GB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
@@ -48,6 +50,9 @@ if [ "${1-}" = --zoo ]; then
   "$python" -c 'import sys; from importlib.util import find_spec; sys.exit(None in map(find_spec, sys.argv[1:]))' "${packages[@]}" ||
     pip "torch==$version" "${packages[@]}" || skip "pip could not install the zoo's packages: $(pip_failure)"
   exec "$python" examples/pytorch/model_zoo.py "${@:2}"
+fi
+if [ "${1-}" = --own-tests ]; then
+  exec "$python" scripts/framework-tests.py torch --sources "${@:2}"
 fi
 run_tests python/spillway_torch/tests "$@"
 

@@ -4,7 +4,7 @@
 # GPUs can be tested without one, and on the GPU if there is one.
 #
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] [PYTEST OPTIONS]
-#   scripts/test-tensorflow.sh [--tensorflow VERSION] --keras [OPTIONS OF scripts/test-keras.py]
+#   scripts/test-tensorflow.sh [--tensorflow VERSION] --keras [OPTIONS OF scripts/framework-tests.py]
 #
 # With --keras it runs some of Keras' own tests instead, with and without support, or what the options say.
 # TensorFlow goes into build/tensorflow-VERSION, from wherever pip gets its packages, and stays there: the first
@@ -41,7 +41,7 @@ install_module python/spillway_tf
 if [ "${1-}" = --keras ]; then
   shift
   [ $# -gt 0 ] || set -- --quick
-  exec "$python" scripts/test-keras.py "$@"
+  exec "$python" scripts/framework-tests.py keras "$@"
 fi
 
 read -r has_cuda library headers < <("$python" -c 'import tensorflow as tf

@@ -438,6 +438,7 @@ def install():
     _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
     _wrap_methods(torch.Tensor, ("numpy",), _lending)
     torch.Tensor.__setitem__ = _C.set_item_method()
+    _wrap_methods(torch._C, ("_data_address",), _addressing)
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):

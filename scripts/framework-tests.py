@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the tests of Keras or PyTorch with and without support for large models and compares what became of each.
+
+    build/tensorflow-2.21.0/bin/python scripts/framework-tests.py keras [--quick] [--every-ms 2] [PART ...]
+    build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch --sources FOLDER [--every-ms 2] [PART ...]
+
+With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
+A PART is a folder or file of Keras' sources, such as layers/rnn, or of the folder test/ of PyTorch's, such as
+test_autograd.py; by default those of `parts`, each in two processes of its own. With --quick it is the files of `quick`,
+all of them in the same two processes, which takes a few minutes. Keras' tests are those that the installed Keras comes
+with; PyTorch's wheels have none, so FOLDER is a checkout of its sources, the installed version's if one can be had.
+scripts/test-tensorflow.sh and scripts/test-pytorch.sh make the environments and build the modules;
+`scripts/test-tensorflow.sh --keras` does both and runs Keras' quick part. Where a process ends early, all tests that
+were left count as different. Files that import what is not there are not collected, with support and without. Exit
+status 1 if there is a difference.
+"""
+import argparse
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+SWAPPED = "bytes swapped out"
+NOT_COLLECTED = "not collected"
+
+
+class Keras:
+    packages = ["keras", "pytest", "spillway_tf"]
+    maker = "scripts/test-tensorflow.sh"
+    parts = ["layers/convolutional", "layers/rnn", "layers/attention", "layers/normalization", "trainers", "optimizers",
+             "models", "saving", "callbacks"]
+    quick = ["layers/convolutional/separable_conv_test.py", "layers/rnn/gru_test.py", "layers/attention/attention_test.py",
+             "layers/normalization/batch_normalization_test.py", "optimizers/adam_test.py",
+             "saving/serialization_lib_test.py"]
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow"}
+    options = []
+
+    @staticmethod
+    def folder(_):
+        import keras
+        return pathlib.Path(keras.__file__).parent / "src"
+
+    @staticmethod
+    def install():
+        import spillway_tf
+        spillway_tf.install(limit=4 << 30, least_bytes=512)
+        spillway_tf.set_lms_enabled(True)
+        return spillway_tf.reclaim_inactive, spillway_tf.get_bytes_reclaimed
+
+
+class Torch:
+    packages = ["torch", "pytest", "spillway_torch"]
+    maker = "scripts/test-pytorch.sh"
+    parts = ["test_autograd.py", "test_view_ops.py", "test_indexing.py", "test_serialization.py", "test_dataloader.py",
+             "test_multiprocessing.py", "test_package.py", "test_subclass.py", "test_optim.py", "test_nn.py", "test_jit.py"]
+    quick = ["test_view_ops.py", "test_subclass.py", "test_dlpack.py", "test_package.py", "test_futures.py"]
+    environment = {"OMP_NUM_THREADS": "1"}
+    options = ["--noconftest"]  # PyTorch's needs plugins of its own
+
+    @staticmethod
+    def folder(sources):
+        folder = sources / "test"
+        os.chdir(folder)  # where the tests look for data and for each other
+        return folder
+
+    @staticmethod
+    def install():
+        import spillway_torch
+        spillway_torch.install(device="cpu", limit=12 << 30, least_bytes=1)
+        spillway_torch.set_enabled_lms(True)
+        return spillway_torch.reclaim_inactive, lambda: spillway_torch.memory_stats()["swap_out_bytes"]
+
+
+FRAMEWORKS = {"keras": Keras, "torch": Torch}
+
+
+class Outcomes:
+    """A plugin of pytest that writes what became of each test, as soon as it is known."""
+
+    def __init__(self, path):
+        self.file = open(path, "w")
+
+    def write(self, name, outcome):
+        print(json.dumps([name, outcome]), file=self.file, flush=True)
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            self.write(report.nodeid, report.outcome)
+
+    def pytest_collectreport(self, report):
+        if report.outcome == "failed":  # it needs what is not installed
+            self.write(report.nodeid, NOT_COLLECTED)
+
+
+def work(framework, options):
+    """Runs the tests of some parts in this process."""
+    import threading
+
+    import pytest
+    outcomes = Outcomes(options.worker)
+    folder = framework.folder(options.sources)
+    if options.every_ms:
+        reclaim, swapped = framework.install()
+
+        def reclaim_all():
+            while True:
+                reclaim()
+                time.sleep(options.every_ms / 1000)
+        threading.Thread(target=reclaim_all, daemon=True).start()
+    status = pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", "--continue-on-collection-errors",
+                          *framework.options, "--rootdir", str(folder), *(str(folder / part) for part in options.parts)],
+                         plugins=[outcomes])
+    if options.every_ms:
+        outcomes.write(SWAPPED, swapped())
+    os._exit(int(status))  # the thread and the framework's end when the process does
+
+
+def run(framework, options, parts, every_ms, log):
+    """What became of each test of some parts, and the seconds that took."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "outcomes"
+        sources = ["--sources", str(options.sources)] if options.sources else []
+        begin = time.monotonic()
+        try:
+            subprocess.run([sys.executable, __file__, options.framework, *sources, "--worker", str(path), "--every-ms",
+                            str(every_ms), *parts], check=False, stdout=log, stderr=subprocess.STDOUT,
+                           timeout=options.patience_s, env={**os.environ, **framework.environment})
+        except subprocess.TimeoutExpired:
+            pass  # what hangs has not been reached
+        seconds = time.monotonic() - begin
+        lines = path.read_text().splitlines() if path.exists() else []
+        return dict(json.loads(line) for line in lines), seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("framework", choices=FRAMEWORKS)
+    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("--sources", type=lambda path: pathlib.Path(path).resolve(), metavar="FOLDER")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--every-ms", type=float, default=2)
+    parser.add_argument("--patience-s", type=float, default=3600, help="a process that takes longer has ended early")
+    parser.add_argument("--log", help="where the tests' own output goes", default=os.devnull)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    framework = FRAMEWORKS[options.framework]
+    if framework is Torch and not (options.sources and (options.sources / "test").is_dir()):
+        parser.error("PyTorch's tests are not in its wheel: --sources FOLDER, with test/ in it, says where they are")
+    if options.worker:
+        work(framework, options)
+    for name in framework.packages:
+        if importlib.util.find_spec(name) is None:
+            print(f"** The tests of {options.framework} were NOT run: this Python has no {name}; {framework.maker} makes "
+                  "an environment that has", file=sys.stderr)
+            sys.exit(77)
+    groups = [("quick", framework.quick)] if options.quick else [(part, [part]) for part in options.parts or framework.parts]
+    differences = []
+    print("| part | tests | passed | skipped | failed | not collected | different with support | swapped out, MiB | "
+          "s without | s with |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
+    with open(options.log, "a") as log:
+        for name, parts in groups:
+            expected, seconds = run(framework, options, parts, 0, log)
+            seen, seconds_with = run(framework, options, parts, options.every_ms, log)
+            swapped = seen.pop(SWAPPED, None)
+            wrong = [] if swapped is not None else [f"{name}: the run with support ended early"]
+            wrong += [f"{test}: {outcome}, with support {seen.get(test, 'not reached')}"
+                     for test, outcome in expected.items() if seen.get(test) != outcome]
+            wrong += [f"{test}: with support only" for test in seen if test not in expected]
+            outcomes = list(expected.values())
+            left_out = outcomes.count(NOT_COLLECTED)
+            print(f"| {name} | {len(outcomes) - left_out} | {outcomes.count('passed')} | {outcomes.count('skipped')} | "
+                  f"{outcomes.count('failed')} | {left_out} | {len(wrong)} | {(swapped or 0) / (1 << 20):.1f} | "
+                  f"{seconds:.0f} | {seconds_with:.0f} |", flush=True)
+            differences += wrong if outcomes else [f"{name}: no tests"]
+    print("\n".join(differences))
+    sys.exit(bool(differences))
+
+
+if __name__ == "__main__":
+    main()
