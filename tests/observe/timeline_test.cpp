@@ -245,7 +245,7 @@ TEST_SUITE("timeline") {
     auto const spans = phase(trace, "X");
     REQUIRE(spans.size() == 4);
     for (json const& span : spans) {
-      CHECK(names.at(span.at("tid")) == span.at("name"));
+      CHECK(names.at(span.at("tid")) == span.at("name").get<std::string>());
     }
     auto const& first = spans.at(0);
     CHECK(first.at("name") == "copy_to_host");

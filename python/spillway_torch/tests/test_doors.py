@@ -105,6 +105,7 @@ def test_storages_are_asked_what_they_are(lms):
         x.untyped_storage()._get_shared_fd()
     lms.evict()
     assert lms.is_away(x)
+    assert torch._C._data_address(x) == x.data_ptr() != 0
     assert x.share_memory_().is_shared()
 
 
