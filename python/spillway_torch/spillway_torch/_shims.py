@@ -126,9 +126,6 @@ def _wrap_methods(cls, names, wrap):
 def _wrap_saving():
     writer = torch._C.PyTorchFileWriter  # of torch.save and torch.package
     writer.write_record = _holding(writer.write_record)
-    for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile"):
-        if hasattr(torch._C.ScriptModule, name):
-            setattr(torch._C.ScriptModule, name, _holding_module(getattr(torch._C.ScriptModule, name)))
     _wrap_packaging(torch._C.ScriptModuleSerializer)
     _after_import("safetensors.torch", _wrap_safetensors)
 
@@ -166,12 +163,44 @@ def _wrap_packaging(serializer):
     serializer.write_files = _named_like(holding_write_files, write_files)
 
 
-def _holding_module(function):
-    """TorchScript writes all that a module has in one call."""
-    def call(self, *args, **kwargs):
-        with _C.Held(list(_tensors_of_script(self))):
-            return function(self, *args, **kwargs)
-    return _named_like(call, function)
+def _wrap_scripts():
+    """TorchScript writes all that a module has in one call, and prints constants without an operation."""
+    def of_code(code):
+        return _constants(code.inlined_graph)
+
+    def shown(part):  # larger ones are not printed
+        return (tensor for tensor in _constants(part) if tensor.numel() <= 16)
+    C = torch._C
+    saving = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
+    _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"), _holding_what(_tensors_of_script))
+    _wrap_methods(C.ScriptFunction, saving, _holding_what(of_code))
+    printing = ("__str__", "__repr__", "str", "copy")
+    _wrap_methods(C.Graph, printing, _holding_what(shown))
+    _wrap_methods(C.Graph, ("_export_onnx", "_pretty_print_onnx"), _holding_what(_constants))
+    _wrap_methods(C.Node, printing, _holding_what(shown))
+    _wrap_methods(C.Value, printing, _holding_what(lambda value: shown(value.node())))
+    for cls in (C.ScriptMethod, C.ScriptFunction):
+        for name in ("code", "code_with_constants"):
+            if hasattr(cls, name):
+                setattr(cls, name, property(_holding_what(of_code)(getattr(cls, name).fget)))
+
+
+def _holding_what(tensors_of):
+    def wrap(function):
+        def call(self, *args, **kwargs):
+            with _C.Held([*tensors_of(self), *args]):
+                return function(self, *args, **kwargs)
+        return _named_like(call, function)
+    return wrap
+
+
+def _constants(part):
+    """Those of a graph or of a node and what is in it; `part` keeps the nodes alive."""
+    nodes = part.findAllNodes("prim::Constant")
+    for node in [part, *nodes] if isinstance(part, torch._C.Node) else nodes:
+        kind = node.kindOf("value") if node.hasAttribute("value") else None
+        if kind in ("t", "ts", "ival"):
+            yield from _tensors_of_scripted(getattr(node, kind)("value"))
 
 
 def _tensors_of_script(module):
@@ -182,7 +211,7 @@ def _tensors_of_script(module):
             continue
         yield from _tensors_of_scripted(value)
     for name in module._method_names():
-        yield from module._get_method(name).code_with_constants[1].values()
+        yield from _constants(module._get_method(name).inlined_graph)
     for _, child in torch._C.ModuleDict(module).items():
         yield from _tensors_of_script(child)
 
@@ -450,6 +479,7 @@ def install():
     _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor"), _holding)
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
+    _wrap_scripts()
     _wrap_packed_objects()
     _wrap_profilers()
     _wrap_threads()

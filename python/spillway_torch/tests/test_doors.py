@@ -453,3 +453,56 @@ def test_a_thread_without_support_can_use_what_it_makes(lms):
         assert s.add_(1).tolist() == [3., -2., 5., -4.]
     finally:
         spillway_torch._C.set_hook(True)
+
+
+class Traced(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x):
+        return torch.mm(x, self.weight) + 1.0 + torch.tensor([1., 2.]).sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_constants_of_scripts_are_saved_copied_and_printed(lms):
+    weight = torch.arange(35.).reshape(5, 7)
+
+    def function(x):
+        return torch.mm(x, weight) + 1.0 + torch.tensor([1., 2.]).sum()
+    x = torch.ones(3, 5)
+    expected = outside(function(x))
+    traced = torch.jit.trace(function, x)
+    module = torch.jit.freeze(torch.jit.trace(Traced(weight), x).eval())
+
+    def text_of(*ways):
+        texts = []
+        for way in ways:
+            lms.evict()
+            texts.append(way())
+        return texts
+
+    def ways(script):
+        yield lambda: script.code
+        yield lambda: str(script.graph)
+        yield lambda: str(script.inlined_graph)
+        yield lambda: str(script.graph.copy())
+        yield lambda: str([*script.graph.nodes()][0])
+        yield lambda: str([*script.graph.outputs()][0])
+    for script in (traced, module):
+        seen = text_of(*ways(script))
+        spillway_torch.set_enabled_lms(False)
+        assert seen == [way() for way in ways(script)]
+        spillway_torch.set_enabled_lms(True)
+        file = io.BytesIO()
+        lms.evict()
+        torch.jit.save(script, file)
+        lms.evict()
+        for one in (script, torch.jit.load(io.BytesIO(file.getvalue()))):
+            lms.evict()
+            assert outside(one(x)) == expected
+    lms.evict()
+    twin = copy.deepcopy(module)
+    lms.evict()
+    assert outside(twin(x)) == expected
+    assert "aten::mm" in text_of(lambda: module._c.dump_to_str(True, True, True))[0]
