@@ -7,6 +7,7 @@ that only tells storages apart gets names in the place of addresses.
 """
 import importlib.abc
 import importlib.util
+import re
 import sys
 import threading
 import weakref
@@ -179,6 +180,10 @@ def _wrap_scripts():
     _wrap_methods(C.Graph, ("_export_onnx", "_pretty_print_onnx"), _holding_what(_constants))
     _wrap_methods(C.Node, printing, _holding_what(shown))
     _wrap_methods(C.Value, printing, _holding_what(lambda value: shown(value.node())))
+    for name in dir(C):
+        if re.match("_save_jit_module|_freeze_module|_jit_pass_.*(fold|freez|frozen|inference|constant)", name):
+            setattr(C, name, _holding_scripts(getattr(C, name)))
+    C.FileCheck.run = _holding_scripts(C.FileCheck.run)
     for cls in (C.ScriptMethod, C.ScriptFunction):
         for name in ("code", "code_with_constants"):
             if hasattr(cls, name):
@@ -194,9 +199,26 @@ def _holding_what(tensors_of):
     return wrap
 
 
+def _holding_scripts(function):
+    """For what takes modules and graphs of TorchScript among its arguments."""
+    def tensors_of(argument):
+        if isinstance(argument, torch._C.ScriptModule):
+            return _tensors_of_script(argument)
+        return _constants(argument) if isinstance(argument, torch._C.Graph) else ()
+
+    def call(*args, **kwargs):
+        with _C.Held([tensor for argument in args for tensor in tensors_of(argument)]):
+            return function(*args, **kwargs)
+    return _named_like(call, function)
+
+
 def _constants(part):
     """Those of a graph or of a node and what is in it; `part` keeps the nodes alive."""
     nodes = part.findAllNodes("prim::Constant")
+    for kind in ("prim::fork", "prim::Closure"):
+        for node in part.findAllNodes(kind):
+            if node.hasAttribute("Subgraph"):
+                yield from _constants(node.g("Subgraph"))
     for node in [part, *nodes] if isinstance(part, torch._C.Node) else nodes:
         kind = node.kindOf("value") if node.hasAttribute("value") else None
         if kind in ("t", "ts", "ival"):
@@ -211,7 +233,9 @@ def _tensors_of_script(module):
             continue
         yield from _tensors_of_scripted(value)
     for name in module._method_names():
-        yield from _constants(module._get_method(name).inlined_graph)
+        method = module._get_method(name)
+        yield from _constants(method.inlined_graph)
+        yield from _tensors_of_scripted([argument.default_value for argument in method.schema.arguments])
     for _, child in torch._C.ModuleDict(module).items():
         yield from _tensors_of_script(child)
 
