@@ -184,6 +184,7 @@ def _wrap_scripts():
         if re.match("_save_jit_module|_freeze_module|_jit_pass_.*(fold|freez|frozen|inference|constant)", name):
             setattr(C, name, _holding_scripts(getattr(C, name)))
     C.FileCheck.run = _holding_scripts(C.FileCheck.run)
+    C._jit_set_texpr_fuser_enabled(False)  # its kernels ask for addresses by themselves, outside of operations
     for cls in (C.ScriptMethod, C.ScriptFunction):
         for name in ("code", "code_with_constants"):
             if hasattr(cls, name):

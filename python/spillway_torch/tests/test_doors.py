@@ -455,6 +455,10 @@ def test_a_thread_without_support_can_use_what_it_makes(lms):
         spillway_torch._C.set_hook(True)
 
 
+def test_the_fuser_of_torchscript_is_off():
+    assert not torch._C._jit_texpr_fuser_enabled()
+
+
 class Traced(torch.nn.Module):
     def __init__(self, weight):
         super().__init__()
