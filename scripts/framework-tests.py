@@ -147,7 +147,7 @@ def main():
     parser.add_argument("--patience-s", type=float, default=3600, help="a process that takes longer has ended early")
     parser.add_argument("--log", help="where the tests' own output goes", default=os.devnull)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # options may stand between the framework and the parts
     framework = FRAMEWORKS[options.framework]
     if framework is Torch and not (options.sources and (options.sources / "test").is_dir()):
         parser.error("PyTorch's tests are not in its wheel: --sources FOLDER, with test/ in it, says where they are")
