@@ -77,6 +77,17 @@ def test_quantiles(lms):
     assert torch.nanquantile(x, q).tolist() == [10., 50.] and torch.quantile(x, 0.25).item() == 25
 
 
+def test_the_loss_of_sequences_reads_lengths_that_it_has_converted(lms):
+    scores = torch.randn(4, 3, 20).log_softmax(2)
+    targets = torch.randint(1, 20, (3, 2))
+
+    def loss(dtype):
+        lengths = torch.full((3,), 4, dtype=dtype), torch.full((3,), 2, dtype=dtype)
+        lms.evict()
+        return torch.nn.functional.ctc_loss(scores, targets, *lengths).item()
+    assert loss(torch.int32) == loss(torch.int64)
+
+
 def test_quasirandom_numbers(lms):
     def draw(evicts):
         engine, out = torch.quasirandom.SobolEngine(5, scramble=True, seed=3), []

@@ -63,6 +63,17 @@ def test_an_address_that_code_in_cpp_asks_for_is_good_and_stays(native, lms, mak
     assert torch.equal(x.cpu(), host)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_profilers_see_the_shapes_of_what_is_away(lms, make):
+    x, _ = make(1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, record_shapes=True, with_stack=True, with_modules=True) as profiler:
+        lms.evict()
+        torch.nn.Hardtanh()(x)
+    shapes = [event.input_shapes[0] for event in profiler.events() if event.name == "aten::hardtanh"]
+    assert shapes and all(shape == list(x.shape) for shape in shapes)
+
+
 def test_trackers_hear_of_memory_that_comes_and_goes(native, lms, make):
     native.track()
     x, host = make(4)

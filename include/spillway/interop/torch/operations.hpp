@@ -330,7 +330,8 @@ inline bool accesses_bytes(c10::FunctionSchema const& schema) {
                                        "aten::max_pool1d",
                                        "aten::choose_qparams_optimized",
                                        "aten::_saturate_weight_to_fp16",
-                                       "aten::fbgemm_"};
+                                       "aten::fbgemm_",
+                                       "aten::ctc_loss"};
   return std::any_of(prefixes.begin(), prefixes.end(), [&schema](char const* prefix) {
     return schema.name().rfind(prefix, 0) == 0;
   });
