@@ -167,15 +167,17 @@ def main():
             expected, seconds = run(framework, options, parts, 0, log)
             seen, seconds_with = run(framework, options, parts, options.every_ms, log)
             swapped = seen.pop(SWAPPED, None)
-            wrong = [] if swapped is not None else [f"{name}: the run with support ended early"]
-            wrong += [f"{test}: {outcome}, with support {seen.get(test, 'not reached')}"
-                     for test, outcome in expected.items() if seen.get(test) != outcome]
+            lost = [test for test in expected if test not in seen]
+            wrong = [f"{name}: the run with support ended early"] if swapped is None else []
+            wrong += [f"{test}: {expected[test]}, with support {outcome}"
+                      for test, outcome in seen.items() if outcome != expected.get(test, outcome)]
             wrong += [f"{test}: with support only" for test in seen if test not in expected]
             outcomes = list(expected.values())
             left_out = outcomes.count(NOT_COLLECTED)
             print(f"| {name} | {len(outcomes) - left_out} | {outcomes.count('passed')} | {outcomes.count('skipped')} | "
-                  f"{outcomes.count('failed')} | {left_out} | {len(wrong)} | {(swapped or 0) / (1 << 20):.1f} | "
+                  f"{outcomes.count('failed')} | {left_out} | {len(wrong) + len(lost)} | {(swapped or 0) / (1 << 20):.1f} | "
                   f"{seconds:.0f} | {seconds_with:.0f} |", flush=True)
+            wrong += [f"{name}: with support {len(lost)} tests were not reached, {lost[0]} the first"] if lost else []
             differences += wrong if outcomes else [f"{name}: no tests"]
     print("\n".join(differences))
     sys.exit(bool(differences))
