@@ -173,7 +173,8 @@ def _wrap_scripts():
         return (tensor for tensor in _constants(part) if tensor.numel() <= 16)
     C = torch._C
     saving = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
-    _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"), _holding_what(_tensors_of_script))
+    _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"),
+                  _holding_what(_tensors_of_script))
     _wrap_methods(C.ScriptFunction, saving, _holding_what(of_code))
     printing = ("__str__", "__repr__", "str", "copy")
     _wrap_methods(C.Graph, printing, _holding_what(shown))
@@ -443,17 +444,23 @@ def _keep_gradients(parameter):
     parameter.register_post_accumulate_grad_hook(lambda p: _C.bring_in(p.grad, True))
 
 
-_profilers = 0
+_recorders = set()
 
 
 def _wrap_profilers():
     """They ask for the addresses of operands, parameters and an optimizer's state before an operation uses them."""
-    def counting(function, by):
+    def enabling(function, name):
         def call(*args, **kwargs):
-            global _profilers
+            _recorders.add(name)
+            _C.set_profiled(True)
+            return function(*args, **kwargs)
+        return _named_like(call, function)
+
+    def disabling(function, name):
+        def call(*args, **kwargs):
             result = function(*args, **kwargs)
-            _profilers = max(_profilers + by, 0)
-            _C.set_profiled(_profilers > 0)
+            _recorders.discard(name)
+            _C.set_profiled(bool(_recorders))
             return result
         return _named_like(call, function)
 
@@ -461,10 +468,10 @@ def _wrap_profilers():
     from torch.profiler import profiler as kineto
     for name, modules in {"profiler": (torch._C._autograd, torch.autograd, profiler),
                           "execution_trace_observer": (torch._C._profiler, kineto)}.items():
-        for prefix, by in (("_enable_", 1), ("_disable_", -1)):
+        for prefix, wrap in (("_enable_", enabling), ("_disable_", disabling)):
             for module in modules:
                 if hasattr(module, prefix + name):
-                    setattr(module, prefix + name, counting(getattr(module, prefix + name), by))
+                    setattr(module, prefix + name, wrap(getattr(module, prefix + name), name))
     _after_import("torch.profiler._memory_profiler", _wrap_memory_profile)
 
 
