@@ -149,69 +149,58 @@ def _wrap_packed_objects():
 
 def _wrap_packaging(serializer):
     """torch.package takes modules of TorchScript one by one, and writes what is left of them at the end."""
-    serialize, write_files = serializer.serialize, serializer.write_files
+    serialize, write_files = _holding_scripts(serializer.serialize), serializer.write_files
     modules = weakref.WeakKeyDictionary()
 
-    def holding_serialize(self, module, *args):
+    def remembering_serialize(self, module, *args):
         modules.setdefault(self, []).append(module)
-        with _C.Held(list(_tensors_of_script(module))):
-            return serialize(self, module, *args)
+        return serialize(self, module, *args)
 
     def holding_write_files(self):
-        with _C.Held([tensor for module in modules.pop(self, ()) for tensor in _tensors_of_script(module)]):
+        with _C.Held([tensor for module in modules.pop(self, ()) for tensor in _tensors_of(module)]):
             return write_files(self)
-    serializer.serialize = _named_like(holding_serialize, serialize)
+    serializer.serialize = _named_like(remembering_serialize, serialize)
     serializer.write_files = _named_like(holding_write_files, write_files)
 
 
 def _wrap_scripts():
     """TorchScript writes all that a module has in one call, and prints constants without an operation."""
-    def of_code(code):
-        return _constants(code.inlined_graph)
-
-    def shown(part):  # larger ones are not printed
-        return (tensor for tensor in _constants(part) if tensor.numel() <= 16)
     C = torch._C
     saving = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
-    _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"),
-                  _holding_what(_tensors_of_script))
-    _wrap_methods(C.ScriptFunction, saving, _holding_what(of_code))
-    printing = ("__str__", "__repr__", "str", "copy")
-    _wrap_methods(C.Graph, printing, _holding_what(shown))
-    _wrap_methods(C.Graph, ("_export_onnx", "_pretty_print_onnx"), _holding_what(_constants))
-    _wrap_methods(C.Node, printing, _holding_what(shown))
-    _wrap_methods(C.Value, printing, _holding_what(lambda value: shown(value.node())))
-    for name in dir(C):
-        if re.match("_save_jit_module|_freeze_module|_jit_pass_.*(fold|freez|frozen|inference|constant)", name):
-            setattr(C, name, _holding_scripts(getattr(C, name)))
-    C.FileCheck.run = _holding_scripts(C.FileCheck.run)
+    _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"), _holding_scripts)
+    _wrap_methods(C.ScriptFunction, saving, _holding_scripts)
+    _wrap_methods(C.Graph, ("_export_onnx", "_pretty_print_onnx"), _holding_scripts)
+    for cls in (C.Graph, C.Node, C.Value):
+        _wrap_methods(cls, ("__str__", "__repr__", "str", "copy"), _holding_what_is_shown)
+    _wrap_methods(C, [name for name in dir(C) if re.match(
+        "_save_jit_module|_freeze_module|_jit_pass_.*(fold|freez|frozen|inference|constant)", name)], _holding_scripts)
+    _wrap_methods(C.FileCheck, ("run",), _holding_what_is_shown)
     C._jit_set_texpr_fuser_enabled(False)  # its kernels ask for addresses by themselves, outside of operations
     for cls in (C.ScriptMethod, C.ScriptFunction):
-        for name in ("code", "code_with_constants"):
-            if hasattr(cls, name):
-                setattr(cls, name, property(_holding_what(of_code)(getattr(cls, name).fget)))
+        _wrap_methods(cls, ("code", "code_with_constants"), lambda code: property(_holding_scripts(code.fget)))
 
 
-def _holding_what(tensors_of):
-    def wrap(function):
-        def call(self, *args, **kwargs):
-            with _C.Held([*tensors_of(self), *args]):
-                return function(self, *args, **kwargs)
-        return _named_like(call, function)
-    return wrap
-
-
-def _holding_scripts(function):
-    """For what takes modules and graphs of TorchScript among its arguments."""
-    def tensors_of(argument):
-        if isinstance(argument, torch._C.ScriptModule):
-            return _tensors_of_script(argument)
-        return _constants(argument) if isinstance(argument, torch._C.Graph) else ()
-
+def _holding_scripts(function, holds=lambda tensor: True):
+    """For what takes parts of TorchScript, or tensors, among its arguments."""
     def call(*args, **kwargs):
-        with _C.Held([tensor for argument in args for tensor in tensors_of(argument)]):
+        with _C.Held([tensor for argument in args for tensor in _tensors_of(argument) if holds(tensor)]):
             return function(*args, **kwargs)
     return _named_like(call, function)
+
+
+def _holding_what_is_shown(function):
+    return _holding_scripts(function, lambda tensor: tensor.numel() <= 16)  # larger ones are not printed
+
+
+def _tensors_of(argument):
+    C = torch._C
+    if isinstance(argument, C.ScriptModule):
+        return _tensors_of_script(argument)
+    if isinstance(argument, (C.ScriptMethod, C.ScriptFunction)):
+        return _constants(argument.inlined_graph)
+    if isinstance(argument, (C.Graph, C.Node)):
+        return _constants(argument)
+    return _constants(argument.node()) if isinstance(argument, C.Value) else _tensors_of_scripted(argument)
 
 
 def _constants(part):
