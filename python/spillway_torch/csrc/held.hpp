@@ -116,13 +116,7 @@ class Barrier {
   }
   Barrier(Barrier const&) = delete;
   Barrier& operator=(Barrier const&) = delete;
-  ~Barrier() { exit(); }
-
-  void exit() {
-    if (is_done_) {
-      return;
-    }
-    is_done_ = true;
+  ~Barrier() {
     c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
     if (suspends_) {
       Site::frames() = std::move(suspended_);
@@ -136,7 +130,6 @@ class Barrier {
   bool is_excluded_;
   bool suspends_ = Site::state() != nullptr && Site::frames().held == 0;
   bool was_counted_ = false;
-  bool is_done_ = false;
   typename Site::Leases::Frames suspended_;
 };
 

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/interop/torch/torch_version.hpp>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <type_traits>
 
 #include "held.hpp"
 #include <c10/core/impl/PyInterpreter.h>
 #include <torch/csrc/PyInterpreter.h>
 
 namespace spillway_torch {
-
-#if SPILLWAY_TORCH_AT_LEAST(2, 15)
 
 /// PyTorch's calls into Python, with a `Barrier` around those that run `__torch_dispatch__` of a
 /// mode or a subclass. DTensor's operations, whose `__torch_dispatch__` PyTorch has written in C++,
@@ -137,22 +132,11 @@ class InterpreterWithBarriers : public c10::impl::PyInterpreterVTable {
   c10::impl::PyInterpreterVTable const* original_;
 };
 
-#endif
-
 /// Puts barriers around what PyTorch calls in Python, for as long as the process lives.
-///
-/// @returns false if this version of PyTorch calls Python in other ways; the Python part of this
-///          module then wraps what it can see
 template <class Site>
-bool install_barriers() {
-#if SPILLWAY_TORCH_AT_LEAST(2, 15)
-  if constexpr (!std::is_abstract_v<InterpreterWithBarriers<Site>>) {
-    c10::impl::PyInterpreter& interpreter = *getPyInterpreter();
-    interpreter.vtable_ = new InterpreterWithBarriers<Site>{*interpreter.vtable_};
-    return true;
-  }
-#endif
-  return false;
+void install_barriers() {
+  c10::impl::PyInterpreter& interpreter = *getPyInterpreter();
+  interpreter.vtable_ = new InterpreterWithBarriers<Site>{*interpreter.vtable_};
 }
 
 }  // namespace spillway_torch

@@ -13,7 +13,6 @@ import threading
 import weakref
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from . import _chosen as _C, _compiled
@@ -57,6 +56,8 @@ def _keeping(function):
 
 
 def _is_naming(caller):
+    if caller.f_globals.get("__name__") == "torch.storage":  # a typed storage asks the untyped one
+        caller = caller.f_back
     return caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
 
 
@@ -297,48 +298,6 @@ def _wrap_threads():
     threading.Thread.run = _with_hook(threading.Thread.run)
 
 
-_wrapped_classes = weakref.WeakSet()
-
-
-def _wrap_dispatch(cls):
-    """Python that runs in the middle of an operation: its own operations are outermost."""
-    method = cls.__dict__.get("__torch_dispatch__")
-    if method is None or cls in _wrapped_classes:
-        return
-    is_bound = isinstance(method, (classmethod, staticmethod))
-    function = method.__func__ if is_bound else method
-    if not hasattr(function, "__code__"):
-        return
-
-    def call(*args, **kwargs):
-        barrier = _C.Barrier()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            barrier.exit()
-    _named_like(call, function)
-    cls.__torch_dispatch__ = type(method)(call) if is_bound else call
-    _wrapped_classes.add(cls)
-
-
-def _wrap_dispatch_of_subclasses(base):
-    pending = [base]
-    while pending:
-        cls = pending.pop()
-        for subclass in cls.__subclasses__():
-            _wrap_dispatch(subclass)
-            pending.append(subclass)
-    inner = base.__dict__.get("__init_subclass__")
-
-    def __init_subclass__(cls, **kwargs):
-        if inner is not None:
-            inner.__get__(None, cls)(**kwargs)
-        else:
-            super(base, cls).__init_subclass__(**kwargs)
-        _wrap_dispatch(cls)
-    base.__init_subclass__ = classmethod(__init_subclass__)
-
-
 def _wrap_higher_order_operators():
     """Lets the hook's dispatch key fall through all higher-order operators, which do not know it."""
     from torch import _ops
@@ -497,7 +456,8 @@ def install():
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
     # The first runs a kernel, and is no operation of the dispatcher.
-    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor"), _holding)
+    _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor", "_is_alias_of"),
+                  _holding)
     sys.meta_path.insert(0, _finder)
     _wrap_saving()
     _wrap_scripts()
@@ -511,7 +471,6 @@ def install():
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()
-    if not _C.install_barriers():
-        _wrap_dispatch_of_subclasses(torch.Tensor)
-        _wrap_dispatch_of_subclasses(TorchDispatchMode)
+    _C.install_barriers()
+    _C.install_script_operators()
     _wrap_higher_order_operators()

@@ -222,11 +222,15 @@ def test_what_an_operation_in_place_has_overwritten_can_leave_before_backward(lm
     assert torch.equal(gradient, expected)
 
 
+_libraries = []  # for good: PyTorch 2.11 compiles nothing more once an operation has gone with its library
+
+
 @pytest.mark.parametrize("namespace", ["spillway_tests", "c10d"], ids=["a program's", "communication"])
 def test_copies_that_others_operations_make_stay_where_they_are(lms, namespace):
     """Such an operation may go on with a copy's address after it has returned, as that of a collective does."""
     copies = []
     library = torch.library.Library(namespace, "FRAGMENT")
+    _libraries.append(library)
     library.define("spillway_goes_on(Tensor x) -> ()")
     library.impl("spillway_goes_on", lambda x: copies.append(x.clone()), "CPU")
     x = torch.arange(1000.)

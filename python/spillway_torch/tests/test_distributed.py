@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import torch.distributed as dist
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="no gloo")
@@ -321,6 +322,7 @@ rpc.shutdown()
     assert ended[0][0] == "True False\n"
 
 
+@pytest.mark.skipif(not hasattr(torch._C, "_remove_obj_from_tls"), reason="this PyTorch cannot take the object away again")
 def test_a_communication_keeps_no_python_object(world):
     """The thread that ends it would drop the object, perhaps after the interpreter's end."""
     out = world("""

@@ -5,6 +5,7 @@ import copy
 import gc
 import io
 import json
+import threading
 import typing
 import zipfile
 
@@ -120,6 +121,15 @@ def test_storages_are_asked_what_they_are(lms):
     assert x.share_memory_().is_shared()
 
 
+def test_tensors_that_are_away_are_told_from_their_views(lms):
+    x, other = torch.ones(64), torch.ones(64)
+    view = x[1:]
+    lms.evict()
+    assert torch._C._is_alias_of(x, view) and not torch._C._is_alias_of(other, view)
+    lms.evict()
+    assert lms.is_away(x) and lms.is_away(other)
+
+
 @torch.jit.script
 class Scale:
     def __init__(self, by: torch.Tensor):
@@ -213,14 +223,12 @@ def test_addresses_of_what_is_away_are_errors_unless_a_profiler_asks(lms):
     def is_refused(message):
         with pytest.raises(RuntimeError, match=message):
             address(x)
-    null = "invalid python storage"  # PyTorch's own check
-    message = null if torch.__version__ < "2.15" else "swapped out"
     x = torch.ones(64, 64)
     lms.evict()
-    is_refused(message)
+    is_refused("swapped out")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        is_refused(null)
-    is_refused(message)
+        is_refused("invalid python storage")  # PyTorch's own check: the address is null
+    is_refused("swapped out")
     assert x.sum().item() == 64 * 64
 
 
@@ -464,6 +472,32 @@ def test_a_thread_without_support_can_use_what_it_makes(lms):
         assert s.add_(1).tolist() == [3., -2., 5., -4.]
     finally:
         spillway_torch._C.set_hook(True)
+
+
+@torch.jit.script
+def described(x: torch.Tensor) -> tuple[str, str, str]:
+    print(x, [x])
+    return str(x), str([x]), "%s" % x
+
+
+def test_scripts_print_what_is_away(lms, capfd):
+    x = torch.arange(4.).reshape(2, 2)
+    spillway_torch.set_enabled_lms(False)
+    expected = described(x), capfd.readouterr().out
+    spillway_torch.set_enabled_lms(True)
+    stop = threading.Event()
+
+    def keep_evicting():
+        while not stop.is_set():
+            lms.evict()
+    evicting = threading.Thread(target=keep_evicting)
+    evicting.start()
+    try:
+        for _ in range(50):
+            assert (described(x), capfd.readouterr().out) == expected
+    finally:
+        stop.set()
+        evicting.join()
 
 
 def test_the_fuser_of_torchscript_is_off():

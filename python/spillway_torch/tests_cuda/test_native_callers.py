@@ -50,7 +50,7 @@ def test_an_address_is_traced_to_its_segment(native, make):
     assert segments[base] == size.value and base <= x.data_ptr() < base + size.value
 
 
-@pytest.mark.skipif(torch.__version__ < "2.15", reason="storages of this PyTorch do not say that their address is asked for")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="storages of this PyTorch do not say that their address is asked for")
 def test_an_address_that_code_in_cpp_asks_for_is_good_and_stays(native, lms, make):
     x, host = make()
     lms.evict()

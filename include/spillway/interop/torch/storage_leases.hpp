@@ -139,10 +139,10 @@ struct StorageTraits {
     set_context(storage._mutable_data_ptr_no_checks(), entry, p);
     if (p != nullptr) {
       allow_access(storage);
-    } else if constexpr (PassingSite<Site>) {
+    } else if constexpr (PassingSite<Site> && has_access_hooks) {
       set_access_hook(storage, &Site::on_access);
     } else {
-      forbid_access(storage, Site::leases().is_profiled());
+      forbid_access(storage, PassingSite<Site> || Site::leases().is_profiled());
     }
   }
 
