@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of Keras or PyTorch with and without support for large models and compares what became of each.
+"""Runs the tests of Keras, of PyTorch or of a package that uses PyTorch, with and without support for large models, and
+compares what became of each.
 
     build/tensorflow-2.21.0/bin/python scripts/framework-tests.py keras [--quick] [--every-ms 2] [PART ...]
     build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch --sources FOLDER [--every-ms 2] [PART ...]
+    build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch-package --sources FOLDER [--every-ms 2] PART ...
 
 With support everything that no operation uses is made to leave every two milliseconds, by a thread beside the tests.
-A PART is a folder or file of Keras' sources, such as layers/rnn, or of the folder test/ of PyTorch's, such as
-test_autograd.py; by default those of `parts`, each in two processes of its own. With --quick it is the files of `quick`,
-all of them in the same two processes, which takes a few minutes. Keras' tests are those that the installed Keras comes
-with; PyTorch's wheels have none, so FOLDER is a checkout of its sources, the installed version's if one can be had.
+A PART is a folder or file of Keras' sources, such as layers/rnn, of the folder test/ of PyTorch's, such as
+test_autograd.py, or of a package's; by default those of `parts`, each in two processes of its own. With --quick it is the
+files of `quick`, all of them in the same two processes, which takes a few minutes. Keras' tests are those that the
+installed Keras comes with; PyTorch's wheels have none, so FOLDER is a checkout of its sources, the installed version's if
+one can be had. A package's is imported from its checkout; what it needs has to be installed.
 scripts/test-tensorflow.sh and scripts/test-pytorch.sh make the environments and build the modules;
 `scripts/test-tensorflow.sh --keras` does both and runs Keras' quick part. Where a process ends early, all tests that
 were left count as different. Files that import what is not there are not collected, with support and without. Exit
@@ -76,7 +79,17 @@ class Torch:
         return spillway_torch.reclaim_inactive, lambda: spillway_torch.memory_stats()["swap_out_bytes"]
 
 
-FRAMEWORKS = {"keras": Keras, "torch": Torch}
+class TorchPackage(Torch):
+    parts = quick = options = []
+
+    @staticmethod
+    def folder(sources):
+        os.chdir(sources)
+        sys.path.insert(0, str(sources))
+        return sources
+
+
+FRAMEWORKS = {"keras": Keras, "torch": Torch, "torch-package": TorchPackage}
 
 
 class Outcomes:
@@ -151,6 +164,8 @@ def main():
     framework = FRAMEWORKS[options.framework]
     if framework is Torch and not (options.sources and (options.sources / "test").is_dir()):
         parser.error("PyTorch's tests are not in its wheel: --sources FOLDER, with test/ in it, says where they are")
+    if framework is TorchPackage and not (options.sources and options.parts):
+        parser.error("a package's tests need --sources FOLDER, its checkout, and at least one PART of that")
     if options.worker:
         work(framework, options)
     for name in framework.packages:
