@@ -16,7 +16,6 @@
 #include "interpreter.hpp"
 #include "released_lock.hpp"
 #include "rpc.hpp"
-#include "script_operators.hpp"
 #include "site.hpp"
 #include "statistics.hpp"
 #include <ATen/core/Tensor.h>
@@ -310,7 +309,6 @@ void Bindings<Site>::define(pybind11::module_& m) {
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);
   m.def("install_barriers", &install_barriers<Site>);
-  m.def("install_script_operators", &install_script_operators<Site>);
 }
 
 }  // namespace spillway_torch

@@ -164,6 +164,25 @@ def _wrap_packaging(serializer):
     serializer.write_files = _named_like(holding_write_files, write_files)
 
 
+#: Operators of TorchScript that read tensors and are not known to PyTorch's dispatcher.
+_READING = ("prim::tolist", "aten::format", "aten::str", "aten::percentFormat", "prim::Print")
+
+
+def _reading(run):
+    """A script in which one of them takes a tensor counts as one operation."""
+    def call(self, *args, **kwargs):
+        reads = getattr(self, "_spillway_reads", None)
+        if reads is None:
+            graph = self.inlined_graph
+            reads = self._spillway_reads = any("Tensor" in str(value.type()) for kind in _READING
+                                               for node in graph.findAllNodes(kind) for value in node.inputs())
+        if not reads:
+            return run(self, *args, **kwargs)
+        with _C.Held(tree_leaves((args, kwargs))):
+            return run(self, *args, **kwargs)
+    return _named_like(call, run)
+
+
 def _wrap_scripts():
     """TorchScript writes all that a module has in one call, and prints constants without an operation."""
     C = torch._C
@@ -179,6 +198,7 @@ def _wrap_scripts():
     C._jit_set_texpr_fuser_enabled(False)  # its kernels ask for addresses by themselves, outside of operations
     for cls in (C.ScriptMethod, C.ScriptFunction):
         _wrap_methods(cls, ("code", "code_with_constants"), lambda code: property(_holding_scripts(code.fget)))
+        _wrap_methods(cls, ("__call__",), _reading)
 
 
 def _holding_scripts(function, holds=lambda tensor: True):
@@ -472,5 +492,4 @@ def install():
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()
     _C.install_barriers()
-    _C.install_script_operators()
     _wrap_higher_order_operators()

@@ -475,15 +475,27 @@ def test_a_thread_without_support_can_use_what_it_makes(lms):
 
 
 @torch.jit.script
-def described(x: torch.Tensor) -> tuple[str, str, str]:
+def described(x: torch.Tensor) -> tuple[str, str, str, list[int], list[list[float]]]:
+    numbers: list[int] = x.long().flatten().tolist()
+    rows: list[list[float]] = x.tolist()
     print(x, [x])
-    return str(x), str([x]), "%s" % x
+    return str(x), "{} {}".format(x, [x]), "%s" % x, numbers, rows
 
 
-def test_scripts_print_what_is_away(lms, capfd):
+class Described(torch.nn.Module):
+    def forward(self, x: torch.Tensor):
+        return described(x)
+
+
+def without_tensors(x: torch.Tensor) -> str:
+    return "{}".format(x.shape) + str((x * 2).shape)
+
+
+def test_scripts_read_and_print_what_is_away(lms, capfd):
     x = torch.arange(4.).reshape(2, 2)
     spillway_torch.set_enabled_lms(False)
     expected = described(x), capfd.readouterr().out
+    assert expected[0][3:] == ([0, 1, 2, 3], [[0., 1.], [2., 3.]])
     spillway_torch.set_enabled_lms(True)
     stop = threading.Event()
 
@@ -493,11 +505,19 @@ def test_scripts_print_what_is_away(lms, capfd):
     evicting = threading.Thread(target=keep_evicting)
     evicting.start()
     try:
-        for _ in range(50):
-            assert (described(x), capfd.readouterr().out) == expected
+        for script in (described, torch.jit.script(Described())):
+            for _ in range(50):
+                assert (script(x), capfd.readouterr().out) == expected
     finally:
         stop.set()
         evicting.join()
+
+
+def test_scripts_that_print_no_tensors_are_not_one_operation(lms):
+    script = torch.jit.script(without_tensors)
+    before = lms.stats()["frames"]
+    assert script(torch.ones(3)) == "[3][3]" and lms.stats()["frames"] == before + 1
+    assert not script._spillway_reads and described._spillway_reads
 
 
 def test_the_fuser_of_torchscript_is_off():
