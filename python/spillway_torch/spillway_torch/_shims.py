@@ -56,7 +56,7 @@ def _keeping(function):
 
 
 def _is_naming(caller):
-    if caller.f_globals.get("__name__") == "torch.storage":  # a typed storage asks the untyped one
+    while caller.f_globals.get("__name__") == "torch.storage":  # a typed storage asks the untyped one
         caller = caller.f_back
     return caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
 
