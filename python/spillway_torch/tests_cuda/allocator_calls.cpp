@@ -51,6 +51,15 @@ void* address_of(c10::TensorImpl* tensor) {
   return tensor->mutable_data();
 }
 
+bool refuses_address(c10::TensorImpl* tensor) {
+  try {
+    (void)address_of(tensor);
+    return false;
+  } catch (c10::Error const&) {
+    return true;
+  }
+}
+
 void* base_of(void* p, std::size_t* bytes) {
   return c10::cuda::CUDACachingAllocator::getBaseAllocation(p, bytes);
 }

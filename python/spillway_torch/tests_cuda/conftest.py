@@ -146,7 +146,8 @@ def native(tmp_path_factory):
     """What PyTorch's C++ code asks of the allocator (allocator_calls.cpp), compiled."""
     loaded = kernels.compiled("allocator_calls.cpp", tmp_path_factory.mktemp("native") / "allocator_calls.so")
     loaded.largest_piece.restype = loaded.base_of.restype = loaded.address_of.restype = ctypes.c_size_t
-    loaded.address_of.argtypes = [ctypes.c_void_p]
+    loaded.address_of.argtypes = loaded.refuses_address.argtypes = [ctypes.c_void_p]
+    loaded.refuses_address.restype = ctypes.c_bool
     loaded.base_of.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)]
     loaded.keep_workspace.argtypes = [ctypes.c_size_t]
     loaded.tracked_allocations.restype = loaded.tracked_frees.restype = ctypes.c_size_t

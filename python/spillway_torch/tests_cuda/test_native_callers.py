@@ -50,7 +50,10 @@ def test_an_address_is_traced_to_its_segment(native, make):
     assert segments[base] == size.value and base <= x.data_ptr() < base + size.value
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="storages of this PyTorch do not say that their address is asked for")
+has_hooks = torch.__version__ >= "2.13"  # storages say that their address is asked for
+
+
+@pytest.mark.skipif(not has_hooks, reason="nothing can bring the tensor in")
 def test_an_address_that_code_in_cpp_asks_for_is_good_and_stays(native, lms, make):
     x, host = make()
     lms.evict()
@@ -60,6 +63,16 @@ def test_an_address_that_code_in_cpp_asks_for_is_good_and_stays(native, lms, mak
     lms.evict()
     assert address != 0 and address == native.address_of(x._cdata)
     assert lms.view(x)["kept"] and not lms.is_away(x)
+    assert torch.equal(x.cpu(), host)
+
+
+@pytest.mark.skipif(has_hooks, reason="the tensor is brought in")
+def test_an_address_that_code_in_cpp_asks_for_is_refused(native, lms, make):
+    x, host = make()
+    lms.evict()
+
+    assert native.refuses_address(x._cdata)
+
     assert torch.equal(x.cpu(), host)
 
 
