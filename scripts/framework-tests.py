@@ -12,7 +12,8 @@ A PART is a folder or file of Keras' sources, such as layers/rnn, of the folder 
 test_autograd.py, or of a package's; by default those of `parts`, each in two processes of its own. With --quick it is the
 files of `quick`, all of them in the same two processes, which takes a few minutes. Keras' tests are those that the
 installed Keras comes with; PyTorch's wheels have none, so FOLDER is a checkout of its sources, the installed version's if
-one can be had. A package's is imported from its checkout; what it needs has to be installed.
+one can be had. A package is imported from its checkout if it lies at the top of that, else as it is installed; what it
+needs has to be installed.
 scripts/test-tensorflow.sh and scripts/test-pytorch.sh make the environments and build the modules;
 `scripts/test-tensorflow.sh --keras` does both and runs Keras' quick part. Where a process ends early, all tests that
 were left count as different. Files that import what is not there are not collected, with support and without. Exit
@@ -164,8 +165,8 @@ def main():
     framework = FRAMEWORKS[options.framework]
     if framework is Torch and not (options.sources and (options.sources / "test").is_dir()):
         parser.error("PyTorch's tests are not in its wheel: --sources FOLDER, with test/ in it, says where they are")
-    if framework is TorchPackage and not (options.sources and options.parts):
-        parser.error("a package's tests need --sources FOLDER, its checkout, and at least one PART of that")
+    if framework is TorchPackage and (options.quick or not (options.sources and options.parts)):
+        parser.error("a package's tests need --sources FOLDER, its checkout, and at least one PART of that; none is quick")
     if options.worker:
         work(framework, options)
     for name in framework.packages:

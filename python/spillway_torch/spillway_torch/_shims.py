@@ -56,9 +56,9 @@ def _keeping(function):
 
 
 def _is_naming(caller):
-    while caller.f_globals.get("__name__") == "torch.storage":  # a typed storage asks the untyped one
+    while caller is not None and caller.f_globals.get("__name__") == "torch.storage":  # a typed one asks the untyped one
         caller = caller.f_back
-    return caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
+    return caller is not None and caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
 
 
 def _addressing(function):
@@ -166,19 +166,28 @@ def _wrap_packaging(serializer):
 
 #: Operators of TorchScript that read tensors and are not known to PyTorch's dispatcher.
 _READING = ("prim::tolist", "aten::format", "aten::str", "aten::percentFormat", "prim::Print")
+#: The words in types of values that hold no tensor.
+_PLAIN = {"int", "float", "bool", "str", "complex", "Scalar", "Device", "NoneType", "List", "Dict", "Tuple", "Optional"}
+
+
+def _reads_tensors(graph):
+    """Whether such an operator may take a tensor. What `torch.jit.fork` begins is left out: it runs in another thread."""
+    return any(not _PLAIN.issuperset(re.findall(r"\w+", str(value.type())))
+               for kind in _READING for node in graph.findAllNodes(kind) for value in node.inputs())
 
 
 def _reading(run):
-    """A script in which one of them takes a tensor counts as one operation."""
+    """A script that reads tensors counts as one operation."""
     def call(self, *args, **kwargs):
         reads = getattr(self, "_spillway_reads", None)
         if reads is None:
-            graph = self.inlined_graph
-            reads = self._spillway_reads = any("Tensor" in str(value.type()) for kind in _READING
-                                               for node in graph.findAllNodes(kind) for value in node.inputs())
+            reads = self._spillway_reads = _reads_tensors(self.inlined_graph)
         if not reads:
             return run(self, *args, **kwargs)
-        with _C.Held(tree_leaves((args, kwargs))):
+        tensors = [*_tensors_of(self), *_tensors_of_scripted([args, kwargs, *_default_values(self)])]
+        if isinstance(self, torch._C.ScriptMethod):
+            tensors += _tensors_of_script(self.owner)
+        with _C.Held(tensors):
             return run(self, *args, **kwargs)
     return _named_like(call, run)
 
@@ -224,6 +233,10 @@ def _tensors_of(argument):
     return _constants(argument.node()) if isinstance(argument, C.Value) else _tensors_of_scripted(argument)
 
 
+def _default_values(method):
+    return [argument.default_value for argument in method.schema.arguments]
+
+
 def _constants(part):
     """Those of a graph or of a node and what is in it; `part` keeps the nodes alive."""
     nodes = part.findAllNodes("prim::Constant")
@@ -247,7 +260,7 @@ def _tensors_of_script(module):
     for name in module._method_names():
         method = module._get_method(name)
         yield from _constants(method.inlined_graph)
-        yield from _tensors_of_scripted([argument.default_value for argument in method.schema.arguments])
+        yield from _tensors_of_scripted(_default_values(method))
     for _, child in torch._C.ModuleDict(module).items():
         yield from _tensors_of_script(child)
 

@@ -5,6 +5,8 @@ import ctypes
 import pytest
 import torch
 
+import spillway_torch
+
 MIB = 1 << 20
 
 
@@ -29,7 +31,6 @@ def test_the_largest_piece_is_small_when_memory_is_full(native, lms, make):
 
 
 def test_the_workspaces_of_cublas_are_named(native, lms):
-    import spillway_torch
     before = lms.stats()["cublas_workspace_bytes"]
 
     native.keep_workspace(3 * MIB)
@@ -73,6 +74,8 @@ def test_an_address_that_code_in_cpp_asks_for_is_refused(native, lms, make):
 
     assert native.refuses_address(x._cdata)
 
+    with spillway_torch.hold(x):
+        assert not native.refuses_address(x._cdata)
     assert torch.equal(x.cpu(), host)
 
 

@@ -37,8 +37,8 @@ concept JoiningSite = requires {
 /// A site of tensors whose pointers PyTorch takes outside of operations, too, without reading what
 /// they point to: where gradients and futures pass from one stream to another. That must not fail
 /// while the tensors are swapped out. `Site::on_access(storage)` is called instead when code asks
-/// for the address of one in order to write, and brings it in for good. Before PyTorch 2.13 nothing
-/// can be called, and that is an error.
+/// for the address of one in order to write, and brings it in for good. Before PyTorch 2.13 no
+/// function can be called there, and to ask for an address to write to is an error instead.
 template <class Site>
 concept PassingSite = requires(c10::StorageImpl* storage) {
   { Site::on_access(storage) } -> std::same_as<void>;

@@ -141,7 +141,7 @@ struct StorageTraits {
       allow_access(storage);
     } else if constexpr (PassingSite<Site> && has_access_hooks) {
       set_access_hook(storage, &Site::on_access);
-    } else {
+    } else {  // PyTorch itself reads the pointers at a `PassingSite`, as a profiler does anywhere
       forbid_access(storage, PassingSite<Site> || Site::leases().is_profiled());
     }
   }

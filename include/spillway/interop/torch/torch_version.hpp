@@ -51,9 +51,9 @@ inline void forbid_access(c10::StorageImpl& storage, bool may_be_read) {
 
 inline constexpr bool has_access_hooks = false;
 
-/// The flags of a storage that make asking for its address an error. These versions of PyTorch set
-/// both but do not clear both, and without them code that asks would read from null. An explicit
-/// instantiation is the one place that may name private members.
+/// The flags of a storage that make asking for its address an error. Without them code that asks
+/// would read from null. These versions of PyTorch have functions that set the flags, but none that
+/// clears the second. An explicit instantiation is the one place that may name private members.
 struct AccessFlags {
   friend void clear(AccessFlags, c10::StorageImpl& storage);
 };
