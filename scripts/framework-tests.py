@@ -20,10 +20,12 @@ were left count as different. Files that import what is not there are not collec
 status 1 if there is a difference.
 """
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -140,12 +142,17 @@ def run(framework, options, parts, every_ms, log):
         path = pathlib.Path(folder) / "outcomes"
         sources = ["--sources", str(options.sources)] if options.sources else []
         begin = time.monotonic()
+        worker = subprocess.Popen([sys.executable, __file__, options.framework, *sources, "--worker", str(path), "--every-ms",
+                                   str(every_ms), *parts], stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                  env={**os.environ, **framework.environment})
         try:
-            subprocess.run([sys.executable, __file__, options.framework, *sources, "--worker", str(path), "--every-ms",
-                            str(every_ms), *parts], check=False, stdout=log, stderr=subprocess.STDOUT,
-                           timeout=options.patience_s, env={**os.environ, **framework.environment})
+            worker.wait(options.patience_s)
         except subprocess.TimeoutExpired:
             pass  # what hangs has not been reached
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)  # what the tests have started and left behind, too
+            worker.wait()
         seconds = time.monotonic() - begin
         lines = path.read_text().splitlines() if path.exists() else []
         return dict(json.loads(line) for line in lines), seconds
