@@ -184,10 +184,11 @@ def _reading(run):
             reads = self._spillway_reads = _reads_tensors(self.inlined_graph)
         if not reads:
             return run(self, *args, **kwargs)
-        tensors = [*_tensors_of(self), *_tensors_of_scripted([args, kwargs, *_default_values(self)])]
         if isinstance(self, torch._C.ScriptMethod):
-            tensors += _tensors_of_script(self.owner)
-        with _C.Held(tensors):
+            own = _tensors_of_script(self.owner)
+        else:
+            own = [*_tensors_of(self), *_tensors_of_scripted(_default_values(self))]
+        with _C.Held([*_tensors_of_scripted([args, kwargs]), *own]):
             return run(self, *args, **kwargs)
     return _named_like(call, run)
 
