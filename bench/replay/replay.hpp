@@ -26,7 +26,7 @@ struct Settings {
   bool swapping = true;
   bool compaction = true;
   Recompute recompute = Recompute::none;  // a recipe is the operation that a buffer begins with
-  std::size_t lookahead_ops = 64;         // 0: no prefetch
+  std::size_t lookahead_ops = 512;        // 0: no prefetch
   std::size_t steps = 1;                  // how often the trace is repeated
   std::optional<double> link_gbps;        // each way; the model takes 25 unless told
   std::optional<double> kernel_scale;     // of kernel times; the model takes 1, sim none at all

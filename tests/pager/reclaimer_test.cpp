@@ -9,6 +9,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -25,6 +26,7 @@ TEST_SUITE("pager") {
   using namespace spillway::literals;
   using spillway::Access;
   using spillway::BlockId;
+  using spillway::Residency;
 
   struct Planned : spillway::SimPolicies {
     using device = spillway::ModelApi;
@@ -111,7 +113,80 @@ TEST_SUITE("pager") {
     [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 1_MiB; }
   };
 
+  /// The least recently used block leaves, and is leaving if it is one of these.
+  struct Leaving : spillway::LruEviction {
+    std::vector<BlockId> const* leaving = nullptr;
+
+    template <class Inspect>
+    [[nodiscard]] std::optional<BlockId> early_victim(Inspect /*inspect*/) noexcept {
+      return std::nullopt;
+    }
+    [[nodiscard]] bool is_leaving(BlockId id) const noexcept {
+      return std::find(leaving->begin(), leaving->end(), id) != leaving->end();
+    }
+    [[nodiscard]] bool may_return(spillway::AccessSchedule const& /*schedule*/,
+                                  BlockId /*id*/) const noexcept {
+      return true;
+    }
+  };
+
   }  // namespace
+
+  TEST_CASE("Reclaimer: what leaves anyway and needs no copy makes room before blocks move") {
+    struct Policies : Planned {
+      using eviction = Leaving;
+    };
+    std::vector<BlockId> leaving;
+    spillway::ModelApi device{{.capacity_bytes = 64_KiB}};
+    spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
+    options.host.pinned_bytes = 1_MiB;
+    options.eviction.emplace().leaving = &leaving;
+    spillway::DeviceAllocator<Policies> allocator{device, options};
+    auto const stream = device.create_stream();
+    std::vector<BlockId> blocks;
+    auto const use = [&](BlockId id, Access access) {
+      (void)allocator.acquire(id, access, stream);
+    };
+    for (std::size_t i = 0; i < 16; ++i) {
+      blocks.push_back(allocator.declare(4_KiB));
+      use(blocks.back(), Access::write);
+    }
+    // Blocks 4 and 8 come back clean, each into its old place.
+    for (std::size_t const i : {4U, 8U}) {
+      allocator.swap_out(blocks[i]);
+      use(blocks[i], Access::read);
+    }
+    allocator.deallocate(std::exchange(blocks[3], {}));
+    allocator.deallocate(std::exchange(blocks[12], {}));
+    auto const before = allocator.stats();
+    std::size_t const asked_bytes = 8_KiB;
+
+    SUBCASE("a block beside free memory") {
+      leaving = {blocks[4]};
+    }
+    SUBCASE("and others until it is such a one") {
+      leaving = {blocks[4], blocks[8]};
+    }
+    SUBCASE("but none that stays, or needs a copy") {
+      leaving = {blocks[5]};
+    }
+
+    blocks.push_back(allocator.declare(asked_bytes));
+    use(blocks.back(), Access::write);
+    auto const after = allocator.stats();
+    bool const may_leave = leaving.front() == blocks[4];
+    CHECK((after.compaction_passes == before.compaction_passes) == may_leave);
+    CHECK(after.swap_outs.bytes == before.swap_outs.bytes);
+    CHECK((allocator.residency(blocks[4]) == Residency::device) != may_leave);
+    CHECK(allocator.residency(blocks[5]) == Residency::device);
+
+    for (BlockId const id : blocks) {
+      if (id != BlockId{}) {
+        allocator.deallocate(id);
+      }
+    }
+    allocator.retire_stream(stream);
+  }
 
   TEST_CASE(
       "Reclaimer: the faster the link, the fewer blocks move for others, and hardly more leave") {

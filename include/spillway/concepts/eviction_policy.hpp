@@ -63,8 +63,9 @@ concept EvictionPolicy =
 ///
 /// | expression                    | must                                                         |
 /// |-------------------------------|--------------------------------------------------------------|
-/// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits and that will     |
-/// |                               | leave before its next use anyway, or nothing                 |
+/// | `p.early_victim(inspect)`     | name a tracked block that `inspect` admits, that is not      |
+/// |                               | clean, and that will leave before its next use anyway; or    |
+/// |                               | nothing                                                      |
 /// | `cp.is_leaving(id)`           | say whether a block need not stay until its next use: it     |
 /// |                               | will leave anyway, or it has no next use                     |
 /// | `cp.may_return(schedule, id)` | say whether an absent block may come back now without taking |

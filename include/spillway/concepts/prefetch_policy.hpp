@@ -14,7 +14,7 @@ namespace spillway {
 
 /// How far a prefetch policy looks ahead.
 struct PrefetchOptions {
-  std::size_t lookahead_ops = 64;  ///< coming uses to consider
+  std::size_t lookahead_ops = 512;  ///< coming uses to consider
   std::size_t max_inflight_bytes = std::numeric_limits<std::size_t>::max();
 };
 

@@ -301,6 +301,10 @@ class Blocks {
   /// Whether a block that leaves must be copied. To be called when it does: the step counts then.
   [[nodiscard]] bool must_copy(BlockId id) noexcept {
     has_left_ = true;
+    return needs_copy(id);
+  }
+  /// The same while it stays.
+  [[nodiscard]] bool needs_copy(BlockId id) noexcept {
     return !table_.find(id)->is_clean() && !should_drop(id);
   }
   /// Tells the schedule what the return of a block counts as when a step is planned: less than a
@@ -331,10 +335,10 @@ class Blocks {
   [[nodiscard]] std::optional<BlockId> early_victim() noexcept requires is_speculative {
     return eviction_.early_victim([&](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       BlockRecord const* const block = find(id);
-      if (block == nullptr || !block->can_leave() || block->is_clean() || should_drop(id)) {
+      if (block == nullptr || !block->can_leave()) {
         return std::nullopt;
       }
-      return EvictionCandidate{block->bytes, false, true};
+      return EvictionCandidate{block->bytes, !needs_copy(id), block->has_contents()};
     });
   }
   /// Whether the block need not stay until its next use, as far as the policy knows.

@@ -184,7 +184,7 @@ class LookAhead {
   void copy_out_early() {
     if constexpr (Blocks<Policies>::is_speculative) {
       while (auto const id = blocks_.early_victim()) {
-        if (!transfers_.copy_out(*id)) {
+        if (!blocks_.needs_copy(*id) || !transfers_.copy_out(*id)) {
           break;
         }
       }

@@ -62,10 +62,11 @@ namespace spillway::detail {
 /// Finds a device range for a block, and reclaims memory for it where none is free.
 ///
 /// A bounded loop of steps, in this order: take a free range; grow the reservation; evict by the
-/// policy's choice until enough bytes are free; make them contiguous, by moving blocks or by
-/// evicting neighbours, whichever takes less time; give reservations or free pieces back so that a
-/// larger one can be made; wait for leases of other threads. It gives up only when every resident
-/// block is leased or the host pool is full, and then says which.
+/// policy's choice until enough bytes are free; evict what leaves anyway and needs no copy for it;
+/// make free bytes contiguous, by moving blocks or by evicting neighbours, whichever takes less
+/// time; give reservations or free pieces back so that a larger one can be made; wait for leases of
+/// other threads. It gives up only when every resident block is leased or the host pool is full,
+/// and then says which.
 ///
 /// Every function is entered with the lock and the exclusive right.
 template <PolicySet Policies>
@@ -137,7 +138,7 @@ class Reclaimer {
       if (!placement && arena_.free_bytes() >= bytes) {
         std::size_t const most_ranges = first_search(bytes);
         auto const window = cheapest_window(bytes, most_ranges);
-        if (auto plan = compaction_plan(bytes, most_ranges, window)) {
+        if (auto plan = compaction_plan(bytes, most_ranges, window, AfterCopies::no)) {
           transfers_.move(*plan);
           source = RangeSource::after_compaction;
           placement = blocks_.try_place(bytes, owner);
@@ -241,10 +242,15 @@ class Reclaimer {
   }
 
  private:
-  [[nodiscard]] auto can_move() const noexcept {
-    return [this](BlockId id) noexcept {
+  /// Whether blocks may be moved that are on their way in. A move then comes after their copies and
+  /// all copies before these, and so does everything that needs the room.
+  enum class AfterCopies : bool { no, yes };
+
+  [[nodiscard]] auto can_move(AfterCopies after_copies = AfterCopies::yes) const noexcept {
+    return [this, after_copies](BlockId id) noexcept {
       BlockRecord const* const block = blocks_.find(id);
-      return block != nullptr && block->can_move();
+      return block != nullptr && block->can_move() &&
+             (after_copies == AfterCopies::yes || block->state() != BlockState::prefetched);
     };
   }
 
@@ -260,14 +266,16 @@ class Reclaimer {
   };
 
   /// A plan that makes room by moving blocks, in no more time than it takes to evict `instead`.
-  /// That limit also ends the search for the plan.
+  /// That limit also ends the search for the plan. Blocks that are on their way in are moved only
+  /// if `after_copies` allows it and no other moves do.
   ///
   /// Where a search takes the program's time, one that failed is not repeated while the arena looks
   /// the same. Leases and places may have changed, but most searches are for one prefetch, which is
   /// tried after each operation, and to evict `instead` costs no more than a plan might.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
                                      std::size_t most_ranges,
-                                     std::optional<EvictionWindow> const& instead) {
+                                     std::optional<EvictionWindow> const& instead,
+                                     AfterCopies after_copies) {
     std::optional<typename Arena::plan_type> plan;
     Search search;
     Search* failed = nullptr;
@@ -285,7 +293,18 @@ class Reclaimer {
           budget_bytes = static_cast<std::size_t>(most_bytes);
         }
       }
-      plan = arena_.plan_compaction(bytes, budget_bytes, can_move(), most_ranges);
+      auto const plan_moves = [&](AfterCopies after) {
+        return arena_.plan_compaction(bytes, budget_bytes, can_move(after), most_ranges);
+      };
+      // On streams that stand for the caller, a copy has ended when the call that made it returns.
+      if (!CallerStreamApi<Device> && blocks_.prefetched_bytes() != 0) {
+        plan = plan_moves(AfterCopies::no);
+      } else {
+        after_copies = AfterCopies::yes;
+      }
+      if (!plan && after_copies == AfterCopies::yes) {
+        plan = plan_moves(AfterCopies::yes);
+      }
       if (!plan && failed != nullptr) {
         *failed = search;
       }
@@ -350,6 +369,9 @@ class Reclaimer {
     }
     if constexpr (MovingArena<Arena>) {
       if (arena_.free_bytes() >= bytes) {
+        if (drop_what_leaves()) {
+          return RangeSource::after_drop;
+        }
         if (auto const made_by = make_contiguous(bytes)) {
           return made_by;
         }
@@ -500,6 +522,18 @@ class Reclaimer {
     return evict(wanted_bytes, EvictionReason::pressure, any_block) != 0 ||
            evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
   }
+  /// Lets a block go that will leave before its next use anyway and needs no copy for it. That
+  /// costs nothing, and often joins free ranges, while a move may have to wait for copies of what
+  /// is moved. @returns whether there was one
+  bool drop_what_leaves() {
+    if constexpr (Blocks<Policies>::is_speculative) {
+      auto const needs_no_copy = [this](BlockId id) noexcept {
+        return blocks_.is_leaving(id) && !blocks_.needs_copy(id);
+      };
+      return evict(1, EvictionReason::pressure, needs_no_copy) != 0;
+    }
+    return false;
+  }
   /// How room was made since there were so many copies.
   [[nodiscard]] RangeSource source_since(std::uint64_t copies) const noexcept {
     return journal_.stats().swap_outs.count == copies ? RangeSource::after_drop
@@ -524,7 +558,7 @@ class Reclaimer {
   /// takes less time.
   std::optional<RangeSource> make_contiguous(std::size_t bytes, std::size_t most_ranges) {
     auto const window = cheapest_window(bytes, most_ranges);
-    if (auto plan = compaction_plan(bytes, most_ranges, window)) {
+    if (auto plan = compaction_plan(bytes, most_ranges, window, AfterCopies::yes)) {
       transfers_.move(*plan);
       return RangeSource::after_compaction;
     }

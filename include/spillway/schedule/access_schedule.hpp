@@ -107,10 +107,10 @@ class BasicAccessSchedule {
     return entry < never_entry && record().access_at(entry) == Access::write;
   }
 
-  /// Calls `visit(Upcoming const&)` for each predicted use, the next one first, until it returns
-  /// false or one step's length has been visited.
+  /// Calls `visit(Upcoming const&)` for each predicted use but the next `skipped`, the soonest
+  /// first, until it returns false or one step's length has been looked at.
   template <class Visit>
-  void upcoming(Visit visit) const;
+  void upcoming(Visit visit, std::size_t skipped = 0) const;
 
   /// The record that predicts the current step; meaningful only while `is_predicting()`.
   [[nodiscard]] detail::StepRecord const& record() const noexcept { return follower_.record(); }
@@ -343,13 +343,15 @@ void BasicAccessSchedule<Lazy>::abandon_record() noexcept {
 
 template <class Lazy>
 template <class Visit>
-void BasicAccessSchedule<Lazy>::upcoming(Visit visit) const {
+void BasicAccessSchedule<Lazy>::upcoming(Visit visit, std::size_t skipped) const {
   if (!is_predicting()) {
     return;
   }
   detail::StepRecord const& record = this->record();
   std::uint32_t const length = record.length();
-  for (std::uint32_t at = cursor(); at < cursor() + length; ++at) {
+  std::uint32_t const end = cursor() + length;
+  auto at = static_cast<std::uint32_t>(std::min<std::size_t>(cursor() + skipped, end));
+  for (; at != end; ++at) {
     bool const is_in_this_step = at < length;
     std::uint32_t const entry = is_in_this_step ? at : at - length;
     std::uint32_t const role = record.entries[entry].block;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/cuda.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
@@ -115,7 +116,7 @@ struct GpuSite {
                        " that are needed beside it"));
     }
     try {
-      constexpr std::size_t lookahead_ops = 64;
+      constexpr std::size_t lookahead_ops = spillway::PrefetchOptions{}.lookahead_ops;
       state() = new State{ordinal,
                           static_cast<cudaStream_t>(stream),
                           plan()->wanted.for_allocator<allocator_type>(plan()->capacity_bytes),

@@ -258,6 +258,35 @@ TEST_SUITE("eviction") {
     CHECK(rig.policy.early_victim(anyone).has_value());
   }
 
+  TEST_CASE("ScheduleEviction: what needs no copy leaves before what is being copied out") {
+    Rig rig{std::vector<std::size_t>(8, 64)};
+    rig.record_in_turn(8, 80);
+    rig.begin(2 * 64);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      rig.use(i);
+    }
+    auto const odd_are_clean = [](BlockId id) noexcept -> std::optional<EvictionCandidate> {
+      return EvictionCandidate{64, index_of_block(id) % 2 == 1, true};
+    };
+    std::size_t leaving = 0;
+    std::size_t offered = 0;
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      leaving += rig.policy.is_leaving(block(i)) ? 1U : 0U;
+    }
+    while (auto const id = rig.policy.early_victim(odd_are_clean)) {
+      CHECK(index_of_block(*id) % 2 == 0);
+      ++offered;
+    }
+    REQUIRE(offered >= 2);
+    REQUIRE(leaving > offered);
+    for (std::size_t left = 0; left < leaving; ++left) {
+      auto const victim = rig.policy.victim(64, odd_are_clean);
+      REQUIRE(victim.has_value());
+      CHECK((index_of_block(*victim) % 2 == 1) == (left < leaving - offered));
+      rig.policy.on_erase(*victim);
+    }
+  }
+
   TEST_CASE(
       "ScheduleEviction: without room in the plan the smallest of the far blocks that suffices") {
     // All fits, so that nothing is planned; then more room is wanted than the plan knew of.

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -168,11 +169,43 @@ TEST_SUITE("eviction") {
     auto const last_use = static_cast<std::uint32_t>(step.size());
     step.push_back(0);
     AccessSchedule const schedule = reading({64, 64, 128, 64}, step);
-    StepPlan plan{{.ahead_ops = 64, .most_extra = -1.0, .most_extra_for_next = -1.0}};
+    PlanOptions options{.most_extra = -1.0, .most_extra_for_next = -1.0, .kept_free = 0};
+    SUBCASE("where no room is planned for returns") {}
+    SUBCASE("and where it is") {
+      options = {.most_extra = 100.0, .kept_free = 0};
+    }
+    StepPlan plan{options};
     plan.make(schedule, 192, 0, all);
     REQUIRE(plan.must_leave(last_use));
     CHECK(plan.returns_at(last_use) > 6);
     CHECK(plan.returns_at(last_use) <= 9);
+
+    SUBCASE("but not into what is to be kept free") {
+      StepPlan careful{{.most_extra = -1.0, .most_extra_for_next = -1.0, .kept_free = 0.05}};
+      careful.make(schedule, 192, 0, all);
+      REQUIRE(careful.must_leave(last_use));
+      CHECK(careful.returns_at(last_use) >= last_use - 1);
+    }
+  }
+
+  TEST_CASE("StepPlan: a block that needs no copy to leave counts less than one that does") {
+    // One of blocks 0 and 1 must be away while block 2 is used.
+    std::vector<std::pair<std::uint32_t, Access>> const step{{0, Access::read_write},
+                                                             {1, Access::read},
+                                                             {2, Access::read},
+                                                             {1, Access::read},
+                                                             {0, Access::read_write}};
+    // Which of the two leaves where a part of 310 bytes does not fit.
+    auto const leaves = [&](std::size_t read_bytes, std::size_t capacity_bytes, double discount) {
+      StepPlan plan{{.ahead_ops = 0, .clean_discount = discount}};
+      plan.make(repeating({100, read_bytes, 310 - 100 - read_bytes}, step), capacity_bytes, 0, all);
+      REQUIRE(plan.must_leave(4) != plan.must_leave(3));
+      return std::string{plan.must_leave(4) ? "written" : "read"};
+    };
+    CHECK(leaves(110, 210, 0.0) == "written");
+    CHECK(leaves(110, 210, 0.5) == "read");     // 110 bytes less 16 %
+    CHECK(leaves(110, 290, 0.5) == "written");  // less 3 %
+    CHECK(leaves(130, 210, 0.5) == "written");
   }
 
   TEST_CASE("StepPlan: of two blocks in the way the one whose absence ends last leaves") {

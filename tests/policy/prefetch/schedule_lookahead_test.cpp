@@ -5,9 +5,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <vector>
 
 namespace {
@@ -68,5 +70,31 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{0U, 1U});
     CHECK(rig.policy.max_inflight_bytes() == 4096);
     CHECK(ScheduleLookahead{}.max_inflight_bytes() == std::numeric_limits<std::size_t>::max());
+  }
+
+  TEST_CASE("ScheduleLookahead: the next uses are in sight at once, those beyond them in turn") {
+    constexpr std::uint32_t lookahead = 400;
+    PrefetchRig<ScheduleLookahead> rig{500, ScheduleLookahead{{.lookahead_ops = lookahead}}};
+    for (int step = 0; step < 2; ++step) {
+      rig.begin();
+      for (std::uint32_t i = 0; step == 0 && i < 500; ++i) {
+        rig.use(i);
+      }
+    }
+    std::set<std::uint32_t> seen;
+    for (std::uint32_t used = 0; used < 100; ++used) {
+      std::vector<std::uint32_t> const wanted = rig.wanted();
+      REQUIRE(wanted.size() >= 64);
+      CHECK(wanted.size() < 128);  // a call costs no more, however far it sees
+      CHECK(std::is_sorted(wanted.begin(), wanted.end()));
+      CHECK(wanted.front() == used);
+      CHECK(wanted[63] == used + 63);
+      CHECK(wanted.back() < used + lookahead);
+      seen.insert(wanted.begin(), wanted.end());
+      if (used == (lookahead - 64) / 16) {
+        CHECK(seen.size() >= lookahead);  // each, in the course of as many uses
+      }
+      rig.use(used);
+    }
   }
 }

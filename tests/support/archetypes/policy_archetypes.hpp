@@ -68,7 +68,10 @@ class SpeculativeEvictionArchetype : public EvictionArchetype {
  public:
   template <class Inspect>
   std::optional<BlockId> early_victim(Inspect inspect) noexcept {
-    return victim(0, inspect);
+    return victim(0, [&](BlockId id) noexcept {
+      std::optional<EvictionCandidate> const block = inspect(id);
+      return block && !block->is_clean ? block : std::nullopt;
+    });
   }
   bool is_leaving(BlockId id) const noexcept {
     return std::find(ids_.begin(), ids_.end(), id) != ids_.end();

@@ -25,7 +25,7 @@ struct InstallOptions {
   std::size_t least_bytes = 0;
 
   /// Options for an allocator of `capacity_bytes` whose users wait for each other elsewhere. It
-  /// takes memory from the device when it is needed, and no more than a sixth of the capacity ahead
+  /// takes memory from the device when it is needed, and no more than a third of the capacity ahead
   /// of need.
   template <class Allocator>
   [[nodiscard]] typename Allocator::Options for_allocator(std::size_t capacity_bytes) const {
@@ -36,7 +36,7 @@ struct InstallOptions {
         capacity_bytes == 0
             ? 32_MiB
             : std::clamp<std::size_t>(std::bit_ceil(capacity_bytes / 64), 2_MiB, 32_MiB);
-    options.paging.prefetched_part = 1.0 / 6;
+    options.paging.prefetched_part = 1.0 / 3;
     options.paging.lease_wait = std::chrono::milliseconds{0};
     options.host.pinned_bytes = host_limit;
     if (!file_tier.empty()) {

@@ -118,10 +118,11 @@ class BasicScheduleEviction {
       return by_use_.find_first(can_leave);
     }
     sort_by_plan();
-    if (auto const id = leaving_.find_first(can_leave)) {
+    // The room of what is being copied out is there only after all copies that were begun before.
+    if (auto const id = free_to_leave_.find_first(can_leave)) {
       return id;
     }
-    if (auto const id = free_to_leave_.find_first(can_leave)) {
+    if (auto const id = leaving_.find_first(can_leave)) {
       return id;
     }
     return far_victim(short_bytes, inspect);
@@ -141,7 +142,8 @@ class BasicScheduleEviction {
                                   schedule.cursor() + detail::StepPlan::next_ops;
   }
 
-  /// Names each block that the plan sends out, once.
+  /// Names each block that the plan sends out, once. Those that need no copy may leave before all
+  /// others from then on.
   template <class Inspect>
   [[nodiscard]] std::optional<BlockId> early_victim(Inspect inspect) noexcept {
     if (!is_predicting_) {
@@ -151,11 +153,17 @@ class BasicScheduleEviction {
     std::size_t tries = most_refusals;
     for (BlockId id = to_offer_.front(); id != BlockId{} && tries != 0; --tries) {
       BlockId const next = to_offer_.after(id);
-      if (inspect(id)) {
+      std::optional<EvictionCandidate> const block = inspect(id);
+      if (!block) {
+        to_offer_.move_to_back(id);  // it is leased now
+      } else {
         to_offer_.erase(id);
-        return id;
+        if (!block->is_clean) {
+          return id;
+        }
+        leaving_.erase(id);
+        free_to_leave_.push_back(id);
       }
-      to_offer_.move_to_back(id);  // refused: it is leased now, or clean
       id = next;
     }
     return std::nullopt;
@@ -270,7 +278,7 @@ class BasicScheduleEviction {
   std::uint64_t notes_ = 0;          // uses and returns of blocks so far
   detail::BlockList by_use_;         // all blocks, the least recently used first
   detail::BlockList leaving_;        // blocks that the plan sends out before their next use
-  detail::BlockList free_to_leave_;  // blocks that need not come back
+  detail::BlockList free_to_leave_;  // blocks that need no copy to leave, or need not come back
   detail::BlockList to_offer_;       // blocks of `leaving_` that `early_victim` has not named
   detail::BlockHeap<Distance> by_distance_;
   std::uint64_t sorted_ = 0;  // the last note that the lists of the plan take account of

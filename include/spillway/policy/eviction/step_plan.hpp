@@ -24,6 +24,13 @@ struct PlanOptions {
   /// The same for room for the next operation only, without which nothing overlaps. In a loop that
   /// uses each block once, this costs one block in as many as are away.
   double most_extra_for_next = 0.05;
+  /// A part of the capacity. Blocks come back ahead of their need into the room that the plan
+  /// leaves free, but for this much: with less, allocations wait until blocks were moved aside.
+  double kept_free = 0.05;
+  /// How much less a block counts that has its bytes on the host already and leaves without a copy:
+  /// this times the part of all bytes that has to be away. The more is away, the sooner the way out
+  /// is short of time, and the sooner that is worth a few bytes more on the way back.
+  double clean_discount = 0.35;
 };
 
 /// A plan of which blocks leave the device between which uses, for the rest of a recorded step and
@@ -37,6 +44,8 @@ struct PlanOptions {
 /// - `AbsenceCover` chooses among the other absences.
 /// - This is repeated with absences that end early, so that blocks are back before their use. The
 ///   earliest return that costs little is taken: see `PlanOptions`.
+/// - The absences that are chosen overlap, so that at most moments more is away than has to be.
+///   Blocks come back into that room as soon as it lasts until their use, the soonest needed first.
 ///
 /// Example: a step uses the blocks A B C B A, all of one size, and two fit. When C comes in, A or B
 /// must be away. A's absence ends last, so A leaves after its first use and returns for its last.
@@ -292,6 +301,8 @@ class BasicStepPlan {
       }
       return is_taken;
     };
+    kept_free_bytes_ =
+        static_cast<std::int64_t>(options_.kept_free * static_cast<double>(capacity_bytes));
     std::uint32_t const far = options_.ahead_ops;
     if (costs_little(far, options_.most_extra) || costs_little(far / 4, options_.most_extra) ||
         costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
@@ -326,14 +337,11 @@ class BasicStepPlan {
                      note(role, from, entry);
                    }
                  });
-    if (ahead < options_.ahead_ops) {
-      return_into_slack();
-    }
+    return_into_slack();
   }
 
   /// Lets blocks return into what the plan sends out beyond the excess, the soonest needed first.
-  /// This costs no bytes, and is needed where returning all blocks as early as was wished for would
-  /// have cost too many.
+  /// This costs no bytes, and keeps the link busy from the moment on from which memory is left.
   void return_into_slack() {
     std::sort(returning_.begin(), returning_.end(), [](Return const& a, Return const& b) {
       return a.entry < b.entry;
@@ -344,7 +352,7 @@ class BasicStepPlan {
       }
       SlackTree::Interval moments{rank_[block.from], rank_[block.due] - 1};
       auto const bytes = static_cast<std::int64_t>(block.bytes);
-      std::uint32_t const full = absences_.slack().last_below(moments, bytes);
+      std::uint32_t const full = absences_.slack().last_below(moments, bytes + kept_free_bytes_);
       if (full == moments.last) {
         continue;
       }
@@ -359,6 +367,21 @@ class BasicStepPlan {
     }
   }
 
+  void set_discount(std::size_t capacity_bytes) noexcept {
+    auto const most = std::max_element(excess_.begin(), excess_.end());
+    double const excess = most == excess_.end() ? 0.0 : static_cast<double>(*most);
+    double const alive = excess + static_cast<double>(capacity_bytes);
+    discount_ = alive > 0 ? options_.clean_discount * excess / alive : 0;
+  }
+  /// What the price of a block's return leaves out.
+  [[nodiscard]] std::uint64_t spared_bytes(StepRecord const& record,
+                                           std::uint32_t role) const noexcept {
+    StepRecord::Block const& block = record.blocks[role];
+    auto const bytes = static_cast<double>(block.bytes - block.spared_bytes);
+    double const discount = standing_[role].is_written ? 0 : discount_;
+    return block.spared_bytes + static_cast<std::uint64_t>(discount * bytes);
+  }
+
   /// Plans with blocks back `ahead` uses early. @returns the bytes that cross the link to come
   /// back; nothing if the excess cannot be taken away, or if that takes more than `most_price`
   std::optional<std::int64_t> choose(StepRecord const& record,
@@ -366,6 +389,9 @@ class BasicStepPlan {
                                      std::uint32_t ahead,
                                      std::int64_t most_price) {
     find_excess(record, capacity_bytes, ahead);
+    if (ahead == 0) {  // prices of all tries are compared, so all have the discount of the first
+      set_discount(capacity_bytes);
+    }
     absences_.clear();
     each_absence(
         record, [&](std::uint32_t role, std::uint32_t from, std::uint32_t to, std::uint32_t entry) {
@@ -377,7 +403,7 @@ class BasicStepPlan {
                              entry,
                              standing_[role].is_written,
                              false,
-                             record.blocks[role].spared_bytes});
+                             spared_bytes(record, role)});
             }
           }
         });
@@ -399,6 +425,8 @@ class BasicStepPlan {
   std::vector<std::uint32_t> returns_;  // likewise
   std::uint32_t length_ = 0;
   std::uint32_t start_ = 0;
+  std::int64_t kept_free_bytes_ = 0;
+  double discount_ = 0;             // see `PlanOptions::clean_discount`
   std::vector<Standing> standing_;  // by role
   std::vector<Return> returning_;
   std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any

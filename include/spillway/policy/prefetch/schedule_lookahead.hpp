@@ -7,6 +7,7 @@
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace spillway {
@@ -16,6 +17,10 @@ namespace spillway {
 ///
 /// A block whose next use overwrites it is left out, because its bytes need not come back. While
 /// nothing is predicted, nothing is brought in.
+///
+/// The next `near_ops` uses are looked at each time, and a few of those beyond them, so that all in
+/// sight are looked at in the course of that many uses. The link is idle no sooner for it than if
+/// all of them were looked at each time, which takes several times as long.
 template <class = detail::Lazily>
 class BasicScheduleLookahead {
  public:
@@ -31,17 +36,13 @@ class BasicScheduleLookahead {
 
   template <class Visit>
   void candidates(AccessSchedule const& schedule, Visit visit) const {
-    std::size_t left = options_.lookahead_ops;
-    schedule.upcoming([&](AccessSchedule::Upcoming const& use) {
-      if (left == 0) {
-        return false;
-      }
-      --left;
-      // Only the first of a block's coming uses counts.
-      bool const is_wanted = use.id != BlockId{} && use.access != Access::write &&
-                             schedule.next_use(use.id) == use.position;
-      return !is_wanted || visit(use.id, use.position);
-    });
+    std::size_t const near = std::min(options_.lookahead_ops, near_ops);
+    if (!offer(schedule, 0, near, visit) || near == options_.lookahead_ops) {
+      return;
+    }
+    std::size_t const far = options_.lookahead_ops - near;
+    auto const turn = static_cast<std::size_t>(schedule.position()) * far_ops_a_use % far;
+    offer(schedule, near + turn, std::min(far_ops, far - turn), visit);
   }
 
   [[nodiscard]] std::size_t max_inflight_bytes() const noexcept {
@@ -49,6 +50,32 @@ class BasicScheduleLookahead {
   }
 
  private:
+  static constexpr std::size_t near_ops = 64;
+  static constexpr std::size_t far_ops_a_use = 16;
+  /// An operation has several uses, but looks ahead once.
+  static constexpr std::size_t far_ops = 3 * far_ops_a_use;
+
+  /// Names the blocks of `count` coming uses after the next `skipped`. @returns whether to go on
+  template <class Visit>
+  static bool
+  offer(AccessSchedule const& schedule, std::size_t skipped, std::size_t count, Visit& visit) {
+    bool goes_on = true;
+    schedule.upcoming(
+        [&](AccessSchedule::Upcoming const& use) {
+          if (count == 0) {
+            return false;
+          }
+          --count;
+          // Only the first of a block's coming uses counts.
+          bool const is_wanted = use.id != BlockId{} && use.access != Access::write &&
+                                 schedule.next_use(use.id) == use.position;
+          goes_on = !is_wanted || visit(use.id, use.position);
+          return goes_on;
+        },
+        skipped);
+    return goes_on;
+  }
+
   PrefetchOptions options_;
 };
 
