@@ -192,6 +192,17 @@ bool Fake::refuses_unsafe_calls() {
   capture_is_broken = capture_is_broken || refuses;
   return refuses;
 }
+bool Fake::is_capturing_implicitly() const {
+  return std::any_of(streams.begin(), streams.end(), [](Stream const* stream) {
+    return stream->is_blocking && stream->is_capturing;
+  });
+}
+cudaStream_t Fake::create_stream(bool is_blocking) {
+  Device& device = current();
+  auto* const made = new Stream{&device, device.sim->create_stream(), is_blocking};
+  streams.insert(made);
+  return reinterpret_cast<cudaStream_t>(made);
+}
 
 extern "C" {
 
@@ -350,11 +361,11 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return call("cudaStreamCreateWithFlags", [&] {
     require(flags == cudaStreamNonBlocking);
-    Fake::Device& device = fake->current();
-    auto* const made = new Fake::Stream{&device, device.sim->create_stream()};
-    fake->streams.insert(made);
-    *stream = reinterpret_cast<cudaStream_t>(made);
+    *stream = fake->create_stream(false);
   });
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return call("cudaStreamCreate", [&] { *stream = fake->create_stream(true); });
 }
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call("cudaStreamDestroy", [&] {
@@ -388,7 +399,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   return call("cudaStreamIsCapturing", [&] {
-    require(stream != nullptr || fake->captures == 0, cudaErrorStreamCaptureImplicit);
+    require(stream != nullptr || !fake->is_capturing_implicitly(), cudaErrorStreamCaptureImplicit);
     *status = fake->stream_of(stream).is_capturing ? cudaStreamCaptureStatusActive
                                                    : cudaStreamCaptureStatusNone;
   });

@@ -23,8 +23,9 @@
 ///
 /// Devices are `SimApi`s. As strict as the documentation allows CUDA to be: every failure becomes
 /// the thread's last error, "not ready" included; work is refused on a stream of a device that is
-/// not current; calls that take effect at once are refused during a capture; batches are refused as
-/// CUDA refuses them. It says nothing about a real driver.
+/// not current; calls that take effect at once are refused during a capture, and whether the null
+/// stream is captured cannot be asked while a blocking stream is; batches are refused as CUDA
+/// refuses them. It says nothing about a real driver.
 ///
 /// Threads  thread-safe; one object at a time.
 class FakeCudart {
@@ -74,6 +75,7 @@ class FakeCudart {
   struct Stream {
     Device* device = nullptr;
     spillway::SimStream sim{};
+    bool is_blocking = false;  ///< the null stream and this one wait for each other
     bool is_capturing = false;
     Graph captured{};
   };
@@ -107,6 +109,8 @@ class FakeCudart {
   [[nodiscard]] Stream& stream_of(cudaStream_t stream);
   [[nodiscard]] bool contains(void const* p, std::size_t bytes, bool on_device) const;
   [[nodiscard]] bool refuses_unsafe_calls();
+  [[nodiscard]] bool is_capturing_implicitly() const;
+  [[nodiscard]] cudaStream_t create_stream(bool is_blocking);
 
   Options options;
   mutable std::recursive_mutex mutex;

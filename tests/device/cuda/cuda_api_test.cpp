@@ -427,7 +427,7 @@ TEST_SUITE("cuda_api") {
 
     CHECK(api.is_capturing(captured));
     CHECK_FALSE(api.is_capturing(other));
-    CHECK(api.is_capturing(nullptr));  // waits for the captured stream by its nature
+    CHECK_FALSE(api.is_capturing(nullptr));
     void* const memory = api.try_reserve(256);
     void* const pinned = api.try_allocate_pinned(256, -1);
     void* const near = api.try_allocate_pinned(256, 0);
@@ -448,6 +448,21 @@ TEST_SUITE("cuda_api") {
     api.destroy_event(event);
     api.destroy_stream(other);
     api.destroy_stream(captured);
+  }
+
+  TEST_CASE("CudaApi: the null stream counts as captured while a blocking stream is") {
+    FakeCudart cuda;
+    CudaApi const api;
+    cudaStream_t blocking = nullptr;
+    REQUIRE(cudaStreamCreate(&blocking) == cudaSuccess);
+
+    cuda.begin_capture(blocking);
+    CHECK(api.is_capturing(nullptr));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    cuda.end_capture(blocking);
+
+    CHECK_FALSE(api.is_capturing(nullptr));
+    CHECK(cudaStreamDestroy(blocking) == cudaSuccess);
   }
 
   TEST_CASE("CudaApi: a stream handle that differs between threads is told from one stream") {
