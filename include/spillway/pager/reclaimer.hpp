@@ -369,7 +369,7 @@ class Reclaimer {
     }
     if constexpr (MovingArena<Arena>) {
       if (arena_.free_bytes() >= bytes) {
-        if (drop_what_leaves()) {
+        if (drop_what_leaves(bytes / 16)) {
           return RangeSource::after_drop;
         }
         if (auto const made_by = make_contiguous(bytes)) {
@@ -522,15 +522,15 @@ class Reclaimer {
     return evict(wanted_bytes, EvictionReason::pressure, any_block) != 0 ||
            evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
   }
-  /// Lets a block go that will leave before its next use anyway and needs no copy for it. That
-  /// costs nothing, and often joins free ranges, while a move may have to wait for copies of what
-  /// is moved. @returns whether there was one
-  bool drop_what_leaves() {
+  /// Lets a block go that will leave before its next use anyway and needs no copy for it, or
+  /// several of `bytes` in all. That costs nothing, and often joins free ranges, while a move may
+  /// have to wait for copies of what is moved. @returns whether there was one
+  bool drop_what_leaves(std::size_t bytes) {
     if constexpr (Blocks<Policies>::is_speculative) {
       auto const needs_no_copy = [this](BlockId id) noexcept {
         return blocks_.is_leaving(id) && !blocks_.needs_copy(id);
       };
-      return evict(1, EvictionReason::pressure, needs_no_copy) != 0;
+      return evict(std::max<std::size_t>(bytes, 1), EvictionReason::pressure, needs_no_copy) != 0;
     }
     return false;
   }

@@ -23,7 +23,7 @@ struct PlanOptions {
   double most_extra = 0.005;     ///< how much more may be swapped in for that, as a fraction
   /// The same for room for the next operation only, without which nothing overlaps. In a loop that
   /// uses each block once, this costs one block in as many as are away.
-  double most_extra_for_next = 0.05;
+  double most_extra_for_next = 0.15;
   /// A part of the capacity. Blocks come back ahead of their need into the room that the plan
   /// leaves free, but for this much: with less, allocations wait until blocks were moved aside.
   double kept_free = 0.05;
