@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/prefetch_policy.hpp>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -26,10 +28,11 @@ struct Settings {
   bool swapping = true;
   bool compaction = true;
   Recompute recompute = Recompute::none;  // a recipe is the operation that a buffer begins with
-  std::size_t lookahead_ops = 512;        // 0: no prefetch
-  std::size_t steps = 1;                  // how often the trace is repeated
-  std::optional<double> link_gbps;        // each way; the model takes 25 unless told
-  std::optional<double> kernel_scale;     // of kernel times; the model takes 1, sim none at all
+  /// 0: no prefetch.
+  std::size_t lookahead_ops = spillway::PrefetchOptions{}.lookahead_ops;
+  std::size_t steps = 1;               // how often the trace is repeated
+  std::optional<double> link_gbps;     // each way; the model takes 25 unless told
+  std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
   bool uses_write = false;  // each use may write, so that nothing leaves without a copy
   std::string timeline;     // the model only: a file for what happened when; empty: none

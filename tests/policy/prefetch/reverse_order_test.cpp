@@ -30,6 +30,17 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{24U, 23U, 22U});
   }
 
+  TEST_CASE("ReverseOrder: unless told it looks at 64 blocks, however many are left") {
+    PrefetchRig<ReverseOrder> rig{200};
+    for (std::uint32_t i = 0; i < 200; ++i) {
+      rig.use(i);
+    }
+    for (std::uint32_t i = 200; i-- != 180;) {
+      rig.use(i);
+    }
+    CHECK(rig.wanted().size() == 64);
+  }
+
   TEST_CASE("ReverseOrder: gradients made on the way do not disturb it") {
     PrefetchRig<ReverseOrder> rig{80, ReverseOrder{{.lookahead_ops = 2}}};
     for (std::uint32_t i = 0; i < 40; ++i) {

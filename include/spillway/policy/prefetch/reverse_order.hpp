@@ -98,7 +98,7 @@ class BasicReverseOrder {
     descents_ = descents;
   }
 
-  PrefetchOptions options_;
+  PrefetchOptions options_{.lookahead_ops = 64};  // it looks at each of them each time
   detail::BlockList by_first_use_;
   std::vector<std::uint64_t> rank_;  // by block index: its place among the first uses of the step
   std::uint64_t count_ = 0;          // blocks used in the step

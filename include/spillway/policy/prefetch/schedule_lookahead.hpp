@@ -18,9 +18,9 @@ namespace spillway {
 /// A block whose next use overwrites it is left out, because its bytes need not come back. While
 /// nothing is predicted, nothing is brought in.
 ///
-/// The next `near_ops` uses are looked at each time, and a few of those beyond them, so that all in
-/// sight are looked at in the course of that many uses. The link is idle no sooner for it than if
-/// all of them were looked at each time, which takes several times as long.
+/// The next 64 uses are looked at each time, and a few of those beyond them in turn: each of these
+/// once in every (`lookahead_ops` - 64) / 16 uses. That keeps the link as busy as to look at all of
+/// them each time, which takes several times as long.
 template <class = detail::Lazily>
 class BasicScheduleLookahead {
  public:
