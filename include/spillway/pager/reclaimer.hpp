@@ -297,12 +297,9 @@ class Reclaimer {
         return arena_.plan_compaction(bytes, budget_bytes, can_move(after), most_ranges);
       };
       // On streams that stand for the caller, a copy has ended when the call that made it returns.
-      if (!CallerStreamApi<Device> && blocks_.prefetched_bytes() != 0) {
-        plan = plan_moves(AfterCopies::no);
-      } else {
-        after_copies = AfterCopies::yes;
-      }
-      if (!plan && after_copies == AfterCopies::yes) {
+      bool const are_copies_left = !CallerStreamApi<Device> && blocks_.prefetched_bytes() != 0;
+      plan = plan_moves(are_copies_left ? AfterCopies::no : AfterCopies::yes);
+      if (!plan && are_copies_left && after_copies == AfterCopies::yes) {
         plan = plan_moves(AfterCopies::yes);
       }
       if (!plan && failed != nullptr) {

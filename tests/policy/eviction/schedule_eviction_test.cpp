@@ -66,6 +66,14 @@ struct Rig {
     }
   }
 
+  /// A step with room for `capacity_bytes`, in which the first so many blocks have been used.
+  void use_in_turn(std::uint32_t blocks, std::size_t capacity_bytes) {
+    begin(capacity_bytes);
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      use(i);
+    }
+  }
+
   AccessSchedule schedule;
   ScheduleEviction policy;
 };
@@ -227,10 +235,7 @@ TEST_SUITE("eviction") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
     CHECK(rig.policy.early_victim(anyone) == std::nullopt);  // nothing is predicted yet
-    rig.begin(4 * 64);
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      rig.use(i);
-    }
+    rig.use_in_turn(8, 4 * 64);
     std::set<BlockId> offered;
     while (auto const id = rig.policy.early_victim(anyone)) {
       CHECK(rig.policy.is_leaving(*id));
@@ -250,10 +255,7 @@ TEST_SUITE("eviction") {
   TEST_CASE("ScheduleEviction: a block that is refused when offered is offered later") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
-    rig.begin(4 * 64);
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      rig.use(i);
-    }
+    rig.use_in_turn(8, 4 * 64);
     CHECK(rig.policy.early_victim(only({})) == std::nullopt);
     CHECK(rig.policy.early_victim(anyone).has_value());
   }
@@ -261,10 +263,7 @@ TEST_SUITE("eviction") {
   TEST_CASE("ScheduleEviction: what needs no copy leaves before what is being copied out") {
     Rig rig{std::vector<std::size_t>(8, 64)};
     rig.record_in_turn(8, 80);
-    rig.begin(2 * 64);
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      rig.use(i);
-    }
+    rig.use_in_turn(8, 2 * 64);
     auto const odd_are_clean = [](BlockId id) noexcept -> std::optional<EvictionCandidate> {
       return EvictionCandidate{64, index_of_block(id) % 2 == 1, true};
     };
