@@ -293,6 +293,75 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
+  TEST_CASE(
+      "Reclaimer: a block on its way in is moved for what is needed now, not for a prefetch") {
+    struct Policies : Planned {
+      using prefetch = Wish;
+    };
+    BlockId wanted{};
+    spillway::ModelApi device{{.capacity_bytes = 64_KiB}};
+    spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
+    options.host.pinned_bytes = 1_MiB;
+    options.prefetch.emplace().wanted = &wanted;
+    options.paging.link_bytes_per_second = 1e6;  // to move blocks costs nothing beside a copy
+    spillway::DeviceAllocator<Policies> allocator{device, options};
+    auto const stream = device.create_stream();
+    auto const use = [&](BlockId id) { return allocator.acquire(id, Access::read, stream); };
+    auto const add = [&](std::size_t bytes) {
+      BlockId const id = allocator.declare(bytes);
+      (void)allocator.acquire(id, Access::write, stream);
+      return id;
+    };
+    BlockId const large = add(8_KiB);
+    allocator.swap_out(large);
+    std::vector<BlockId> blocks;
+    for (std::size_t i = 0; i < 16; ++i) {
+      blocks.push_back(add(4_KiB));
+    }
+    // Block 5 comes back between two free ranges, which are large enough together only.
+    BlockId const coming = blocks[5];
+    allocator.swap_out(coming);
+    wanted = coming;
+    (void)use(blocks[0]);
+    REQUIRE(allocator.residency(coming) == Residency::device);
+    allocator.deallocate(std::exchange(blocks[4], {}));
+    allocator.deallocate(std::exchange(blocks[6], {}));
+    std::size_t movable = blocks.size();
+    SUBCASE("nothing else can be moved") {}
+    SUBCASE("another block can be moved") {
+      movable = 3;
+    }
+    auto leases = [&] {
+      std::vector<decltype(use(large))> held;
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        if (blocks[i] != BlockId{} && blocks[i] != coming && i != movable) {
+          held.push_back(use(blocks[i]));
+        }
+      }
+      return held;
+    }();
+
+    wanted = large;
+    (void)use(blocks[0]);
+    bool const can_move_another = movable < blocks.size();
+    CHECK((allocator.residency(large) == Residency::device) == can_move_another);
+    CHECK(allocator.stats().moves.count == (can_move_another ? 1 : 0));
+
+    (void)use(large);
+    CHECK(allocator.residency(large) == Residency::device);
+    CHECK(allocator.residency(coming) == Residency::device);
+    CHECK(allocator.stats().moves.count == 1);
+
+    leases.clear();
+    for (BlockId const id : blocks) {
+      if (id != BlockId{}) {
+        allocator.deallocate(id);
+      }
+    }
+    allocator.deallocate(large);
+    allocator.retire_stream(stream);
+  }
+
   TEST_CASE("Reclaimer: where nothing can leave, all that is free is had, however many ranges") {
     std::mt19937_64 random{5};
     spillway::ModelApi device{{.capacity_bytes = 1_GiB}};
