@@ -60,7 +60,7 @@ TEST_SUITE("snippets") {
     auto moment = spillway::make_tensor<float>(bench.memory, {10'000});
     std::uint64_t const layer = 3;
     // [codec]
-    activation.set_codec<spillway::ZeroBitmap>(layer);  // lossless: zeros after ReLU take no room
+    activation.set_codec<spillway::ZeroBitmap>(layer);  // lossless: a zero takes one bit
     moment.set_codec<spillway::AsBfloat16>();           // loses bits: half the bytes
     // [codec end]
     std::vector<float> ones(10'000, 1);
