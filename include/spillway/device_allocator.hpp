@@ -90,10 +90,10 @@ class DeviceAllocator {
     /// Whether memory that is taken later joins the first in one range of addresses, on a device
     /// with virtual memory: see `ArenaOptions`.
     bool grows_in_place = false;
-    /// The pages that memory is mapped in, where the policies' arena maps; 0: the device's
-    /// granularity, 2 MiB on today's GPUs. Larger ones take fewer calls of the driver, and blocks
-    /// are rounded up to them. Where the arena grows in place, the pieces that it takes; 0: of
-    /// `growth_bytes`. Smaller ones can be joined where less is free between leases.
+    /// Size of a mapped page, or of a piece if `grows_in_place`; 0 means the device's granularity
+    /// (2 MiB on today's GPUs), or `growth_bytes` for pieces. Larger pages take fewer calls of the
+    /// driver, and blocks are rounded up to them. Smaller pieces can be joined where less is free
+    /// between leases.
     std::size_t page_bytes = 0;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;
@@ -107,7 +107,8 @@ class DeviceAllocator {
     std::optional<prefetch_type> prefetch{};
     std::optional<eviction_type> eviction{};
     std::optional<recompute_type> recompute{};
-    std::optional<fit_type> fit{};  ///< fit and compaction are for arenas that work by them
+    /// Used only by arenas that have such a policy, as is the next.
+    std::optional<fit_type> fit{};
     std::optional<compaction_type> compaction{};
   };
 
@@ -306,7 +307,7 @@ class DeviceAllocator {
   ///
   /// @param operands, cost, make  as for `set_recipe`, of the change alone: `result` has the bytes
   ///                              that the block had when the lease was granted
-  /// @pre     everything that has been written under the lease, `make` writes, too
+  /// @pre     `make` writes everything that was written under the lease
   /// @returns false if the block has no recipe to be extended: it had none or one with too many
   ///          changes already, or an operand or the block has been written since by others
   /// @throws  as `set_recipe`; the block then has no recipe
@@ -316,10 +317,10 @@ class DeviceAllocator {
                      std::chrono::nanoseconds cost,
                      Make make);
 
-  /// Whether recipes are worth what it takes to make them now. Not if the recompute policy wants
-  /// none, `TunedRecompute` for one once it has found that copies are faster; it is asked when a
-  /// step begins (`begin_step`). A recipe that is given all the same is used where no copy can be
-  /// kept.
+  /// Returns whether a program should make recipes now. Returns false if the recompute policy
+  /// wants none, for example after `TunedRecompute` has found copies faster, unless the host pool
+  /// has less free room than the capacity. The policy is asked at each `begin_step`. A recipe given
+  /// anyway is used if no copy can be kept.
   ///
   /// Cost  reads one word without the lock.
   [[nodiscard]] bool wants_recipes() const noexcept { return blocks_.wants_recipes(); }
@@ -444,8 +445,8 @@ class DeviceAllocator {
     Elsewhere const call{monitor_};
     return order_.mark(index_of(stream));
   }
-  /// Makes later work on `stream` run after what `mark` has returned, for memory that more streams
-  /// use than there are leases.
+  /// Makes later work on `stream` run after what `mark` has returned. Use it for memory that more
+  /// streams use than hold a lease on it.
   ///
   /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
   ///         and has no event from before. The call may be repeated later.

@@ -51,6 +51,9 @@ namespace spillway {
 /// `SimPolicies` of sim.hpp and `CudaPolicies` of cuda.hpp are this bundle for the library's
 /// devices. Derive from one of them, or from this for a device of your own, and change an alias:
 /// ```
+/// #include <spillway/cuda.hpp>
+/// #include <spillway/policy/eviction/queue_eviction.hpp>
+///
 /// struct MyPolicies : spillway::PoliciesFor<spillway::CudaApi> {
 ///   using eviction = spillway::LruEviction;
 /// };

@@ -16,6 +16,8 @@ namespace spillway {
 
 /// The default policies on the simulated device. Derive and change an alias to choose differently:
 /// ```
+/// #include <spillway/policy/eviction/queue_eviction.hpp>
+///
 /// struct MyPolicies : spillway::SimPolicies {
 ///   using eviction = spillway::LruEviction;
 /// };

@@ -45,11 +45,11 @@ class TensorLease {
 
   /// The first element; null once the lease has ended.
   [[nodiscard]] T* data() const noexcept { return static_cast<T*>(lease_.data()); }
-  /// The elements; valid until the lease ends.
+  /// The elements. A view is not cleared when the lease ends, and must not be used then.
   [[nodiscard]] TensorView<T, Rank> view() const noexcept { return {data(), extents_, strides_}; }
   [[nodiscard]] Extents<Rank> const& extents() const noexcept { return extents_; }
   [[nodiscard]] Extents<Rank> const& strides() const noexcept { return strides_; }
-  /// Number of elements.
+  /// Number of elements. It is not cleared when the lease ends, and must not be used then.
   [[nodiscard]] std::size_t size() const noexcept { return view().size(); }
   [[nodiscard]] std::size_t size_bytes() const noexcept { return lease_.size_bytes(); }
   [[nodiscard]] BlockId block() const noexcept { return lease_.block(); }

@@ -29,7 +29,8 @@ struct Layout {
   /// True if only a part of the arena is shown, so that a plan is found fast. A planner then does
   /// not search long for a better one.
   bool is_part = false;
-  /// The bytes that the device moves while the host looks at one block or gap; 0: looking is free.
+  /// The granules that the device moves while the host looks at one block or gap; 0: looking is
+  /// free.
   double granules_per_look = 0;
 
   /// How many looks take no longer than to move so many granules.

@@ -23,7 +23,7 @@ struct EvictionCandidate {
 ///
 /// Given `p` of type `P`, `id` of type `BlockId`, a `Use use`, and `inspect`, a `noexcept` function
 /// from `BlockId` to `std::optional<EvictionCandidate>` that is empty for a block that cannot leave
-/// now:
+/// now. `inspect` is any callable object: make `victim` (and `early_victim`) a template.
 ///
 /// | expression                | must                                    | cost                   |
 /// |---------------------------|-----------------------------------------|------------------------|
@@ -38,9 +38,10 @@ struct EvictionCandidate {
 /// |                           | admits, or nothing; `n` bytes are still |                        |
 /// |                           | wanted                                  |                        |
 /// | `p.on_misprediction()`    | discard the predictions made so far     | O(n)                   |
-/// | `p.on_step(schedule, n)`  | plan anew: a step begins or predictions | the model's            |
-/// |                           | have resumed; blocks that leave and     |                        |
-/// |                           | return have room for `n` bytes at once  |                        |
+/// | `p.on_step(schedule, n)`  | make a new plan: see below              | the model's            |
+///
+/// `on_step` is called at the beginning of a step, when predictions resume and when the capacity
+/// changes. `n` is the number of bytes that all blocks of the schedule may occupy together.
 ///
 /// `victim` does not forget the block it names: the caller evicts it and calls `on_erase`. A model
 /// decides; it never copies, frees or calls a device. Only `on_insert` may throw (std::bad_alloc,
@@ -71,8 +72,9 @@ concept EvictionPolicy =
 /// | `cp.may_return(schedule, id)` | say whether an absent block may come back now without taking |
 /// |                               | the room of blocks that are made or used before its next use |
 ///
-/// A block that `early_victim` names can be copied out while the link is idle. One that is leaving
-/// can make room for a prefetch; if others do, prefetching makes the program swap in more.
+/// A block that `early_victim` names can be copied out while the link is idle. The pager prefetches
+/// only into free room and the room of leaving blocks; evicting others for a prefetch would make
+/// the program swap in more.
 template <class P>
 concept SpeculativeEvictionPolicy =
     EvictionPolicy<P> &&

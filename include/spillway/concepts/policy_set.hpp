@@ -27,7 +27,8 @@ concept LockPolicy = std::default_initializable<L> && requires(L lock) {
 /// | alias        | chooses                               | models in the library                |
 /// |--------------|---------------------------------------|--------------------------------------|
 /// | `device`     | where the memory is                   | `CudaApi`, `SimApi`, `ModelApi`,     |
-/// |              |                                       | `SteppedSimApi`, `HostApi`           |
+/// |              |                                       | `SteppedSimApi`, `HostApi`,          |
+/// |              |                                       | `HostPagedApi`, `TimedDevice<D>`     |
 /// | `fit`        | which free range a block gets         | `SegregatedFit`, `BestFit`           |
 /// | `arena`      | whether blocks move or pages map      | `MovableBlocks`, `MappedPages`,      |
 /// |              |                                       | `StableAddresses`                    |

@@ -12,21 +12,15 @@ struct RecomputeCosts {
   double recompute_ns = 0;  ///< for its recipe on the device, with the dropped blocks it needs
 };
 
-/// Chooses which blocks leave the device without a copy, to be made again by their recipes. Where
-/// no copy can be kept a block is dropped whatever the policy says, rather than that its leaving
-/// fails.
+/// Chooses which blocks leave the device without a copy, to be made again by their recipes. If no
+/// copy can be kept, the pager drops a block with a recipe whatever the policy says.
 ///
 /// Given `p` of type `P` (`cp` if const), `double step_ns`, `std::size_t bytes` and
 /// `RecomputeCosts costs`:
 ///
 /// | expression                    | must                                            | cost       |
 /// |-------------------------------|-------------------------------------------------|------------|
-/// | `p.on_step(step_ns, bytes)`   | note that a step begins under a limit of        | O(1)       |
-/// |                               | `bytes`, and that the one before it took so     |            |
-/// |                               | long; 0: it is the first, or no block left in   |            |
-/// |                               | the one before, or none has left since the      |            |
-/// |                               | limit changed that had a recipe or, where none  |            |
-/// |                               | are wanted, might have had one                  |            |
+/// | `p.on_step(step_ns, bytes)`   | note that a step begins: see below              | O(1)       |
 /// | `cp.prefers_recompute(costs)` | return whether a block that is about to leave   | O(1)       |
 /// |                               | should be made again rather than copied         |            |
 /// | `cp.plan_share(costs)`        | return what part of a copy, 0 to 1, the return  | O(1)       |
@@ -35,6 +29,11 @@ struct RecomputeCosts {
 /// | `cp.wants_recipes()`          | return whether it may prefer that at all, so    | O(1)       |
 /// |                               | that recipes are worth what it takes to make    |            |
 /// |                               | them                                            |            |
+///
+/// A step begins under a capacity of `bytes`. `step_ns` is the duration of the step before. It is 0
+/// if there is nothing to learn from that step: it was the first, no block left during it, or no
+/// block with a recipe has left since the capacity changed. While no recipes are wanted, a block
+/// without one counts there, too.
 ///
 /// A model decides; it never copies or calls a device. Thread-unsafe: the pager calls a model under
 /// its lock.

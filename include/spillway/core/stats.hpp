@@ -85,7 +85,8 @@ struct Tally {
   friend bool operator==(Tally const&, Tally const&) noexcept = default;
 };
 
-/// Counts of an allocator's work since it was made. A plain value: copy it, subtract it, print it.
+/// Counts of an allocator's work since it was made. A plain value: copy it and compare two of them;
+/// `summary` and `write_json` print it.
 ///
 /// Bytes are rounded up to the arena's granule unless the name says `requested`.
 struct Stats {

@@ -30,11 +30,12 @@ enum class BlockId : std::uint64_t {};
   return BlockId{(std::uint64_t{generation} << 32U) | index};
 }
 
-/// Where the bytes of a block are.
+/// Where a block is.
 ///
 /// `moving_out` and `moving_in` say that the copy is enqueued and has not finished yet; for every
-/// decision the pager takes they count as `host` and `device`. `none` is a block that has bytes
-/// nowhere: they were never written, were dropped by an `Access::write`, or its recipe makes them.
+/// decision the pager takes they count as `host` and `device`. `device`: the block has a range on
+/// the device, written or not. `none`: it has neither a range nor a copy on the host: it was not
+/// written yet, its recipe makes its bytes, or they were lost.
 enum class Residency : std::uint8_t { none, device, host, moving_out, moving_in };
 
 /// How the holder of a lease uses the bytes; `write` discards the old contents.

@@ -72,13 +72,13 @@ struct HostPoolOptions {
   /// A folder, for a file without a name, or the name of a file that must not exist yet. Either is
   /// gone when the pool is.
   std::string file{};
-  /// How much of the pinned tier to reserve at construction; the rest follows by `try_grow`.
+  /// How much of the pinned tier to reserve at construction; the rest is pinned when it is needed.
   std::size_t initial_pinned_bytes = 0;
-  /// The most by which a tier grows at once, unless one slot needs more. A tier in which there is
-  /// less than 32 times as much grows by less.
+  /// The largest slab, unless one slot needs more; a tier that holds less than 32 times this grows
+  /// by 1/32 of what it holds, at least by 2 MiB.
   std::size_t slab_bytes = 64_MiB;
-  /// The pinned staging of the two slower tiers, for each direction: pieces, and bytes of one. Many
-  /// are on their way at once, and the first one fills or empties while nothing else happens.
+  /// Number and size of the pinned staging chunks of each direction, for the two slower tiers. Many
+  /// chunks are on their way at once; while the first one fills or empties, nothing else happens.
   std::size_t staging_chunks = 12;
   std::size_t staging_bytes = 2_MiB;
   std::optional<int> numa_node{};  ///< of host memory; left out: the device's, -1: anywhere

@@ -26,6 +26,10 @@ namespace spillway {
 /// It is the device itself, so an allocator takes it in the place of that, and `Timeline::write`
 /// takes its spans:
 /// ```
+/// #include <spillway/cuda.hpp>
+/// #include <spillway/observe/timed_device.hpp>
+/// #include <spillway/observe/timeline.hpp>
+///
 /// struct MyPolicies : spillway::PoliciesFor<spillway::TimedDevice<spillway::CudaApi>> {
 ///   using observer = spillway::Timeline;
 /// };

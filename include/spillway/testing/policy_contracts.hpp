@@ -7,13 +7,15 @@
 /// For policies of your own, made without arguments, write a test program with
 /// ```
 /// #include <doctest/doctest.h>
+/// #include <spillway/device/sim/sim_api.hpp>
 /// #include <spillway/testing/policy_contracts.hpp>
 ///
 /// TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, MyFit);
 /// TEST_CASE_TEMPLATE_INVOKE(compaction_policy_contract, MyCompaction);
 /// TEST_CASE_TEMPLATE_INVOKE(eviction_policy_contract, MyEviction);
 /// TEST_CASE_TEMPLATE_INVOKE(prefetch_policy_contract, MyPrefetch);
-/// TEST_CASE_TEMPLATE_INVOKE(arena_contract, MyArena<SimApi>);
+/// TEST_CASE_TEMPLATE_INVOKE(recompute_policy_contract, MyRecompute);
+/// TEST_CASE_TEMPLATE_INVOKE(arena_contract, MyArena<spillway::SimApi>);
 /// TEST_CASE_TEMPLATE_INVOKE(codec_contract, MyCodec);
 /// ```
 /// The suites check what the tables in the comments of the concepts say, not how good the choices
