@@ -393,6 +393,28 @@ TEST_SUITE("device_allocator") {
     }
   }
 
+  TEST_CASE("DeviceAllocator: host memory that could not be trimmed is used by nobody else") {
+    auto options = support::small_options(1_MiB);
+    options.host.pageable_bytes = 256_KiB;
+    SmallBench bench{options};
+    support::KnownBytes large{bench, 512_KiB, 1};
+    support::KnownBytes small{bench, 256_KiB, 2};
+    bench.allocator.swap_out(large.buffer().id());
+    bench.allocator.set_first_host_tier(HostTier::pageable);
+    auto const used = [&](HostTier tier) {
+      return bench.allocator.host_stats().tier(tier).used_bytes;
+    };
+    std::size_t const pinned_bytes = used(HostTier::pinned);
+
+    bench.device.fail(SimCall::copy, 2);  // the way back to where the block came from
+    CHECK_THROWS_AS((void)bench.allocator.trim_host_sync(), DeviceError);
+    bench.allocator.swap_out(small.buffer().id());
+    CHECK(used(HostTier::pageable) == 256_KiB);
+    CHECK(used(HostTier::pinned) <= pinned_bytes);
+    CHECK(large.is_intact());
+    CHECK(small.is_intact());
+  }
+
   TEST_CASE("DeviceAllocator: what the file has no room for stays in host memory") {
     FileBench file{512_KiB};
     SmallBench& bench = file.bench;

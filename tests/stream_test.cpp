@@ -64,6 +64,8 @@ TEST_SUITE("stream") {
       SmallStream second{std::move(first)};
       CHECK(first.empty());
       CHECK_FALSE(first);
+      CHECK(first.get() == SimStream{});
+      CHECK_THROWS_AS(first.synchronize(), ContractViolation);
       CHECK(second.get() == handle);
       first = memory.create_stream();
       CHECK(device.usage().streams == streams_before + 2);
@@ -73,6 +75,17 @@ TEST_SUITE("stream") {
       CHECK(device.usage().streams == streams_before + 1);
     }
     CHECK(device.usage().streams == streams_before);
+  }
+
+  TEST_CASE("Stream: a lease that outlives its stream holds nobody up") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    SmallAllocator memory{device, support::small_options(1_MiB)};
+    SmallBuffer buffer{memory, 1000};
+    auto const later = memory.create_stream();
+    auto lease = buffer.acquire_write(memory.create_stream());
+    lease.release();
+    CHECK_NOTHROW((void)buffer.acquire_read_write(later));
+    later.synchronize();
   }
 
   TEST_CASE("Stream: synchronize waits for what was enqueued") {

@@ -65,6 +65,16 @@ static_assert(AllowsWritingThroughView<MatrixLease<Access::read_write>>);
 static_assert(IsAcquirable<Matrix const, Access::read>);
 static_assert(!IsAcquirable<Matrix const, Access::write>, "a const tensor is only read");
 static_assert(!IsAcquirable<Matrix const, Access::read_write>);
+template <class T>
+concept IsWritten = requires(T& tensor) {
+  writes(tensor);
+};
+template <class T>
+concept IsUpdated = requires(T& tensor) {
+  updates(tensor);
+};
+static_assert(IsWritten<Matrix> && !IsWritten<Matrix const>);
+static_assert(IsUpdated<Matrix> && !IsUpdated<Matrix const>);
 
 std::vector<int> counted(std::size_t n, int first) {
   std::vector<int> values(n);
@@ -302,6 +312,27 @@ TEST_SUITE("swappable_tensor") {
     CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, reads(x), writes(z)),
                     ContractViolation);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
+  }
+
+  TEST_CASE("SwappableTensor: an operand that is empty or elsewhere is refused") {
+    SmallBench bench;
+    SmallBench elsewhere;
+    auto here = make_tensor<int>(bench.allocator, {4});
+    auto there = make_tensor<int>(elsewhere.allocator, {1000});
+    SmallTensor<int, 1> empty;
+    auto const refused = [&](auto operand) {
+      CHECK_THROWS_AS((void)bench.allocator.acquire_all(bench.stream, writes(here), operand),
+                      ContractViolation);
+      CHECK(bench.allocator.stats().leased.blocks.current == 0);
+    };
+    refused(reads(there));
+    refused(updates(empty));
+
+    here.copy_from_host_sync(counted(4, 0), bench.stream);
+    there.copy_from_host_sync(counted(1000, 0), elsewhere.stream);
+    auto const make = [](auto&&...) {};
+    CHECK_THROWS_AS(here.set_recipe(std::chrono::nanoseconds{1}, make, there), ContractViolation);
+    CHECK_THROWS_AS(here.set_recipe(std::chrono::nanoseconds{1}, make, empty), ContractViolation);
   }
 
   TEST_CASE("TensorLease: it is empty before it is given and after it has ended") {

@@ -214,10 +214,13 @@ class DeviceAllocator {
   /// ```
   /// auto const [a, b, sum] = memory.acquire_all(stream, reads(x), reads(y), writes(z));
   /// ```
-  /// @throws as `acquire`; then no lease of the group is held
+  /// @throws ContractViolation if an operand is empty or on another allocator; as `acquire`. No
+  ///         lease of the group is held then
   /// @stream as `acquire`
   template <Access... access, class... Holders>
   [[nodiscard]] auto acquire_all(stream_type stream, Operand<access, Holders> const&... operands) {
+    expects((operands.is_on(*this) && ...),
+            "an operand is empty, since it was moved from or reset, or is on another allocator");
     std::array<LeaseRequest, sizeof...(operands)> const requests{operands.request()...};
     std::vector<lease_type> leases = acquire_all(std::span{requests}, stream);
     auto lease = leases.begin();
@@ -405,7 +408,7 @@ class DeviceAllocator {
   }
 
   /// Makes what is swapped out from now on go to `tier` of the host pool, or to a slower one.
-  void set_first_host_tier(HostTier tier) { pool_.set_first_tier(tier); }
+  void set_first_host_tier(HostTier tier);
 
   /// Moves swapped-out bytes that lie in tiers before the first one to it, one block after the
   /// other by way of the device, and gives host memory that is free then back to the system. Blocks
@@ -791,10 +794,10 @@ BlockId DeviceAllocator<Policies>::allocate(std::size_t size_bytes) {
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::deallocate(BlockId id) {
   Call const call{*this};
-  detail::BlockRecord& block = blocks_.expect(id);
-  expects(block.owner_leases() == 0, "a leased block cannot be freed: release its leases first");
-  blocks_.wait_until_settled(block, nullptr);
-  free_now_or_later(id, block);
+  expects(blocks_.expect(id).owner_leases() == 0,
+          "a leased block cannot be freed: release its leases first");
+  blocks_.wait_until_settled(id, nullptr);
+  free_now_or_later(id, blocks_.expect(id));
 }
 
 template <PolicySet Policies>
@@ -805,7 +808,7 @@ void DeviceAllocator<Policies>::abandon(BlockId id) noexcept {
   if (block == nullptr) {
     return;
   }
-  blocks_.wait_until_settled(*block, nullptr);
+  blocks_.wait_until_settled(id, nullptr);
   free_now_or_later(id, *block);
 }
 
@@ -906,7 +909,8 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
 template <PolicySet Policies>
 void DeviceAllocator<Policies>::check_recipe(BlockId id, std::span<BlockId const> operands) {
   auto const settle = [this](BlockId one) {
-    blocks_.wait_until_settled(blocks_.expect(one), nullptr);
+    (void)blocks_.expect(one);
+    blocks_.wait_until_settled(one, nullptr);
   };
   std::for_each(operands.begin(), operands.end(), settle);
   settle(id);  // last: while another is waited for, it may begin to leave again
@@ -957,6 +961,14 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
     throw;
   }
   blocks_.plan();
+  monitor_.notify_release();  // a thread that waits for room looks for it again
+}
+
+template <PolicySet Policies>
+void DeviceAllocator<Policies>::set_first_host_tier(HostTier tier) {
+  Call const call{*this};
+  Exclusive const exclusive{monitor_};
+  pool_.set_first_tier(tier);
 }
 
 template <PolicySet Policies>
@@ -993,10 +1005,18 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
       blocks_.begin_swap_out(id);
       has_room = transfers_.swap_out({id}, EvictionReason::requested) != 0;
       if (!has_room) {  // back to where it came from
-        pool_.set_first_tier(HostTier::pinned);
+        struct Lifted {
+          explicit Lifted(HostSwapPool<device_type>& all) : pool{all}, tier{all.first_tier()} {
+            pool.set_first_tier(HostTier::pinned);
+          }
+          Lifted(Lifted const&) = delete;
+          Lifted& operator=(Lifted const&) = delete;
+          ~Lifted() { pool.set_first_tier(tier); }
+          HostSwapPool<device_type>& pool;
+          HostTier tier;
+        } const lifted{pool_};
         blocks_.begin_swap_out(id);
         (void)transfers_.swap_out({id}, EvictionReason::requested);
-        pool_.set_first_tier(first);
       }
     }
   }

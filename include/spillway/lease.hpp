@@ -146,6 +146,11 @@ class Operand {
   explicit constexpr Operand(Holder& holder) noexcept : holder_{&holder} {}
 
   [[nodiscard]] LeaseRequest request() const noexcept { return holder_->request(how); }
+  /// Whether the buffer or tensor is on that allocator; not if it is empty.
+  template <class P>
+  [[nodiscard]] bool is_on(P const& pager) const noexcept {
+    return holder_->is_on(pager);
+  }
   /// Gives `lease`, which was acquired for `request()`, the type that `how` allows.
   template <class L>
   [[nodiscard]] auto typed(L lease) const noexcept {
@@ -163,11 +168,13 @@ template <Leasable Holder>
 }
 /// The operation overwrites all of `holder`; what it held is not brought in.
 template <Leasable Holder>
+  requires(!std::is_const_v<Holder>)
 [[nodiscard]] constexpr Operand<Access::write, Holder> writes(Holder& holder) noexcept {
   return Operand<Access::write, Holder>{holder};
 }
 /// The operation reads `holder` and changes it.
 template <Leasable Holder>
+  requires(!std::is_const_v<Holder>)
 [[nodiscard]] constexpr Operand<Access::read_write, Holder> updates(Holder& holder) noexcept {
   return Operand<Access::read_write, Holder>{holder};
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/config.hpp>
+#include <spillway/core/error.hpp>
 
 #include <utility>
 
@@ -27,7 +27,8 @@ class Stream {
   explicit Stream(Allocator& allocator)
       : allocator_{&allocator}, handle_{allocator.device().create_stream()} {}
   Stream(Stream&& other) noexcept
-      : allocator_{std::exchange(other.allocator_, nullptr)}, handle_{other.handle_} {}
+      : allocator_{std::exchange(other.allocator_, nullptr)},
+        handle_{std::exchange(other.handle_, {})} {}
   Stream& operator=(Stream&& other) noexcept {
     Stream moved{std::move(other)};
     std::swap(allocator_, moved.allocator_);
@@ -50,8 +51,13 @@ class Stream {
   // NOLINTNEXTLINE(google-explicit-constructor): a stream is passed as what the device calls one
   operator stream_type() const noexcept { return handle_; }
 
-  /// Waits on the host for all work that has been enqueued here. @throws DeviceError
-  void synchronize() const { allocator_->device().synchronize(handle_); }
+  /// Waits on the host for all work that has been enqueued here.
+  ///
+  /// @throws ContractViolation if there is no stream; DeviceError
+  void synchronize(CallSite site = {}) const {
+    expects(!empty(), "the stream is empty: it was moved from, or never made", site);
+    allocator_->device().synchronize(handle_);
+  }
 
   /// True after a move: there is no stream.
   [[nodiscard]] bool empty() const noexcept { return allocator_ == nullptr; }

@@ -133,6 +133,12 @@ class SwappableBuffer {
 
   /// This buffer as an operand for `acquire_all` in its run-time form.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept { return {id_, access}; }
+  /// Whether the buffer is on that allocator; not if it is empty.
+  [[nodiscard]] bool is_on(P const& pager) const noexcept { return pager_ == &pager; }
+  template <class Q>
+  [[nodiscard]] bool is_on(Q const& /*pager*/) const noexcept {
+    return false;
+  }
   /// Turns a lease on this buffer, acquired for `access` in its run-time form, into the type that
   /// belongs to `access`.
   template <Access access>

@@ -194,6 +194,10 @@ class SwappableTensor {
   /// Chooses how the elements are written while they are away: see `DeviceAllocator::set_codec`.
   template <class Codec>
   void set_codec(std::uint64_t tag = 0) {
+    if constexpr (requires { typename Codec::element_type; }) {
+      static_assert(std::is_same_v<T, typename Codec::element_type>,
+                    "the codec changes elements of another type");
+    }
     buffer_.pager().template set_codec<Codec>(id(), tag);
   }
 
@@ -204,9 +208,12 @@ class SwappableTensor {
   /// ```
   /// y.set_recipe(20us, [](auto stream, auto to, auto from) { gelu(stream, to, from); }, x);
   /// ```
-  /// @throws as `DeviceAllocator::set_recipe`
+  /// @throws ContractViolation if an operand is empty or on another allocator; as
+  ///         `DeviceAllocator::set_recipe`
   template <class Make, class... Operands>
   void set_recipe(std::chrono::nanoseconds cost, Make make, Operands const&... operands) {
+    expects((operands.is_on(buffer_.pager()) && ...),
+            "an operand is empty, since it was moved from or reset, or is on another allocator");
     std::array<BlockId, sizeof...(Operands)> const ids{operands.id()...};
     buffer_.pager().set_recipe(
         id(),
@@ -254,6 +261,11 @@ class SwappableTensor {
   [[nodiscard]] bool empty() const noexcept { return buffer_.empty(); }
   [[nodiscard]] explicit operator bool() const noexcept { return !empty(); }
 
+  /// Whether the tensor is on that allocator; not if it is empty.
+  template <class Q>
+  [[nodiscard]] bool is_on(Q const& pager) const noexcept {
+    return buffer_.is_on(pager);
+  }
   /// This tensor as an operand for `acquire_all` in its run-time form.
   [[nodiscard]] LeaseRequest request(Access access) const noexcept {
     return buffer_.request(access);

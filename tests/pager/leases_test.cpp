@@ -49,8 +49,9 @@ TEST_SUITE("pager") {
     std::array const requests{buffers[0].request(Access::write),
                               buffers[1].request(Access::read),
                               buffers[2].request(Access::read)};
-    CHECK_THROWS_AS((void)bench.allocator.acquire_all(requests, bench.stream()),
-                    spillway::OutOfDeviceMemory);
+    CHECK_THROWS_WITH_AS((void)bench.allocator.acquire_all(requests, bench.stream()),
+                         doctest::Contains("requested 196608 bytes"),
+                         spillway::OutOfDeviceMemory);
     CHECK(bench.allocator.stats().leased.blocks.current == 0);
     for (std::uint64_t i = 0; i < 3; ++i) {
       bench.check(buffers[i], i);

@@ -20,6 +20,8 @@ namespace spillway {
 /// |----------------------|-----------------------------------------------------------------------|
 /// | `C::name()`          | name the codec, for statistics                                        |
 /// | `C::is_lossless`     | tell whether `decode` gives back what `encode` was given, bit by bit  |
+/// | `C::element_type`    | optional: the type of elements that it changes; tensors of others     |
+/// |                      | refuse it                                                             |
 /// | `C::worst_bytes(n)`  | the most that `encode` writes for `n` bytes, and the room that it     |
 /// |                      | needs                                                                 |
 /// | `c.encode(from, to)` | write `from` to the front of `to`, which has `worst_bytes` of it.     |

@@ -182,14 +182,27 @@ class Blocks {
   [[nodiscard]] std::size_t prefetched_bytes() const noexcept { return prefetched_bytes_; }
 
   /// Blocks while another thread carries the block, or has taken its range and not its lease yet.
+  /// Where the caller holds no lease on the block, its owner may free it meanwhile.
   ///
   /// @param group  the acquire that asks: it does not wait for what it fills itself
   /// @returns whether it had to block: the lock was then released meanwhile
-  bool wait_until_settled(BlockRecord const& block, void const* group) {
-    return monitor_.wait_while([&] {
-      return block.is_in_transit() ||
-             (block.state() == BlockState::filling && block.filler != group);
-    });
+  bool wait_until_settled(BlockId id, void const* group) {
+    auto const is_carried = [&] {
+      BlockRecord const* const block = find(id);
+      return block != nullptr && block->is_in_transit();
+    };
+    auto const is_filled = [&] {
+      BlockRecord const* const block = find(id);
+      return block != nullptr && block->state() == BlockState::filling && block->filler != group;
+    };
+    bool has_waited = false;
+    while (is_carried() || is_filled()) {
+      has_waited = true;
+      // A thread that carries a block waits for no lease. One that fills a block may do so.
+      monitor_.sleep_while(is_carried);
+      (void)monitor_.wait_while(is_filled);
+    }
+    return has_waited;
   }
 
   // Ranges.

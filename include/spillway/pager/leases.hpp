@@ -107,11 +107,12 @@ class Leases {
   /// @throws as `acquire`
   void swap_in(BlockId id) {
     LeaseRequest const request{id, Access::read};
-    BlockRecord& block = blocks_.expect(id);
-    blocks_.wait_until_settled(block, nullptr);
-    if (block.state() == BlockState::on_host) {
+    (void)blocks_.expect(id);
+    blocks_.wait_until_settled(id, nullptr);
+    BlockRecord const* const block = blocks_.find(id);
+    if (block != nullptr && block->state() == BlockState::on_host) {
       Pending pending{*this, {&request, 1}};
-      pending.add(block);
+      pending.count_all();
       make_resident(request, prefetcher_.schedule().use_of(id), pending);
     }
   }
@@ -153,9 +154,10 @@ class Leases {
         leases_.take_back(requests_[count_ - 1].id, *this, holder_);
       }
     }
-    void add(BlockRecord& block) noexcept {
-      leases_.count(block);
-      ++count_;
+    void count_all() noexcept {
+      for (; count_ != requests_.size(); ++count_) {
+        leases_.count(requests_[count_].id, holder_);
+      }
     }
     void keep() noexcept { count_ = 0; }
 
@@ -184,12 +186,13 @@ class Leases {
     return is_ordered ? block : nullptr;
   }
   LeaseRecord grant_at_hand(BlockRecord& block, LeaseRequest request, StreamIndex on) noexcept {
-    count(block);
+    count(request.id, Holder::program);
     blocks_.touch(request.id, blocks_.record_access(block, request));
     return grant(block, request, on);
   }
 
-  void count(BlockRecord& block) noexcept {
+  void count(BlockId id, Holder holder) noexcept {
+    BlockRecord& block = blocks_.at(id);
     auto const me = std::this_thread::get_id();
     if (block.leases++ == 0) {
       block.leaser = me;
@@ -200,6 +203,9 @@ class Leases {
       block.leaser = std::thread::id{};
     }
     ++block.lease_serial;
+    if (holder == Holder::recipe) {
+      blocks_.recipes().begin_reading(id);
+    }
   }
 
   /// Makes a lease of one that was counted.
@@ -218,6 +224,9 @@ class Leases {
   /// leave when the program's last lease on it ended: what recipes read is not recorded as a use,
   /// and a block that one has read would seem to have been leased since its use before.
   void uncount(BlockId id, BlockRecord& block, Holder holder = Holder::program) noexcept {
+    if (holder == Holder::recipe) {
+      blocks_.recipes().end_reading(id);
+    }
     --block.leases;
     if (holder == Holder::program && block.owner_leases() == 0) {
       prefetcher_.on_release(id);
@@ -235,8 +244,8 @@ class Leases {
 
   /// Takes back a lease that was counted and not granted.
   void take_back(BlockId id, Pending const& group, Holder holder) noexcept {
+    blocks_.wait_until_settled(id, &group);
     BlockRecord& block = blocks_.at(id);
-    blocks_.wait_until_settled(block, &group);
     if (block.state() == BlockState::filling) {
       blocks_.undo_filling(id, block);
     }
@@ -262,6 +271,26 @@ class Leases {
   static void refuse_lost(BlockRecord const& block, LeaseRequest request) {
     if (block.is_lost() && request.access != Access::write) {
       throw BlockLost{"the bytes of this block were lost when the device failed: write it anew"};
+    }
+  }
+
+  /// Says so where not even an empty device has room for a group that found none.
+  void refuse_too_many(std::span<LeaseRequest const> requests) {
+    std::vector<BlockId> ids;
+    for (LeaseRequest const& request : requests) {
+      ids.push_back(request.id);
+    }
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    std::size_t bytes = 0;
+    for (BlockId const id : ids) {
+      bytes += blocks_.at(id).bytes;
+    }
+    MemoryReport const report = blocks_.report(bytes);
+    if (ids.size() > 1 && bytes > report.capacity_bytes) {
+      throw OutOfDeviceMemory{report,
+                              "These are the operands of one call together: acquire fewer at "
+                              "once, or raise the capacity."};
     }
   }
 
@@ -291,7 +320,7 @@ class Leases {
     BlockRecord& block = blocks_.at(request.id);
     for (;;) {
       // Never waits with the exclusive right: the thread it waits for may need that first.
-      blocks_.wait_until_settled(block, &group);
+      blocks_.wait_until_settled(request.id, &group);
       if (block.is_resident()) {
         return blocks_.touch(request.id, use);
       }
@@ -299,16 +328,50 @@ class Leases {
       if (block.is_resident() || block.is_in_transit()) {
         continue;
       }
-      Placement const placement = reclaimer_.take_range(block.bytes, request.id);
+      std::optional<Placement> const placement = reclaimer_.take_range(block.bytes, request.id);
+      if (!placement) {
+        continue;
+      }
       if (block.state() != BlockState::on_host || request.access == Access::write) {
-        blocks_.place(request.id, placement, use, &group);
+        blocks_.place(request.id, *placement, use, &group);
       } else {
         blocks_.begin_swap_in(request.id);
-        transfers_.stage_swap_in(request.id, placement, use, false);
+        transfers_.stage_swap_in(request.id, *placement, use, false);
         transfers_.swap_in();
       }
       return;
     }
+  }
+
+  /// Makes all counted blocks of a group resident; `use_of(request)` is called in their order.
+  ///
+  /// A block that is to be overwritten is `filling` from then on until the whole group has its
+  /// leases, and other groups that want it wait for that. Hence these blocks come last, in an order
+  /// that is the same for all threads: otherwise two groups could wait for each other.
+  template <class UseOf>
+  void make_resident(std::span<LeaseRequest const> requests, UseOf use_of, Pending const& group) {
+    std::vector<std::pair<LeaseRequest, Use>> filled;
+    for (LeaseRequest const& request : requests) {
+      Use const use = use_of(request);
+      auto const is_same = [&](auto const& other) { return other.first.id == request.id; };
+      if (will_fill(request) || std::any_of(filled.begin(), filled.end(), is_same)) {
+        filled.emplace_back(request, use);
+      } else {
+        make_resident(request, use, group);
+      }
+    }
+    std::stable_sort(filled.begin(), filled.end(), [](auto const& a, auto const& b) {
+      return a.first.id < b.first.id;
+    });
+    for (auto const& [request, use] : filled) {
+      make_resident(request, use, group);
+    }
+  }
+  /// Whether a block that is counted for the request is away with bytes that it overwrites.
+  [[nodiscard]] bool will_fill(LeaseRequest request) noexcept {
+    BlockRecord const& block = blocks_.at(request.id);
+    return request.access == Access::write && !detail::is_resident(block.status.settled()) &&
+           detail::has_contents(block.status.settled());
   }
 
   // Recipes. To make a block again is to acquire it for writing, with its operands for reading, and
@@ -318,20 +381,9 @@ class Leases {
   class Recomputation {
    public:
     Recomputation(Leases& leases, BlockId id)
-        : blocks_{leases.blocks_},
-          requests_{requests_of(id, *blocks_.at(id).recipe)},
+        : requests_{requests_of(id, *leases.blocks_.at(id).recipe)},
           pending_{leases, requests_, Holder::recipe} {
-      for (LeaseRequest const& request : requests_) {
-        pending_.add(blocks_.at(request.id));
-        blocks_.recipes().begin_reading(request.id);
-      }
-    }
-    Recomputation(Recomputation const&) = delete;
-    Recomputation& operator=(Recomputation const&) = delete;
-    ~Recomputation() {
-      for (LeaseRequest const& request : requests_) {
-        blocks_.recipes().end_reading(request.id);
-      }
+      pending_.count_all();
     }
     /// The block, to be written, and then its operands.
     [[nodiscard]] std::span<LeaseRequest const> requests() const noexcept { return requests_; }
@@ -346,7 +398,6 @@ class Leases {
       return requests;
     }
 
-    Blocks<Policies>& blocks_;
     std::vector<LeaseRequest> requests_;
     Pending pending_;
   };
@@ -358,8 +409,10 @@ class Leases {
     // Each is needed for the one after it, so that a failure takes them back in this order.
     std::forward_list<Recomputation> work;
     for (BlockId next = id;;) {
-      blocks_.wait_until_settled(blocks_.at(next), nullptr);
-      if (blocks_.at(next).state() == BlockState::dropped) {
+      blocks_.wait_until_settled(next, nullptr);
+      // Nobody holds the first one here: its owner may have freed it.
+      BlockRecord const* const block = blocks_.find(next);
+      if (block != nullptr && block->state() == BlockState::dropped) {
         work.emplace_front(*this, next);
       }
       next = BlockId{};
@@ -385,9 +438,10 @@ class Leases {
     for (LeaseRequest const& request : requests) {
       refuse_lost(blocks_.at(request.id), request);
     }
-    for (LeaseRequest const& request : requests) {
-      make_resident(request, prefetcher_.schedule().use_of(request.id), work.group());
-    }
+    auto const use_of = [this](LeaseRequest request) {
+      return prefetcher_.schedule().use_of(request.id);
+    };
+    make_resident(requests, use_of, work.group());
     for (LeaseRequest const& request : requests) {
       check_arrival(request, work.group());
     }
@@ -476,7 +530,7 @@ class Leases {
     for (LeaseRequest const& request : requests) {
       while (auto const id = to_recompute(request)) {
         recompute(*id, stream, on);
-        if (for_good || *id != request.id) {
+        if ((for_good || *id != request.id) && blocks_.find(*id) != nullptr) {
           blocks_.recipes().forget(*id);
         }
       }
@@ -491,8 +545,8 @@ class Leases {
   ///
   /// @throws FileTierError if the file did not give the bytes back
   void check_arrival(LeaseRequest request, Pending const& group) {
+    blocks_.wait_until_settled(request.id, &group);
     BlockRecord& block = blocks_.at(request.id);
-    blocks_.wait_until_settled(block, &group);
     bool const is_read_unchecked = block.is_read_unchecked && request.access != Access::write;
     bool const is_prefetched = block.state() == BlockState::prefetched;
     if (is_prefetched) {
@@ -525,7 +579,7 @@ class Leases {
       // A block whose lease is counted may still move until its address is handed out.
       bool has_waited = false;
       for (LeaseRequest const& request : requests) {
-        has_waited = blocks_.wait_until_settled(blocks_.at(request.id), &group) || has_waited;
+        has_waited = blocks_.wait_until_settled(request.id, &group) || has_waited;
       }
       if (has_waited) {
         for (LeaseRequest const& request :
@@ -621,13 +675,12 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     }
     try {
       Pending pending{*this, requests};
-      for (LeaseRequest const& request : requests) {
-        pending.add(blocks_.at(request.id));
-      }
+      pending.count_all();
       recompute_for(requests, stream, on, false);
-      for (LeaseRequest const& request : requests) {
-        make_resident(request, blocks_.record_access(blocks_.at(request.id), request), pending);
-      }
+      auto const use_of = [this](LeaseRequest request) {
+        return blocks_.record_access(blocks_.at(request.id), request);
+      };
+      make_resident(requests, use_of, pending);
       for (LeaseRequest const& request : requests) {
         check_arrival(request, pending);
       }
@@ -650,6 +703,7 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
     } catch (OutOfDeviceMemory const&) {
       if (!has_room || !has_recipes ||
           std::none_of(requests.begin(), requests.end(), is_incomplete)) {
+        refuse_too_many(requests);
         throw;
       }
     }

@@ -115,6 +115,15 @@ class Monitor {
     return true;
   }
 
+  /// Blocks while `is_blocked()`, which ends without any lease being released: the thread does not
+  /// count as waiting for others meanwhile.
+  template <class IsBlocked>
+  void sleep_while(IsBlocked is_blocked) {
+    while (is_blocked()) {
+      sleep();
+    }
+  }
+
   /// The result of `wait_for_release`.
   struct ReleaseWait {
     bool has_slept = false;

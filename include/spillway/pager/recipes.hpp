@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -123,12 +124,14 @@ class BasicRecipes {
   /// @returns whether any is left
   bool forget_dependents(BlockId id) noexcept {
     BlockRecord& block = at(id);
-    for (std::size_t i = 0; block.recipe != nullptr && i < block.recipe->dependents.size();) {
-      BlockId const dependent = block.recipe->dependents[i];
+    std::size_t left = block.recipe == nullptr ? 0 : block.recipe->dependents.size();
+    while (left != 0) {  // from the last one on, which costs the least to remove
+      BlockId const dependent = block.recipe->dependents[left - 1];
       if (is_in_need(dependent)) {
-        ++i;
+        --left;
       } else {
-        forget(dependent);  // removes itself from the list
+        forget(dependent);  // removes itself from the list, and may remove others
+        left = block.recipe == nullptr ? 0 : std::min(left, block.recipe->dependents.size());
       }
     }
     return block.recipe != nullptr && !block.recipe->dependents.empty();
@@ -326,7 +329,7 @@ class BasicRecipes {
     Recipe& recipe = *at(id).recipe;
     for (BlockId const operand : recipe.operands) {
       if (BlockRecord& block = at(operand); block.recipe != nullptr) {
-        std::erase(block.recipe->dependents, id);
+        remove_last(block.recipe->dependents, id);
         if (block.recipe->is_orphan && block.recipe->dependents.empty()) {
           look_at(operand);
         }
@@ -338,6 +341,12 @@ class BasicRecipes {
     recipe.is_suspended = false;
     recipe.extensions = 0;
     prune(at(id));
+  }
+  static void remove_last(std::vector<BlockId>& blocks, BlockId id) noexcept {
+    auto const found = std::find(blocks.rbegin(), blocks.rend(), id);
+    if (found != blocks.rend()) {
+      blocks.erase(std::next(found).base());
+    }
   }
   void prune(BlockRecord& block) noexcept {
     Recipe const& recipe = *block.recipe;

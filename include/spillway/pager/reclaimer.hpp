@@ -96,11 +96,12 @@ class Reclaimer {
   Reclaimer(Reclaimer const&) = delete;
   Reclaimer& operator=(Reclaimer const&) = delete;
 
-  /// A range of `bytes` for block `owner`.
+  /// A range of `bytes` for block `owner`, which has none. While this thread waits for leases,
+  /// others have the exclusive right: if one of them makes the block resident, there is no range.
   ///
   /// @throws OutOfDeviceMemory, DeviceError, FileTierError; every block is then resident as it was
   ///         or validly swapped out
-  Placement take_range(std::size_t bytes, BlockId owner) {
+  std::optional<Placement> take_range(std::size_t bytes, BlockId owner) {
     RangeSource source = RangeSource::free_range;
     blocks_.free_orphans();
     // Each round frees, moves or waits; other threads may take what a round made, so it is bounded.
@@ -108,9 +109,12 @@ class Reclaimer {
     for (std::size_t round = 0; round < most_rounds; ++round) {
       if (auto placement = blocks_.try_place(bytes, owner)) {
         journal_.range_found(source);
-        return *placement;
+        return placement;
       }
       auto const reclaimed_by = reclaim(bytes);
+      if (blocks_.at(owner).is_resident()) {
+        return std::nullopt;
+      }
       if (!reclaimed_by) {
         break;
       }

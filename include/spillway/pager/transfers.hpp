@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -384,6 +385,7 @@ class Transfers {
     if (block.host != HostSlotId{} && !pool_.takes_bytes(block.host, block.coding)) {
       give_up_host_copy(block);
     }
+    std::optional<std::vector<BlockId>> needless;
     while (block.host == HostSlotId{}) {
       if (auto const slot = pool_.try_take(block.requested_bytes, block.coding)) {
         block.host = *slot;
@@ -394,29 +396,50 @@ class Transfers {
         Unlocked const unlocked{monitor_};
         has_grown = pool_.try_grow(block.requested_bytes, block.coding);
       }
-      if (!has_grown && !give_up_host_copy()) {
+      if (has_grown) {
+        continue;
+      }
+      if (!needless) {
+        needless = needless_host_copies();
+      }
+      if (!give_up_one(*needless)) {
         return false;
       }
     }
     return true;
   }
 
-  /// Frees one host slot of a resident block: a stale one, else a valid one, whose block must then
-  /// be copied again when it leaves.
-  bool give_up_host_copy() {
-    BlockRecord* chosen = nullptr;
-    blocks_.for_each([&](BlockId, BlockRecord& block) {
-      bool const can_go = block.host != HostSlotId{} && block.is_resident() &&
-                          !block.is_in_transit() && block.state() != BlockState::filling;
-      if (can_go && (chosen == nullptr || (chosen->is_host_valid && !block.is_host_valid))) {
-        chosen = &block;
+  [[nodiscard]] static bool is_needless_on_host(BlockRecord const& block) noexcept {
+    return block.host != HostSlotId{} && block.is_resident() && !block.is_in_transit() &&
+           block.state() != BlockState::filling;
+  }
+  /// The resident blocks that have a host slot. The last ones have nothing valid there; the others
+  /// must be copied again when they leave, if they lose it.
+  [[nodiscard]] std::vector<BlockId> needless_host_copies() const {
+    std::vector<BlockId> ids;
+    auto const add = [&](bool is_valid) {
+      std::as_const(blocks_).for_each([&](BlockId id, BlockRecord const& block) {
+        if (is_needless_on_host(block) && block.is_host_valid == is_valid) {
+          ids.push_back(id);
+        }
+      });
+    };
+    add(true);
+    add(false);
+    return ids;
+  }
+  /// Frees the host slot of the last block of `needless` that still has one. @returns false if none
+  /// does
+  bool give_up_one(std::vector<BlockId>& needless) {
+    while (!needless.empty()) {
+      BlockRecord* const block = blocks_.find(needless.back());
+      needless.pop_back();
+      if (block != nullptr && is_needless_on_host(*block)) {
+        give_up_host_copy(*block);
+        return true;
       }
-    });
-    if (chosen == nullptr) {
-      return false;
     }
-    give_up_host_copy(*chosen);
-    return true;
+    return false;
   }
 
   Device& device_;

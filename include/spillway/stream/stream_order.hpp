@@ -197,7 +197,8 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   auto const index = is_reused ? vacant.stream() : static_cast<StreamIndex>(stream_count_);
   auto const number = static_cast<std::size_t>(index);
   expects(number < max_streams,
-          "too many streams in use at once; retire_stream() those that are not used any more");
+          "too many streams in use at once: retire_stream() those that are not used any more; one "
+          "that is retired counts until its work has finished");
   if (!is_reused) {
     streams_[number] = std::make_unique<Stream>(events_, index);
   }
@@ -310,11 +311,16 @@ void StreamOrder<Device>::wait(StreamIndex stream, Fence const& fence) {
       if (is_ordered(Fence{Ticket{other.index, sequence}}, stream)) {
         return;
       }
+      // No event of a retired stream covers points that were marked there afterwards. All that is
+      // known of these is that they come after its last event.
       Claim const claim = claim_event(other, sequence);
-      if (claim) {  // else it completed meanwhile
-        device_->wait(waiter.handle, claim->handle);
-        raise(waiter.waited_for[static_cast<std::size_t>(other.index)], claim->covers);
+      if (!claim) {
+        raise(other.completed, sequence);
+        return;
       }
+      device_->wait(waiter.handle, claim->handle);
+      raise(waiter.waited_for[static_cast<std::size_t>(other.index)],
+            std::max(claim->covers, sequence));
     });
   }
 }

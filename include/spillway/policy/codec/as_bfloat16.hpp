@@ -40,6 +40,8 @@ bfloat16_bits(std::uint32_t bits) noexcept {
 /// stays a NaN. Values above the largest bfloat16 become infinite: they are within 0.4 % of the
 /// largest float32. For blocks of float32 only: other bytes are changed, too.
 struct AsBfloat16 {
+  using element_type = float;
+
   static constexpr bool is_lossless = false;
 
   [[nodiscard]] static constexpr std::string_view name() noexcept { return "bfloat16"; }

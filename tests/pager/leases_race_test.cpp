@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/pager/leases.hpp>
+#include <spillway/sim.hpp>
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <support/small_allocator.hpp>
+
+TEST_SUITE("pager") {
+  namespace {
+
+  using namespace spillway::literals;
+  using spillway::Access;
+  using spillway::BlockId;
+  using spillway::LeaseRequest;
+  using spillway::Residency;
+  using support::SmallAllocator;
+  using support::SmallBench;
+  using Leases = std::vector<SmallAllocator::lease_type>;
+
+  constexpr std::size_t block_bytes = 64_KiB;
+
+  /// An allocator with room for four blocks, and blocks of known bytes.
+  struct FourBlocks : SmallBench {
+    FourBlocks() : SmallBench{options()} {}
+
+    static SmallAllocator::Options options() {
+      SmallAllocator::Options options = support::small_options(4 * block_bytes);
+      options.paging.lease_wait = std::chrono::minutes{10};  // whoever waits so long hangs
+      return options;
+    }
+    BlockId make(std::uint8_t value, std::size_t bytes = block_bytes) {
+      BlockId const id = allocator.allocate(bytes);
+      auto const lease = allocator.acquire(id, Access::write, stream);
+      device.launch(stream, [at = lease.data(), bytes, value] { std::memset(at, value, bytes); });
+      return id;
+    }
+    BlockId make_away(std::uint8_t value, std::size_t bytes = block_bytes) {
+      BlockId const id = make(value, bytes);
+      allocator.swap_out(id);
+      return id;
+    }
+    /// Leases on new blocks that fill the device.
+    Leases fill_device() {
+      Leases held;
+      for (int i = 0; i < 4; ++i) {
+        blocks.push_back(allocator.allocate(block_bytes));
+        held.push_back(allocator.acquire(blocks.back(), Access::write, stream));
+      }
+      return held;
+    }
+    void wait_for_waiting_threads(std::size_t count) const {
+      while (allocator.waiting_threads() < count) {
+        std::this_thread::yield();
+      }
+    }
+    void free_all() {
+      for (BlockId const id : std::exchange(blocks, {})) {
+        allocator.deallocate(id);
+      }
+    }
+
+    std::vector<BlockId> blocks;
+  };
+
+  }  // namespace
+
+  TEST_CASE("Leases: threads that wait for room for one block get it once") {
+    FourBlocks bench;
+    BlockId const wanted = bench.make_away(7);
+    Leases held = bench.fill_device();
+    std::atomic<int> right{0};
+    auto const read = [&] {
+      auto const stream = bench.allocator.create_stream();
+      auto const lease = bench.allocator.acquire(wanted, Access::read, stream);
+      bench.device.launch(stream, [&right, at = lease.data()] {
+        auto const* const bytes = static_cast<std::uint8_t const*>(at);
+        right += bytes[0] == 7 && std::memcmp(bytes, bytes + 1, block_bytes - 1) == 0 ? 1 : 0;
+      });
+      stream.synchronize();
+    };
+    std::thread one{read};
+    std::thread other{read};
+    bench.wait_for_waiting_threads(2);
+    held.resize(2);
+    one.join();
+    other.join();
+    held.clear();
+
+    CHECK(right == 2);
+    bench.free_all();
+    bench.allocator.deallocate(wanted);
+    auto const stats = bench.allocator.stats();
+    CHECK(stats.resident.bytes.current == 0);
+    CHECK(stats.free_bytes == stats.reserved_bytes);
+  }
+
+  TEST_CASE("Leases: a block may be freed while it is made again for one that is written") {
+    FourBlocks bench;
+    BlockId const operand = bench.make(1);
+    for (int round = 0; round < 200; ++round) {  // the owner's thread has to be quick to matter
+      BlockId const made = bench.make(2);
+      std::atomic<bool> is_making{false};
+      bench.allocator.set_recipe(made, {operand}, std::chrono::nanoseconds{1}, [&](auto&&...) {
+        is_making = true;
+        bench.wait_for_waiting_threads(1);
+      });
+      bench.allocator.swap_out(made);
+      REQUIRE(bench.allocator.residency(made) == Residency::none);
+      std::thread owner{[&] {
+        while (!is_making) {
+          std::this_thread::yield();
+        }
+        bench.allocator.deallocate(made);  // waits until the block has its bytes
+      }};
+      (void)bench.allocator.acquire(operand, Access::write, bench.stream);
+      owner.join();
+    }
+    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    bench.allocator.deallocate(operand);
+  }
+
+  TEST_CASE("Leases: groups that overwrite the same blocks do not wait for each other") {
+    FourBlocks bench;
+    BlockId const x = bench.make_away(1);
+    BlockId const y = bench.make_away(2);
+    BlockId const p = bench.make_away(3, 2 * block_bytes);
+    BlockId const q = bench.make_away(4, 2 * block_bytes);
+    Leases held = bench.fill_device();
+    auto const overwrite = [&](std::vector<LeaseRequest> const& requests) {
+      auto const stream = bench.allocator.create_stream();
+      CHECK(bench.allocator.acquire_all(requests, stream).size() == 3);
+    };
+    std::thread one{
+        overwrite,
+        std::vector<LeaseRequest>{{x, Access::write}, {p, Access::write}, {y, Access::write}}};
+    bench.wait_for_waiting_threads(1);
+    std::thread other{
+        overwrite,
+        std::vector<LeaseRequest>{{y, Access::write}, {q, Access::write}, {x, Access::write}}};
+    bench.wait_for_waiting_threads(2);
+    while (!held.empty()) {  // room comes piece by piece, and each thread may take some
+      held.pop_back();
+      std::this_thread::yield();
+    }
+    one.join();
+    other.join();
+
+    bench.free_all();
+    for (BlockId const id : {x, y, p, q}) {
+      bench.allocator.deallocate(id);
+    }
+  }
+
+  TEST_CASE("Leases: a raised capacity is room for threads that wait for some") {
+    FourBlocks bench;
+    bench.allocator.set_capacity(2 * block_bytes);
+    BlockId const leased = bench.make(1, 2 * block_bytes);
+    auto lease = bench.allocator.acquire(leased, Access::read, bench.stream);
+    std::thread other{[&] { bench.allocator.deallocate(bench.allocator.allocate(block_bytes)); }};
+    bench.wait_for_waiting_threads(1);
+    bench.allocator.set_capacity(4 * block_bytes);
+    other.join();
+
+    lease.release();
+    bench.allocator.deallocate(leased);
+  }
+}
