@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <new>
 #include <string>
+#include <thread>
 
 #include <support/pool_bench.hpp>
 
@@ -498,6 +499,39 @@ TEST_SUITE("host_swap_pool_fault") {
 
       CHECK_THROWS_AS((void)pool.read(id, block, 1, bench.stream), ContractViolation);
     }
+  }
+
+  TEST_CASE("HostSwapPool: memory whose last use could not be waited for is given back later") {
+    bool is_tried_again = false;
+    SUBCASE("by the next call") {
+      is_tried_again = true;
+    }
+    SUBCASE("at the end of the pool") {}
+    Bench bench;
+    constexpr std::size_t bytes = 64 << 10;
+    std::byte* const block = bench.reserve(bytes);
+    {
+      Bench::pool_type pool{bench.device, bench.order, bench.options(0, bytes, 0), bench.io};
+      put_pattern(block, bytes, 1);
+      HostSlotId const slot = Bench::take(pool, bytes);
+      (void)pool.write(slot, block, bytes, bench.stream);
+      std::atomic<bool> may_read{false};
+      bench.device.launch(bench.stream, [&may_read] {
+        while (!may_read) {
+          std::this_thread::yield();
+        }
+      });
+      (void)pool.read(slot, block, bytes, bench.stream);
+      pool.give_back(slot);
+      bench.device.fail(SimCall::synchronize, 1);
+      CHECK_THROWS_AS(pool.trim_sync(), DeviceError);
+      may_read = true;
+      if (is_tried_again) {
+        CHECK(pool.trim_sync() == bytes);
+        CHECK(pool.trim_sync() == 0);
+      }
+    }
+    CHECK(has_pattern(block, bytes, 1));
   }
 
   TEST_CASE("HostSwapPool: streams that cannot be made leave nothing behind") {

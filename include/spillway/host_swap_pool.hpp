@@ -23,6 +23,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -158,7 +159,8 @@ class HostSwapPool {
   /// waiting on the host for their last uses.
   ///
   /// @returns bytes given back
-  /// @throws DeviceError, std::bad_alloc
+  /// @throws DeviceError where the wait fails: the next call waits for these slabs again;
+  ///         std::bad_alloc
   std::size_t trim_sync();
 
   /// Frees a slot. The next owner of its memory comes after `last_use` and after the transfers of
@@ -306,6 +308,20 @@ class HostSwapPool {
     HostSwapPool* pool_;
   };
 
+  /// Slabs that no slot can be in any more, and the uses that they have to outlive.
+  struct Removed {
+    std::vector<typename Memory::Slab> slabs;
+    Fence last_uses;
+    std::size_t bytes = 0;
+
+    /// There must be room for the slabs of `more`.
+    void add(Removed more) noexcept {
+      std::move(more.slabs.begin(), more.slabs.end(), std::back_inserter(slabs));
+      last_uses.add(more.last_uses);
+      bytes += more.bytes;
+    }
+  };
+
   [[nodiscard]] static HostPoolOptions const& checked(Device const& device,
                                                       HostPoolOptions const& options);
   [[nodiscard]] bool is_growth_ahead_due() const noexcept {
@@ -334,6 +350,7 @@ class HostSwapPool {
   Memory memory_;
   detail::SlotIo<FileIo> slot_io_;
   detail::SlotCodecs codecs_;
+  Removed removed_;                                  // by a call of `trim_sync` whose wait failed
   detail::HostTransfers<Device, FileIo> transfers_;  // its host functions use all of the above
   std::thread grower_;                               // runs `grow_ahead`
 };
@@ -384,6 +401,7 @@ HostSwapPool<Device, FileIo>::~HostSwapPool() {
     wait([&] { transfers_.drain_sync(access); });
   }
   ledger_.for_each_fence([&](Fence const& fence) { wait([&] { order_->synchronize(fence); }); });
+  wait([&] { order_->synchronize(removed_.last_uses); });
 }
 
 template <DeviceApi Device, FileIoApi FileIo>
@@ -453,26 +471,33 @@ bool HostSwapPool<Device, FileIo>::try_grow(std::size_t bytes, CodingId coding) 
 
 template <DeviceApi Device, FileIoApi FileIo>
 std::size_t HostSwapPool<Device, FileIo>::trim_sync() {
-  std::vector<typename Memory::Slab> gone;  // freed without the lock: that is a device call
-  std::size_t bytes = 0;
-  Fence last_uses;
+  Removed removed;  // freed without the lock: that is a device call
   {
     std::scoped_lock const lock{mutex_};
-    gone.reserve(memory_.slab_count());
+    std::size_t const most_slabs = removed_.slabs.size() + memory_.slab_count();
+    removed_.slabs.reserve(most_slabs);
+    removed.slabs.reserve(most_slabs);
+    std::swap(removed, removed_);
     for (HostTier const tier : {HostTier::pinned, HostTier::pageable, HostTier::file}) {
-      bytes += ledger_.stats(tier).reserved_bytes;
+      removed.bytes += ledger_.stats(tier).reserved_bytes;
       ledger_.remove_free_slabs(tier, [&](detail::HostSlab const& slab, Fence const& fence) {
-        last_uses.add(fence);
-        gone.push_back(memory_.release(slab));
+        removed.last_uses.add(fence);
+        removed.slabs.push_back(memory_.release(slab));
       });
-      bytes -= ledger_.stats(tier).reserved_bytes;
+      removed.bytes -= ledger_.stats(tier).reserved_bytes;
     }
   }
-  order_->synchronize(last_uses);
-  for (typename Memory::Slab& slab : gone) {
+  try {
+    order_->synchronize(removed.last_uses);
+  } catch (...) {
+    std::scoped_lock const lock{mutex_};
+    removed_.add(std::move(removed));
+    throw;
+  }
+  for (typename Memory::Slab& slab : removed.slabs) {
     memory_.give_back(std::move(slab));
   }
-  return bytes;
+  return removed.bytes;
 }
 
 /// Ends with the pool, or when memory cannot be pinned: `try_grow` tries again when a slot is

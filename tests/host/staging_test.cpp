@@ -7,6 +7,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -18,6 +19,26 @@ using namespace spillway;
 using namespace spillway::detail;
 
 using Lane = StagingLane<SimApi>;
+
+namespace {
+
+/// Refuses to wait so many times.
+struct RefusingApi : SimApi {
+  using SimApi::BasicSimApi;
+  using SimApi::synchronize;
+
+  int refusals = 0;
+
+  void synchronize(stream_type stream) {
+    if (refusals > 0) {
+      --refusals;
+      throw DeviceError{"synchronize failed, as it was told to"};
+    }
+    SimApi::synchronize(stream);
+  }
+};
+
+}  // namespace
 
 TEST_SUITE("staging") {
   TEST_CASE("StagingLane: chunks are aligned, apart, and large enough") {
@@ -134,5 +155,50 @@ TEST_SUITE("staging") {
 
     CHECK(device.usage().pinned_bytes == SyncCopier<SimApi>::chunk_bytes);
     device.release(memory, 1000);
+  }
+
+  TEST_CASE("SyncCopier: a chunk that the device may still write is not used for another copy") {
+    RefusingApi device;
+    auto const stream = device.create_stream();
+    auto const other = device.create_stream();
+    constexpr std::size_t bytes = 1 << 20;
+    auto* const from = static_cast<std::byte*>(device.try_reserve(bytes));
+    auto* const to = static_cast<std::byte*>(device.try_reserve(bytes));
+    {
+      SyncCopier<RefusingApi> copier{device};
+      std::vector<std::byte> out(bytes);
+      std::vector<std::byte> const in(bytes, std::byte{7});
+      std::atomic<bool> may_go_on{false};
+      auto const wait = [&may_go_on] {
+        while (!may_go_on) {
+          std::this_thread::yield();
+        }
+      };
+      device.fill(from, 1, bytes, stream);
+      device.launch(stream, wait);
+      std::size_t const pinned_bytes = device.usage().pinned_bytes;
+      SUBCASE("the wait fails, and again") {
+        device.refusals = 2;
+        CHECK_THROWS_AS(copier.copy_to_host_sync(out.data(), from, bytes, stream), DeviceError);
+        copier.copy_from_host_sync(to, in.data(), bytes, other);
+        CHECK(device.usage().pinned_bytes - pinned_bytes ==
+              2 * SyncCopier<RefusingApi>::chunk_bytes);
+        may_go_on = true;
+      }
+      SUBCASE("the wait fails once") {
+        device.refusals = 1;
+        may_go_on = true;
+        CHECK_THROWS_AS(copier.copy_to_host_sync(out.data(), from, bytes, stream), DeviceError);
+        copier.copy_from_host_sync(to, in.data(), bytes, other);
+        CHECK(device.usage().pinned_bytes - pinned_bytes == SyncCopier<RefusingApi>::chunk_bytes);
+      }
+      device.synchronize(stream);
+      copier.copy_to_host_sync(out.data(), to, bytes, other);
+      CHECK(out == in);
+    }
+    device.release(from, bytes);
+    device.release(to, bytes);
+    device.destroy_stream(stream);
+    device.destroy_stream(other);
   }
 }

@@ -233,7 +233,7 @@ class SyncCopier {
   /// @throws DeviceError; std::bad_alloc if no pinned memory can be had
   void
   copy_from_host_sync(void* device_to, void const* from, std::size_t bytes, stream_type stream) {
-    for_each_chunk(bytes, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
+    for_each_chunk(bytes, stream, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
       std::memcpy(chunk, static_cast<std::byte const*>(from) + offset, length);
       auto* const to = static_cast<std::byte*>(device_to) + offset;
       device_->copy(to, chunk, length, CopyKind::to_device, stream);
@@ -243,7 +243,7 @@ class SyncCopier {
 
   /// @throws as `copy_from_host_sync`
   void copy_to_host_sync(void* to, void const* device_from, std::size_t bytes, stream_type stream) {
-    for_each_chunk(bytes, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
+    for_each_chunk(bytes, stream, [&](std::byte* chunk, std::size_t offset, std::size_t length) {
       auto const* const from = static_cast<std::byte const*>(device_from) + offset;
       device_->copy(chunk, from, length, CopyKind::to_host, stream);
       device_->synchronize(stream);
@@ -253,19 +253,32 @@ class SyncCopier {
 
  private:
   template <class Use>
-  void for_each_chunk(std::size_t bytes, Use use) {
+  void for_each_chunk(std::size_t bytes, stream_type stream, Use use) {
     PinnedMemory<Device> chunk = take();
-    struct Return {
-      SyncCopier* self;
-      PinnedMemory<Device>* chunk;
-      ~Return() {
-        std::scoped_lock const lock{self->mutex_};
-        self->idle_.push_back(std::move(*chunk));  // `take` made room for it
+    try {
+      for (std::size_t offset = 0; offset < bytes; offset += chunk_bytes) {
+        use(chunk.data(), offset, std::min(chunk_bytes, bytes - offset));
       }
-    } const at_end{this, &chunk};
-    for (std::size_t offset = 0; offset < bytes; offset += chunk_bytes) {
-      use(chunk.data(), offset, std::min(chunk_bytes, bytes - offset));
+    } catch (...) {
+      give_back(std::move(chunk), has_finished(stream) ? idle_ : in_use_);
+      throw;
     }
+    give_back(std::move(chunk), idle_);
+  }
+
+  /// Waits again after a failure, for a copy that may have been enqueued before it.
+  [[nodiscard]] bool has_finished(stream_type stream) noexcept {
+    try {
+      device_->synchronize(stream);
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  void give_back(PinnedMemory<Device> chunk, std::vector<PinnedMemory<Device>>& to) noexcept {
+    std::scoped_lock const lock{mutex_};
+    to.push_back(std::move(chunk));  // `take` has made room for it
   }
 
   [[nodiscard]] PinnedMemory<Device> take() {
@@ -278,6 +291,7 @@ class SyncCopier {
       }
       ++chunks_;
       idle_.reserve(chunks_);
+      in_use_.reserve(chunks_);
     }
     auto chunk = PinnedMemory<Device>::try_allocate(*device_, chunk_bytes, device_->numa_node());
     if (chunk.data() == nullptr) {
@@ -290,6 +304,7 @@ class SyncCopier {
   std::mutex mutex_;  // guards what follows
   std::size_t chunks_ = 0;
   std::vector<PinnedMemory<Device>> idle_;
+  std::vector<PinnedMemory<Device>> in_use_;  // the device may still read or write these
 };
 
 }  // namespace spillway::detail
