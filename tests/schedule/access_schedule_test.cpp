@@ -416,6 +416,26 @@ TEST_SUITE("schedule") {
     CHECK(schedule.is_predicting());
   }
 
+  TEST_CASE("AccessSchedule: blocks that are made and never used end a record, too") {
+    AccessSchedule schedule{10};
+    schedule.on_create(block(0), 64);
+    auto const step = [&](std::uint32_t births) {
+      schedule.begin_step();
+      schedule.on_access(block(0), Access::read);
+      schedule.on_release(block(0));
+      for (std::uint32_t i = 1; i <= births; ++i) {
+        schedule.on_create(spillway::make_block_id(1, i), 64);
+        schedule.on_destroy(spillway::make_block_id(1, i));
+      }
+    };
+    step(10);
+    schedule.begin_step();
+    CHECK(schedule.is_predicting());
+    step(11);
+    schedule.begin_step();
+    CHECK(!schedule.is_predicting());
+  }
+
   TEST_CASE("AccessSchedule: destroying an unknown block has no effect") {
     Rig rig{1};
     rig.step({0, 0});

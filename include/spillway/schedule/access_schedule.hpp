@@ -150,6 +150,10 @@ void BasicAccessSchedule<Lazy>::on_create(BlockId id, std::size_t bytes) {
   if (index >= blocks_.size()) {
     blocks_.resize(std::size_t{index} + 1);
   }
+  // Blocks that are never used leave no entries, which `note_access` counts.
+  if (is_recording_ && recording_.blocks.size() - recording_.born_from >= max_entries_) {
+    abandon_record();
+  }
   detail::ScheduledBlock block{.generation = generation_of(id), .bytes = bytes};
   if (is_recording_) {
     block.recorded = static_cast<std::uint32_t>(recording_.blocks.size());
