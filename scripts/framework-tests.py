@@ -92,7 +92,19 @@ class TorchPackage(Torch):
         return sources
 
 
-FRAMEWORKS = {"keras": Keras, "torch": Torch, "torch-package": TorchPackage}
+class TensorFlowPackage(Keras):
+    parts = quick = []
+
+    @staticmethod
+    def folder(sources):
+        from absl import flags
+        flags.FLAGS([sys.argv[0]])  # TensorFlow's test cases ask for flags that only their own main function parses
+        os.chdir(sources)
+        sys.path.insert(0, str(sources))
+        return sources
+
+
+FRAMEWORKS = {"keras": Keras, "tensorflow-package": TensorFlowPackage, "torch": Torch, "torch-package": TorchPackage}
 
 
 class Outcomes:
