@@ -5,11 +5,15 @@ A tensor whose address is given out is brought in and kept as long as its storag
 bytes only while it is called gets them for that long, an array of NumPy for as long as the array lives, and code
 that only tells storages apart gets names in the place of addresses.
 """
+import _thread
 import importlib.abc
+import importlib.machinery
 import importlib.util
+import mmap
 import re
 import sys
 import threading
+import types
 import weakref
 
 import torch
@@ -135,17 +139,19 @@ def _wrap_saving():
 def _wrap_packed_objects():
     """Objects that are written in C++ go on with the tensors of their state."""
     cls = torch._C.ScriptObject
-
-    def keeping_state(function):
-        def call(self, state, *args):
-            for tensor in tree_leaves(state):
-                if isinstance(tensor, torch.Tensor):
-                    _C.bring_in(tensor, True)
-            with _C.Held(()):
-                return function(self, state, *args)
-        return _named_like(call, function)
     _wrap_methods(cls, ("__copy__", "__deepcopy__", "__getstate__"), _holding)
-    _wrap_methods(cls, ("__setstate__",), keeping_state)
+    _wrap_methods(cls, ("__setstate__",), _keeping_leaves)
+
+
+def _keeping_leaves(function):
+    """For what goes on with the addresses of its arguments after it has returned."""
+    def call(self, *args, **kwargs):
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, torch.Tensor):
+                _C.bring_in(tensor, True)
+        with _C.Held(()):
+            return function(self, *args, **kwargs)
+    return _named_like(call, function)
 
 
 def _wrap_packaging(serializer):
@@ -178,10 +184,18 @@ def _reads_tensors(graph):
 
 def _reading(run):
     """A script that reads tensors counts as one operation."""
+    keep = _keeping_leaves(run)
+
     def call(self, *args, **kwargs):
         reads = getattr(self, "_spillway_reads", None)
         if reads is None:
-            reads = self._spillway_reads = _reads_tensors(self.inlined_graph)
+            try:
+                reads = _reads_tensors(self.inlined_graph)
+            except RuntimeError:
+                reads = "native"
+            self._spillway_reads = reads
+        if reads == "native":  # a method in C++, whose object may go on with the tensors that it is given
+            return keep(self, *args, **kwargs)
         if not reads:
             return run(self, *args, **kwargs)
         if isinstance(self, torch._C.ScriptMethod):
@@ -203,7 +217,7 @@ def _wrap_scripts():
     for cls in (C.Graph, C.Node, C.Value):
         _wrap_methods(cls, ("__str__", "__repr__", "str", "copy"), _holding_what_is_shown)
     _wrap_methods(C, [name for name in dir(C) if re.match(
-        "_save_jit_module|_freeze_module|_jit_pass_.*(fold|freez|frozen|inference|constant)", name)], _holding_scripts)
+        "_save_jit_module|_freeze_module|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant))", name)], _holding_scripts)
     _wrap_methods(C.FileCheck, ("run",), _holding_what_is_shown)
     C._jit_set_texpr_fuser_enabled(False)  # its kernels ask for addresses by themselves, outside of operations
     for cls in (C.ScriptMethod, C.ScriptFunction):
@@ -320,16 +334,55 @@ def _after_import(name, act):
 
 def _with_hook(function):
     """For what begins in a thread that may not have the hook."""
-    def call(*args):
+    def call(*args, **kwargs):
         if _hook_is_on:
             _C.set_hook(True)
-        return function(*args)
+        return function(*args, **kwargs)
     return _named_like(call, function)
 
 
 def _wrap_threads():
-    """Makes threads inherit the hook."""
-    threading.Thread.run = _with_hook(threading.Thread.run)
+    """Makes threads inherit the hook, whatever class or function they run."""
+    threading.Thread._bootstrap_inner = _with_hook(threading.Thread._bootstrap_inner)
+    start = _thread.start_new_thread
+
+    def start_new_thread(function, *args):
+        return start(_with_hook(function) if callable(function) else function, *args)
+    _thread.start_new_thread = _thread.start_new = _named_like(start_new_thread, start)
+
+
+def _wrap_extensions():
+    """Functions of extensions in C++ are no operations, and go on with addresses of their arguments and of what operations
+    give them. Each call is one operation."""
+    loader = importlib.machinery.ExtensionFileLoader
+    inner = loader.exec_module
+
+    def wrap(module, path):
+        if module.__name__.partition(".")[0] not in ("torch", "functorch", __package__) and _is_linked_to_torch(path):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, types.BuiltinFunctionType):
+                    setattr(module, name, _holding_leaves(value))
+
+    def exec_module(self, module):
+        inner(self, module)
+        wrap(module, self.path)
+    loader.exec_module = _named_like(exec_module, inner)
+    for module in list(sys.modules.values()):
+        its_loader = getattr(getattr(module, "__spec__", None), "loader", None)
+        if isinstance(its_loader, loader):
+            wrap(module, its_loader.path)
+
+
+def _is_linked_to_torch(path):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(b"libc10.so") >= 0
+
+
+def _holding_leaves(function):
+    def call(*args, **kwargs):
+        with _C.Held(tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+    return _named_like(call, function)
 
 
 def _wrap_higher_order_operators():
@@ -498,10 +551,13 @@ def install():
     _wrap_packed_objects()
     _wrap_profilers()
     _wrap_threads()
+    _wrap_extensions()
     _wrap_futures()
     _wrap_captured_graphs()
     _wrap_packaged_graphs()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)
+    # A graph that Dynamo made of what is wrapped here would call itself.
+    _after_import("torch._dynamo.trace_rules", lambda rules: rules.add(__package__))
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()

@@ -34,6 +34,18 @@ def pair(tmp_path):
     return run
 
 
+def test_a_collective_of_sparse_tensors_takes_what_is_away(pair):
+    out = pair("""
+table = torch.nn.Embedding(5000, 16, sparse=True)
+table(torch.arange(4000) + rank).sum().backward()
+gradient = table.weight.grad
+spillway_torch.reclaim_inactive()
+dist.all_reduce(gradient)
+print(int(gradient.to_dense().sum()), int(gradient.to_dense()[0, 0]), int(gradient.to_dense()[1, 0]))
+""")
+    assert out == ["128000 1 2\n"] * 2
+
+
 def test_a_collective_that_runs_holds_its_tensors(pair):
     out = pair("""
 x = torch.full((1 << 20,), float(rank + 1))

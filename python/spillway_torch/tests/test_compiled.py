@@ -166,3 +166,13 @@ def test_graphs_with_a_wrapper_in_cpp_are_one_operation(lms):
             torch.testing.assert_close(compiled(x, y), torch.tensor(expected))
     lms.evict()
     assert lms.is_away(x) and lms.is_away(y)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_that_uses_arrays(lms):
+    def double_sum(x):
+        return (x * 2).numpy().sum()
+    compiled = torch.compile(double_sum, backend="eager")
+    x = torch.ones(4, 4)
+    lms.evict()
+    assert [compiled(x), compiled(x)] == [32.0, 32.0]

@@ -589,3 +589,57 @@ def test_constants_of_scripts_are_saved_copied_and_printed(lms):
     lms.evict()
     assert outside(twin(x)) == expected
     assert "aten::mm" in text_of(lambda: module._c.dump_to_str(True, True, True))[0]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="no quantized operators")
+def test_methods_of_objects_that_are_written_in_cpp(lms):
+    weight = torch.quantize_per_tensor(torch.randn(8, 3, 3, 3), 0.1, 0, torch.qint8)
+    torch.backends.quantized.engine = "x86"
+    packed = torch.ops.quantized.conv2d_prepack(weight, torch.randn(8), [1, 1], [0, 0], [1, 1], 1)
+    lms.evict()
+    assert torch.equal(packed.unpack()[0].int_repr(), weight.int_repr()) and packed.stride() == [1, 1]
+
+
+def test_initializers_of_exported_graphs_are_compared(evicted):
+    graph = torch.jit.trace(torch.add, (torch.ones(4), torch.ones(4))).graph.copy()
+    values = {value.debugName(): torch.ones(4) for value in graph.inputs()}
+    evicted(*values.values())
+    assert len(values) == 2 and len(torch._C._jit_pass_onnx_deduplicate_initializers(graph, values, False)) == 1
+
+
+EXTENSION = """
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/mul.h>
+#include <torch/csrc/utils/pybind.h>
+
+static at::Tensor row_sums(at::Tensor const& x) {  // asks for addresses first, and runs operations then
+  at::Tensor sums = at::zeros({x.size(0)});
+  float* const to = sums.data_ptr<float>();
+  at::Tensor const twice = at::mul(x, x);
+  float const* from = twice.data_ptr<float>();
+  for (int64_t i = 0; i < twice.numel(); ++i) { to[i / twice.size(1)] += from[i]; }
+  return sums;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("row_sums", &row_sums, pybind11::arg("x")); }
+"""
+
+
+def test_functions_of_extensions_are_operations(script, tmp_path):
+    (tmp_path / "extension.cpp").write_text(EXTENSION)
+    load = 'extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])'
+    install = 'spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)'
+    for first, second in (install, load), ("import row_sums as extension", install):
+        assert script(f"""
+import sys
+sys.path.insert(0, ".")
+import torch, torch.utils.cpp_extension as cpp, spillway_torch
+torch.set_num_threads(1)
+{first}
+{second}
+spillway_torch.set_enabled_lms(True)
+other = torch.ones(2 << 20)
+x = torch.ones(2 << 20, 1)
+spillway_torch.reclaim_inactive()
+print(int(extension.row_sums(x).sum()), int(extension.row_sums(x=x).sum()), spillway_torch.memory_stats()["swap_out_bytes"] > 0)
+""").split() == ["2097152", "2097152", "True"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads, processes, and how a program ends."""
+import _thread
 import threading
 
 import pytest
@@ -18,6 +19,26 @@ def test_threads_follow_the_one_that_starts_them(lms):
     for t in threads:
         t.join()
     assert sorted(sums) == sorted([2 * i + 1 for i in range(40)] * 4)
+
+
+@pytest.mark.parametrize("start", ["a class of its own", "a timer", "a bare thread"])
+def test_threads_follow_whatever_they_run(lms, start):
+    big, sums, done = torch.ones(1000), [], threading.Event()
+
+    def work():
+        lms.evict()
+        sums.append(float((big * 2).sum()))
+        done.set()
+
+    class Worker(threading.Thread):
+        def run(self):
+            work()
+    if start == "a bare thread":
+        _thread.start_new_thread(work, ())
+    else:
+        (Worker() if start == "a class of its own" else threading.Timer(0, work)).start()
+    done.wait(60)
+    assert sums == [2000.0]
 
 
 def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):

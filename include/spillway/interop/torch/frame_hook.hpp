@@ -602,6 +602,19 @@ class FrameHook {
     call();
   }
 
+  template <class Values>
+  [[nodiscard]] static bool takes_sparse(Values const& values) {
+    auto const is_sparse = [](c10::IValue const& value) {
+      return value.isTensor() && value.toTensor().defined() &&
+             value.toTensor().layout() != at::kStrided;
+    };
+    return std::any_of(values.begin(), values.end(), [&](c10::IValue const& value) {
+      return is_sparse(value) ||
+             (value.isTensorList() &&
+              std::any_of(value.toListRef().begin(), value.toListRef().end(), is_sparse));
+    });
+  }
+
   /// Runs an operation whose communication continues after the operation has returned. The operands
   /// are leased until the communication has ended, or for good if its end cannot be observed.
   static void run_exposing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
@@ -613,6 +626,12 @@ class FrameHook {
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     {
       WithoutPythonObjects const begins_clean;
+      // A thread of the communication works on sparse tensors with operations, and goes on with the
+      // addresses of what these have made. Without the hook that does not leave.
+      std::optional<c10::impl::ExcludeDispatchKeyGuard> without_hook;
+      if (takes_sparse(last(*stack, op.schema().arguments().size()))) {
+        without_hook.emplace(Key);
+      }
       op.redispatchBoxed(next, stack);
     }
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
