@@ -71,6 +71,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/framework/codec_choice.hpp
     spillway/interop/framework/fork_handlers.hpp
     spillway/interop/framework/install_options.hpp
+    spillway/interop/framework/object_order.hpp
     spillway/interop/framework/operand_leases.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/tensorflow/step_detector.hpp

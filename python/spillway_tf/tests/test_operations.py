@@ -411,6 +411,48 @@ def test_threads_share_a_limit():
     assert not wrong
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_threads_update_one_variable(compiled):
+    v, one, is_over = tf.Variable(tf.zeros((256, 256))), random(256, 256) * 0 + 1, threading.Event()
+    update = tf.function(lambda: v.assign_add(one), jit_compile=True) if compiled else lambda: v.assign_add(one)
+
+    def run():
+        for _ in range(50):
+            update()
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
+    for t in [evicting, *threads]:
+        t.start()
+    for t in threads:
+        t.join()
+    is_over.set()
+    evicting.join()
+    assert np.all(v.numpy() == 200)
+
+
+def test_operands_that_are_written_in_place_though_they_are_shared(lms):
+    x = random(512, 512)
+    expected = x.numpy()
+    expected[3] = 1
+    lms.evict()
+    y = tf.raw_ops.InplaceUpdate(x=x, i=[3], v=tf.ones((1, 512)))
+    lms.evict()
+    assert np.array_equal(y.numpy(), expected)
+    parts = tf.function(lambda: tf.parallel_stack([x[0] + float(i) for i in range(8)]))()
+    lms.evict()
+    assert np.array_equal(parts.numpy(), np.stack([expected[0] + np.float32(i) for i in range(8)]))
+
+
+def test_tables_copy_what_they_are_given(lms, evicted):
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    keys = tf.range(4096, dtype=tf.int64) * 2
+    values = random(4096)
+    table.insert(keys, values)
+    found = table.lookup(keys)
+    evicted(keys, values, found)
+    assert np.array_equal(table.lookup(keys).numpy(), values.numpy())
+
+
 def test_generators_and_random_states(evicted):
     generator = tf.random.Generator.from_seed(1)
     x = generator.normal((512, 512))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that fork."""
+"""Processes that fork, talk to each other, or are left changed by what they test."""
 
 BEGIN = """
 import os, numpy as np, tensorflow as tf, spillway_tf
@@ -69,6 +69,55 @@ if pid == 0:
     os._exit(0 if all(t.numpy()[-1, -1] == i for i, t in enumerate(pile)) else 1)
 _, status = os.waitpid(pid, 0)
 assert status == 0, status
+print("good")
+""")
+    assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+def test_another_task_is_given_tensors_that_are_away(script):
+    done = script("""
+import os, socket, tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=512)
+spillway_tf.set_lms_enabled(True)
+with socket.socket() as one:
+    one.bind(("127.0.0.1", 0))
+    port = one.getsockname()[1]
+cluster = tf.train.ClusterSpec({"worker": [f"127.0.0.1:{port}"]})
+server = tf.distribute.Server(cluster, "worker", 0)
+tf.config.experimental_connect_to_cluster(cluster)
+x = tf.ones((512, 512)) + 0.0
+spillway_tf.reclaim_inactive()
+with tf.device("/job:worker/task:0"):
+    y = x + 1.0
+print(float(tf.reduce_sum(y)), flush=True)
+os._exit(0)  # the server would not end
+""")
+    assert done.stdout.split() == ["524288.0"], done.stderr[-2000:]
+
+
+def test_batches_of_calls(script):
+    done = script("""
+import threading, tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=512)
+spillway_tf.set_lms_enabled(True)
+
+@tf.nondifferentiable_batch_function(2, 4, 10000, autograph=False)
+def double(x):
+    return x @ tf.eye(256) * 2
+call, results, is_over = tf.function(double), {}, threading.Event()
+
+def run(i):
+    x = tf.fill((1, 256), float(i))
+    results[i] = {float(tf.reduce_sum(call(x))) for _ in range(20)}
+threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
+for t in [evicting, *threads]:
+    t.start()
+for t in threads:
+    t.join()
+is_over.set()
+evicting.join()
+assert results == {i: {512.0 * i} for i in range(4)}, results
 print("good")
 """)
     assert done.stdout.strip() == "good", done.stderr[-2000:]

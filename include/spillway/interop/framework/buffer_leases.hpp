@@ -5,6 +5,7 @@
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
+#include <spillway/interop/framework/object_order.hpp>
 #include <spillway/interop/framework/operand_leases.hpp>
 
 #include <algorithm>
@@ -234,9 +235,21 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Guard const guard{mutex_};
     is_largest_known_ = !std::exchange(has_seen_larger_, false);
   }
+  /// Orders operations that use the same variables.
+  [[nodiscard]] ObjectOrder& objects() noexcept { return objects_; }
+
+  void before_fork() {
+    objects_.before_fork();
+    Base::before_fork();
+  }
+  void after_fork_in_parent() noexcept {
+    Base::after_fork_in_parent();
+    objects_.after_fork_in_parent();
+  }
   void after_fork_in_child(Frame const* frame) {
     open_frames_ = 0;  // those that may wait do not call code that could fork
     Base::after_fork_in_child(frame);
+    objects_.after_fork_in_child();
   }
   /// As the base, counted as `reclaim` is.
   std::size_t park(HostTier level = HostTier::pinned) {
@@ -326,6 +339,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
 
   stream_type stream_;
   std::unordered_map<void*, Entry*> buffers_;
+  ObjectOrder objects_;
   Sizes sizes_{};
   std::string failure_;
   int open_frames_ = 0;            // of those that may wait

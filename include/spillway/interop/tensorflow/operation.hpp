@@ -33,6 +33,7 @@ enum class OperationKind : std::uint8_t {
   touches,     ///< reads or writes them while it runs
   passes,      ///< passes tensors on without reading their bytes
   reads,       ///< touches, but only reads its variables
+  changes,     ///< touches, and writes operands even if there are other references to them
   gives_away,  ///< passes tensors on to code outside of operations
 };
 
@@ -119,6 +120,10 @@ enum class OperationKind : std::uint8_t {
   if (name == "ReadVariableOp" || name == "ResourceGather" || name == "ResourceGatherNd") {
     return OperationKind::reads;
   }
+  if (name == "InplaceAdd" || name == "InplaceSub" || name == "InplaceUpdate" ||
+      name == "_ParallelConcatUpdate") {
+    return OperationKind::changes;
+  }
   return OperationKind::touches;
 }
 
@@ -137,11 +142,37 @@ enum class OperationKind : std::uint8_t {
   return kind;
 }
 
-/// Whether an operation calls code that runs other operations, on this thread or others, before it
-/// returns.
+/// Whether an operation runs other operations, on this thread or others, or waits for some, before
+/// it returns.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
-  return name == "EagerPyFunc" || name == "PyFunc" || name == "PyFuncStateless" ||
-         name == "XlaLaunch" || name == "_XlaRun";
+  static constexpr std::array<std::string_view, 16> those{
+      "EagerPyFunc",
+      "MapPeek",
+      "MapStage",
+      "MapUnstage",
+      "MapUnstageNoKey",
+      "OrderedMapPeek",
+      "OrderedMapStage",
+      "OrderedMapUnstage",
+      "OrderedMapUnstageNoKey",
+      "PyFunc",
+      "PyFuncStateless",
+      "Stage",
+      "StagePeek",
+      "Unstage",
+      "XlaLaunch",
+      "_XlaRun",
+  };
+  static_assert(std::is_sorted(those.begin(), those.end()));
+  return std::binary_search(those.begin(), those.end(), name);
+}
+
+/// Whether an operation with a resource that is no variable reads its operands and copies what it
+/// keeps of them.
+[[nodiscard]] inline bool copies_what_it_keeps(std::string_view name) noexcept {
+  return name == "LookupTableFindV2" || name == "LookupTableInsertV2" ||
+         name == "WriteAudioSummary" || name == "WriteHistogramSummary" ||
+         name == "WriteImageSummary" || name == "WriteScalarSummary";
 }
 
 /// Whether an operation is part of a program's computation, so that only operations use its
@@ -204,6 +235,29 @@ bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
     }
   }
   return is_known;
+}
+
+/// The variables among the operands of an operation.
+[[nodiscard]] inline std::vector<framework::ObjectUse> variables_of(tf::OpKernelContext& context,
+                                                                    bool are_changed) {
+  std::vector<framework::ObjectUse> uses;
+  for (tf::TensorValue const& value : context.params()->inputs) {
+    bool const is_handle = value.tensor != nullptr && value.mutex_if_ref == nullptr &&
+                           value.tensor->dtype() == tf::DT_RESOURCE &&
+                           value.tensor->IsInitialized();
+    if (!is_handle) {
+      continue;
+    }
+    auto const handles = value.tensor->flat<tf::ResourceHandle>();
+    for (Eigen::Index i = 0; i < handles.size(); ++i) {
+      tf::core::RefCountPtr<tf::Var> variable;
+      if (handles(i).hash_code() == tf::TypeIndex::Make<tf::Var>().hash_code() &&
+          tf::LookupResource(&context, handles(i), &variable).ok()) {
+        uses.push_back({variable.get(), are_changed});
+      }
+    }
+  }
+  return uses;
 }
 
 /// The buffers that an operation uses.
@@ -289,7 +343,7 @@ class Operands {
   void add_plain(tf::Tensor const& tensor) {
     if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
       bool const may_be_forwarded = tensor.RefCountIsOne();
-      uses_.push_back({p, may_be_forwarded});
+      uses_.push_back({p, may_be_forwarded || kind_ == OperationKind::changes});
       if (!may_be_forwarded) {
         held_.push_back(reference_to(tensor));
       }
@@ -308,7 +362,8 @@ class Operands {
 
   void add_resource(tf::OpKernelContext& context, tf::ResourceHandle const& handle) {
     if (handle.hash_code() != tf::TypeIndex::Make<tf::Var>().hash_code()) {
-      captures_ = true;  // a table, a queue, an iterator: it may keep its operands
+      // A table, a queue, an iterator: it may keep its operands.
+      captures_ = captures_ || !copies_what_it_keeps(context.op_kernel().type_string_view());
       return;
     }
     tf::core::RefCountPtr<tf::Var> variable;

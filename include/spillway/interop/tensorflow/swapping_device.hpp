@@ -6,8 +6,10 @@
 #include <spillway/interop/tensorflow/operation.hpp>
 
 #include <array>
+#include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +24,7 @@
 #include <tensorflow/core/framework/resource_var.h>
 #include <tensorflow/core/framework/tensor.h>
 #include <tensorflow/core/public/session_options.h>
+#include <tensorflow/core/util/device_name_utils.h>
 
 namespace spillway::tensorflow {
 
@@ -97,18 +100,18 @@ class SwappingDevice : public Base {
     auto const name = kernel->type_string_view();
     bool const is_program = belongs_to_program(*context);
     OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
-    if (is_program && kind == OperationKind::passes) {
-      Base::Compute(kernel, context);
-    } else {
-      Operation<Site> operation{*context, name, kind, is_program, true};
-      if (!operation.try_begin()) {
-        return;
+    bool has_run = false;
+    {
+      std::optional<framework::ObjectOrder::Right> right;
+      // An assignment passes tensors on and replaces the variable's memory.
+      if (Site::is_ready() &&
+          (name == "AssignVariableOp" || (kind != OperationKind::passes && !calls_back(name)))) {
+        right.emplace(Site::leases().objects(),
+                      variables_of(*context, kind != OperationKind::reads));
       }
-      InFrame<Site> const inside{is_program ? &operation.frame() : nullptr};
-      Base::Compute(kernel, context);
-      operation.finish();
+      has_run = try_compute(kernel, context, kind, is_program);
     }
-    if (is_program && (name == "AssignVariableOp" || name == "AssignAddVariableOp")) {
+    if (has_run && is_program && (name == "AssignVariableOp" || name == "AssignAddVariableOp")) {
       watch_steps(*context);
     }
   }
@@ -117,6 +120,9 @@ class SwappingDevice : public Base {
                     tf::OpKernelContext* context,
                     tf::AsyncOpKernel::DoneCallback done) override {
     auto const name = kernel->type_string_view();
+    if (name == "BatchFunction") {
+      has_batches().store(true, std::memory_order_relaxed);
+    }
     bool const is_program = belongs_to_program(*context);
     OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
     if (is_program && kind == OperationKind::passes) {
@@ -150,6 +156,25 @@ class SwappingDevice : public Base {
   }
 
  private:
+  /// @returns false if the operation was refused
+  bool try_compute(tf::OpKernel* kernel,
+                   tf::OpKernelContext* context,
+                   OperationKind kind,
+                   bool is_program) {
+    if (is_program && kind == OperationKind::passes) {
+      Base::Compute(kernel, context);
+      return true;
+    }
+    Operation<Site> operation{*context, kernel->type_string_view(), kind, is_program, true};
+    if (!operation.try_begin()) {
+      return false;
+    }
+    InFrame<Site> const inside{is_program ? &operation.frame() : nullptr};
+    Base::Compute(kernel, context);
+    operation.finish();
+    return true;
+  }
+
   /// Returns how an operation uses its operands here: on this device, in a session or outside of
   /// one.
   [[nodiscard]] static OperationKind kind_in(tf::OpKernelContext& context,
@@ -159,6 +184,12 @@ class SwappingDevice : public Base {
       return OperationKind::
           gives_away;  // copied from GPU to GPU by a function that is not replaced
     }
+    if ((name == "_Send" || name == "_HostSend") && goes_to_another_task(context)) {
+      return OperationKind::gives_away;  // encoded by threads of gRPC
+    }
+    if (name == "_Retval" && has_batches().load(std::memory_order_relaxed)) {
+      return OperationKind::gives_away;
+    }
     if ((name == "_Retval" || name == "_Send") && context.session_state() != nullptr) {
       return OperationKind::gives_away;  // what a session returns becomes a NumPy array
     }
@@ -166,6 +197,21 @@ class SwappingDevice : public Base {
       return OperationKind::passes;
     }
     return kind_of(kernel);
+  }
+
+  /// Whether the program has batched the calls of a function. What it returns is then split outside
+  /// of operations.
+  [[nodiscard]] static std::atomic<bool>& has_batches() {
+    static std::atomic<bool> the_answer{false};
+    return the_answer;
+  }
+
+  [[nodiscard]] static bool goes_to_another_task(tf::OpKernelContext const& context) {
+    auto const& attributes = context.op_kernel().def().attr();
+    auto const from = attributes.find("send_device");
+    auto const to = attributes.find("recv_device");
+    return from != attributes.end() && to != attributes.end() &&
+           !tf::DeviceNameUtils::IsSameAddressSpace(from->second.s(), to->second.s());
   }
 
   [[nodiscard]] static bool goes_to_gpu(tf::OpKernelContext const& context) {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+namespace spillway::framework {
+
+/// What an operation does with an object that other operations may use at the same time, such as a
+/// variable.
+struct ObjectUse {
+  void const* object = nullptr;
+  bool changes = false;
+};
+
+/// Lets an operation that changes an object run alone, and operations that only read it run side by
+/// side.
+///
+/// An operation that changes an object may replace its memory. One that looked the memory up before
+/// would then have leased other memory than it works on. Operations begin in the order in which
+/// they asked, as far as they have objects in common, so the first one that waits can always go on.
+///
+/// Threads  thread-safe.
+/// Cost     a lock and a walk over the operations that run or wait now.
+class ObjectOrder {
+ public:
+  /// The right of one operation to use its objects. Ends with this object.
+  class Right {
+   public:
+    /// Waits until it is given. An operation without objects does not.
+    Right(ObjectOrder& order, std::vector<ObjectUse> uses) : order_{order}, uses_{std::move(uses)} {
+      if (!uses_.empty()) {
+        std::unique_lock lock{order_.mutex_};
+        place_ = order_.rights_.insert(order_.rights_.end(), this);
+        order_.changed_.wait(lock, [this] {
+          return std::none_of(order_.rights_.begin(), place_, [this](Right const* earlier) {
+            return is_in_conflict(*earlier);
+          });
+        });
+      }
+    }
+    Right(Right const&) = delete;
+    Right& operator=(Right const&) = delete;
+    ~Right() {
+      if (!uses_.empty()) {
+        {
+          std::scoped_lock const lock{order_.mutex_};
+          order_.rights_.erase(place_);
+        }
+        order_.changed_.notify_all();
+      }
+    }
+
+   private:
+    [[nodiscard]] bool is_in_conflict(Right const& other) const {
+      return std::any_of(uses_.begin(), uses_.end(), [&other](ObjectUse const& mine) {
+        return std::any_of(other.uses_.begin(), other.uses_.end(), [&mine](ObjectUse const& its) {
+          return its.object == mine.object && (its.changes || mine.changes);
+        });
+      });
+    }
+
+    ObjectOrder& order_;
+    std::vector<ObjectUse> uses_;
+    std::list<Right*>::iterator place_;
+  };
+
+  /// To be called by a thread that forks, which has no right then. The child has none of the other
+  /// threads, and so none of their rights.
+  void before_fork() { mutex_.lock(); }
+  void after_fork_in_parent() noexcept { mutex_.unlock(); }
+  void after_fork_in_child() noexcept {
+    rights_.clear();
+    new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
+    mutex_.unlock();
+  }
+
+ private:
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::list<Right*>
+      rights_;  // of the operations that run or wait, in the order in which they asked
+};
+
+}  // namespace spillway::framework
