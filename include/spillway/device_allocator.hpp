@@ -427,7 +427,9 @@ class DeviceAllocator {
   ///
   /// @throws ContractViolation for less than the arena's granule and for more than the options
   ///         said; OutOfDeviceMemory if what cannot leave takes up more; OutOfHostMemory,
-  ///         DeviceError, FileTierError. The capacity is then as it was
+  ///         DeviceError, FileTierError. The capacity is then as it was. A block that only its
+  ///         recipe can make, which then has no room beside its operands, is refused when it is
+  ///         acquired, until the capacity is raised again
   /// @stream enqueues copies as `swap_out`; waits on the host for what is given back
   void set_capacity(std::size_t bytes);
 
@@ -954,10 +956,14 @@ void DeviceAllocator<Policies>::set_capacity(std::size_t bytes) {
   Exclusive const exclusive{monitor_};
   std::size_t const before = arena_.capacity_bytes();
   arena_.set_capacity(bytes);
+  std::size_t const wanted = arena_.capacity_bytes();
   try {
     reclaimer_.fit_capacity();
   } catch (...) {
-    arena_.set_capacity(before);
+    if (arena_.capacity_bytes() == wanted) {  // else another thread has set it meanwhile
+      arena_.set_capacity(before);
+      monitor_.notify_release();
+    }
     throw;
   }
   blocks_.plan();

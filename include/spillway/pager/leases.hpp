@@ -570,7 +570,8 @@ class Leases {
   }
 
   /// Makes later work on `on` run after the uses that conflict with the requests. All blocks are
-  /// resident and settled on return, and the lock has not been released since that was seen.
+  /// resident, settled and not lost on return, and the lock has not been released since that was
+  /// seen.
   void order_after_earlier_uses(std::span<LeaseRequest const> requests,
                                 StreamIndex on,
                                 Pending const& group) {
@@ -582,9 +583,7 @@ class Leases {
         has_waited = blocks_.wait_until_settled(request.id, &group) || has_waited;
       }
       if (has_waited) {
-        for (LeaseRequest const& request :
-             requests) {  // a move that failed may have cost its block
-          refuse_lost(blocks_.at(request.id), request);
+        for (LeaseRequest const& request : requests) {
           if (!blocks_.at(request.id).is_resident()) {
             make_resident(request, prefetcher_.schedule().use_of(request.id), group);
           }
@@ -601,6 +600,10 @@ class Leases {
         }
       }
       if (waits.empty()) {
+        for (LeaseRequest const& request : requests) {
+          // A move that another thread made since they were counted may have cost its block.
+          refuse_lost(blocks_.at(request.id), request);
+        }
         return;
       }
       Unlocked const unlocked{monitor_};

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -216,9 +217,11 @@ template <PolicySet Policies>
     if (options_.early_swap_out) {
       copy_out_early();
     }
-  } catch (DeviceError const&) {      // NOLINT(bugprone-empty-catch): see the class comment
-  } catch (FileTierError const&) {    // NOLINT(bugprone-empty-catch)
-  } catch (OutOfHostMemory const&) {  // NOLINT(bugprone-empty-catch)
+  } catch (DeviceError const&) {        // NOLINT(bugprone-empty-catch): see the class comment
+  } catch (FileTierError const&) {      // NOLINT(bugprone-empty-catch)
+  } catch (OutOfHostMemory const&) {    // NOLINT(bugprone-empty-catch)
+  } catch (std::bad_alloc const&) {     // NOLINT(bugprone-empty-catch)
+  } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): a stream that is captured
   }
 }
 
