@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of Keras, of PyTorch or of a package that uses PyTorch, with and without support for large models, and
-compares what became of each.
+"""Runs the tests of Keras, of PyTorch or of a package that uses TensorFlow or PyTorch, with and without support for large
+models, and compares what became of each.
 
     build/tensorflow-2.21.0/bin/python scripts/framework-tests.py keras [--quick] [--every-ms 2] [PART ...]
+    build/tensorflow-2.21.0/bin/python scripts/framework-tests.py tensorflow-package --sources FOLDER [--every-ms 2] PART ...
     build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch --sources FOLDER [--every-ms 2] [PART ...]
     build/pytorch-2.15.0/bin/python scripts/framework-tests.py torch-package --sources FOLDER [--every-ms 2] PART ...
 
@@ -184,7 +185,7 @@ def main():
     framework = FRAMEWORKS[options.framework]
     if framework is Torch and not (options.sources and (options.sources / "test").is_dir()):
         parser.error("PyTorch's tests are not in its wheel: --sources FOLDER, with test/ in it, says where they are")
-    if framework is TorchPackage and (options.quick or not (options.sources and options.parts)):
+    if framework in (TorchPackage, TensorFlowPackage) and (options.quick or not (options.sources and options.parts)):
         parser.error("a package's tests need --sources FOLDER, its checkout, and at least one PART of that; none is quick")
     if options.worker:
         work(framework, options)
