@@ -343,36 +343,37 @@ class Leases {
     }
   }
 
-  /// Makes all counted blocks of a group resident; `use_of(request)` is called in their order.
+  /// The requests of a group whose blocks get their ranges after those of all others, in the order
+  /// of their ids.
   ///
-  /// A block that is to be overwritten is `filling` from then on until the whole group has its
-  /// leases, and other groups that want it wait for that. Hence these blocks come last, in an order
-  /// that is the same for all threads: otherwise two groups could wait for each other.
-  template <class UseOf>
-  void make_resident(std::span<LeaseRequest const> requests, UseOf use_of, Pending const& group) {
-    std::vector<std::pair<LeaseRequest, Use>> filled;
-    for (LeaseRequest const& request : requests) {
-      Use const use = use_of(request);
+  /// A block that is away with bytes to be overwritten is `filling` from the time it has its range
+  /// until the whole group has its leases. Other groups that want it wait for that. They do not
+  /// wait for each other, since each has what it needs from others before it fills a block, and all
+  /// fill blocks in one order.
+  class ToFill {
+   public:
+    /// Takes the request if it is one of these. @throws std::bad_alloc
+    [[nodiscard]] bool try_add(LeaseRequest request, Use use, BlockRecord const& block) {
+      BlockState const state = block.status.settled();
+      bool const is_filled = request.access == Access::write && !detail::is_resident(state) &&
+                             detail::has_contents(state);
       auto const is_same = [&](auto const& other) { return other.first.id == request.id; };
-      if (will_fill(request) || std::any_of(filled.begin(), filled.end(), is_same)) {
-        filled.emplace_back(request, use);
-      } else {
-        make_resident(request, use, group);
+      if (!is_filled && std::none_of(requests_.begin(), requests_.end(), is_same)) {
+        return false;
       }
+      requests_.emplace_back(request, use);
+      return true;
     }
-    std::stable_sort(filled.begin(), filled.end(), [](auto const& a, auto const& b) {
-      return a.first.id < b.first.id;
-    });
-    for (auto const& [request, use] : filled) {
-      make_resident(request, use, group);
+    [[nodiscard]] std::vector<std::pair<LeaseRequest, Use>> const& sorted() {
+      std::stable_sort(requests_.begin(), requests_.end(), [](auto const& a, auto const& b) {
+        return a.first.id < b.first.id;
+      });
+      return requests_;
     }
-  }
-  /// Whether a block that is counted for the request is away with bytes that it overwrites.
-  [[nodiscard]] bool will_fill(LeaseRequest request) noexcept {
-    BlockRecord const& block = blocks_.at(request.id);
-    return request.access == Access::write && !detail::is_resident(block.status.settled()) &&
-           detail::has_contents(block.status.settled());
-  }
+
+   private:
+    std::vector<std::pair<LeaseRequest, Use>> requests_;
+  };
 
   // Recipes. To make a block again is to acquire it for writing, with its operands for reading, and
   // to enqueue its recipe before anybody else may lease it.
@@ -438,10 +439,11 @@ class Leases {
     for (LeaseRequest const& request : requests) {
       refuse_lost(blocks_.at(request.id), request);
     }
-    auto const use_of = [this](LeaseRequest request) {
-      return prefetcher_.schedule().use_of(request.id);
-    };
-    make_resident(requests, use_of, work.group());
+    for (LeaseRequest const& request : requests.subspan(1)) {
+      make_resident(request, prefetcher_.schedule().use_of(request.id), work.group());
+    }
+    LeaseRequest const made = requests.front();  // last: see `ToFill`
+    make_resident(made, prefetcher_.schedule().use_of(made.id), work.group());
     for (LeaseRequest const& request : requests) {
       check_arrival(request, work.group());
     }
@@ -680,10 +682,17 @@ void Leases<Policies>::acquire(std::span<LeaseRequest const> requests,
       Pending pending{*this, requests};
       pending.count_all();
       recompute_for(requests, stream, on, false);
-      auto const use_of = [this](LeaseRequest request) {
-        return blocks_.record_access(blocks_.at(request.id), request);
-      };
-      make_resident(requests, use_of, pending);
+      ToFill to_fill;
+      for (LeaseRequest const& request : requests) {
+        BlockRecord& block = blocks_.at(request.id);
+        Use const use = blocks_.record_access(block, request);
+        if (!to_fill.try_add(request, use, block)) {
+          make_resident(request, use, pending);
+        }
+      }
+      for (auto const& [request, use] : to_fill.sorted()) {
+        make_resident(request, use, pending);
+      }
       for (LeaseRequest const& request : requests) {
         check_arrival(request, pending);
       }
