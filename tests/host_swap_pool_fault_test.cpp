@@ -507,6 +507,7 @@ TEST_SUITE("host_swap_pool_fault") {
       is_tried_again = true;
     }
     SUBCASE("at the end of the pool") {}
+    std::atomic<bool> may_read{false};  // is looked at until the device has gone
     Bench bench;
     constexpr std::size_t bytes = 64 << 10;
     std::byte* const block = bench.reserve(bytes);
@@ -515,7 +516,6 @@ TEST_SUITE("host_swap_pool_fault") {
       put_pattern(block, bytes, 1);
       HostSlotId const slot = Bench::take(pool, bytes);
       (void)pool.write(slot, block, bytes, bench.stream);
-      std::atomic<bool> may_read{false};
       bench.device.launch(bench.stream, [&may_read] {
         while (!may_read) {
           std::this_thread::yield();
