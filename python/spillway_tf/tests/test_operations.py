@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import spillway_tf
 from conftest import random
+from training import run_while_everything_leaves
 
 v1 = tf.compat.v1
 
@@ -413,20 +414,13 @@ def test_threads_share_a_limit():
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_threads_update_one_variable(compiled):
-    v, one, is_over = tf.Variable(tf.zeros((256, 256))), random(256, 256) * 0 + 1, threading.Event()
+    v, one = tf.Variable(tf.zeros((256, 256))), random(256, 256) * 0 + 1
     update = tf.function(lambda: v.assign_add(one), jit_compile=True) if compiled else lambda: v.assign_add(one)
 
     def run():
         for _ in range(50):
             update()
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
-    for t in [evicting, *threads]:
-        t.start()
-    for t in threads:
-        t.join()
-    is_over.set()
-    evicting.join()
+    run_while_everything_leaves(*[run] * 4)
     assert np.all(v.numpy() == 200)
 
 

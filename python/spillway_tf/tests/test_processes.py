@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that fork, talk to each other, or are left changed by what they test."""
+import pathlib
 
 BEGIN = """
 import os, numpy as np, tensorflow as tf, spillway_tf
@@ -97,27 +98,21 @@ os._exit(0)  # the server would not end
 
 def test_batches_of_calls(script):
     done = script("""
-import threading, tensorflow as tf, spillway_tf
+import functools, tensorflow as tf, spillway_tf
+from training import run_while_everything_leaves
 spillway_tf.install(limit=64 << 20, least_bytes=512)
 spillway_tf.set_lms_enabled(True)
 
 @tf.nondifferentiable_batch_function(2, 4, 10000, autograph=False)
 def double(x):
     return x @ tf.eye(256) * 2
-call, results, is_over = tf.function(double), {}, threading.Event()
+call, results = tf.function(double), {}
 
 def run(i):
     x = tf.fill((1, 256), float(i))
     results[i] = {float(tf.reduce_sum(call(x))) for _ in range(20)}
-threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
-evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
-for t in [evicting, *threads]:
-    t.start()
-for t in threads:
-    t.join()
-is_over.set()
-evicting.join()
+run_while_everything_leaves(*(functools.partial(run, i) for i in range(4)))
 assert results == {i: {512.0 * i} for i in range(4)}, results
 print("good")
-""")
+""", PYTHONPATH=str(pathlib.Path(__file__).parent))
     assert done.stdout.strip() == "good", done.stderr[-2000:]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the CPU and of a GPU have in common: how each begins and ends, and a network that they train."""
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -17,6 +18,19 @@ def clean_slate(capacity):
     yield
     gc.collect()
     assert spillway_tf.get_bytes_active() == 0
+
+
+def run_while_everything_leaves(*works):
+    """Runs functions in threads of their own. Another one makes leave, all the time, what no operation uses."""
+    is_over = threading.Event()
+    evicting = threading.Thread(target=lambda: [spillway_tf.reclaim_inactive() for _ in iter(is_over.is_set, True)])
+    threads = [threading.Thread(target=work) for work in works]
+    for t in [evicting, *threads]:
+        t.start()
+    for t in threads:
+        t.join()
+    is_over.set()
+    evicting.join()
 
 
 class Training:
