@@ -143,12 +143,16 @@ def _wrap_packed_objects():
     _wrap_methods(cls, ("__setstate__",), _keeping_leaves)
 
 
+def _keep_tensors(things):
+    for thing in things:
+        if isinstance(thing, torch.Tensor):
+            _C.bring_in(thing, True)
+
+
 def _keeping_leaves(function):
     """For what goes on with the addresses of its arguments after it has returned."""
     def call(self, *args, **kwargs):
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor):
-                _C.bring_in(tensor, True)
+        _keep_tensors(tree_leaves((args, kwargs)))
         with _C.Held(()):
             return function(self, *args, **kwargs)
     return _named_like(call, function)
@@ -416,9 +420,7 @@ def _wrap_packaged_graphs():
         def call(self, *args, **kwargs):
             things = tree_leaves((args, kwargs))
             if kwargs.get("user_managed", len(args) > 3 and args[3]):
-                for thing in things:
-                    if isinstance(thing, torch.Tensor):
-                        _C.bring_in(thing, True)
+                _keep_tensors(things)
             with _C.Held(things):
                 return function(self, *args, **kwargs)
         return _named_like(call, function)
