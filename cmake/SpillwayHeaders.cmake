@@ -9,6 +9,7 @@ set(SPILLWAY_HEADERS
     spillway/arena/range_map.hpp
     spillway/arena/room_search.hpp
     spillway/concepts/arena.hpp
+    spillway/concepts/callable_object.hpp
     spillway/concepts/codec.hpp
     spillway/concepts/compaction_policy.hpp
     spillway/concepts/device_api.hpp

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/concepts/eviction_policy.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
@@ -19,7 +20,8 @@ using namespace spillway;
 using spillway::test::EvictionArchetype;
 using spillway::test::NotMovable;
 using spillway::test::SpeculativeEvictionArchetype;
-using Inspect = std::optional<EvictionCandidate> (*)(BlockId) noexcept;
+using Inspect = detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept>;
+using PlainInspect = std::optional<EvictionCandidate> (*)(BlockId) noexcept;
 
 static_assert(EvictionPolicy<EvictionArchetype>);
 static_assert(SpeculativeEvictionPolicy<SpeculativeEvictionArchetype>);
@@ -53,6 +55,9 @@ TEST_SUITE("eviction") {
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_erase(BlockId));
     CHECK_REFUSES(EvictionPolicy, LruEviction, std::optional<BlockId> victim(std::size_t, Inspect));
     CHECK_REFUSES(EvictionPolicy, LruEviction, BlockId victim(std::size_t, Inspect) noexcept);
+    CHECK_REFUSES(EvictionPolicy,
+                  LruEviction,
+                  std::optional<BlockId> victim(std::size_t, PlainInspect) noexcept);
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_misprediction());
     CHECK_REFUSES(EvictionPolicy, LruEviction, void on_step(AccessSchedule const&) noexcept);
     CHECK_REFUSES(SpeculativeEvictionPolicy, ScheduleEviction, bool is_leaving(BlockId) const);

@@ -31,6 +31,9 @@ TEST_SUITE("fit") {
     CHECK_NEEDS(FitPolicy, FitArchetype, largest);
     CHECK_NEEDS(FitPolicy, FitArchetype, visit_large);
     CHECK_REFUSES(FitPolicy, FitArchetype, void insert(RangeTable&, std::uint32_t));  // may throw
+    CHECK_REFUSES(FitPolicy,
+                  FitArchetype,
+                  void visit_large(RangeTable const&, bool (*)(std::uint32_t)) const);
   }
 
   TEST_CASE_TEMPLATE_INVOKE(fit_policy_contract, BestFit, SegregatedFit);

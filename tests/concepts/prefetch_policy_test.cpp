@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/concepts/prefetch_policy.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
@@ -17,7 +18,8 @@ namespace {
 using namespace spillway;
 using spillway::test::PrefetchArchetype;
 using testing::PrefetchRig;
-using Visit = bool (*)(BlockId, std::uint64_t);
+using Visit = detail::CallableObject<bool(BlockId, std::uint64_t)>;
+using PlainVisit = bool (*)(BlockId, std::uint64_t);
 
 static_assert(PrefetchPolicy<PrefetchArchetype>);
 
@@ -40,6 +42,8 @@ TEST_SUITE("prefetch") {
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void on_destroy(BlockId));
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void on_step());
     CHECK_REFUSES(PrefetchPolicy, NoPrefetch, void candidates(AccessSchedule const&, Visit));
+    CHECK_REFUSES(
+        PrefetchPolicy, NoPrefetch, void candidates(AccessSchedule const&, PlainVisit) const);
   }
 
   TEST_CASE_TEMPLATE_INVOKE(prefetch_policy_contract, NoPrefetch, ScheduleLookahead, ReverseOrder);

@@ -216,6 +216,29 @@ TEST_SUITE("stream_order") {
     CHECK_NOTHROW((void)order.index_of(one_more));
   }
 
+  TEST_CASE("StreamOrder: if it can keep no more streams, it waits for one that was retired") {
+    SteppedSimApi device;
+    Order order{device};
+    std::vector<SteppedSimApi::stream_type> streams;
+    auto const retire_with_work = [&](std::size_t which) {
+      device.launch_host(
+          streams[which], [](void*) noexcept {}, nullptr);
+      (void)order.mark(order.index_of(streams[which]));
+      order.retire(streams[which]);
+    };
+    for (std::size_t i = 1; i < Order::max_streams; ++i) {
+      streams.push_back(device.create_stream());
+      (void)order.index_of(streams.back());
+    }
+    StreamIndex const first = order.index_of(streams[7]);
+    StreamIndex const second = order.index_of(streams[3]);
+    retire_with_work(7);
+    retire_with_work(3);
+    CHECK(order.index_of(device.create_stream()) == first);
+    CHECK(order.index_of(device.create_stream()) == second);
+    CHECK_THROWS_AS((void)order.index_of(device.create_stream()), spillway::ContractViolation);
+  }
+
   TEST_CASE("StreamOrder: a handle that means another stream in every thread is refused") {
     struct Device : SteppedSimApi {
       using SteppedSimApi::SteppedSimApi;

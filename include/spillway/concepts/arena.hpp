@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/types.hpp>
@@ -77,7 +78,7 @@ struct ArenaOptions {
 template <class A>
 concept Arena =
     requires(A a, A const ca, std::size_t n, BlockId b, RangeId r, Fence const& f,
-             void (*v)(RangeView const&)) {
+             detail::CallableObject<void(RangeView const&)> v) {
       typename A::device_type;
       { a.try_take(n, b)        }          -> std::same_as<std::optional<Placement>>;
       { a.give_back(r, f)       } noexcept -> std::same_as<void>;
@@ -168,7 +169,8 @@ template <class A>
 concept MovingArena =
     Arena<A> &&
     requires(A a, A const ca, typename A::plan_type& p, std::size_t n, std::size_t w,
-             Fence const& f, bool (*m)(BlockId), std::optional<std::uint64_t> (*c)(BlockId)) {
+             Fence const& f, detail::CallableObject<bool(BlockId)> m,
+             detail::CallableObject<std::optional<std::uint64_t>(BlockId)> c) {
       { p.moves                        } -> std::same_as<std::vector<Move>&>;
       { p.cost_bytes                   } -> std::same_as<std::size_t&>;
       { p.makes_bytes                  } -> std::same_as<std::size_t&>;

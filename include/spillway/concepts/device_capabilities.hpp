@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/concepts/device_api.hpp>
 
 #include <concepts>
@@ -183,7 +184,9 @@ concept NumberedApi = DeviceApi<D> && requires(D const cd) {
 
 /// A device whose kernels are callables: `d.launch(s, work)` enqueues a call of `work()` on `s`.
 template <class D>
-concept LaunchingApi = DeviceApi<D> && requires(D d, typename D::stream_type s, void (*work)()) {
+concept LaunchingApi =
+    DeviceApi<D> &&
+    requires(D d, typename D::stream_type s, detail::CallableObject<void()> work) {
   { d.launch(s, work) } -> std::same_as<void>;
 };
 

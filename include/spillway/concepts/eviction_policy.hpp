@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -51,7 +52,7 @@ template <class P>
 concept EvictionPolicy =
     std::default_initializable<P> && std::movable<P> &&
     requires(P p, BlockId id, std::size_t bytes, Use use, AccessSchedule const& schedule,
-             std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
+             detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept> inspect) {
       { p.on_insert(id, bytes, use) }          -> std::same_as<void>;
       { p.on_access(id, use)        } noexcept -> std::same_as<void>;
       { p.on_erase(id)              } noexcept -> std::same_as<void>;
@@ -80,7 +81,7 @@ concept SpeculativeEvictionPolicy =
     EvictionPolicy<P> &&
     requires(P p, P const cp, BlockId id,
              AccessSchedule const& schedule,
-             std::optional<EvictionCandidate> (*inspect)(BlockId) noexcept) {
+             detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept> inspect) {
       { p.early_victim(inspect) } noexcept -> std::same_as<std::optional<BlockId>>;
       { cp.is_leaving(id)       } noexcept -> std::same_as<bool>;
       { cp.may_return(schedule, id) } noexcept -> std::same_as<bool>;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/core/range_table.hpp>
 
 #include <concepts>
@@ -42,7 +43,7 @@ template <class F>
 concept FitPolicy =
     std::default_initializable<F> && std::movable<F> &&
     requires(F f, F const cf, RangeTable& t, RangeTable const& ct, std::uint32_t n, std::uint32_t c,
-             bool (*v)(std::uint32_t)) {
+             detail::CallableObject<bool(std::uint32_t)> v) {
       { f.insert(t, n)       } noexcept -> std::same_as<void>;
       { f.erase(t, n)        } noexcept -> std::same_as<void>;
       { f.resize(t, n, c, c) } noexcept -> std::same_as<void>;

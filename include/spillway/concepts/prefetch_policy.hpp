@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/concepts/callable_object.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/schedule/use.hpp>
@@ -43,7 +44,7 @@ template <class P>
 concept PrefetchPolicy =
     std::default_initializable<P> && std::movable<P> &&
     requires(P p, P const cp, BlockId id, Use use, AccessSchedule const& schedule,
-             bool (*visit)(BlockId, std::uint64_t)) {
+             detail::CallableObject<bool(BlockId, std::uint64_t)> visit) {
       { p.on_create(id)                }          -> std::same_as<void>;
       { p.on_access(id, use)           } noexcept -> std::same_as<void>;
       { p.on_destroy(id)               } noexcept -> std::same_as<void>;

@@ -48,10 +48,11 @@ class StreamOrder {
   StreamOrder(StreamOrder const&) = delete;
   StreamOrder& operator=(StreamOrder const&) = delete;
 
-  /// The index of `stream`, which is assigned at its first use.
+  /// The index of `stream`, which is assigned at its first use. If all indices are taken, it waits
+  /// on the host until the work of the stream that was retired first has finished.
   ///
   /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for
-  ///         a handle that means another stream in every thread
+  ///         a handle that means another stream in every thread; DeviceError
   [[nodiscard]] StreamIndex index_of(stream_type stream);
 
   /// A ticket for all work enqueued on `stream` so far; none where that has happened already, as on
@@ -162,6 +163,7 @@ class StreamOrder {
   void for_each_stream(Ticket ticket, Use use) const;
   [[nodiscard]] std::uint64_t last_enqueued(Stream& stream);
   [[nodiscard]] Ticket vacant_point();
+  [[nodiscard]] StreamIndex assign(StreamIndex index, stream_type stream);
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
   [[nodiscard]] bool ask_whether_complete(Stream& stream, std::uint64_t sequence);
@@ -187,19 +189,29 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
     expects(Device::is_one_stream(stream),
             "the stream handle means another stream in every thread: name a stream of its own");
   }
-  Ticket const vacant = vacant_point();
-  std::scoped_lock const lock{mutex_};
-  if (auto const found = index_.find(stream); found != index_.end()) {
-    return found->second;  // another thread was faster
+  for (;;) {
+    Ticket const vacant = vacant_point();
+    std::scoped_lock const lock{mutex_};
+    if (auto const found = index_.find(stream); found != index_.end()) {
+      return found->second;  // another thread was faster
+    }
+    if (!vacant.is_none() && at(vacant.stream()).is_retired &&
+        at(vacant.stream()).epoch.last() == vacant.sequence()) {
+      return assign(vacant.stream(), stream);
+    }
+    if (stream_count_ < max_streams) {
+      return assign(static_cast<StreamIndex>(stream_count_), stream);
+    }
+    expects(!vacant.is_none(),
+            "too many streams in use at once: retire_stream() those that are not used any more");
   }
-  bool const is_reused = !vacant.is_none() && at(vacant.stream()).is_retired &&
-                         at(vacant.stream()).epoch.last() == vacant.sequence();
-  auto const index = is_reused ? vacant.stream() : static_cast<StreamIndex>(stream_count_);
+}
+
+/// Gives `index` to `stream`. Called with the lock.
+template <DeviceApi Device>
+StreamIndex StreamOrder<Device>::assign(StreamIndex index, stream_type stream) {
   auto const number = static_cast<std::size_t>(index);
-  expects(number < max_streams,
-          "too many streams in use at once: retire_stream() those that are not used any more; one "
-          "that is retired counts until its work has finished");
-  if (!is_reused) {
+  if (number == stream_count_) {
     streams_[number] = std::make_unique<Stream>(events_, index);
   }
   index_.emplace(stream, index);
@@ -221,13 +233,15 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
   return index;
 }
 
-/// The last point of a retired stream whose work has all finished, or none. Another thread may take
-/// that stream's index before the caller does.
+/// The last point of a retired stream whose work has all finished, or none. If no index is left, it
+/// waits for one. Another thread may take that stream's index before the caller does.
 template <DeviceApi Device>
 Ticket StreamOrder<Device>::vacant_point() {
   std::vector<Ticket> retired;
+  bool is_full = false;
   {
     std::scoped_lock const lock{mutex_};
+    is_full = stream_count_ == max_streams;
     for (std::size_t i = 1; i < stream_count_; ++i) {
       if (streams_[i]->is_retired) {
         retired.emplace_back(streams_[i]->index, streams_[i]->epoch.last());
@@ -236,7 +250,14 @@ Ticket StreamOrder<Device>::vacant_point() {
   }
   auto const found = std::find_if(
       retired.begin(), retired.end(), [this](Ticket ticket) { return is_complete(ticket); });
-  return found == retired.end() ? Ticket{} : *found;
+  if (found != retired.end() || retired.empty() || !is_full) {
+    return found == retired.end() ? Ticket{} : *found;
+  }
+  auto const first = std::min_element(retired.begin(), retired.end(), [](Ticket a, Ticket b) {
+    return a.sequence() < b.sequence();
+  });
+  synchronize(*first);
+  return *first;
 }
 
 template <DeviceApi Device>
