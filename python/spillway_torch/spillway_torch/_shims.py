@@ -356,25 +356,54 @@ def _wrap_threads():
 
 
 def _wrap_extensions():
-    """Functions of extensions in C++ are no operations, and go on with addresses of their arguments and of what operations
-    give them. Each call is one operation."""
+    """Functions and classes of extensions in C++ are no operations, and go on with addresses of their arguments and of
+    what operations give them. Each call is one operation, and what an object is made of or given stays."""
     loader = importlib.machinery.ExtensionFileLoader
     inner = loader.exec_module
 
     def wrap(module, path):
+        functions = {}
         if module.__name__.partition(".")[0] not in ("torch", "functorch", __package__) and _is_linked_to_torch(path):
-            for name, value in list(vars(module).items()):
-                if isinstance(value, types.BuiltinFunctionType):
-                    setattr(module, name, _holding_leaves(value))
+            _wrap_extension(module, functions)
+        return functions
 
     def exec_module(self, module):
         inner(self, module)
         wrap(module, self.path)
     loader.exec_module = _named_like(exec_module, inner)
+    functions = {}
     for module in list(sys.modules.values()):
         its_loader = getattr(getattr(module, "__spec__", None), "loader", None)
         if isinstance(its_loader, loader):
-            wrap(module, its_loader.path)
+            functions |= wrap(module, its_loader.path)
+    for module in list(sys.modules.values()) if functions else ():  # those that other modules have imported by name
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in functions:
+                setattr(module, name, functions[id(value)])
+
+
+def _wrap_extension(module, functions):
+    """Notes in `functions` what each function was replaced by, under its `id`. The original lives on in its replacement."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, types.BuiltinFunctionType):
+            functions[id(value)] = _holding_leaves(value)
+            setattr(module, name, functions[id(value)])
+        elif type(value).__name__ == "pybind11_type" and value.__module__ == module.__name__:
+            _wrap_extension_class(value)
+        elif isinstance(value, types.ModuleType) and value.__name__.startswith(module.__name__ + "."):
+            _wrap_extension(value, functions)
+
+
+def _wrap_extension_class(cls):
+    for name, value in list(vars(cls).items()):
+        if name in ("__init__", "__setstate__"):
+            setattr(cls, name, _keeping_leaves(value))
+        elif isinstance(value, staticmethod):
+            setattr(cls, name, staticmethod(_holding_leaves(value.__func__)))
+        elif isinstance(value, property) and value.fset is not None:
+            setattr(cls, name, property(value.fget, _keeping_leaves(value.fset), value.fdel, value.__doc__))
+        elif callable(value) and (name == "__call__" or not name.startswith("__")):
+            setattr(cls, name, _holding_leaves(value))
 
 
 def _is_linked_to_torch(path):

@@ -612,6 +612,7 @@ EXTENSION = """
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/mul.h>
 #include <torch/csrc/utils/pybind.h>
+#include <numeric>
 
 static at::Tensor row_sums(at::Tensor const& x) {  // asks for addresses first, and runs operations then
   at::Tensor sums = at::zeros({x.size(0)});
@@ -621,7 +622,27 @@ static at::Tensor row_sums(at::Tensor const& x) {  // asks for addresses first, 
   for (int64_t i = 0; i < twice.numel(); ++i) { to[i / twice.size(1)] += from[i]; }
   return sums;
 }
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) { module.def("row_sums", &row_sums, pybind11::arg("x")); }
+struct Rows {
+  at::Tensor rows;
+  explicit Rows(at::Tensor const& x) : rows{x} {}
+  at::Tensor sums() const { return row_sums(rows); }
+  float dot(at::Tensor const& x) const {
+    float const *a = rows.data_ptr<float>(), *b = x.data_ptr<float>();
+    return std::inner_product(a, a + rows.numel(), b, 0.0F);
+  }
+  static float first(at::Tensor const& x) { return *x.data_ptr<float>(); }
+};
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("row_sums", &row_sums, pybind11::arg("x"));
+  auto inner = module.def_submodule("inner");
+  inner.def("row_sums", &row_sums);
+  pybind11::class_<Rows>(module, "Rows")
+      .def(pybind11::init<at::Tensor const&>())
+      .def("sums", &Rows::sums)
+      .def("dot", &Rows::dot)
+      .def_static("first", &Rows::first)
+      .def_readwrite("rows", &Rows::rows);
+}
 """
 
 
@@ -629,7 +650,8 @@ def test_functions_of_extensions_are_operations(script, tmp_path):
     (tmp_path / "extension.cpp").write_text(EXTENSION)
     load = 'extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])'
     install = 'spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)'
-    for first, second in (install, load), ("import row_sums as extension", install):
+    imported = "import row_sums as extension; from row_sums import row_sums as by_name"
+    for first, second in (install, load + "; by_name = extension.row_sums"), (imported, install):
         assert script(f"""
 import sys
 sys.path.insert(0, ".")
@@ -642,4 +664,15 @@ other = torch.ones(2 << 20)
 x = torch.ones(2 << 20, 1)
 spillway_torch.reclaim_inactive()
 print(int(extension.row_sums(x).sum()), int(extension.row_sums(x=x).sum()), spillway_torch.memory_stats()["swap_out_bytes"] > 0)
-""").split() == ["2097152", "2097152", "True"]
+for function in by_name, extension.inner.row_sums:
+    spillway_torch.reclaim_inactive()
+    print(int(function(x).sum()))
+del x, other
+rows, vector = torch.full((1000, 1), 2.0), torch.ones(1000, 1)
+spillway_torch.reclaim_inactive()
+held = extension.Rows(rows)
+for rows in rows, torch.full((1000, 1), 3.0):
+    held.rows = rows
+    spillway_torch.reclaim_inactive()
+    print(int(held.sums().sum()), int(held.dot(vector)), int(extension.Rows.first(vector)), int(held.rows.sum()))
+""").split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
