@@ -32,5 +32,6 @@ if(SPILLWAY_BUILD_COMPILED)
   install(EXPORT spillwayCompiledTargets NAMESPACE spillway:: DESTINATION ${package_dir})
 endif()
 install(FILES ${PROJECT_BINARY_DIR}/spillwayConfig.cmake ${CMAKE_CURRENT_LIST_DIR}/SpillwayFileTier.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/SpillwayCudaUse.cmake
               ${PROJECT_BINARY_DIR}/spillwayConfigVersion.cmake DESTINATION ${package_dir})
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

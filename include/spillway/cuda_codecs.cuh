@@ -69,6 +69,20 @@ struct CudaLaunch {
   cudaStream_t stream;
 };
 
+/// Loads kernels that CUDA would load at their first launch otherwise, which may wait until all that
+/// runs on the device has ended. @returns cudaSuccess if they were all compiled for this device
+template <class... Kernels>
+[[nodiscard]] cudaError_t load_kernels() noexcept {
+  cudaError_t worst = cudaSuccess;
+  cudaFuncAttributes attributes;
+  for (auto const* const kernel : {reinterpret_cast<void const*>(&run_teams<Kernels>)...}) {
+    cudaError_t const status = cudaFuncGetAttributes(&attributes, kernel);
+    cuda_forgive(status);
+    worst = status == cudaSuccess ? worst : status;
+  }
+  return worst;
+}
+
 /// A slot as kernels see it. @throws CudaError
 inline KernelSlot slot_on_gpu(SlotMemory slot) {
   KernelSlot pieces;
@@ -81,15 +95,24 @@ inline KernelSlot slot_on_gpu(SlotMemory slot) {
 }
 
 template <class Stripe>
+[[nodiscard]] cudaError_t load_stripe_kernels() noexcept {
+  return load_kernels<MeasureStripes<Stripe>,
+                      PlaceStripes,
+                      WriteStripes<Stripe>,
+                      ReadStripes<Stripe>>();
+}
+
+template <class Stripe>
 bool CudaStripes<Stripe>::runs_on(CudaApi& device) {
-  bool has_image = false;
-  device.enqueue_kernels([&] {
-    cudaFuncAttributes attributes;
-    cudaError_t const status = cudaFuncGetAttributes(&attributes, &run_teams<ReadStripes<Stripe>>);
-    cuda_forgive(status);
-    has_image = status == cudaSuccess;
-  });
-  return has_image;
+  bool has_images = false;
+  device.enqueue_kernels([&] { has_images = load_stripe_kernels<Stripe>() == cudaSuccess; });
+  return has_images;
+}
+
+template <class Stripe>
+std::size_t CudaStripes<Stripe>::scratch_bytes(CudaApi& device) {
+  device.enqueue_kernels([] { cuda_check(load_stripe_kernels<Stripe>()); });
+  return 0;
 }
 
 template <class Stripe>

@@ -25,8 +25,9 @@ struct CudaStripes {
   [[nodiscard]] static std::size_t stream_bytes(std::size_t bytes) noexcept {
     return most_striped_bytes(bytes);
   }
-  /// The threads that encode a stripe share all the memory that they need.
-  [[nodiscard]] static std::size_t scratch_bytes(CudaApi const& /*device*/) noexcept { return 0; }
+  /// None: the threads that encode a stripe share all the memory that they need. The pool asks when
+  /// the codec is chosen, and the kernels are loaded then. @throws CudaError
+  [[nodiscard]] static std::size_t scratch_bytes(CudaApi& device);
   [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {
     return stored_in_slot(slot);
   }

@@ -181,7 +181,15 @@ struct CudaBytePlanes : Identity {
   /// @throws DeviceError
   [[nodiscard]] static std::size_t scratch_bytes(CudaApi& device) {
     std::size_t bytes = 0;
-    device.enqueue_kernels([&] { bytes = Planes::scratch_bytes(); });
+    device.enqueue_kernels([&] {
+      cuda_check(detail::load_kernels<detail::MakeSpare,
+                                      detail::SplitPlanes,
+                                      detail::PlacePlanes,
+                                      detail::WritePlanes,
+                                      detail::FetchPlanes,
+                                      detail::JoinPlanes>());
+      bytes = Planes::scratch_bytes();
+    });
     return bytes;
   }
   [[nodiscard]] static std::size_t stored_bytes(SlotMemory slot) noexcept {

@@ -36,7 +36,7 @@ TEST_SUITE("gpu") {
     CHECK_THROWS_AS(cuda_check(cudaErrorMemoryAllocation), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     auto const stream = rig.stream();
-    CHECK_THROWS_AS(api.fill(nullptr, 0, 16, stream), CudaError);
+    CHECK_THROWS_AS(api.record(nullptr, stream), CudaError);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
   }
 

@@ -117,6 +117,7 @@ TEST_SUITE("dlpack") {
     CHECK(is_type<double>(TypeCode::floating_point, 64, 1));
     CHECK(is_type<std::complex<float>>(TypeCode::complex, 64, 1));
     CHECK(is_type<std::complex<double>>(TypeCode::complex, 128, 1));
+    CHECK(is_type<std::complex<long double>>(TypeCode::opaque, 8, sizeof(long double) * 2));
     CHECK(is_type<DeviceComplex>(TypeCode::complex, 64, 1));
     CHECK(is_type<std::byte>(TypeCode::opaque, 8, 1));
     CHECK(is_type<Triple>(TypeCode::opaque, 8, 12));

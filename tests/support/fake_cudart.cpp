@@ -240,10 +240,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
   return call("cudaDeviceGetAttribute", [&] {
     bool const is_numa = attribute == cudaDevAttrHostNumaId;
     bool const is_integrated = attribute == cudaDevAttrIntegrated;
-    require(is_numa || is_integrated || fake->options.serves_programs);
-    *value = is_numa                                        ? fake->options.numa_node
-             : is_integrated && fake->options.is_integrated ? 1
-                                                            : 0;
+    bool const is_host_address = attribute == cudaDevAttrCanUseHostPointerForRegisteredMem;
+    require(is_numa || is_integrated || is_host_address || fake->options.serves_programs);
+    *value = is_numa           ? fake->options.numa_node
+             : is_integrated   ? int{fake->options.is_integrated}
+             : is_host_address ? int{fake->options.has_host_addresses}
+                               : 0;
   });
 }
 

@@ -568,6 +568,37 @@ TEST_CASE_TEMPLATE_DEFINE("VirtualMemoryApi: ", D, virtual_memory_contract) {
     CHECK(reads(base + piece + piece / 2, 1));
     device.unmap(base + piece, 2 * piece);
   }
+  SUBCASE("copies in a batch go across mappings, too") {
+    std::array const both{*first, *second};
+    device.map(base + piece, piece, both);
+    std::size_t const part = piece / 4;
+    std::array const sizes{2 * part, part};
+    auto const copy_both = [&](std::array<void*, 2> to,
+                               std::array<void const*, 2> from,
+                               CopyKind kind) { device.copy_batch(to, from, sizes, kind, stream); };
+    device.fill(base + piece, 1, 2 * piece, stream);
+    device.copy(base + piece, rig.pinned(piece, 2), piece, CopyKind::to_device, stream);
+    unsigned char* const middle = base + 2 * piece - part;  // one part before it ends, one behind
+    unsigned char* const staged = rig.pinned(piece, 0);
+    copy_both({staged, staged + 2 * part}, {middle, base + piece}, CopyKind::to_host);
+    copy_both({base + 2 * piece + 2 * part, base + piece + 2 * part},
+              {middle, base + 2 * piece},
+              CopyKind::on_device);
+    device.fill(middle, 3, 2 * part, stream);
+    device.fill(base + piece, 3, part, stream);
+    copy_both({middle, base + piece}, {staged, staged + 2 * part}, CopyKind::to_device);
+    device.synchronize(stream);
+    // By parts: 2 2 1 2 | 1 1 2 1 at the end.
+    unsigned char const expected[] = {2, 2, 1, 2, 1, 1, 2, 1};
+    for (std::size_t i = 0; i < std::size(expected); ++i) {
+      device.copy(target, base + piece + i * part, part, CopyKind::to_host, stream);
+      device.synchronize(stream);
+      CHECK((!ByteHoldingApi<D> || std::all_of(target, target + part, [&](unsigned char byte) {
+        return byte == expected[i];
+      })));
+    }
+    device.unmap(base + piece, 2 * piece);
+  }
   SUBCASE("bytes stay with the memory, not with the address") {
     device.map(base, piece, {&*first, 1});
     device.map(base + piece, piece, {&*second, 1});

@@ -286,6 +286,14 @@ TEST_SUITE("cuda_api") {
     api.free_pinned(memory, 4096);
   }
 
+  TEST_CASE("CudaApi: nothing is registered where the device would see it at another address") {
+    FakeCudart cuda{{.numa_node = 0, .has_host_addresses = false}};
+    CudaApi api;
+    void* const memory = api.try_allocate_pinned(4096, 0);
+    CHECK(cuda.registered_ranges() == 0);
+    api.free_pinned(memory, 4096);
+  }
+
   TEST_CASE("CudaApi: no pinned memory left gives null") {
     FakeCudart cuda;
     CudaApi api;

@@ -68,7 +68,9 @@ class CudaApi {
         virtual_memory_{context_},
         options_{options},
         numa_node_{numa_node_of(ordinal)},
-        is_integrated_{is_integrated(ordinal)},
+        is_integrated_{is_attribute_set(cudaDevAttrIntegrated, ordinal)},
+        has_host_addresses_{
+            is_attribute_set(cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal)},
         total_bytes_{memory_info().total_bytes} {}
   CudaApi(CudaApi const&) = delete;
   CudaApi& operator=(CudaApi const&) = delete;
@@ -222,7 +224,7 @@ class CudaApi {
   using CaptureBystander = detail::CudaCaptureBystander;
 
   [[nodiscard]] static int numa_node_of(int ordinal) noexcept;
-  [[nodiscard]] static bool is_integrated(int ordinal) noexcept;
+  [[nodiscard]] static bool is_attribute_set(cudaDeviceAttr attribute, int ordinal) noexcept;
   [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
   [[nodiscard]] event_type create_event(unsigned flags);
   [[nodiscard]] bool takes_batches(stream_type stream) const;
@@ -238,6 +240,7 @@ class CudaApi {
   CudaOptions options_;
   int numa_node_;
   bool is_integrated_;
+  bool has_host_addresses_;  // the device knows registered memory by the host's addresses
   std::atomic<bool> has_batches_{true};  // false once the driver has refused one as unknown
   // A larger request means that the device is full; CUDA may call it a bad argument.
   std::size_t total_bytes_;
@@ -268,7 +271,9 @@ inline void CudaApi::release(void* memory, std::size_t /*size_bytes*/) noexcept 
 inline void* CudaApi::try_allocate_pinned(std::size_t size_bytes, int node) {
   Scope const scope{context_};
   CaptureBystander const bystander;
-  return pinned_.try_allocate(size_bytes, options_.numa_placement ? node : -1);
+  // Memory near a node is registered. Copies in a batch take the host's addresses as they are.
+  bool const is_placed = options_.numa_placement && has_host_addresses_;
+  return pinned_.try_allocate(size_bytes, is_placed ? node : -1);
 }
 
 inline void CudaApi::free_pinned(void* memory, std::size_t /*size_bytes*/) noexcept {
@@ -427,11 +432,11 @@ inline int CudaApi::numa_node_of(int ordinal) noexcept {
   return status == cudaSuccess ? node : -1;
 }
 
-inline bool CudaApi::is_integrated(int ordinal) noexcept {
-  int integrated = 0;
-  cudaError_t const status = cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, ordinal);
+inline bool CudaApi::is_attribute_set(cudaDeviceAttr attribute, int ordinal) noexcept {
+  int value = 0;
+  cudaError_t const status = cudaDeviceGetAttribute(&value, attribute, ordinal);
   detail::cuda_forgive(status);
-  return status == cudaSuccess && integrated != 0;
+  return status == cudaSuccess && value != 0;
 }
 
 inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
