@@ -17,6 +17,7 @@
 
 #include <support/small_allocator.hpp>
 #include <support/temporary_folder.hpp>
+#include <sys/resource.h>
 
 TEST_SUITE("bad input") {
   using namespace spillway;
@@ -70,7 +71,7 @@ TEST_SUITE("bad input") {
     return {};
   }
 
-  bool contains(std::string const& text, char const* part) {
+  bool contains(std::string const& text, std::string const& part) {
     return text.find(part) != std::string::npos;
   }
 
@@ -287,6 +288,31 @@ TEST_SUITE("bad input") {
       CHECK(contains(error.what(), "host pool is full"));
     }
     it.check_intact();
+  }
+
+  TEST_CASE("DeviceAllocator: a file system without room is named together with its reason") {
+    auto options = small_options(1_MiB);
+    options.host.pinned_bytes = 0;
+    options.host.file_bytes = 1_GiB;
+    TemporaryFolder const folder;
+    options.host.file = folder.path();
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
+    rlimit none = before;
+    none.rlim_cur = 0;
+    SmallBench bench{options};
+    KnownBytes known{bench, 600'000, 1};
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &none) == 0);
+
+    auto const moved = message_of<OutOfHostMemory>([&] { known.buffer().swap_out(); });
+    auto const made =
+        message_of<OutOfDeviceMemory>([&] { (void)bench.allocator.allocate(500'000); });
+
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
+    for (auto const& what : {moved, made}) {
+      CHECK(contains(what, folder.path().string() + ": File too large"));
+    }
+    CHECK(known.is_intact());
   }
 
   TEST_CASE("DeviceAllocator: without swapping a full device is an error that says so") {

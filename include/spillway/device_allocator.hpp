@@ -867,8 +867,7 @@ void DeviceAllocator<Policies>::swap_out(BlockId id) {
   std::size_t const bytes = block.bytes;
   blocks_.begin_swap_out(id);
   if (transfers_.swap_out({id}, EvictionReason::requested) == 0) {
-    throw OutOfHostMemory{
-        bytes, pool_.free_bytes(), "Raise the capacity of a tier of the host pool or free blocks."};
+    throw OutOfHostMemory{bytes, pool_.free_bytes(), pool_.advice_when_full()};
   }
 }
 

@@ -27,6 +27,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -279,10 +280,21 @@ class HostSwapPool {
 
   [[nodiscard]] HostPoolStats stats() const;
 
-  /// Returns how many bytes all tiers that take slots could still hold, growth included.
+  /// Returns how many bytes all tiers that take slots could still hold. That includes growth, but
+  /// not of tiers that the system has refused a slab.
   [[nodiscard]] std::size_t free_bytes() const {
     std::scoped_lock const lock{mutex_};
     return ledger_.free_bytes();
+  }
+
+  /// What errors say where no tier has room for a slot.
+  [[nodiscard]] std::string advice_when_full() const {
+    std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
+    if (File const* const file = memory_.file(); file != nullptr && file->refusal() != 0) {
+      advice += detail::Text{" The system gave no room for the swap file at "} + file->path() +
+                ": " + std::generic_category().message(file->refusal()) + ".";
+    }
+    return advice;
   }
 
  private:
@@ -547,6 +559,7 @@ bool HostSwapPool<Device, FileIo>::try_add_slab(HostTier tier,
   }
   lock.lock();
   if (!slab) {
+    ledger_.refuse_growth(tier);
     return false;
   }
   try {

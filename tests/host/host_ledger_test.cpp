@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -122,6 +123,28 @@ TEST_SUITE("host_ledger") {
     CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
     ledger.add_slab(HostTier::pinned, {}, 128_MiB);  // the 64th part is free
     CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
+    CHECK(ledger.try_take(128_MiB).has_value());
+    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
+    ledger.set_first_tier(HostTier::pageable);
+    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
+  }
+
+  TEST_CASE("HostLedger: what is free counts only where slots can be taken") {
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    HostLedger ledger;
+    ledger.open(HostTier::pinned, 8_MiB, granule_bytes);
+    ledger.open(HostTier::pageable, most, granule_bytes);
+    ledger.open(HostTier::file, 32_MiB, granule_bytes);
+    CHECK(ledger.free_bytes() == most);  // and does not wrap around
+    ledger.set_first_tier(HostTier::file);
+    CHECK(ledger.free_bytes() == 32_MiB);
+    ledger.add_slab(HostTier::file, {}, 4_MiB);
+    ledger.refuse_growth(HostTier::file);
+    CHECK(ledger.free_bytes() == 4_MiB);
+    ledger.add_slab(HostTier::file, {}, 2_MiB);
+    CHECK(ledger.free_bytes() == 32_MiB);
+    ledger.fail(HostTier::file);
+    CHECK(ledger.free_bytes() == 0);
   }
 
   TEST_CASE("HostLedger: the pieces of a slot lie in its slabs, and end with the bytes asked for") {

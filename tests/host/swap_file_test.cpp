@@ -7,18 +7,23 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <support/temporary_folder.hpp>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 using namespace spillway;
 using namespace spillway::detail;
@@ -44,6 +49,23 @@ std::string message_of(auto const& action) {
     return error.what();
   }
   return {};
+}
+
+/// Calls `action` on a thread on which the system answers fallocate() with `error`.
+void on_thread_where_fallocate_fails(int error, auto const& action) {
+  std::thread{[&] {
+    auto const answer = SECCOMP_RET_ERRNO | static_cast<unsigned>(error);
+    std::array<sock_filter, 4> code{{
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, answer),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    }};
+    sock_fprog const program{static_cast<unsigned short>(code.size()), code.data()};
+    REQUIRE(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    REQUIRE(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    action();
+  }}.join();
 }
 
 }  // namespace
@@ -82,6 +104,51 @@ TEST_SUITE("swap_file") {
       CHECK(std::filesystem::exists(folder.path() / "swap"));
     }
     CHECK(folder.entries() == 0);
+  }
+
+  TEST_CASE("SwapFile: a relative name means the same file when the program goes elsewhere") {
+    TemporaryFolder folder;
+    auto const before = std::filesystem::current_path();
+    std::filesystem::create_directory(folder.path() / "other");
+    std::filesystem::current_path(folder.path());
+    {
+      File file{"swap", false, {}};
+      std::filesystem::current_path("other");
+      std::ofstream{"swap"} << "somebody else's";
+    }
+    std::filesystem::current_path(before);
+    CHECK_FALSE(std::filesystem::exists(folder.path() / "swap"));
+    CHECK(std::filesystem::exists(folder.path() / "other" / "swap"));
+  }
+
+  TEST_CASE("SwapFile: another file that has got its name is not removed") {
+    TemporaryFolder folder;
+    auto const path = folder.path() / "swap";
+    {
+      File file{path, false, {}};
+      std::filesystem::remove(path);
+      std::ofstream{path} << "somebody else's";
+    }
+    CHECK(std::filesystem::exists(path));
+  }
+
+  TEST_CASE("SwapFile: where the system cannot allocate room, it is written") {
+    for (bool const is_direct : {false, true}) {
+      TemporaryFolder folder;
+      File file{folder.path(), is_direct, {}};
+      on_thread_where_fallocate_fails(EOPNOTSUPP, [&] {
+        CHECK(file.try_reserve(192 << 10) == 0);
+        CHECK(file.try_reserve(4096) == 192 << 10);
+      });
+    }
+  }
+
+  TEST_CASE("SwapFile: a call for room that is always interrupted comes to an end") {
+    TemporaryFolder folder;
+    File file{folder.path(), false, {}};
+    on_thread_where_fallocate_fails(EINTR, [&] { CHECK_FALSE(file.try_reserve(4096)); });
+    CHECK(file.refusal() == EINTR);
+    CHECK(file.try_reserve(4096) == 0);
   }
 
   TEST_CASE("SwapFile: a file that exists is neither used nor removed") {
@@ -152,8 +219,10 @@ TEST_SUITE("swap_file") {
     CHECK_FALSE(file.try_reserve(100));
 
     CHECK(io.calls().discards == 1);
+    CHECK(file.refusal() == ENOSPC);
     io.plant({});
     CHECK(file.try_reserve(100) == 100);
+    CHECK(file.refusal() == 0);
   }
 
   TEST_CASE("SwapFile: the system's limit on file sizes is met when the file grows") {
@@ -163,16 +232,15 @@ TEST_SUITE("swap_file") {
     REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
     rlimit limited = before;
     limited.rlim_cur = 64 << 10;
-    auto const old_handler = std::signal(SIGXFSZ, SIG_IGN);
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &limited) == 0);
 
     auto const small = file.try_reserve(32 << 10);
     auto const large = file.try_reserve(64 << 10);
 
     REQUIRE(::setrlimit(RLIMIT_FSIZE, &before) == 0);
-    std::signal(SIGXFSZ, old_handler);
     CHECK(small == 0);
     CHECK_FALSE(large.has_value());
+    CHECK(file.refusal() == EFBIG);
   }
 
   TEST_CASE("SwapFile: room that was released is gone from the disk and taken again first") {

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -197,8 +198,9 @@ class BasicHostLedger {
   [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t most_bytes) const noexcept {
     std::size_t const used = at(tier).used_bytes();
     std::size_t const slab = slab_bytes(tier, most_bytes);
-    bool const is_due = used != 0 && at(tier).map.free_bytes() < std::max(slab / 2, used / 64);
-    return is_due && !at(tier).is_failed ? std::min(slab, at(tier).growth_bytes()) : 0;
+    bool const is_due = tier >= first_tier_ && used != 0 &&
+                        at(tier).map.free_bytes() < std::max(slab / 2, used / 64);
+    return is_due ? std::min(slab, at(tier).growth_bytes()) : 0;
   }
 
   /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.
@@ -215,6 +217,7 @@ class BasicHostLedger {
     grown.slabs.reserve(grown.slabs.size() + 1);
     grown.map.add_slab(bytes);
     grown.slabs.push_back(slab);
+    grown.is_refused = false;
     grown.numa_bound_bytes += slab.numa_bound_bytes;
   }
   /// Removes every slab of `tier` that is wholly free, after `visit(HostSlab const&, Fence const&)`
@@ -305,12 +308,19 @@ class BasicHostLedger {
   void fail(HostTier tier) noexcept { at(tier).is_failed = true; }
   [[nodiscard]] std::size_t granule(HostTier tier) const noexcept { return at(tier).map.granule(); }
 
-  /// Free bytes and growth of all tiers that take new slots.
+  /// Notes that the system gave no memory for a slab.
+  void refuse_growth(HostTier tier) noexcept { at(tier).is_refused = true; }
+
+  /// Free bytes of all tiers that take new slots, and how much these may grow: not at all where the
+  /// system refused the last slab.
   [[nodiscard]] std::size_t free_bytes() const noexcept {
     std::size_t total = 0;
-    for (Tier const& tier : tiers_) {
+    for (auto i = static_cast<std::size_t>(first_tier_); i < host_tier_count; ++i) {
+      Tier const& tier = tiers_[i];
       if (!tier.is_failed) {
-        total += tier.growth_bytes() + tier.map.free_bytes();
+        std::size_t const growth = tier.is_refused ? 0 : tier.growth_bytes();
+        std::size_t const rest = std::numeric_limits<std::size_t>::max() - total;
+        total += std::min(rest, growth + tier.map.free_bytes());
       }
     }
     return total;
@@ -352,6 +362,7 @@ class BasicHostLedger {
     std::size_t numa_bound_bytes = 0;
     std::size_t slots = 0;
     bool is_failed = false;
+    bool is_refused = false;  // the system had no memory for the last slab
 
     [[nodiscard]] std::size_t used_bytes() const noexcept {
       return map.reserved_bytes() - map.free_bytes();

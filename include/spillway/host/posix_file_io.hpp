@@ -4,6 +4,8 @@
 #include <spillway/concepts/file_io_api.hpp>
 #include <spillway/core/config.hpp>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +13,7 @@
 #include <string_view>
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -38,23 +41,61 @@ class PosixFileIo {
     int fd_;
   };
 
+  /// Where the file system cannot allocate room (NFS before 4.2, 9p, many of FUSE), the range is
+  /// written with zeros.
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
-    return ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    if (exceeds_limit(offset + bytes)) {
+      return EFBIG;  // the call itself would end the process by SIGXFSZ
+    }
+    int error = EINTR;
+    for (int tries = 0; tries < most_interrupts && error == EINTR; ++tries) {
+      bool const is_done =
+          ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0;
+      error = is_done ? 0 : errno;
+    }
+    return error == EOPNOTSUPP ? write_zeros(fd, offset, bytes) : error;
   }
 
   void discard(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
-#if defined(FALLOC_FL_PUNCH_HOLE)
     static_cast<void>(::fallocate(fd,
                                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                   static_cast<off_t>(offset),
                                   static_cast<off_t>(bytes)));
-#else
-    static_cast<void>(fd), static_cast<void>(offset), static_cast<void>(bytes);
-#endif
   }
 
   [[nodiscard]] Queue make_queue(int fd, std::span<std::byte> /*memory*/) const noexcept {
     return Queue{fd};
+  }
+
+ private:
+  // A signal may take back what a call had allocated, so a program with a fast timer could go on
+  // for ever.
+  static constexpr int most_interrupts = 100;
+
+  [[nodiscard]] static bool exceeds_limit(std::uint64_t size_bytes) noexcept {
+    rlimit limit{};
+    return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+           size_bytes > limit.rlim_cur;
+  }
+
+  [[nodiscard]] static int write_zeros(int fd, std::uint64_t offset, std::size_t bytes) noexcept {
+    alignas(4096) static constexpr std::array<std::byte, 64 * 1024> zeros{};  // for O_DIRECT
+    Queue queue{fd};
+    while (bytes > 0) {
+      // The queue does not write to the memory of a transfer that writes to the file.
+      FileTransfer transfer{
+          const_cast<std::byte*>(zeros.data()), std::min(bytes, zeros.size()), offset, true};
+      ssize_t const moved = queue.finish(transfer);
+      if (moved == -EINTR) {
+        continue;
+      }
+      if (moved <= 0) {
+        return moved == 0 ? EIO : static_cast<int>(-moved);
+      }
+      offset += static_cast<std::uint64_t>(moved);
+      bytes -= static_cast<std::size_t>(moved);
+    }
+    return 0;
   }
 };
 

@@ -6,6 +6,7 @@
 #include <spillway/host/file_checksums.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +20,7 @@
 #include <vector>
 
 #include <fcntl.h>
-#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkostemp is POSIX
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): mkostemp and realpath are POSIX
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -132,7 +133,10 @@ class SwapFile {
       open_nameless();
     } else {
       fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
-      is_named_ = fd_ >= 0;
+      if (fd_ >= 0) {
+        is_named_ = true;
+        make_absolute();
+      }
     }
     if (fd_ < 0) {
       throw FileTierError{Text{"spillway: cannot open the swap file at "} + path_ + ": " +
@@ -150,10 +154,10 @@ class SwapFile {
   SwapFile(SwapFile const&) = delete;
   SwapFile& operator=(SwapFile const&) = delete;
   ~SwapFile() {
-    ::close(fd_);
-    if (is_named_) {
+    if (is_named_ && is_at(path_)) {
       ::unlink(path_.c_str());
     }
+    ::close(fd_);
   }
 
   /// Takes room for `bytes`: of what was released, else at the end.
@@ -168,7 +172,8 @@ class SwapFile {
     if (is_checked_) {
       sums_.grow(offset + bytes);
     }
-    if (io_.allocate(fd_, offset, bytes) != 0) {
+    refusal_ = io_.allocate(fd_, offset, bytes);
+    if (refusal_ != 0) {
       io_.discard(fd_, offset, bytes);  // what was taken before the disk was full
       return std::nullopt;
     }
@@ -207,6 +212,11 @@ class SwapFile {
   [[nodiscard]] std::string const& path() const noexcept {
     return path_;
   }
+  /// The error number with which the system refused room when it was last asked for; 0 if it did
+  /// not.
+  [[nodiscard]] int refusal() const noexcept {
+    return refusal_;
+  }
   [[nodiscard]] bool is_direct() const noexcept {
     return is_direct_;
   }
@@ -220,6 +230,20 @@ class SwapFile {
   }
 
  private:
+  /// The program may go to another folder before it ends.
+  void make_absolute() {
+    if (char* const name = ::realpath(path_.c_str(), nullptr)) {
+      path_ = name;
+      ::free(name);
+    }
+  }
+  /// Whether the name is this file's. Somebody may have moved it, and made another one.
+  [[nodiscard]] bool is_at(std::string const& path) const noexcept {
+    struct stat mine {};
+    struct stat there {};
+    return ::fstat(fd_, &mine) == 0 && ::lstat(path.c_str(), &there) == 0 &&
+           mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+  }
   void open_nameless() {
 #if defined(O_TMPFILE)
     fd_ = ::open(path_.c_str(), O_RDWR | O_TMPFILE | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
@@ -246,6 +270,7 @@ class SwapFile {
   bool is_direct_ = false;
   bool is_checked_ = false;
   FileChecksums sums_;
+  std::atomic<int> refusal_{0};
   std::mutex mutex_;  // guards what follows, and is held while the file system makes room
   std::uint64_t size_bytes_ = 0;
   std::vector<Hole> holes_;  // by offset; none touches the next

@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace spillway::detail {
@@ -252,6 +253,7 @@ class Blocks {
             .reclaimable_bytes = static_cast<std::size_t>(stats.inactive_bytes()),
             .host_free_bytes = pool_.free_bytes()};
   }
+  [[nodiscard]] std::string advice_when_host_is_full() const { return pool_.advice_when_full(); }
 
   // Uses, of which the schedule and the policies are told.
 

@@ -646,7 +646,7 @@ class Reclaimer {
       return "Release leases: the blocks held by them leave too little that could be swapped out.";
     }
     if (now.host_free_bytes < now.reclaimable_bytes) {
-      return "The host pool is full: raise its tiers' capacities or free blocks.";
+      return blocks_.advice_when_host_is_full();
     }
     return "Leases lie between the free ranges: release some, or allow compaction.";
   }
