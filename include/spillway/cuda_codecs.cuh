@@ -69,8 +69,8 @@ struct CudaLaunch {
   cudaStream_t stream;
 };
 
-/// Loads kernels that CUDA would load at their first launch otherwise, which may wait until all that
-/// runs on the device has ended. @returns cudaSuccess if they were all compiled for this device
+/// Loads kernels that CUDA would load at their first launch otherwise, which may wait until all
+/// that runs on the device has ended. @returns cudaSuccess if they were all compiled for this device
 template <class... Kernels>
 [[nodiscard]] cudaError_t load_kernels() noexcept {
   cudaError_t worst = cudaSuccess;

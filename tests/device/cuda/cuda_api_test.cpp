@@ -349,6 +349,13 @@ TEST_SUITE("cuda_api") {
       api.synchronize(stream);
       CHECK(std::memcmp(host, back, 3 * n) == 0);
     }
+    SUBCASE("one by one where batches are not wanted") {
+      CudaApi plain{0, {.batched_copies = false}};
+      plain.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 0);
+      CHECK(cuda.calls("cudaMemcpyAsync") == 3);
+      plain.synchronize(stream);
+    }
     SUBCASE("one by one where a copy is empty") {
       sizes[1] = 0;
       api.copy_batch(in_to, in_from, sizes, CopyKind::to_device, stream);

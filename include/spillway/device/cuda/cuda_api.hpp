@@ -33,6 +33,9 @@ struct CudaOptions {
   bool yield_in_waits = false;
   /// True if pinned memory is to come from the NUMA node that is asked for, false for any node.
   bool numa_placement = true;
+  /// True if copies of one kind are to be handed to the driver in batches where it takes them
+  /// (`cudaMemcpyBatchAsync`, CUDA 12.8), false if one by one.
+  bool batched_copies = true;
 };
 
 /// One CUDA device, as `DeviceApi` asks for it: through the CUDA runtime, and through the driver
@@ -71,6 +74,7 @@ class CudaApi {
         is_integrated_{is_attribute_set(cudaDevAttrIntegrated, ordinal)},
         has_host_addresses_{
             is_attribute_set(cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal)},
+        has_batches_{options.batched_copies},
         total_bytes_{memory_info().total_bytes} {}
   CudaApi(CudaApi const&) = delete;
   CudaApi& operator=(CudaApi const&) = delete;
@@ -240,8 +244,8 @@ class CudaApi {
   CudaOptions options_;
   int numa_node_;
   bool is_integrated_;
-  bool has_host_addresses_;  // the device knows registered memory by the host's addresses
-  std::atomic<bool> has_batches_{true};  // false once the driver has refused one as unknown
+  bool has_host_addresses_;        // the device knows registered memory by the host's addresses
+  std::atomic<bool> has_batches_;  // false, too, once the driver has refused one as unknown
   // A larger request means that the device is full; CUDA may call it a bad argument.
   std::size_t total_bytes_;
 };
