@@ -70,7 +70,9 @@ struct CudaLaunch {
 };
 
 /// Loads kernels that CUDA would load at their first launch otherwise, which may wait until all
-/// that runs on the device has ended. @returns cudaSuccess if they were all compiled for this device
+/// that runs on the device has ended.
+///
+/// @returns cudaSuccess if they were all compiled for this device
 template <class... Kernels>
 [[nodiscard]] cudaError_t load_kernels() noexcept {
   cudaError_t worst = cudaSuccess;
