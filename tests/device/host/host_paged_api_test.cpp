@@ -169,6 +169,53 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, pages * n);
   }
 
+  TEST_CASE("HostPagedApi: a map that fails half-way leaves nothing mapped") {
+    HostPagedApi device;
+    constexpr std::size_t n = 1_MiB;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
+    std::vector<HostPhysical> pieces;
+    for (int i = 0; i < 8; ++i) {
+      pieces.push_back(*device.try_create_physical(n));
+    }
+    device.map(p, n, {pieces.data(), 2});
+    device.unmap(p, 2 * n);
+    device.free_address(p + 4 * n, 4 * n);  // so that the system cannot map the upper half
+    // Spare pages are moved to the first part of the range, and the rest cannot be mapped.
+    CHECK_THROWS_AS(device.map(p, n, pieces), DeviceError);
+    CHECK_FALSE(is_readable(p));
+    CHECK_FALSE(is_readable(p + 2 * n));
+    CHECK_FALSE(is_readable(p + 4 * n - 1));
+
+    device.map(p, n, {pieces.data(), 4});
+    CHECK(is_readable(p));
+    CHECK(is_readable(p + 4 * n - 1));
+    device.unmap(p, 4 * n);
+    for (std::size_t i = 0; i < 4; ++i) {
+      CHECK_FALSE(is_readable(p + i * n));
+    }
+    device.free_address(p, 4 * n);
+  }
+
+  TEST_CASE("HostPagedApi: spare pages are given back when new ones take their share") {
+    HostPagedApi device;
+    std::size_t const n = device.granularity_bytes();
+    constexpr std::size_t pages = 20;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(pages * n));
+    std::vector<HostPhysical> pieces;
+    for (std::size_t i = 0; i < pages; ++i) {
+      pieces.push_back(*device.try_create_physical(n));
+    }
+    device.map(p, n, {pieces.data(), 1});
+    std::memset(p, 7, n);
+    device.unmap(p, n);
+    device.map(p, n, pieces);  // the spare page is too small a part of this range
+    std::memset(p, 8, pages * n);
+    device.unmap(p, pages * n);
+    device.map(p, n, {pieces.data(), 1});
+    CHECK(p[0] != 7);
+    device.free_address(p, pages * n);
+  }
+
 #ifdef MADV_POPULATE_WRITE
   TEST_CASE("HostPagedApi: what is mapped is there at once, all of it") {
     HostPagedApi device;

@@ -92,7 +92,7 @@ class BasicHostPagedApi : public HostApi {
       free_excess();
     }
   }
-  /// @throws DeviceError, std::bad_alloc; part of it may be mapped then
+  /// @throws DeviceError, std::bad_alloc; nothing of it is mapped then
   void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
 
@@ -146,6 +146,8 @@ class BasicHostPagedApi : public HostApi {
   /// Moves up to `bytes` of a spare run to `p`. @returns how many; 0 if the system does not do it
   std::size_t move_in(std::byte* p, std::size_t bytes);
   void map_new(std::byte* p, std::size_t bytes);
+  /// What `unmap` does.
+  void take_away(std::byte* begin, std::byte* end) noexcept;
   static void give_back(std::byte* p, std::size_t bytes) noexcept {
     (void)::madvise(p, bytes, MADV_DONTNEED);
     (void)::mprotect(p, bytes, PROT_NONE);
@@ -217,15 +219,21 @@ void BasicHostPagedApi<Lazy>::map(void* p,
                                   std::size_t bytes,
                                   std::span<physical_type const> pieces) {
   std::lock_guard const guard{pages_mutex_};
-  auto* at = static_cast<std::byte*>(p);
+  auto* const begin = static_cast<std::byte*>(p);
+  std::byte* at = begin;
   std::size_t left = pieces.size() * bytes;
-  while (std::size_t const moved = left == 0 ? 0 : move_in(at, left)) {
-    at += moved;
-    left -= moved;
-  }
-  if (left != 0) {
-    map_new(at, left);
-    free_excess();
+  try {
+    while (std::size_t const moved = left == 0 ? 0 : move_in(at, left)) {
+      at += moved;
+      left -= moved;
+    }
+    if (left != 0) {
+      map_new(at, left);
+      free_excess();
+    }
+  } catch (...) {
+    take_away(begin, at);
+    throw;
   }
 }
 
@@ -239,7 +247,8 @@ std::size_t BasicHostPagedApi<Lazy>::move_in(std::byte* p, std::size_t bytes) {
     return 0;
   }
   std::size_t const moved = std::min(bytes, spare->first);
-  auto const run = mapped_.emplace(p, moved).first;
+  auto const [run, is_new] = mapped_.emplace(p, moved);
+  SPILLWAY_ASSERT(is_new);
   if (::mremap(spare->second, moved, moved, MREMAP_MAYMOVE | MREMAP_FIXED, p) == MAP_FAILED) {
     mapped_.erase(run);
     return 0;
@@ -257,10 +266,13 @@ std::size_t BasicHostPagedApi<Lazy>::move_in(std::byte* p, std::size_t bytes) {
 
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
-  auto const run = mapped_.emplace(p, bytes).first;
+  auto const [run, is_new] = mapped_.emplace(p, bytes);
+  SPILLWAY_ASSERT(is_new);
   if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
+    int const error = errno;
+    give_back(p, bytes);  // the system may have changed a part of it before it failed
     mapped_.erase(run);
-    throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(errno)};
+    throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(error)};
   }
   mapped_bytes_ += bytes;
   if (bytes >= most_granularity_bytes) {
@@ -277,12 +289,16 @@ template <class Lazy>
 void BasicHostPagedApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
   std::lock_guard const guard{pages_mutex_};
   auto* const begin = static_cast<std::byte*>(p);
-  auto* const end = begin + bytes;
+  take_away(begin, begin + bytes);
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::take_away(std::byte* begin, std::byte* end) noexcept {
   try {
     split_at(begin);
     split_at(end);
   } catch (std::bad_alloc const&) {
-    give_back(begin, bytes);
+    give_back(begin, static_cast<std::size_t>(end - begin));
     return;
   }
   for (auto run = mapped_.lower_bound(begin); run != mapped_.end() && run->first < end;) {
