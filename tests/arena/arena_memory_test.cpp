@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <limits>
 
 TEST_SUITE("arena_memory") {
   namespace {
@@ -43,6 +44,16 @@ TEST_SUITE("arena_memory") {
     CHECK(device.usage().device_bytes == segment.bytes);
     memory.release(segment);
     CHECK(device.calls().unmaps - before.unmaps == 1);
+    CHECK(device.usage().device_bytes == 0);
+  }
+
+  TEST_CASE("ArenaMemory: a piece is no larger than the line") {
+    SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
+    ArenaMemory<SimApi> memory{device, 1_MiB, std::numeric_limits<std::size_t>::max()};
+    Segment segment{memory.base(), 4 * piece, {}};
+    REQUIRE(memory.try_reserve(segment));
+    CHECK(device.usage().device_bytes == segment.bytes);
+    memory.release(segment);
     CHECK(device.usage().device_bytes == 0);
   }
 

@@ -36,7 +36,9 @@ class ArenaMemory {
       if (line_bytes != 0) {
         granularity_bytes_ = device.granularity_bytes();
         line_bytes_ = round_up(line_bytes, granularity_bytes_);
-        piece_bytes_ = round_up(std::max<std::size_t>(piece_bytes, 1), granularity_bytes_);
+        // No more than the line, since to round up what is near the largest number gives 0.
+        piece_bytes_ =
+            round_up(std::clamp<std::size_t>(piece_bytes, 1, line_bytes_), granularity_bytes_);
         base_ = static_cast<std::byte*>(device.reserve_address(line_bytes_));
       }
     } else {
