@@ -32,6 +32,10 @@ struct HostPolicies : SimPolicies {
   using device = HostApi;
 };
 
+struct TaskApi : HostApi {
+  using HostApi::enqueue_task;
+};
+
 }  // namespace
 
 TEST_SUITE("host_api") {
@@ -219,6 +223,29 @@ TEST_SUITE("host_api") {
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(to[4095] == 3);
+  }
+
+  TEST_CASE("HostApi: before a fork it waits again for a stream that was given work meanwhile") {
+    TaskApi device;
+    DeviceRig<HostApi> rig{device};
+    struct Copy {
+      TaskApi* device = nullptr;
+      HostStream stream{};
+      unsigned char* from = nullptr;
+      unsigned char* to = nullptr;
+    } copy{&device, rig.stream(), rig.pinned(4096, 3), rig.device_memory(4096)};
+    // The thread that waits for the second stream runs this, after it has found the first one idle.
+    device.enqueue_task(
+        rig.stream(),
+        [](void* argument) noexcept {
+          auto const& [on, stream, from, to] = *static_cast<Copy*>(argument);
+          on->copy(to, from, 4096, CopyKind::to_device, stream);
+        },
+        &copy);
+
+    device.before_fork();
+    CHECK(copy.to[4095] == 3);
+    device.after_fork_in_parent();
   }
 
   TEST_CASE("HostApi: a forked child can use an allocator, whatever other threads asked it for") {

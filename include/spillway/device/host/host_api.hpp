@@ -551,8 +551,14 @@ template <class Lazy>
 void BasicHostApi<Lazy>::before_fork() {
   mutex_.lock();
   Guard guard{mutex_, std::adopt_lock};
-  for (std::size_t i = 0; i < all_.size(); ++i) {  // others may add to it meanwhile
-    await(guard, Point{all_[i].get(), all_[i]->enqueued});
+  // To wait for a stream releases the lock, and another may get work, or be created, meanwhile.
+  for (bool has_waited = true; has_waited;) {
+    has_waited = false;
+    for (std::size_t i = 0; i < all_.size(); ++i) {
+      Point const end{all_[i].get(), all_[i]->enqueued};
+      has_waited = has_waited || !is_past(end);
+      await(guard, end);
+    }
   }
   (void)guard.release();
 }
