@@ -6,11 +6,13 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -175,6 +177,35 @@ TEST_SUITE("host_api") {
     device.synchronize(event);
     CHECK(calls == 100);
     device.destroy_event(event);
+  }
+
+  TEST_CASE("HostApi: the threads of streams that were destroyed are joined when others are made") {
+    // Destroyed with the thread that it belongs to, when that has done all else.
+    struct Ending {
+      ~Ending() {
+        if (has_ended != nullptr) {
+          *has_ended = true;
+          has_ended->notify_one();
+        }
+      }
+      std::atomic<bool>* has_ended = nullptr;
+    };
+    constexpr std::size_t count = 20;
+    std::array<std::atomic<bool>, count> have_ended{};
+    std::set<std::thread::id> ids;
+    HostApi device;
+    for (std::atomic<bool>& has_ended : have_ended) {
+      auto const stream = device.create_stream();
+      device.launch(stream, [&] {
+        static thread_local Ending ending;
+        ending.has_ended = &has_ended;
+        ids.insert(std::this_thread::get_id());
+      });
+      device.destroy_stream(stream);
+      has_ended.wait(false);
+    }
+    // No thread that has ended gives up its name before it is joined.
+    CHECK(ids.size() < count);
   }
 
   TEST_CASE(

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -180,6 +181,7 @@ class BasicHostApi {
     bool is_due = false;            // the stream's thread is to run what is enqueued
     bool is_asked = false;          // for an event that is not complete, since the last operation
     bool is_closing = false;
+    bool has_ended = false;            // its thread does nothing more
     Clock::time_point link_free_at{};  // when a link would have carried what was copied so far
     std::thread thread;
 
@@ -212,6 +214,9 @@ class BasicHostApi {
   [[nodiscard]] static bool is_past(Point const& point) noexcept {
     return point.stream == nullptr || point.stream->done >= point.count;
   }
+  /// Joins the threads of destroyed streams that have ended, which have resources of the system
+  /// until then. The caller holds the lock.
+  void reap() noexcept;
   static void close(Stream& stream) {
     stream.is_closing = true;
     stream.work.notify_one();
@@ -225,6 +230,7 @@ class BasicHostApi {
   std::condition_variable progress_;
   std::unordered_map<HostStream, Stream*> streams_;
   std::vector<std::unique_ptr<Stream>> all_;  // with those that were destroyed: events name them
+  std::vector<Stream*> leaving_;              // streams destroyed whose threads are not joined
   std::unordered_map<HostEvent, Point> events_;
   std::uint32_t last_stream_ = 0;
   std::uint64_t last_event_ = 0;
@@ -451,6 +457,7 @@ void BasicHostApi<Lazy>::serve(Stream& stream) {
   for (;;) {
     stream.work.wait(guard, [&] { return stream.needs_thread(); });
     if (stream.queue.empty()) {
+      stream.has_ended = true;
       return;
     }
     run_next(guard, stream);
@@ -460,15 +467,18 @@ void BasicHostApi<Lazy>::serve(Stream& stream) {
 template <class Lazy>
 auto BasicHostApi<Lazy>::create_stream() -> stream_type {
   Guard const guard{mutex_};
+  reap();
+  leaving_.reserve(leaving_.size() + streams_.size() + 1);  // to destroy streams must not fail
   Stream& stream = *all_.emplace_back(std::make_unique<Stream>());
   HostStream const name{++last_stream_};
   streams_.emplace(name, &stream);
   if (has_threads_) {
     try {
       stream.thread = std::thread{[this, &stream] { serve(stream); }};
-    } catch (...) {
+    } catch (std::exception const& error) {
       streams_.erase(name);
-      throw DeviceError{"HostApi: the system gave no thread for a stream"};
+      throw DeviceError{detail::Text{"HostApi: the system gave no thread for a stream: "} +
+                        error.what()};
     }
   }
   return name;
@@ -480,8 +490,21 @@ void BasicHostApi<Lazy>::destroy_stream(stream_type stream) noexcept {
   auto const found = streams_.find(stream);
   if (found != streams_.end()) {
     close(*found->second);
+    if (has_threads_) {
+      leaving_.push_back(found->second);
+    }
     streams_.erase(found);
   }
+}
+
+template <class Lazy>
+void BasicHostApi<Lazy>::reap() noexcept {
+  std::erase_if(leaving_, [](Stream* stream) {
+    if (stream->has_ended) {
+      stream->thread.join();  // it has released the lock for the last time, so this is soon done
+    }
+    return stream->has_ended;
+  });
 }
 
 template <class Lazy>
@@ -572,6 +595,7 @@ void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
     (void)stream.release();
   }
   all_.clear();
+  leaving_.clear();
   mutex_.unlock();
 }
 
