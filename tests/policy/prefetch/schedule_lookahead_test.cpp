@@ -97,4 +97,26 @@ TEST_SUITE("prefetch") {
       rig.use(used);
     }
   }
+
+  TEST_CASE("ScheduleLookahead: to be told to look beyond the step is to look as far as it goes") {
+    constexpr std::uint32_t length = 500;
+    PrefetchRig<ScheduleLookahead> far{length, ScheduleLookahead{{.lookahead_ops = length}}};
+    PrefetchRig<ScheduleLookahead> beyond{
+        length, ScheduleLookahead{{.lookahead_ops = std::numeric_limits<std::size_t>::max()}}};
+    for (int step = 0; step < 2; ++step) {
+      for (auto* const rig : {&far, &beyond}) {
+        rig->begin();
+        for (std::uint32_t i = 0; step == 0 && i < length; ++i) {
+          rig->use(i);
+        }
+      }
+    }
+    for (std::uint32_t used = 0; used < 100; ++used) {
+      std::vector<std::uint32_t> const wanted = far.wanted();
+      CHECK(wanted.size() > 64);
+      CHECK(beyond.wanted() == wanted);
+      far.use(used);
+      beyond.use(used);
+    }
+  }
 }

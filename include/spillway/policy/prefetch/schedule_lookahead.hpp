@@ -19,8 +19,9 @@ namespace spillway {
 /// nothing is predicted, nothing is brought in.
 ///
 /// The next 64 uses are looked at each time, and a few of those beyond them in turn: each of these
-/// once in every (`lookahead_ops` - 64) / 16 uses. That keeps the link as busy as to look at all of
-/// them each time, which takes several times as long.
+/// once in every (n - 64) / 16 uses, where n is `lookahead_ops`, or the length of the step if that
+/// is less. That keeps the link as busy as to look at all of them each time, which takes several
+/// times as long.
 template <class = detail::Lazily>
 class BasicScheduleLookahead {
  public:
@@ -36,11 +37,13 @@ class BasicScheduleLookahead {
 
   template <class Visit>
   void candidates(AccessSchedule const& schedule, Visit visit) const {
-    std::size_t const near = std::min(options_.lookahead_ops, near_ops);
-    if (!offer(schedule, 0, near, visit) || near == options_.lookahead_ops) {
+    // No more than a step is in sight, and turns beyond it would be idle.
+    auto const most = std::min<std::size_t>(options_.lookahead_ops, schedule.record().length());
+    std::size_t const near = std::min(most, near_ops);
+    if (!offer(schedule, 0, near, visit) || near == most) {
       return;
     }
-    std::size_t const far = options_.lookahead_ops - near;
+    std::size_t const far = most - near;
     auto const turn = static_cast<std::size_t>(schedule.position()) * far_ops_a_use % far;
     offer(schedule, near + turn, std::min(far_ops, far - turn), visit);
   }
