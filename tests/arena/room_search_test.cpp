@@ -10,11 +10,34 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <new>
 #include <optional>
 #include <random>
 #include <set>
 #include <vector>
+
+namespace {
+
+std::size_t allocations = 0;  // by anybody in this program
+
+}  // namespace
+
+// Not inlined: where g++ sees only one of a pair, it takes the other for a mistake.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* const memory = std::malloc(bytes)) {  // NOLINT
+    return memory;
+  }
+  throw std::bad_alloc{};
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);  // NOLINT
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
+  std::free(memory);  // NOLINT
+}
 
 namespace {
 
@@ -207,6 +230,45 @@ TEST_SUITE("arena") {
         CHECK(window->bytes >= count * spillway::granule_bytes);
       }
     }
+  }
+
+  TEST_CASE("cheapest_eviction_window: names its blocks once, however many it finds better") {
+    constexpr std::uint32_t blocks = 200;
+    constexpr std::uint32_t wanted = 50;
+    Map map;
+    map.add_segment(reinterpret_cast<std::byte*>(std::size_t{1} << 40U), blocks);
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      Fence fence;
+      REQUIRE(map.take(1, spillway::make_block_id(i, 1), fence) != spillway::no_node);
+    }
+    std::vector<BlockId> owners;  // in order of address
+    SearchScope scope;
+    scope.read_all(map.list());
+    for (std::uint32_t node = scope.stretches()[0].from; node != scope.stretches()[0].past;
+         node = map[node].next) {
+      owners.push_back(map[node].owner());
+    }
+    REQUIRE(owners.size() == blocks);
+    // Prices that rise with the address, so that the first window is best, and prices that fall.
+    std::vector<std::size_t> counts;
+    for (bool const rises : {true, false}) {
+      CAPTURE(rises);
+      std::uint64_t asked = 0;
+      std::size_t const before = allocations;
+      auto const window = spillway::detail::cheapest_eviction_window(
+          map.list(), scope, wanted, [&](BlockId) -> std::optional<std::uint64_t> {
+            ++asked;
+            return rises ? asked : blocks - asked;
+          });
+      counts.push_back(allocations - before);
+      REQUIRE(window);
+      auto const first = owners.begin() + (rises ? 0 : blocks - wanted);
+      CHECK(window->owners == std::vector<BlockId>{first, first + wanted});
+      CHECK(window->address == map.list().address(0, 0) + (rises ? 0 : blocks - wanted) * 256);
+      CHECK(window->bytes == wanted * 256);
+      CHECK(window->cost == (rises ? wanted * (wanted + 1) / 2 : wanted * (wanted - 1) / 2));
+    }
+    CHECK(counts[0] == counts[1]);
   }
 
   TEST_CASE("DefragArena: of many ranges, a look at few mostly finds room") {

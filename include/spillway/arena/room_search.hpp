@@ -139,9 +139,14 @@ template <class Price>
     std::uint32_t node;
     std::uint64_t cost;
   };
+  struct Window {
+    std::uint32_t from;
+    std::uint32_t past;
+    std::uint64_t granules;
+    std::uint64_t cost;
+  };
   std::vector<Item> items;  // of the stretch between two ranges that must stay
-  EvictionWindow best;
-  bool is_found = false;
+  std::optional<Window> best;
   for (Stretch const& stretch : scope.stretches()) {
     std::size_t from = 0;
     std::uint64_t cost = 0;
@@ -168,22 +173,25 @@ template <class Price>
         granules -= list.table[items[from].node].count;
         ++from;
       }
-      if (granules < count || (is_found && cost >= best.cost)) {
+      if (granules < count || (best && cost >= best->cost)) {
         continue;
       }
-      is_found = true;
-      best = {list.address(range.segment, list.table[items[from].node].first),
-              static_cast<std::size_t>(granules) * granule_bytes,
-              cost,
-              {}};
-      for (std::size_t i = from; i < items.size(); ++i) {
-        if (list.table[items[i].node].state == RangeState::taken) {
-          best.owners.push_back(list.table[items[i].node].owner());
-        }
-      }
+      best = Window{items[from].node, range.next, granules, cost};
     }
   }
-  return is_found ? std::optional{best} : std::nullopt;
+  if (!best) {
+    return std::nullopt;
+  }
+  std::optional<EvictionWindow> window{std::in_place};
+  window->address = list.address(list.table[best->from].segment, list.table[best->from].first);
+  window->bytes = static_cast<std::size_t>(best->granules) * granule_bytes;
+  window->cost = best->cost;
+  for (std::uint32_t node = best->from; node != best->past; node = list.table[node].next) {
+    if (list.table[node].state == RangeState::taken) {
+      window->owners.push_back(list.table[node].owner());
+    }
+  }
+  return window;
 }
 
 /// The ranges of an arena as a planner wants them: blocks in a row, gaps implied.
