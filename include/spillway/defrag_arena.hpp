@@ -170,7 +170,7 @@ class DefragArena {
       return {};
     }
     detail::RangeList const& list = map_.list();
-    std::size_t const missing = bytes - std::min(bytes, free_bytes_before(hole));
+    std::size_t const missing = bytes - std::min(bytes, free_bytes_of(list.table[hole].prev));
     std::size_t const wanted = std::max({missing, options_.growth_bytes, granule_bytes});
     std::size_t const granularity = memory_.granularity_bytes();
     return {list.address(list.table[hole].segment, list.table[hole].first),
@@ -523,17 +523,19 @@ class DefragArena {
         [&](std::uint32_t node) { return bytes_after_growth(node, growth_bytes) >= bytes; });
     return hole != no_node ? hole : find_hole([](std::uint32_t) { return true; });
   }
-  /// The free bytes that end in a hole once up to `growth_bytes` of the hole have memory.
+  /// The free bytes in one piece where a hole is once up to `growth_bytes` of it have memory.
   [[nodiscard]] std::size_t bytes_after_growth(std::uint32_t hole,
                                                std::size_t growth_bytes) const noexcept {
-    std::size_t const hole_bytes = std::size_t{map_.list().table[hole].count} * granule_bytes;
-    return free_bytes_before(hole) + std::min(growth_bytes, hole_bytes);
+    RangeNode const& range = map_.list().table[hole];
+    std::size_t const hole_bytes = std::size_t{range.count} * granule_bytes;
+    std::size_t const before = free_bytes_of(range.prev);
+    return growth_bytes < hole_bytes ? before + growth_bytes
+                                     : before + hole_bytes + free_bytes_of(range.next);
   }
-  /// The bytes of the free range that ends where a hole begins, 0 if there is none.
-  [[nodiscard]] std::size_t free_bytes_before(std::uint32_t hole) const noexcept {
+  /// The bytes of a range if it is free, 0 if it is not.
+  [[nodiscard]] std::size_t free_bytes_of(std::uint32_t node) const noexcept {
     detail::RangeList const& list = map_.list();
-    std::uint32_t const before = list.table[hole].prev;
-    return list.is_free(before) ? std::size_t{list.table[before].count} * granule_bytes : 0;
+    return list.is_free(node) ? std::size_t{list.table[node].count} * granule_bytes : 0;
   }
   /// Takes about `bytes` of free pieces that lie side by side out of the arena, the highest first,
   /// and leaves a hole in their place.

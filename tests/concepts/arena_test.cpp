@@ -410,6 +410,48 @@ TEST_SUITE("arena_concept") {
     CHECK(rig.arena.reserved_bytes() == 2_MiB);
   }
 
+  TEST_CASE("GrowingArena: a hole that is filled to its end joins what is free on both its sides") {
+    GrowingRig<Moving> rig{true};
+    Moving& arena = rig.arena;
+    std::vector<Placement> taken;
+    for (std::uint64_t i = 0; i < 16; ++i) {
+      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
+    }
+    for (std::size_t i = 4; i < 12; ++i) {
+      arena.give_back(taken[i].range, {});
+    }
+    REQUIRE(rig.trim(512_KiB) == 512_KiB);  // the upper half of what is free
+    arena.give_back(taken[12].range, {});
+    arena.give_back(taken[13].range, {});
+
+    CHECK(arena.largest_bytes_after_growth(100'000) == 512_KiB + 96_KiB);  // whole granularities
+    CHECK(arena.largest_bytes_after_growth(512_KiB - 1) == 1_MiB - 16_KiB);
+    CHECK(arena.largest_bytes_after_growth(512_KiB) == 1_MiB + 256_KiB);
+    Segment const growth = arena.growth_for(1_MiB + 256_KiB);
+    CHECK(growth.address == taken[8].address);
+    CHECK(growth.bytes == 512_KiB);
+    CHECK(rig.take(1_MiB + 256_KiB, BlockId{99}));
+  }
+
+  TEST_CASE("GrowingArena: grows in the lowest hole that makes room, else in the lowest") {
+    GrowingRig<Moving> rig{true};
+    Moving& arena = rig.arena;
+    std::vector<Placement> taken;
+    for (std::uint64_t i = 0; i < 16; ++i) {
+      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
+    }
+    for (std::size_t const i : {2U, 3U, 6U, 7U, 8U, 9U, 11U, 12U, 13U, 14U}) {
+      arena.give_back(taken[i].range, {});
+    }
+    while (rig.trim(2_MiB) != 0) {
+    }
+    CHECK(arena.growth_for(128_KiB).address == taken[2].address);
+    CHECK(arena.growth_for(256_KiB).address == taken[2].address);
+    CHECK(arena.growth_for(256_KiB + 1).address == taken[6].address);
+    CHECK(arena.growth_for(512_KiB).address == taken[6].address);
+    CHECK(arena.growth_for(2_MiB).address == taken[2].address);
+  }
+
   TEST_CASE("GrowingArena: a device that is full refuses and has lost nothing") {
     SimApi device{{.capacity_bytes = 256_KiB, .granularity_bytes = 16_KiB}};
     Moving arena{device,
