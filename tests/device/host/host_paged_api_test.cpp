@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -270,6 +272,14 @@ TEST_SUITE("host_paged_api") {
     device.destroy_event(copied);
     device.destroy_stream(stream);
     device.free_address(p, n);
+  }
+
+  TEST_CASE("HostPagedApi: more addresses than there are is an error that has a reason") {
+    HostPagedApi device;
+    errno = 0;
+    CHECK_THROWS_WITH_AS((void)device.reserve_address(std::numeric_limits<std::size_t>::max()),
+                         doctest::Contains(std::strerror(ENOMEM)),
+                         DeviceError);
   }
 
   TEST_CASE("HostPagedApi: the granularity keeps the number of pieces bounded") {

@@ -4,8 +4,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <random>
 
@@ -31,6 +34,14 @@ TEST_SUITE("sim_backing") {
       backing.free_address(first, granularity);
       backing.free_address(second, 3 * granularity);
     }
+  }
+
+  TEST_CASE("SimHostBacking: more addresses than there are is an error that has a reason") {
+    SimHostBacking backing{options};
+    errno = 0;
+    CHECK_THROWS_WITH_AS((void)backing.reserve_address(std::numeric_limits<std::size_t>::max()),
+                         doctest::Contains(std::strerror(ENOMEM)),
+                         DeviceError);
   }
 
   TEST_CASE("SimHostBacking: a granularity that no page divides is refused") {

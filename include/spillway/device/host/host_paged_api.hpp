@@ -177,6 +177,7 @@ template <class Lazy>
 void* BasicHostPagedApi<Lazy>::reserve_address(std::size_t bytes) {
   std::size_t const alignment = most_granularity_bytes;
   std::size_t const all = bytes + alignment;
+  errno = ENOMEM;  // the reason if the sum has wrapped around, since then nobody asks the system
   void* const base =
       all < bytes
           ? MAP_FAILED

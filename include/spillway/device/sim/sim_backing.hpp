@@ -126,6 +126,7 @@ void* BasicSimHostBacking<Lazy>::reserve_address(std::size_t bytes) {
   std::size_t const wanted = mapped_bytes(bytes);
   std::size_t const all = wanted + granularity;
   int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  errno = ENOMEM;  // the reason if the sum has wrapped around, since then nobody asks the system
   void* const base = all < bytes ? MAP_FAILED : ::mmap(nullptr, all, PROT_NONE, flags, -1, 0);
   if (base == MAP_FAILED) {
     fail("cannot reserve addresses");
