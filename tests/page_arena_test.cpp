@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 TEST_SUITE("page_arena") {
@@ -151,5 +152,24 @@ TEST_SUITE("page_arena") {
     CHECK_THROWS_AS(
         (PageArena<Device, SegregatedFit, false>{device, order, {.capacity_bytes = page - 1}}),
         ContractViolation);
+  }
+
+  TEST_CASE("PageArena: a capacity of too many pages is refused, and the message says why") {
+    Device device{{.granularity_bytes = page}};
+    StreamOrder<Device> order{device};
+    CHECK_THROWS_WITH_AS(
+        (PageArena<Device, SegregatedFit, true>{
+            device, order, {.capacity_bytes = (std::size_t{1} << 26U) * page, .initial_bytes = 0}}),
+        doctest::Contains("make pages larger"),
+        ContractViolation);
+  }
+
+  TEST_CASE("PageArena: what is larger than any memory is not there") {
+    PageRig<false> rig{4};
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    CHECK_FALSE(rig.arena.try_take(most, BlockId{1}));
+    CHECK_FALSE(rig.arena.try_take(most - page, BlockId{1}));
+    CHECK(rig.arena.growth_for(most).bytes == 0);
+    CHECK_THROWS_AS((void)rig.arena.try_take(0, BlockId{1}), ContractViolation);
   }
 }

@@ -93,7 +93,8 @@ class DefragArena {
   /// `device` is not owned and must outlive the arena.
   ///
   /// @throws OutOfDeviceMemory when the device has not the initial bytes; DeviceError;
-  ///         ContractViolation for a capacity of less than a granule, or of 1 TiB and more
+  ///         ContractViolation for a capacity of less than a granule, in place of less than the
+  ///         device's granularity, or of 1 TiB and more
   DefragArena(Device& device, ArenaOptions options, Fit fit = {}, Compaction compaction = {});
   DefragArena(DefragArena const&) = delete;
   DefragArena& operator=(DefragArena const&) = delete;
@@ -484,7 +485,11 @@ class DefragArena {
         map_{std::move(fit)},
         search_{std::move(compaction), options_.bytes_per_look} {
     if (memory_.is_one_line()) {
-      auto const count = static_cast<std::uint32_t>(granules(memory_.line_bytes()));
+      std::uint64_t const line = granules(memory_.line_bytes());
+      expects(most_bytes_ >= memory_.granularity_bytes() && line < detail::RangeList::line_granules,
+              "in place, an arena's capacity is at least the device's granularity, and rounded up "
+              "to it below 1 TiB");
+      auto const count = static_cast<std::uint32_t>(line);
       map_.add_segment(memory_.base(), count);
       map_.punch(map_.list().front(0), 0, count);
     }

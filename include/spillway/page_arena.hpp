@@ -57,7 +57,8 @@ class PageArena {
   /// Takes `options.initial_bytes` from the device, in pages. `device` and `order` are not owned
   /// and must outlive the arena.
   ///
-  /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page
+  /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page, or of
+  ///         so many pages that their addresses cannot be numbered
   PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options, Fit fit = {});
   PageArena(PageArena const&) = delete;
   PageArena& operator=(PageArena const&) = delete;
@@ -71,8 +72,8 @@ class PageArena {
 
   /// A range of `bytes` for `owner`, to be mapped before use, if enough pages are free.
   [[nodiscard]] std::optional<Placement> try_take(std::size_t bytes, BlockId owner) {
-    std::size_t const count = rounded_bytes(bytes) / page_bytes_;
-    expects(count != 0, "a range has at least one byte");
+    expects(bytes != 0, "a range has at least one byte");
+    std::size_t const count = pages_for(bytes);
     if (count > usable_pages()) {
       return std::nullopt;
     }
@@ -147,7 +148,7 @@ class PageArena {
   }
   /// The pages to take from the device next so that `bytes` fit.
   [[nodiscard]] Segment growth_for(std::size_t bytes) const noexcept {
-    std::size_t const wanted = rounded_bytes(bytes) / page_bytes_;
+    std::size_t const wanted = pages_for(bytes);
     std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
     std::size_t const missing = wanted - std::min(wanted, free_count_);
     return {nullptr,
@@ -196,8 +197,7 @@ class PageArena {
   /// Hands over free pages, those first that have been free for longest.
   [[nodiscard]] std::optional<Segment>
   trim(std::size_t bytes = std::numeric_limits<std::size_t>::max()) noexcept {
-    std::size_t const count =
-        std::min(free_count_, bytes / page_bytes_ + (bytes % page_bytes_ != 0));
+    std::size_t const count = std::min(free_count_, pages_for(bytes));
     Segment segment{nullptr, count * page_bytes_, {}};
     for (std::size_t i = 0; i < count; ++i) {
       std::uint32_t const index = free_head_;
@@ -349,6 +349,10 @@ class PageArena {
   };
 
   static std::uint32_t node_of(RangeId range) noexcept { return static_cast<std::uint32_t>(range); }
+  /// How many pages hold `bytes`, whatever they are: to round them up might wrap around.
+  [[nodiscard]] std::size_t pages_for(std::size_t bytes) const noexcept {
+    return bytes / page_bytes_ + (bytes % page_bytes_ != 0);
+  }
   [[nodiscard]] std::size_t first_page(RangeId range) const noexcept {
     return addresses_[node_of(range)].first - first_address_;
   }
@@ -491,8 +495,9 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
       page_bytes_{std::bit_ceil(std::max(options.page_bytes, device.granularity_bytes()))},
       addresses_{std::move(fit)} {
   std::size_t const count = options.capacity_bytes / page_bytes_;
-  expects(count != 0 && count * address_factor < no_page,
-          "a capacity of at least one page is needed");
+  expects(count != 0, "a capacity of at least one page is needed");
+  expects(count <= no_page / address_factor,
+          "a capacity has fewer than 2^30 pages, with stable addresses 2^26: make pages larger");
   address_pages_ = static_cast<std::uint32_t>(count * address_factor);
   page_at_.assign(address_pages_, no_page);
   pages_.resize(count);

@@ -452,6 +452,21 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.growth_for(2_MiB).address == taken[2].address);
   }
 
+  TEST_CASE("GrowingArena: capacities that no arena can have in place are refused") {
+    SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 64_KiB}};
+    ArenaOptions options{
+        .initial_bytes = 0, .growth_bytes = 64_KiB, .grows_in_place = true, .bounce_bytes = 0};
+    // The second is below 1 TiB until it is rounded up to the granularity.
+    for (std::size_t const bytes : {64_KiB - 256, (std::size_t{1} << 40U) - 512}) {
+      CAPTURE(bytes);
+      options.capacity_bytes = bytes;
+      CHECK_THROWS_AS((Moving{device, options}), ContractViolation);
+    }
+    options.capacity_bytes = (std::size_t{1} << 40U) - 64_KiB;
+    Moving arena{device, options};
+    CHECK(arena.growth_for(1).bytes == 64_KiB);
+  }
+
   TEST_CASE("GrowingArena: a device that is full refuses and has lost nothing") {
     SimApi device{{.capacity_bytes = 256_KiB, .granularity_bytes = 16_KiB}};
     Moving arena{device,

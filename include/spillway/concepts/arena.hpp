@@ -30,10 +30,11 @@ struct ArenaOptions {
   /// is mapped as it is needed: then nothing that it reserves is apart from the rest, and what is
   /// free can be given back wherever it is. The device must model `VirtualMemoryApi`.
   bool grows_in_place = false;
-  /// The pages of an arena that maps them, of which every block takes whole ones, or the pieces of
-  /// one that grows in place: rounded up to a power of two, and at least the device's granularity.
-  /// Each is created, mapped and released by one call of the device, so larger ones cost less for
-  /// large blocks.
+  /// The pages of an arena that maps them, of which every block takes whole ones: rounded up to a
+  /// power of two, and at least the device's granularity. Or the pieces of one that grows in place:
+  /// rounded up to the granularity, and with 0 as large as `growth_bytes`, at least 2 MiB. Each is
+  /// created, mapped and released by one call of the device, so larger ones cost less for large
+  /// blocks.
   std::size_t page_bytes = 0;
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
