@@ -95,7 +95,10 @@ class DefragArena {
   /// @throws OutOfDeviceMemory when the device has not the initial bytes; DeviceError;
   ///         ContractViolation for a capacity of less than a granule, in place of less than the
   ///         device's granularity, or of 1 TiB and more
-  DefragArena(Device& device, ArenaOptions options, Fit fit = {}, Compaction compaction = {});
+  DefragArena(Device& device,
+              ArenaOptions options,
+              Fit fit = Fit(),
+              Compaction compaction = Compaction());
   DefragArena(DefragArena const&) = delete;
   DefragArena& operator=(DefragArena const&) = delete;
   /// Releases all memory; whatever used it has finished.

@@ -59,7 +59,10 @@ class PageArena {
   ///
   /// @throws OutOfDeviceMemory, DeviceError, ContractViolation for a capacity below one page, or of
   ///         so many pages that their addresses cannot be numbered
-  PageArena(Device& device, StreamOrder<Device>& order, ArenaOptions const& options, Fit fit = {});
+  PageArena(Device& device,
+            StreamOrder<Device>& order,
+            ArenaOptions const& options,
+            Fit fit = Fit());
   PageArena(PageArena const&) = delete;
   PageArena& operator=(PageArena const&) = delete;
   /// All work on the memory must be over.

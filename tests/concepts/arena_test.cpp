@@ -224,6 +224,16 @@ struct TrimMayThrow : Moving {
   std::optional<Segment> trim(std::size_t);
 };
 static_assert(MovingArena<TrimMayThrow> && !GrowingArena<TrimMayThrow>);
+struct VisitsByReference : Plain {
+  template <class Visit>
+  void for_each_range(Visit&) const {}
+};
+static_assert(!Arena<VisitsByReference>, "it is called with temporaries");
+struct PlansByReference : Moving {
+  template <class CanMove>
+  std::optional<CompactionPlan> plan_pass(std::size_t, CanMove&);
+};
+static_assert(Arena<PlansByReference> && !MovingArena<PlansByReference>);
 struct CapacityIsFixed : Plain {
   void set_capacity(std::size_t) = delete;
 };
@@ -483,6 +493,21 @@ TEST_SUITE("arena_concept") {
     REQUIRE(arena.try_reserve(segment));
     arena.add_segment(segment);
     CHECK(arena.free_bytes() == 128_KiB);
+  }
+
+  TEST_CASE("Arena: policies are made by default, also where that is explicit") {
+    struct ExplicitFit : SegregatedFit {
+      explicit ExplicitFit(int = 3) {}
+    };
+    struct ExplicitCompaction : SlidingCompaction {
+      explicit ExplicitCompaction(int = 3) {}
+    };
+    SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 64_KiB}};
+    StreamOrder<SimApi> order{device};
+    DefragArena<SimApi, ExplicitFit, ExplicitCompaction> moving{device, {.capacity_bytes = 2_MiB}};
+    CHECK(moving.try_take(1_MiB, BlockId{1}));
+    PageArena<SimApi, ExplicitFit, true> mapping{device, order, {.capacity_bytes = 2_MiB}};
+    CHECK(mapping.try_take(1_MiB, BlockId{1}));
   }
 
   TEST_CASE("MovingArena: each member is asked for") {

@@ -20,6 +20,11 @@ static_assert(CompactionPolicy<CompactionArchetype>);
 
 static_assert(!CompactionPolicy<spillway::test::NotMovable<NoCompaction>>);
 
+struct MovesSometimes : CompactionArchetype {
+  inline static bool moves_blocks = true;
+};
+static_assert(!CompactionPolicy<MovesSometimes>, "it is a constant");
+
 }  // namespace
 
 TEST_SUITE("compaction") {
@@ -29,6 +34,7 @@ TEST_SUITE("compaction") {
     CHECK_REFUSES(CompactionPolicy,
                   NoCompaction,
                   LayoutPlan plan(Layout const&, std::uint32_t, std::uint64_t));
+    CHECK_REFUSES(CompactionPolicy, CompactionArchetype, bool moves_blocks = true);
   }
 
   TEST_CASE_TEMPLATE_INVOKE(compaction_policy_contract, SlidingCompaction, NoCompaction);

@@ -32,6 +32,21 @@ static_assert(!SpeculativeEvictionPolicy<LruEviction>);
 struct NeedsArgument : LruEviction {
   explicit NeedsArgument(int);
 };
+struct VictimByReference : EvictionArchetype {
+  template <class Inspector>
+  std::optional<BlockId> victim(std::size_t, Inspector&) noexcept {
+    return std::nullopt;
+  }
+};
+struct EarlyVictimByReference : SpeculativeEvictionArchetype {
+  template <class Inspector>
+  std::optional<BlockId> early_victim(Inspector&) noexcept {
+    return std::nullopt;
+  }
+};
+static_assert(!EvictionPolicy<VictimByReference>, "it is called with temporaries");
+static_assert(EvictionPolicy<EarlyVictimByReference> &&
+              !SpeculativeEvictionPolicy<EarlyVictimByReference>);
 static_assert(!EvictionPolicy<NotMovable<LruEviction>> && !EvictionPolicy<NeedsArgument>);
 
 }  // namespace

@@ -20,6 +20,12 @@ static_assert(FitPolicy<FitArchetype>);
 
 static_assert(!FitPolicy<spillway::test::NotMovable<BestFit>>);
 
+struct VisitsByReference : FitArchetype {
+  template <class Visit>
+  void visit_large(RangeTable const&, Visit&) const {}
+};
+static_assert(!FitPolicy<VisitsByReference>, "it is called with temporaries");
+
 }  // namespace
 
 TEST_SUITE("fit") {

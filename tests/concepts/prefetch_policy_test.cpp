@@ -25,6 +25,12 @@ static_assert(PrefetchPolicy<PrefetchArchetype>);
 
 static_assert(!PrefetchPolicy<spillway::test::NotMovable<NoPrefetch>>);
 
+struct VisitsByReference : PrefetchArchetype {
+  template <class Visitor>
+  void candidates(AccessSchedule const&, Visitor&) const {}
+};
+static_assert(!PrefetchPolicy<VisitsByReference>, "it is called with temporaries");
+
 }  // namespace
 
 TEST_SUITE("prefetch") {

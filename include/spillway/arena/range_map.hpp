@@ -212,7 +212,7 @@ class RangeMap {
   static constexpr bool is_thread_safe = false;
 
   /// Takes over `fit`, which indexes nothing yet.
-  explicit RangeMap(Fit fit = {}) : fit_{std::move(fit)} {}
+  explicit RangeMap(Fit fit = Fit()) : fit_{std::move(fit)} {}
   RangeMap(RangeMap const&) = delete;
   RangeMap& operator=(RangeMap const&) = delete;
 

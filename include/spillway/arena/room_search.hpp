@@ -336,7 +336,7 @@ class RoomSearch {
   static constexpr bool is_thread_safe = false;
 
   /// `bytes_per_look` is as in `ArenaOptions`.
-  explicit RoomSearch(Compaction compaction = {}, double bytes_per_look = 0)
+  explicit RoomSearch(Compaction compaction = Compaction(), double bytes_per_look = 0)
       : snapshot_{bytes_per_look / granule_bytes}, compaction_{std::move(compaction)} {}
 
   /// The cheapest plan found that makes a free range of `count` by moving at most `budget`, with a

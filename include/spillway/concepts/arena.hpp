@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace spillway {
@@ -92,6 +93,7 @@ concept Arena =
       { ca.free_bytes()         } noexcept -> std::same_as<std::size_t>;
       { ca.largest_free_bytes() } noexcept -> std::same_as<std::size_t>;
       { ca.for_each_range(v)    }          -> std::same_as<void>;
+      { ca.for_each_range(std::move(v)) }  -> std::same_as<void>;
     };
 
 /// An arena that takes memory from the device when it is needed, and gives it back when it is not.
@@ -177,9 +179,10 @@ concept MovingArena =
       { p.makes_bytes                  } -> std::same_as<std::size_t&>;
       { p.bounce                       } -> std::same_as<Bounce&>;
       { p.fence                        } -> std::same_as<Fence&>;
-      { a.plan_compaction(n, n, m, w)  } -> std::same_as<std::optional<typename A::plan_type>>;
-      { a.plan_pass(n, m)              } -> std::same_as<std::optional<typename A::plan_type>>;
-      { a.plan_slide(m)                } -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.plan_compaction(n, n, std::move(m), w) }
+                                       -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.plan_pass(n, std::move(m))   } -> std::same_as<std::optional<typename A::plan_type>>;
+      { a.plan_slide(std::move(m))     } -> std::same_as<std::optional<typename A::plan_type>>;
       { a.begin_moves(p)               } -> std::same_as<void>;
       { a.commit_moves(p, n, f)        } noexcept -> std::same_as<void>;
       { a.cheapest_window(n, c, w)     } -> std::same_as<std::optional<EvictionWindow>>;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 namespace spillway {
@@ -65,7 +66,8 @@ struct LayoutPlan {
 /// |-------------------|--------------------------------------------------------------------|
 /// | `p.plan(l, c, b)` | a plan that makes a free range of `c` granules for at most `b`, or |
 /// |                   | nothing                                                            |
-/// | `P::moves_blocks` | false if `plan` never returns a plan: the arena then does not ask  |
+/// | `P::moves_blocks` | a constant, false if `plan` never returns a plan: the arena then   |
+/// |                   | does not ask                                                       |
 ///
 /// Each move's destination is free when the move is made, except where the block overlaps itself.
 /// No fixed block moves, and the cost is the sum of what the moves move. A model works on numbers
@@ -78,6 +80,7 @@ concept CompactionPolicy =
     requires(P p, Layout const& l, std::uint32_t c, std::uint64_t b) {
       { p.plan(l, c, b)  } -> std::same_as<std::optional<LayoutPlan>>;
       { P::moves_blocks  } -> std::convertible_to<bool>;
+      typename std::bool_constant<static_cast<bool>(P::moves_blocks)>;
     };
 // clang-format on
 

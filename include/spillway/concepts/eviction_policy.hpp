@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <optional>
+#include <utility>
 
 namespace spillway {
 
@@ -53,12 +54,12 @@ concept EvictionPolicy =
     std::default_initializable<P> && std::movable<P> &&
     requires(P p, BlockId id, std::size_t bytes, Use use, AccessSchedule const& schedule,
              detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept> inspect) {
-      { p.on_insert(id, bytes, use) }          -> std::same_as<void>;
-      { p.on_access(id, use)        } noexcept -> std::same_as<void>;
-      { p.on_erase(id)              } noexcept -> std::same_as<void>;
-      { p.victim(bytes, inspect)    } noexcept -> std::same_as<std::optional<BlockId>>;
-      { p.on_misprediction()        } noexcept -> std::same_as<void>;
-      { p.on_step(schedule, bytes)  } noexcept -> std::same_as<void>;
+      { p.on_insert(id, bytes, use)         }          -> std::same_as<void>;
+      { p.on_access(id, use)                } noexcept -> std::same_as<void>;
+      { p.on_erase(id)                      } noexcept -> std::same_as<void>;
+      { p.victim(bytes, std::move(inspect)) } noexcept -> std::same_as<std::optional<BlockId>>;
+      { p.on_misprediction()                } noexcept -> std::same_as<void>;
+      { p.on_step(schedule, bytes)          } noexcept -> std::same_as<void>;
     };
 
 /// An eviction policy that knows in advance that blocks will leave before their next use.
@@ -82,9 +83,9 @@ concept SpeculativeEvictionPolicy =
     requires(P p, P const cp, BlockId id,
              AccessSchedule const& schedule,
              detail::CallableObject<std::optional<EvictionCandidate>(BlockId) noexcept> inspect) {
-      { p.early_victim(inspect) } noexcept -> std::same_as<std::optional<BlockId>>;
-      { cp.is_leaving(id)       } noexcept -> std::same_as<bool>;
-      { cp.may_return(schedule, id) } noexcept -> std::same_as<bool>;
+      { p.early_victim(std::move(inspect)) } noexcept -> std::same_as<std::optional<BlockId>>;
+      { cp.is_leaving(id)                  } noexcept -> std::same_as<bool>;
+      { cp.may_return(schedule, id)        } noexcept -> std::same_as<bool>;
     };
 // clang-format on
 

@@ -6,6 +6,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <utility>
 
 namespace spillway {
 
@@ -49,7 +50,7 @@ concept FitPolicy =
       { f.resize(t, n, c, c) } noexcept -> std::same_as<void>;
       { cf.find(ct, c)       } noexcept -> std::same_as<Fit>;
       { cf.largest(ct)       } noexcept -> std::same_as<std::uint32_t>;
-      { cf.visit_large(ct, v) }         -> std::same_as<void>;
+      { cf.visit_large(ct, std::move(v)) } -> std::same_as<void>;
     };
 // clang-format on
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace spillway {
 
@@ -45,12 +46,12 @@ concept PrefetchPolicy =
     std::default_initializable<P> && std::movable<P> &&
     requires(P p, P const cp, BlockId id, Use use, AccessSchedule const& schedule,
              detail::CallableObject<bool(BlockId, std::uint64_t)> visit) {
-      { p.on_create(id)                }          -> std::same_as<void>;
-      { p.on_access(id, use)           } noexcept -> std::same_as<void>;
-      { p.on_destroy(id)               } noexcept -> std::same_as<void>;
-      { p.on_step()                    } noexcept -> std::same_as<void>;
-      { cp.candidates(schedule, visit) }          -> std::same_as<void>;
-      { cp.max_inflight_bytes()        } noexcept -> std::same_as<std::size_t>;
+      { p.on_create(id)                           }          -> std::same_as<void>;
+      { p.on_access(id, use)                      } noexcept -> std::same_as<void>;
+      { p.on_destroy(id)                          } noexcept -> std::same_as<void>;
+      { p.on_step()                               } noexcept -> std::same_as<void>;
+      { cp.candidates(schedule, std::move(visit)) }          -> std::same_as<void>;
+      { cp.max_inflight_bytes()                   } noexcept -> std::same_as<std::size_t>;
     };
 // clang-format on
 

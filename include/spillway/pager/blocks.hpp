@@ -80,8 +80,8 @@ class Blocks {
          Prefetcher& prefetcher,
          Journal<Policies>& journal,
          MonitorType& monitor,
-         Eviction eviction = {},
-         Recompute recompute = {},
+         Eviction eviction = Eviction(),
+         Recompute recompute = Recompute(),
          double link_bytes_per_second = 25e9)
       : device_{device},
         arena_{arena},
