@@ -402,6 +402,32 @@ TEST_SUITE("bad input") {
     }
   }
 
+  TEST_CASE("DeviceAllocator: staging of nonsense sizes is refused, and names the option") {
+    using Staging = std::pair<std::size_t, std::size_t>;  // chunks, bytes of each
+    for (auto const& [chunks, bytes] : {Staging{12, 1_GiB + 1},
+                                        Staging{12, most},
+                                        Staging{12, most - 4095},
+                                        Staging{65'537, 2_MiB},
+                                        Staging{most / 4096 + 2, 4096},  // the product is 4096
+                                        Staging{most, 2_MiB}}) {
+      CAPTURE(chunks);
+      CAPTURE(bytes);
+      auto options = small_options(1_MiB);
+      options.host.pageable_bytes = 1_MiB;
+      options.host.staging_chunks = chunks;
+      options.host.staging_bytes = bytes;
+      check_refused<ContractViolation>(options);
+      SimApi device{{.capacity_bytes = 64_MiB}};
+      auto const what = message_of<ContractViolation>([&] {
+        (void)SmallAllocator{device, options};
+      });
+      CHECK(contains(what, chunks == 12 ? "staging_bytes" : "staging_chunks"));
+    }
+    auto unused = small_options(1_MiB);  // which has no tier that is staged
+    unused.host.staging_bytes = most;
+    CHECK_NOTHROW(SmallBench{unused});
+  }
+
   TEST_CASE("DeviceAllocator: a file tier that cannot be opened is refused, and says where") {
     TemporaryFolder const folder;
     auto const file = folder.path() / "taken";

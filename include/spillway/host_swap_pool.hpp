@@ -14,6 +14,7 @@
 #include <spillway/host/host_transfers.hpp>
 #include <spillway/host/slot_codecs.hpp>
 #include <spillway/host/slot_io.hpp>
+#include <spillway/host/staging.hpp>
 #include <spillway/host/swap_file.hpp>
 #include <spillway/host/system_file_io.hpp>
 #include <spillway/host/tier_memory.hpp>
@@ -83,9 +84,10 @@ class HostSwapPool {
   ///
   /// @throws FileTierError where the file cannot be made, naming it and the system's reason
   /// @throws OutOfHostMemory where a slower tier finds no pinned memory to stage through
-  /// @throws ContractViolation for a file tier without a path, for a slower tier on a device that
-  ///         only plans and holds no bytes, and for a tier of memory on a device that has the
-  ///         host's memory (`SharedMemoryApi`); DeviceError
+  /// @throws ContractViolation for a file tier without a path, for a slower tier whose staging is
+  ///         not within its limits, or on a device that only plans and holds no bytes, and for a
+  ///         tier of memory on a device that has the host's memory (`SharedMemoryApi`);
+  ///         DeviceError
   HostSwapPool(Device& device,
                StreamOrder<Device>& order,
                HostPoolOptions options,
@@ -430,6 +432,10 @@ HostPoolOptions const& HostSwapPool<Device, FileIo>::checked(Device const& devic
   expects(!is_staged || holds_bytes, "a device without bytes can have no tier but the pinned one");
   expects(!is_staged || (options.staging_chunks > 0 && options.staging_bytes > 0),
           "pageable memory and files need at least one staging chunk");
+  expects(!is_staged || options.staging_bytes <= detail::most_staging_bytes,
+          "staging_bytes is the size of one staging chunk: choose at most 1 GiB");
+  expects(!is_staged || options.staging_chunks <= detail::most_staging_chunks,
+          "staging_chunks is the number of staging chunks of each direction: choose at most 65536");
   return options;
 }
 

@@ -79,6 +79,7 @@ struct HostPoolOptions {
   std::size_t slab_bytes = 64_MiB;
   /// Number and size of the pinned staging chunks of each direction, for the two slower tiers. Many
   /// chunks are on their way at once; while the first one fills or empties, nothing else happens.
+  /// At most 65536 chunks of at most 1 GiB.
   std::size_t staging_chunks = 12;
   std::size_t staging_bytes = 2_MiB;
   std::optional<int> numa_node{};  ///< of host memory; left out: the device's, -1: anywhere

@@ -26,6 +26,10 @@
 
 namespace spillway::detail {
 
+/// The limits of `HostPoolOptions`. Their product is far from the largest `std::size_t`.
+inline constexpr std::size_t most_staging_bytes = 1_GiB;
+inline constexpr std::size_t most_staging_chunks = 65'536;
+
 /// Returns a worker for long host functions of a stream, or null where the device's own will do.
 template <DeviceApi Device>
 [[nodiscard]] auto make_host_worker([[maybe_unused]] Device& device,
