@@ -97,6 +97,8 @@ static_assert(!FileIoApi<DiscardMayThrow>);
 static_assert(!FileIoApi<MakesNoQueue>);
 static_assert(!FileIoApi<int>);
 static_assert(FileIoApi<Makes<PosixFileIo::Queue>>);
+static_assert(!FileIoApi<Makes<PosixFileIo::Queue&>>);
+static_assert(!FileIoApi<Makes<PosixFileIo::Queue&&>>);
 static_assert(!FileIoApi<Makes<NotMovableQueue>>);
 static_assert(!FileIoApi<Makes<CannotSayWhetherItBegins>>);
 static_assert(!FileIoApi<Makes<BeginMayThrow>>);

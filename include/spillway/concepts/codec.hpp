@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 namespace spillway {
 
@@ -19,7 +20,8 @@ namespace spillway {
 /// | expression           | must                                                                  |
 /// |----------------------|-----------------------------------------------------------------------|
 /// | `C::name()`          | name the codec, for statistics                                        |
-/// | `C::is_lossless`     | tell whether `decode` gives back what `encode` was given, bit by bit  |
+/// | `C::is_lossless`     | tell whether `decode` gives back what `encode` was given, bit by bit; |
+/// |                      | a constant expression                                                 |
 /// | `C::element_type`    | optional: the type of elements that it changes; tensors of others     |
 /// |                      | refuse it                                                             |
 /// | `C::worst_bytes(n)`  | the most that `encode` writes for `n` bytes, and the room that it     |
@@ -42,6 +44,7 @@ concept Codec =
     requires(C c, std::size_t n, std::span<std::byte const> from, std::span<std::byte> to) {
       { C::name()          } noexcept -> std::same_as<std::string_view>;
       { C::is_lossless     }          -> std::convertible_to<bool>;
+      typename std::bool_constant<C::is_lossless>;
       { C::worst_bytes(n)  } noexcept -> std::same_as<std::size_t>;
       { c.encode(from, to) } noexcept -> std::same_as<std::size_t>;
       { c.decode(from, to) } noexcept -> std::same_as<bool>;

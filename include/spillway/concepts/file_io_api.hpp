@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include <sys/types.h>
 
@@ -91,8 +92,8 @@ concept DeviceFileQueueApi =
 /// |------------------------------|---------------------------------------------------------------|
 /// | `io.allocate(fd, offset, n)` | make sure that later writes there find room; 0 or an error    |
 /// | `io.discard(fd, offset, n)`  | give that room back, as far as the file system can            |
-/// | `io.make_queue(fd, memory)`  | a `FileQueueApi` for this file. Most transfers are to and     |
-/// |                              | from `memory`, which it may register with the kernel          |
+/// | `io.make_queue(fd, memory)`  | return a new `FileQueueApi` for this file. Most transfers are |
+/// |                              | to and from `memory`, which it may register with the kernel   |
 ///
 /// Copies of a model stand for the same thing. Thread-safe.
 // clang-format off
@@ -103,6 +104,7 @@ concept FileIoApi =
       { io.allocate(fd, offset, n) } noexcept -> std::same_as<int>;
       { io.discard(fd, offset, n)  } noexcept -> std::same_as<void>;
       { io.make_queue(fd, memory)  }          -> FileQueueApi;
+      requires std::is_object_v<decltype(io.make_queue(fd, memory))>;  // and no reference to one
     };
 // clang-format on
 

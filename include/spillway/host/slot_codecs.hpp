@@ -50,7 +50,7 @@ struct StreamCodecCalls {
 template <Codec C>
 inline constexpr CodecType codec_type{
     C::is_lossless,
-    &C::worst_bytes,
+    [](std::size_t bytes) noexcept { return C::worst_bytes(bytes); },
     []() -> std::shared_ptr<void> { return std::make_shared<C>(); },
     [](void* c, std::span<std::byte const> from, std::span<std::byte> to) noexcept {
       return static_cast<C*>(c)->encode(from, to);
@@ -61,14 +61,25 @@ inline constexpr CodecType codec_type{
 
 template <class C, DeviceApi Device>
   requires StreamCodec<C, Device>
-inline constexpr StreamCodecCalls<Device> stream_codec_calls{&C::encode_on, &C::decode_on};
+inline constexpr StreamCodecCalls<Device> stream_codec_calls{
+    [](Device& device,
+       typename Device::stream_type stream,
+       std::span<std::byte const> from,
+       SlotMemory slot,
+       std::span<std::byte> scratch) { C::encode_on(device, stream, from, slot, scratch); },
+    [](Device& device,
+       typename Device::stream_type stream,
+       SlotMemory slot,
+       std::span<std::byte> to,
+       std::span<std::byte> scratch) { C::decode_on(device, stream, slot, to, scratch); }};
 
 template <class C, DeviceApi Device>
   requires StreamCodec<C, Device>
-inline constexpr CodecType stream_codec_type{.is_lossless = C::is_lossless,
-                                             .worst_bytes = &C::stream_bytes,
-                                             .on_stream = &stream_codec_calls<C, Device>,
-                                             .stored_bytes = &C::stored_bytes};
+inline constexpr CodecType stream_codec_type{
+    .is_lossless = C::is_lossless,
+    .worst_bytes = [](std::size_t bytes) noexcept { return C::stream_bytes(bytes); },
+    .on_stream = &stream_codec_calls<C, Device>,
+    .stored_bytes = [](SlotMemory slot) noexcept { return C::stored_bytes(slot); }};
 
 /// Goes over the bytes of a slot in memory from its front to its end. `SlotIo::Cursor` does so in
 /// the file.
