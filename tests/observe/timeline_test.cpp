@@ -190,6 +190,21 @@ TEST_SUITE("timeline") {
     CHECK(steps[1].at("args").at("step") == 2);
   }
 
+  TEST_CASE("write_chrome_trace: steps keep their numbers when older ones are forgotten") {
+    Timeline timeline;
+    timeline.set_limit(3);
+    Stats now;
+    for (now.steps = 0; now.steps < 10; ++now.steps) {
+      timeline.on_record({.kind = RecordKind::step, .start_ns = now.steps * 1'000});
+    }
+    timeline.on_record({.kind = RecordKind::grow, .start_ns = 10'000, .end_ns = 10'000});
+
+    auto const steps = phase(written(timeline.records(), now), "X");
+    REQUIRE(steps.size() == 2);
+    CHECK(steps[0].at("args").at("step") == 9);
+    CHECK(steps[1].at("args").at("step") == 10);
+  }
+
   TEST_CASE("write_chrome_trace: a block that was never on the device is not swapped out") {
     std::array<std::byte, 1> place{};
     auto const block = make_block_id(1, 1);

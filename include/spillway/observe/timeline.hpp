@@ -68,11 +68,16 @@ class BasicChromeTraceWriter {
     return kind == RecordKind::step ? 1 : static_cast<std::uint64_t>(kind) + 2;
   }
 
-  /// The counters before the first record, modulo 2^64 as everything here.
+  /// The counters and steps before the first record, modulo 2^64 as everything here.
   void rewind(std::vector<RangeChange> const& changes, Stats const& now) {
     resident_ = now.resident.bytes.current;
     allocated_ = now.allocated.bytes.current;
     reserved_ = now.reserved_bytes;
+    auto const steps_kept = static_cast<std::uint64_t>(
+        std::count_if(records_.begin(), records_.end(), [](Record const& one) {
+          return one.kind == RecordKind::step;
+        }));
+    steps_ = now.steps - std::min(now.steps, steps_kept);
     for (RangeChange const& change : changes) {
       resident_ -= change.is_taken ? change.bytes : -change.bytes;
     }
@@ -253,7 +258,8 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
 /// @param now      the allocator's statistics after the last record. The counters are computed from
-///                 them backwards, so they are right even if older records are forgotten.
+///                 them backwards, so they are right even if older records are forgotten,
+///                 and so are the numbers of steps.
 /// @param spans    when copies and kernels ran, in order of start, of `TimedDevice::spans`
 /// @throws std::bad_alloc. Whether everything was written is asked of `out`.
 /// @cost   O(n log n)
