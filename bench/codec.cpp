@@ -16,10 +16,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <exception>
 #include <fstream>
 #include <iomanip>
 #include <ios>
@@ -27,9 +25,11 @@
 #include <iterator>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "command_line.hpp"
 #include <CLI/CLI.hpp>
 
 namespace {
@@ -65,20 +65,24 @@ template <class Work>
   return made;
 }
 
+/// @throws std::invalid_argument if there is nothing in it
 [[nodiscard]] Bytes read_file(std::string const& name) {
   std::ifstream file{name, std::ios::binary};
   std::vector<char> const all{std::istreambuf_iterator<char>{file}, {}};
+  if (all.empty()) {
+    throw std::invalid_argument{name + " cannot be read or is empty: there is nothing to encode"};
+  }
   Bytes bytes(all.size());
   std::transform(
       all.begin(), all.end(), bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
   return bytes;
 }
 
-/// The bytes again and again, as many as are wanted.
+/// The bytes, of which there are some, again and again, as many as are wanted.
 [[nodiscard]] Bytes repeated(Bytes const& bytes, std::size_t wanted) {
   Bytes made;
   made.reserve(wanted);
-  while (made.size() < wanted && !bytes.empty()) {
+  while (made.size() < wanted) {
     std::size_t const part = std::min(bytes.size(), wanted - made.size());
     made.insert(made.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(part));
   }
@@ -119,16 +123,15 @@ void measure(Bytes const& from, int rounds) {
           std::size_t at = 0;
           for (std::size_t i = 0; i < stripes; ++i) {
             if (!codec.decode(std::span{encoded}.subspan(at, sizes[i]), stripe(decoded, i))) {
-              std::cerr << C::name() << " does not decode what it has encoded\n";
-              std::exit(1);  // NOLINT(concurrency-mt-unsafe): there is one thread
+              throw std::runtime_error{std::string{C::name()} +
+                                       " does not decode what it has encoded"};
             }
             at += sizes[i];
           }
         }));
   }
   if (C::is_lossless && decoded != from) {
-    std::cerr << C::name() << " has lost bits\n";
-    std::exit(1);  // NOLINT(concurrency-mt-unsafe)
+    throw std::runtime_error{std::string{C::name()} + " has lost bits"};
   }
   std::size_t kept = 0;  // as the host pool does it: a stripe that would grow stays as it is
   for (std::size_t i = 0; i < stripes; ++i) {
@@ -156,30 +159,33 @@ void measure_all(Bytes const& from, int rounds) {
 
 }  // namespace
 
-int main(int argc, char** argv) try {
+int main(int argc, char** argv) {
   std::size_t mib = 256;
   int rounds = 9;
   double zeros = 0.5;
   std::vector<std::string> files;
-  CLI::App app{"How fast the codecs are beside memcpy, and how much smaller they make bytes."};
-  app.add_option("--mib", mib, "bytes to encode, in MiB")->capture_default_str();
-  app.add_option("--rounds", rounds, "rounds: memcpy, encode and decode in turns")
+  CLI::App app{"How fast the codecs are beside memcpy, and how much smaller they make bytes.",
+               "bench_codec"};
+  app.add_option("--mib", mib, "bytes to encode, in MiB")
+      ->check(CLI::Range(std::size_t{1}, std::size_t{65'536}))
       ->capture_default_str();
-  app.add_option("--zeros", zeros, "share of zeros among the elements")->capture_default_str();
+  app.add_option("--rounds", rounds, "rounds: memcpy, encode and decode in turns")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
+  app.add_option("--zeros", zeros, "share of zeros among the elements")
+      ->check(command_line::share())
+      ->capture_default_str();
   app.add_option("files", files, "raw tensors to encode instead")->check(CLI::ExistingFile);
-  CLI11_PARSE(app, argc, argv);
-
-  std::cout << std::fixed << std::setprecision(2);
-  if (files.empty()) {
-    measure_all(activations(mib << 20U, zeros), rounds);
-  }
-  for (std::string const& name : files) {
-    Bytes const bytes = read_file(name);
-    std::cout << name << ": " << bytes.size() << " bytes\n";
-    measure_all(repeated(bytes, mib << 20U), rounds);
-  }
-  return 0;
-} catch (std::exception const& error) {
-  std::cerr << "bench_codec: " << error.what() << '\n';
-  return 1;
+  return command_line::run(app, argc, argv, [&] {
+    std::cout << std::fixed << std::setprecision(2);
+    if (files.empty()) {
+      measure_all(activations(mib << 20U, zeros), rounds);
+    }
+    for (std::string const& name : files) {
+      Bytes const bytes = read_file(name);
+      std::cout << name << ": " << bytes.size() << " bytes\n";
+      measure_all(repeated(bytes, mib << 20U), rounds);
+    }
+    return command_line::Exit::done;
+  });
 }

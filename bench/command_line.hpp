@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -27,6 +28,30 @@ inline CLI::Validator positive_number() {
                        : "expected a finite number above 0, not '" + text + "'";
           },
           "NUMBER > 0"};
+}
+
+/// A number from 0 to 1. `CLI::Range` accepts NaN.
+inline CLI::Validator share() {
+  return {[](std::string& text) {
+            double number = 0;
+            bool const is_number = CLI::detail::lexical_cast(text, number);
+            return is_number && number >= 0 && number <= 1
+                       ? std::string{}
+                       : "expected a number from 0 to 1, not '" + text + "'";
+          },
+          "NUMBER in [0 - 1]"};
+}
+
+/// A number of bytes that is a multiple of `unit`.
+inline CLI::Validator multiple_of(std::size_t unit) {
+  return {[unit](std::string& text) {
+            std::size_t number = 0;
+            bool const is_number = CLI::detail::lexical_cast(text, number);
+            return is_number && number % unit == 0
+                       ? std::string{}
+                       : "expected a multiple of " + std::to_string(unit) + ", not '" + text + "'";
+          },
+          "MULTIPLE OF " + std::to_string(unit)};
 }
 
 /// One of the names of an enumeration's values. `CLI::CheckedTransformer` would show the values as
