@@ -177,17 +177,20 @@ void print_row(Arguments const& arguments, Row const& row) {
 void add_options(CLI::App& app, Arguments& arguments) {
   bandwidth::Settings& settings = arguments.settings;
   CLI::Range const sizes{std::size_t{4096}, std::size_t{1} << 30U};
+  CLI::Validator const granules = command_line::multiple_of(spillway::granule_bytes);
   app.add_option("--device", arguments.device, "sim: a simulated device of host memory; cuda")
       ->check(CLI::IsMember({"sim", "cuda"}))
       ->capture_default_str();
   app.add_option("--min-size", settings.min_size_bytes, "smallest block")
       ->transform(CLI::AsSizeValue(false))
-      ->check(sizes);
+      ->check(sizes)
+      ->check(granules);
   app.add_option("--max-size",
                  settings.max_size_bytes,
                  "largest block; sizes grow by 4 (default: 1 GiB, on sim 64 MiB)")
       ->transform(CLI::AsSizeValue(false))
-      ->check(sizes);
+      ->check(sizes)
+      ->check(granules);
   app.add_option("--bytes", settings.total_bytes, "bytes of one transfer of many blocks")
       ->transform(CLI::AsSizeValue(false))
       ->check(sizes);
@@ -206,7 +209,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
          "--codec", settings.codec, "sim, through allocator: how blocks are written in host memory")
       ->transform(command_line::one_of(codecs));
   app.add_option("--zeros", settings.zeros, "share of zeros in what a codec is given")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(command_line::share())
       ->capture_default_str();
   app.add_option(
          "--staging-bytes", settings.staging_bytes, "of one pinned chunk of the slower tiers")
@@ -215,9 +218,11 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--staging-chunks", settings.staging_chunks, "of each direction")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1000}));
   app.add_option("--link-gbps", settings.link_gbps, "sim: GB/s of the host link, each way")
-      ->check(command_line::positive_number());
+      ->check(command_line::positive_number())
+      ->check(CLI::Range(1e-9, 1e6));  // at least a byte per second
   app.add_option("--copy-latency-us", settings.copy_latency_us, "sim: added to each copy or batch")
-      ->check(command_line::positive_number());
+      ->check(command_line::positive_number())
+      ->check(CLI::Range(1e-3, 1e6));  // at least a nanosecond
   app.add_option("--repetitions", settings.repetitions, "of which the median is shown")
       ->check(CLI::Range(std::size_t{1}, std::size_t{10'000}))
       ->capture_default_str();

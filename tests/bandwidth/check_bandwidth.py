@@ -97,11 +97,18 @@ refused = {
     ("--min-size", "8KiB", "--max-size", "4KiB"): "--min-size",
     ("--file-folder", folder + "/nowhere"): "--file-folder",
     ("--device", "cuda", "--link-gbps", "1"): "--device sim",
+    ("--min-size", "4097", "--max-size", "64KiB"): "--min-size: expected a multiple of 256",
+    ("--max-size", "65535"): "--max-size: expected a multiple of 256",
     ("--link-gbps", "nan"): "--link-gbps",
+    ("--link-gbps", "1e-10"): "--link-gbps",
+    ("--link-gbps", "1e11"): "--link-gbps",
+    ("--copy-latency-us", "0.0001"): "--copy-latency-us",
+    ("--copy-latency-us", "1e17"): "--copy-latency-us",
     ("--codec", "zip"): "bfloat16|identity|zero_bitmap",
     ("--codec", "bfloat16"): "--through allocator",
     ("--codec", "bfloat16", "--through", "allocator", "--link-gbps", "1"): "no link",
     ("--zeros", "2"): "--zeros",
+    ("--zeros", "nan"): "--zeros",
     ("--direction", "up"): "both|in|out",
 }
 for bad, named in refused.items():
