@@ -202,6 +202,47 @@ TEST_SUITE("stream_order") {
     CHECK_FALSE(bench.order.is_ordered(bench.order.mark(bench.index[0]), bench.index[1]));
   }
 
+  TEST_CASE("StreamOrder: a stream with an index that is used again has waited for nothing") {
+    Bench bench;
+    (void)bench.order.mark(bench.index[1]);
+    bench.order.record(bench.index[1]);
+    bench.device.run_all();
+    bench.work(0, 1);
+    Ticket const ticket = bench.order.mark(bench.index[0]);
+    bench.order.wait(bench.index[1], ticket);
+    bench.order.retire(bench.streams[1]);  // no point of it comes after the wait
+    bench.streams[1] = bench.device.create_stream();
+    REQUIRE(bench.order.index_of(bench.streams[1]) == bench.index[1]);
+
+    CHECK_FALSE(bench.order.is_ordered(ticket, bench.index[1]));
+    bench.order.wait(bench.index[1], ticket);
+    bench.work(1, 2);
+    bench.device.run(bench.streams[1]);
+    CHECK(bench.ran.empty());
+    bench.device.run_all();
+    CHECK(bench.ran == std::vector{1, 2});
+  }
+
+  TEST_CASE("StreamOrder: a point that is marked after its stream was retired is waited for once") {
+    Bench bench;
+    bench.work(0, 1);
+    (void)bench.order.mark(bench.index[0]);
+    bench.order.retire(bench.streams[0]);
+    Ticket const late = bench.order.mark(bench.index[0]);
+
+    bench.order.wait(bench.index[1], late);
+    bench.work(1, 2);
+    auto const before = bench.device.calls();
+    CHECK(bench.order.is_ordered(late, bench.index[1]));
+    bench.order.wait(bench.index[1], late);
+    CHECK(bench.device.calls() == before);
+
+    bench.device.run(bench.streams[1]);
+    CHECK(bench.ran.empty());
+    bench.device.run_all();
+    CHECK(bench.ran == std::vector{1, 2});
+  }
+
   TEST_CASE("StreamOrder: more streams than it can keep is an error that says what to do") {
     SteppedSimApi device;
     Order order{device};
