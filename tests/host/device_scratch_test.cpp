@@ -4,6 +4,7 @@
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/host/device_scratch.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -80,6 +81,31 @@ TEST_SUITE("device_scratch") {
       CHECK(order.is_complete(used));
     }
     order.retire(stream);
+    device.destroy_stream(stream);
+  }
+
+  TEST_CASE("DeviceScratch: if the wait for its last use fails it stays as it was") {
+    testing::SteppedSimApi device;
+    StreamOrder<testing::SteppedSimApi> order{device};
+    auto const stream = device.create_stream();
+    {
+      DeviceScratch<testing::SteppedSimApi> scratch{device, order};
+      scratch.reserve(4_KiB);
+      {
+        DeviceScratch<testing::SteppedSimApi>::Use const use{scratch, order.index_of(stream)};
+        device.fill(use.memory().data(), 1, use.memory().size(), stream);
+      }
+      std::size_t const before = device.memory_info().free_bytes;
+
+      device.fail(SimCall::synchronize, 1);
+      CHECK_THROWS_AS(scratch.reserve(64_KiB), DeviceError);
+
+      CHECK(device.memory_info().free_bytes == before);
+      scratch.reserve(64_KiB);
+      CHECK(device.memory_info().free_bytes == before - 60_KiB);
+    }
+    order.retire(stream);
+    device.run_all();
     device.destroy_stream(stream);
   }
 

@@ -105,6 +105,18 @@ TEST_SUITE("file_checksums") {
     CHECK(sums.match(data.data(), 149 * unit, 20 * unit));
   }
 
+  TEST_CASE("FileChecksums: each unit that the file grows by has a sum") {
+    FileChecksums sums;
+    std::vector<std::byte> data(4 * unit);
+    put_pattern(data.data(), data.size(), 1);
+    for (std::size_t units = 1; units <= 4; ++units) {
+      sums.grow(units * unit);
+      sums.note(data.data(), units * unit, 0);
+      sums.grow((units - 1) * unit);  // which takes none away
+      CHECK(sums.match(data.data(), units * unit, 0));
+    }
+  }
+
   TEST_CASE("HostSwapPool: a slot whose bytes changed in the file is lost, and no other") {
     for (bool const can_begin : {false, true}) {
       CAPTURE(can_begin);

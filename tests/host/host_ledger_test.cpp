@@ -216,6 +216,28 @@ TEST_SUITE("host_ledger") {
     CHECK_THROWS_AS((void)now.ledger.at(id), ContractViolation);
   }
 
+  TEST_CASE("HostLedger: what a codec did not need is freed when it is known and nobody writes") {
+    Bench now;
+    now.add(HostTier::pinned);
+    CodedRoom const room{8 * granule_bytes};
+    HostSlot& slot = now.slot(now.ledger.try_take(4 * granule_bytes, CodingId{1}, room).value());
+    auto const bytes_after_trim = [&] {
+      now.ledger.trim(slot);
+      CHECK(now.ledger.stats(HostTier::pinned).used_bytes == slot.bytes);
+      return slot.bytes;
+    };
+
+    CHECK(bytes_after_trim() == 8 * granule_bytes);
+    slot.begin_transfer(SlotAccess::write);
+    slot.stored_bytes = granule_bytes;
+    CHECK(bytes_after_trim() == 8 * granule_bytes);
+    ++slot.jobs(SlotAccess::write);
+    slot.end_transfer(SlotAccess::write, ticket(1, 10), 4 * granule_bytes);
+    CHECK(bytes_after_trim() == 8 * granule_bytes);
+    --slot.jobs(SlotAccess::write);
+    CHECK(bytes_after_trim() == granule_bytes);
+  }
+
   TEST_CASE("HostLedger: the next owner of a range comes after all uses of the last one") {
     Bench now;
     now.add(HostTier::pinned);

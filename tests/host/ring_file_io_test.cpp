@@ -199,6 +199,53 @@ TEST_SUITE("ring_file_io") {
     CHECK(ring.state->most_taken_bytes == large);
   }
 
+  TEST_CASE("RingFileIo: a transfer of more bytes than may be in flight goes alone") {
+    constexpr std::size_t larger = 9 << 20;
+    TemporaryFolder folder;
+    FakeRing ring;
+    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
+    REQUIRE(file.try_reserve(2 * larger) == 0);
+    std::vector<std::byte> memory(larger);
+    auto queue = file.make_queue({});
+    std::array<FileTransfer, 2> transfers{};
+    for (std::size_t i = 0; i < 2; ++i) {
+      transfers[i] = {
+          .memory = memory.data(), .bytes = larger, .offset = i * larger, .is_write = true};
+      queue.begin(transfers[i]);
+    }
+
+    REQUIRE(ring.state->taken == 1);
+    for (FileTransfer& transfer : transfers) {
+      CHECK(queue.finish(transfer) == 0);
+    }
+    CHECK(ring.state->taken == 2);
+    CHECK(ring.state->most_taken == 1);
+  }
+
+  TEST_CASE("RingFileIo: bytes that have arrived make room for others") {
+    constexpr std::size_t half = 4 << 20;  // of what may be in flight
+    TemporaryFolder folder;
+    FakeRing ring;
+    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
+    REQUIRE(file.try_reserve(2 * half) == 0);
+    std::vector<std::byte> memory(half);
+    auto queue = file.make_queue({});
+    for (int round = 0; round < 3; ++round) {
+      ring.state->most_taken = 0;
+      std::array<FileTransfer, 2> transfers{};
+      for (std::size_t i = 0; i < 2; ++i) {
+        transfers[i] = {
+            .memory = memory.data(), .bytes = half, .offset = i * half, .is_write = true};
+        queue.begin(transfers[i]);
+      }
+
+      for (FileTransfer& transfer : transfers) {
+        CHECK(queue.finish(transfer) == 0);
+      }
+      CHECK(ring.state->most_taken == 2);
+    }
+  }
+
   TEST_CASE("RingFileIo: short counts are carried on") {
     Bench now{{.most_bytes = 300}};
 
