@@ -155,6 +155,38 @@ TEST_SUITE("snapshot") {
     CHECK(now.absent.front().residency == Residency::none);
   }
 
+  TEST_CASE("snapshot: what was in a segment before it was given back is not shown") {
+    WatchedProgram<WatchedOnDemand> program{1};
+    program.run(8);
+    auto const plain = snapshot(program.allocator);
+    REQUIRE(!plain.segments.empty());
+    auto const& segment = plain.segments.front();
+    Record const grow{.kind = RecordKind::grow,
+                      .bytes = segment.size_bytes,
+                      .address = reinterpret_cast<std::byte*>(segment.address)};
+    auto const arrival = [&](std::uint32_t block, std::uint64_t time_ns) {
+      return Record{.kind = RecordKind::make_resident,
+                    .block = make_block_id(block, 1),
+                    .bytes = 256,
+                    .address = grow.address,
+                    .start_ns = time_ns};
+    };
+    Record later = grow;
+    later.start_ns = 2;
+    std::vector<Record> const records{grow, arrival(100, 1), later, arrival(200, 3)};
+
+    auto const now = snapshot(program.allocator, records);
+
+    REQUIRE(now.changes.size() >= 2);
+    CHECK(now.changes.front().kind == Kind::reserve);
+    CHECK(now.changes.front().time_ns == 2);
+    CHECK(now.changes.back().kind == Kind::take);
+    CHECK(now.changes.back().id == make_block_id(200, 1));
+    for (auto const& change : now.changes) {
+      CHECK(change.time_ns >= 2);
+    }
+  }
+
   TEST_CASE("write_json: a snapshot has every member that PyTorch's viewers read") {
     WatchedProgram<Watched> program{7};
     program.run(300);

@@ -3,6 +3,7 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/observe/timed_device.hpp>
 #include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -41,6 +42,16 @@ struct CapturingDevice : SimApi {
   bool captures = false;
 };
 static_assert(CapturingApi<CapturingDevice>);
+
+/// A device that runs what is enqueued when it ends, and counts who asks it for the time.
+struct AskedDevice : testing::SteppedSimApi {
+  explicit AskedDevice(int& count) : asked{&count} {}
+  [[nodiscard]] std::uint64_t clock_ns() const noexcept {
+    ++*asked;
+    return 0;
+  }
+  int* asked;
+};
 
 }  // namespace
 
@@ -172,6 +183,19 @@ TEST_SUITE("timed_device") {
     device.destroy_stream(stream);
     device.free_pinned(host, 4096);
     device.release(memory, 1_MiB);
+  }
+
+  TEST_CASE("TimedDevice: work that runs while the device ends is not timed") {
+    int asked = 0;
+    int calls = 0;
+    {
+      TimedDevice<AskedDevice> device{asked};
+      auto const stream = device.create_stream();
+      device.launch(stream, [&calls] { ++calls; });
+      CHECK(device.calls().host_launches == 3);
+    }
+    CHECK(calls == 1);
+    CHECK(asked == 0);
   }
 
   TEST_CASE(

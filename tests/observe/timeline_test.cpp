@@ -237,6 +237,22 @@ TEST_SUITE("timeline") {
     CHECK(swapped_out == std::map<double, std::int64_t>{{0, 0}, {4, 4096}});
   }
 
+  TEST_CASE("write_chrome_trace: where there were no blocks, none was resident") {
+    Stats now;
+    now.allocated.add(4096);
+    now.resident.add(4096);
+    json const trace = written({{.kind = RecordKind::allocate,
+                                 .block = make_block_id(1, 1),
+                                 .bytes = 4096,
+                                 .start_ns = 1'000}},  // and no record of how it became resident
+                               now);
+
+    for (json const& event : phase(trace, "C")) {
+      CHECK(event.at("args").at("bytes") == 0);
+    }
+    CHECK(phase(trace, "C").size() == 3);
+  }
+
   TEST_CASE("write_chrome_trace: copies and kernels have tracks on which no two overlap") {
     std::array<std::byte, 1> place{};
     json const trace = written(
