@@ -193,7 +193,9 @@ void threads(benchmark::State& state, std::vector<Workload const*> const& worklo
   }
   for ([[maybe_unused]] auto _ : state) {
     Adapter adapter{workloads.size() * capacity_bytes, slots};
-    std::barrier start{static_cast<std::ptrdiff_t>(workloads.size()) + 1};
+    Clock::time_point started;  // when all have arrived, and before any goes on
+    std::barrier start{static_cast<std::ptrdiff_t>(workloads.size()),
+                       [&started]() noexcept { started = Clock::now(); }};
     std::vector<std::thread> all;
     all.reserve(workloads.size());
     for (Workload const* const workload : workloads) {
@@ -204,8 +206,6 @@ void threads(benchmark::State& state, std::vector<Workload const*> const& worklo
         player.play();
       });
     }
-    start.arrive_and_wait();
-    Clock::time_point const started = Clock::now();
     for (std::thread& one : all) {
       one.join();
     }

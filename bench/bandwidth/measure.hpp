@@ -9,10 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "bandwidth.hpp"
@@ -285,19 +285,19 @@ class Measurement {
       in.synchronize();
     }
   }
-  /// Both at once: a thread for each.
+  /// Both at once: a thread for each. @throws std::runtime_error where either fails
   void run_file(Peers& peers, std::size_t bytes, bool has_out, bool has_in) {
-    std::thread writer;
+    std::future<void> writer;  // waits for its thread when it ends
     if (has_out && has_in) {
-      writer = std::thread{[&] { peers.file[0]->write(bytes); }};
+      writer = std::async(std::launch::async, [&] { peers.file[0]->write(bytes); });
     } else if (has_out) {
       peers.file[0]->write(bytes);
     }
     if (has_in) {
       peers.file[1]->read(bytes);
     }
-    if (writer.joinable()) {
-      writer.join();
+    if (writer.valid()) {
+      writer.get();
     }
   }
 
