@@ -110,4 +110,30 @@ TEST_SUITE("gap_index") {
     CHECK(place == std::optional<std::uint32_t>{15});
     CHECK_FALSE(index.fill(line, 4, [](std::size_t) { return false; }).has_value());
   }
+
+  TEST_CASE("GapIndex: what is filled is not looked at again, and no more than is allowed") {
+    constexpr std::uint32_t count = 1000;
+    std::vector<LayoutBlock> blocks;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      blocks.push_back({(2 * i + 1) * 8, 8, false});
+    }
+    LayoutLine const line{Layout{blocks, 2 * count * 8}};
+    GapIndex index;
+    index.read(line);
+    auto const any = [](std::size_t) { return true; };
+    for (int round = 0; round < 2; ++round) {
+      std::uint64_t const before = index.looks();
+      for (std::uint32_t i = 0; i < count; ++i) {
+        REQUIRE(index.fill(line, 8, any) == line.gap_first(i));  // the lowest among equals
+      }
+      CHECK(index.looks() - before == count);
+      CHECK_FALSE(index.fill(line, 8, any).has_value());
+      index.undo(0);
+    }
+    auto const last = [](std::size_t gap) { return gap == count - 1; };
+    std::uint64_t const before = index.looks();
+    CHECK_FALSE(index.fill(line, 8, last, before + count - 1).has_value());
+    CHECK(index.looks() == before + count - 1);
+    CHECK(index.fill(line, 8, last, index.looks() + count) == line.gap_first(count - 1));
+  }
 }

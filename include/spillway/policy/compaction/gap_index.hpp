@@ -33,55 +33,60 @@ class BasicGapIndex {
     undo(0);
     filled_.assign(n + 1, 0);
     looks_ = 0;
-    starts_.fill(0);
-    std::size_t used = 0;
-    for (std::size_t i = 0; i <= n; ++i) {
-      if (std::uint32_t const count = line.gap(i); count != 0) {
-        ++starts_[class_of(count) + 1];
-        ++used;
-      }
-    }
+    next_.resize(n + 1 + classes);
+    previous_.resize(n + 1 + classes);
     for (std::size_t c = 0; c < classes; ++c) {
-      starts_[c + 1] += starts_[c];
+      next_[head(c)] = previous_[head(c)] = head(c);
     }
-    gaps_.resize(used);
-    std::array<std::uint32_t, classes + 1> next = starts_;
     for (std::size_t i = 0; i <= n; ++i) {
       if (std::uint32_t const count = line.gap(i); count != 0) {
-        gaps_[next[class_of(count)]++] = static_cast<std::uint32_t>(i);
+        std::uint32_t const after = head(class_of(count));
+        auto const gap = static_cast<std::uint32_t>(i);
+        next_[gap] = after;
+        previous_[gap] = previous_[after];
+        link(gap);
       }
     }
   }
 
   /// Fills `count` granules of the smallest gap that still holds them and that `may_use` allows.
   ///
-  /// @return where the filled part starts, nothing if no gap is large enough
+  /// @return where the filled part starts, nothing if no gap is large enough, or if to find out
+  ///         takes more than `most_looks` together with all looks before
   template <class MayUse>
   [[nodiscard]] std::optional<std::uint32_t>
-  fill(LayoutLine const& line, std::uint32_t count, MayUse may_use) {
+  fill(LayoutLine const& line,
+       std::uint32_t count,
+       MayUse may_use,
+       std::uint64_t most_looks = std::numeric_limits<std::uint64_t>::max()) {
     std::size_t best = none;
     std::uint32_t best_left = 0;
+    bool is_exhausted = false;
     auto const look = [&](std::size_t gap) {
+      is_exhausted = looks_ >= most_looks;
+      if (is_exhausted) {
+        return false;
+      }
+      ++looks_;
       std::uint32_t const left = line.gap(gap) - filled_[gap];
       if (left >= count && (best == none || left < best_left) && may_use(gap)) {
         best = gap;
         best_left = left;
       }
+      return best_left != count;  // no gap is smaller than one that is filled to its end
     };
-    for (std::size_t c = class_of(count); c < classes; ++c) {
-      for (std::uint32_t const gap : remnants_[c]) {
-        look(gap);
-        ++looks_;
+    bool goes_on = true;
+    for (std::size_t c = class_of(count); goes_on && c < classes; ++c) {
+      for (std::size_t i = 0; goes_on && i < remnants_[c].size(); ++i) {
+        goes_on = look(remnants_[c][i]);
       }
-      for (std::uint32_t at = starts_[c]; at < starts_[c + 1]; ++at) {
-        look(gaps_[at]);
-        ++looks_;
+      for (std::uint32_t gap = next_[head(c)]; goes_on && gap != head(c); gap = next_[gap]) {
+        goes_on = look(gap);
       }
-      if (best != none && class_of(best_left) <= c) {
-        break;  // gaps of higher classes are larger
-      }
+      // Gaps of higher classes are larger.
+      goes_on = goes_on && (best == none || class_of(best_left) > c);
     }
-    if (best == none) {
+    if (best == none || is_exhausted) {
       return std::nullopt;
     }
     std::uint32_t const first = line.gap_first(best) + filled_[best];
@@ -97,8 +102,12 @@ class BasicGapIndex {
   /// Takes back every fill after `mark`.
   void undo(std::size_t mark) noexcept {
     for (; fills_.size() > mark; fills_.pop_back()) {
-      filled_[fills_.back().gap] -= fills_.back().count;
-      remnants_[fills_.back().left_class].pop_back();
+      Fill const& fill = fills_.back();
+      filled_[fill.gap] -= fill.count;
+      remnants_[fill.left_class].pop_back();
+      if (filled_[fill.gap] == 0) {
+        link(static_cast<std::uint32_t>(fill.gap));
+      }
     }
   }
   /// The fills after `mark`, to be done again after an undo.
@@ -123,13 +132,30 @@ class BasicGapIndex {
   }
 
   void add(Fill const& fill) {
+    auto const gap = static_cast<std::uint32_t>(fill.gap);
     fills_.push_back(fill);
-    remnants_[fill.left_class].push_back(static_cast<std::uint32_t>(fill.gap));
-    filled_[fill.gap] += fill.count;
+    remnants_[fill.left_class].push_back(gap);
+    if (filled_[gap] == 0) {
+      next_[previous_[gap]] = next_[gap];
+      previous_[next_[gap]] = previous_[gap];
+    }
+    filled_[gap] += fill.count;
+  }
+  /// Puts a gap between those that it names as its neighbours.
+  void link(std::uint32_t gap) noexcept {
+    next_[previous_[gap]] = gap;
+    previous_[next_[gap]] = gap;
+  }
+  /// The place of the list of a class, behind those of the gaps.
+  [[nodiscard]] std::uint32_t head(std::size_t size_class) const noexcept {
+    return static_cast<std::uint32_t>(filled_.size() + size_class);
   }
 
-  std::array<std::uint32_t, classes + 1> starts_{};  // where each class begins in gaps_
-  std::vector<std::uint32_t> gaps_;  // by class of their whole size, then by address
+  // The gaps of which nothing is filled: for each size class a circular list, by address. A gap
+  // that is filled keeps its links, and undo puts it back there, since fills are taken back in the
+  // opposite order.
+  std::vector<std::uint32_t> next_;
+  std::vector<std::uint32_t> previous_;
   std::vector<std::uint32_t> filled_;
   std::vector<Fill> fills_;
   // The fills by the size class of the rest of the gap, in their order. An entry is out of date if

@@ -292,9 +292,11 @@ class BasicWindowSearch {
     for (std::uint32_t const block : blocks) {
       if (must_leave == 0) {
         stay.push_back(block);
-      } else if (auto const to = gaps_.fill(line_, line_.block(block).count, [&](std::size_t gap) {
-                   return !is_closed(trial, gap);
-                 })) {
+      } else if (auto const to = gaps_.fill(
+                     line_,
+                     line_.block(block).count,
+                     [&](std::size_t gap) { return !is_closed(trial, gap); },
+                     most_looks_ - std::min(most_looks_, looks_))) {
         leave(block, *to);
       } else {
         unplaced.push_back(block);
