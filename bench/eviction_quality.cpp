@@ -77,15 +77,19 @@ void compare(std::string const& path, std::size_t count, std::vector<double> con
     }
     double const least_gb = static_cast<double>(*least) / 1e9;
     double const schedule_gb = swapped_in_gb<ScheduleEviction>(steps, capacity_bytes);
-    std::printf("%-8.2f %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f %+7.2f%%\n",
+    std::printf("%-8.2f %10.3f %10.3f %10.3f %10.3f %10.3f %10.3f",
                 factor,
                 swapped_in_gb<LruEviction>(steps, capacity_bytes),
                 swapped_in_gb<FifoEviction>(steps, capacity_bytes),
                 swapped_in_gb<SizeEviction>(steps, capacity_bytes),
                 swapped_in_gb<CostEviction>(steps, capacity_bytes),
                 schedule_gb,
-                least_gb,
-                least_gb > 0 ? 100.0 * (schedule_gb / least_gb - 1.0) : 0.0);
+                least_gb);
+    if (least_gb > 0) {
+      std::printf(" %+7.2f%%\n", 100.0 * (schedule_gb / least_gb - 1.0));
+    } else {
+      std::printf(" %8s\n", "-");  // nothing is a share of no bytes
+    }
   }
 }
 

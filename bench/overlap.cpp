@@ -179,6 +179,7 @@ int main(int argc, char** argv) {
                  "multiplies every kernel's time, and slows the link down by as much")
       ->check(command_line::positive_number());
   app.add_option("--warm-steps", arguments.warm_steps, "steps that are not counted")
+      ->check(CLI::Range(std::size_t{0}, std::size_t{1000}))
       ->capture_default_str();
   app.add_option("--steps", arguments.steps, "steps that are counted, of which the mean is taken")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1000}))
