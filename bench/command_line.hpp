@@ -30,6 +30,22 @@ inline CLI::Validator positive_number() {
           "NUMBER > 0"};
 }
 
+/// Whether a device can count with a host link of so many GB/s: a byte per second at least.
+inline bool is_link(double gbps) {
+  return gbps >= 1e-9 && gbps <= 1e9;
+}
+
+/// The bandwidth of a host link in GB/s.
+inline CLI::Validator link_gbps() {
+  return {[](std::string& text) {
+            double number = 0;
+            return CLI::detail::lexical_cast(text, number) && is_link(number)
+                       ? std::string{}
+                       : "expected GB/s from 1e-9 to 1e9, not '" + text + "'";
+          },
+          "GB/s in [1e-9 - 1e9]"};
+}
+
 /// A number from 0 to 1. `CLI::Range` accepts NaN.
 inline CLI::Validator share() {
   return {[](std::string& text) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -53,7 +54,7 @@ class Bench {
   Bench(Arguments const& arguments, std::string const& path)
       : arguments_{arguments},
         name_{path.substr(path.find_last_of('/') + 1)},
-        trace_{replay::read_trace(path, arguments.scale)},
+        trace_{read(arguments, path)},
         step_{spillway::bench::step_of(trace_)},
         swap_bound_{std::vector<spillway::bench::Step>(3, step_)},
         step_bound_{step_, spillway::bench::kernels_ns(trace_, arguments.kernel_scale)} {}
@@ -80,15 +81,33 @@ class Bench {
   }
 
  private:
-  void run(double link_gbps, double factor) const {
+  /// @throws std::invalid_argument if its steps take too long to be counted
+  static replay::Trace read(Arguments const& arguments, std::string const& path) {
+    replay::Trace trace = replay::read_trace(path, arguments.scale);
+    for (double const link_gbps : arguments.links_gbps) {
+      replay::check_time(trace, settings_of(arguments, link_gbps));
+    }
+    return trace;
+  }
+
+  static replay::Settings settings_of(Arguments const& arguments, double link_gbps) {
     replay::Settings settings;
+    // On a link as slow as the bytes are few and the kernels long, transfers take as large a part.
+    settings.link_gbps = link_gbps * arguments.scale / arguments.kernel_scale;
+    if (!command_line::is_link(*settings.link_gbps)) {
+      throw std::invalid_argument{
+          "--link-gbps times --scale, over --kernel-scale: expected GB/s from 1e-9 to 1e9"};
+    }
+    settings.kernel_scale = arguments.kernel_scale;
+    settings.steps = arguments.warm_steps + arguments.steps;
+    return settings;
+  }
+
+  void run(double link_gbps, double factor) const {
+    replay::Settings settings = settings_of(arguments_, link_gbps);
     settings.capacity_bytes = spillway::round_up(
         static_cast<std::size_t>(factor * static_cast<double>(trace_.peak_live_bytes)),
         spillway::granule_bytes);
-    // On a link as slow as the bytes are few and the kernels long, transfers take as large a part.
-    settings.link_gbps = link_gbps * arguments_.scale / arguments_.kernel_scale;
-    settings.kernel_scale = arguments_.kernel_scale;
-    settings.steps = arguments_.warm_steps + arguments_.steps;
     // The second and third of three steps are counted.
     auto const needed_bytes = swap_bound_.least_swap_in(settings.capacity_bytes);
     double const needed_ns =
@@ -167,7 +186,7 @@ int main(int argc, char** argv) {
   app.add_option("--link-gbps", arguments.links_gbps, "bandwidths of the host link each way")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(command_line::positive_number())
+      ->check(command_line::link_gbps())
       ->capture_default_str();
   app.add_option("--device", arguments.device, "model: virtual clock; sim: threads, in real time")
       ->check(CLI::IsMember({"model", "sim"}))

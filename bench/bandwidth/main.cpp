@@ -218,8 +218,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--staging-chunks", settings.staging_chunks, "of each direction")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1000}));
   app.add_option("--link-gbps", settings.link_gbps, "sim: GB/s of the host link, each way")
-      ->check(command_line::positive_number())
-      ->check(CLI::Range(1e-9, 1e6));  // at least a byte per second
+      ->check(command_line::link_gbps());
   app.add_option("--copy-latency-us", settings.copy_latency_us, "sim: added to each copy or batch")
       ->check(command_line::positive_number())
       ->check(CLI::Range(1e-3, 1e6));  // at least a nanosecond

@@ -32,7 +32,6 @@ struct Arguments {
   std::string device = "model";
   std::string prefetch;
   double scale = 1;
-  std::optional<double> codec_ratio;
   bool no_swap = false;
   bool no_compaction = false;
   bool json = false;
@@ -204,10 +203,10 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--link-gbps",
                  arguments.settings.link_gbps,
                  "bandwidth of the host link each way, in GB/s; the model takes 25")
-      ->check(command_line::positive_number());
+      ->check(command_line::link_gbps());
   app.add_option(
          "--codec-ratio",
-         arguments.codec_ratio,
+         arguments.settings.codec_ratio,
          "how many times fewer bytes a codec makes of a buffer: copies, and plans, take the "
          "link for so many times faster")
       ->check(command_line::positive_number());
@@ -243,28 +242,20 @@ void check(Arguments const& arguments) {
     throw std::invalid_argument{
         "--kernel-scale: on a GPU no kernels run; use --device model or sim"};
   }
-  if (arguments.codec_ratio && arguments.device == "cuda") {
+  if (arguments.settings.codec_ratio && arguments.device == "cuda") {
     throw std::invalid_argument{
         "--codec-ratio: a GPU's link is as fast as it is; use --device model or sim"};
   }
 }
 
 /// A byte that a codec leaves out takes no time on the link: so does one on a faster link.
-void apply_codec(Arguments& arguments) {
-  if (arguments.codec_ratio) {
-    arguments.settings.link_gbps =
-        *arguments.codec_ratio * arguments.settings.link_gbps.value_or(replay::default_link_gbps);
-  }
-}
-
-/// The time of all kernels has to be a number of nanoseconds that can be counted.
-void check_time(replay::Settings const& settings, replay::Trace const& trace) {
-  double const ns = static_cast<double>(trace.compute_ns) * settings.kernel_scale.value_or(1) *
-                    static_cast<double>(settings.steps);
-  if (ns > 0x1p62) {
-    throw std::invalid_argument{
-        "the kernels of all steps take more than 2^62 ns: fewer --steps or a smaller "
-        "--kernel-scale"};
+void apply_codec(replay::Settings& settings) {
+  if (settings.codec_ratio) {
+    settings.link_gbps = settings.link_gbps.value_or(replay::default_link_gbps);
+    if (!command_line::is_link(*settings.copy_gbps())) {
+      throw std::invalid_argument{
+          "--link-gbps times --codec-ratio: expected GB/s from 1e-9 to 1e9"};
+    }
   }
 }
 
@@ -349,14 +340,14 @@ int replay_and_report(Arguments& arguments) {
   arguments.settings.lookahead_ops =
       parse_lookahead(arguments.prefetch, arguments.settings.lookahead_ops);
   check(arguments);
-  apply_codec(arguments);
+  apply_codec(arguments.settings);
   replay::Trace const trace = replay::read_trace(arguments.trace, arguments.scale);
   if (arguments.settings.recompute != replay::Recompute::none &&
       trace.form != replay::Trace::Form::accesses) {
     throw std::invalid_argument{
         "--recompute: a trace of lifetimes does not say what makes a buffer"};
   }
-  check_time(arguments.settings, trace);
+  replay::check_time(trace, arguments.settings);
   if (!arguments.sweep.empty()) {
     return sweep_and_report(arguments, trace);
   }

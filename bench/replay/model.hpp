@@ -22,7 +22,7 @@ struct ModelPolicies : spillway::SimPolicies {
 inline spillway::SimOptions model_options(Settings const& settings) {
   return {.capacity_bytes = std::size_t{1} << 60U,
           .link_bytes_per_second =
-              static_cast<std::uint64_t>(settings.link_gbps.value_or(default_link_gbps) * 1e9),
+              static_cast<std::uint64_t>(settings.copy_gbps().value_or(default_link_gbps) * 1e9),
           .on_device_bytes_per_second = 750'000'000'000,  // each byte is read and written
           .checked = false};
 }

@@ -32,10 +32,16 @@ struct Settings {
   std::size_t lookahead_ops = spillway::PrefetchOptions{}.lookahead_ops;
   std::size_t steps = 1;               // how often the trace is repeated
   std::optional<double> link_gbps;     // each way; the model takes 25 unless told
+  std::optional<double> codec_ratio;   // copies take the link for so many times faster
   std::optional<double> kernel_scale;  // of kernel times; the model takes 1, sim none at all
   bool verify = false;
   bool uses_write = false;  // each use may write, so that nothing leaves without a copy
   std::string timeline;     // the model only: a file for what happened when; empty: none
+
+  /// How fast the bytes of buffers cross the link.
+  [[nodiscard]] std::optional<double> copy_gbps() const {
+    return link_gbps ? std::optional{*link_gbps * codec_ratio.value_or(1)} : std::nullopt;
+  }
 };
 
 /// Counters of one repetition of the trace.
@@ -77,6 +83,9 @@ struct Result {
   /// counts it (`CountsLeaving`).
   std::vector<std::uint64_t> left_bytes;
 };
+
+/// @throws std::invalid_argument if what all steps take may be more nanoseconds than can be counted
+void check_time(Trace const& trace, Settings const& settings);
 
 /// On a virtual clock that holds no bytes.
 [[nodiscard]] Result replay_on_model(Trace const& trace, Settings const& settings);

@@ -118,7 +118,7 @@ class Replayer {
     options.paging.compaction = settings.compaction;
     options.paging.prefetching = settings.lookahead_ops != 0;
     options.paging.poison_vacated = settings.verify;
-    options.paging.link_bytes_per_second = settings.link_gbps.value_or(default_link_gbps) * 1e9;
+    options.paging.link_bytes_per_second = settings.copy_gbps().value_or(default_link_gbps) * 1e9;
     options.prefetch = spillway::ScheduleLookahead{{.lookahead_ops = settings.lookahead_ops}};
     options.eviction = NamedEviction{settings.eviction};
     options.recompute = NamedRecompute{settings.recompute};

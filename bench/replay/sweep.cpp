@@ -89,7 +89,11 @@ class TablePrinter final : public SweepPrinter {
                 text_of(trace_.working_set_bytes).c_str(),
                 ms(compute_ns));
     if (settings_.link_gbps) {
-      std::printf("  host link %g GB/s each way\n", *settings_.link_gbps);
+      std::printf("  host link %g GB/s each way", *settings_.link_gbps);
+      if (settings_.codec_ratio) {
+        std::printf(", by the codec %g times as fast", *settings_.codec_ratio);
+      }
+      std::printf("\n");
     }
     std::printf("%12s %8s %12s %9s %10s %10s %10s\n",
                 "capacity",
@@ -175,7 +179,7 @@ void run_sweep(Trace const& trace,
       if (row.result.has_run_kernels && compute_ns != 0) {
         row.slowdown = static_cast<double>(row.step.simulated_ns) / static_cast<double>(compute_ns);
         if (bound) {
-          row.least_ns = bound->least_ns(capacity_bytes, *settings.link_gbps);
+          row.least_ns = bound->least_ns(capacity_bytes, *settings.copy_gbps());
         }
       }
     } else {

@@ -140,6 +140,10 @@ expect(slow > fast, f"a slow link takes longer: {slow} against {fast}")
 halved, twice = (replay(trace, "--capacity", "0.5x", "--steps", "2", *options)["simulated_ns"]
                  for options in (("--link-gbps", "0.5", "--codec-ratio", "2"), ("--link-gbps", "1")))
 expect(halved == twice < slow, f"half the bytes take half the time: {halved}, {twice}, {slow}")
+slowest = replay(trace, "--capacity", "0.5x", "--link-gbps", "1e-9")
+expect(slowest["simulated_ns"] > 0.99e9 * slowest["swapped_out_bytes"] > 0, f"a byte per second is no infinitely fast link: {slowest}")
+status, out, _ = run(trace, "--sweep", "0.5x:1.0x:2", "--codec-ratio", "2", "--link-gbps", "25")
+expect("host link 25 GB/s each way" in out and "2 times" in out, f"a sweep names the link, and what a codec makes of it: {out}")
 expect(run(trace, "--codec-ratio", "2", "--device", "cuda")[0] == 2, "a GPU's link is what it is")
 
 # A sweep says what the last step costs at each capacity, and why where it does not work.
@@ -305,6 +309,8 @@ for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0
                 ["--sweep", "1x:2x"], ["--sweep", "1x:2x:1"], ["--sweep", "1x:2x:many"], ["--sweep", "x:2x:3"],
                 ["--sweep", "1x:2x:3", "--capacity", "1x"], ["--csv"], ["--kernel-scale", "0"],
                 ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"],
+                ["--link-gbps", "1e-12"], ["--link-gbps", "1e300"], ["--codec-ratio", "1e300"],
+                ["--link-gbps", "1e-9", "--codec-ratio", "0.5"], ["--link-gbps", "1e-9", "--steps", "1000000"],
                 ["--scale", "nan"], ["--link-gbps", "inf"], ["--kernel-scale", "nan"], ["--capacity", "nanx"]):
     status, out, err = run(small, *options)
     expect(status == 2 and err, f"{options}: exit status {status}")
