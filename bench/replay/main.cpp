@@ -87,7 +87,7 @@ to_json(Arguments const& arguments, replay::Trace const& trace, replay::Result c
                               {"prefetch_late", result.prefetch_late},
                               {"prefetch_wasted", result.prefetch_wasted},
                               {"host_waits", result.host_waits},
-                              {"compute_ns", result.compute_ns},
+                              {"compute_ns", nullptr},
                               {"simulated_ns", result.total.simulated_ns},
                               {"ns_per_op_median", result.ns_per_op_median},
                               {"ns_per_op_p99", result.ns_per_op_p99},
@@ -95,6 +95,9 @@ to_json(Arguments const& arguments, replay::Trace const& trace, replay::Result c
                               {"steps", nlohmann::ordered_json::array()}};
   if (trace.form == replay::Trace::Form::accesses) {
     json["working_set_bytes"] = trace.working_set_bytes;
+  }
+  if (result.has_run_kernels) {
+    json["compute_ns"] = result.compute_ns;
   }
   if (result.failed_at) {
     json["failed_at"] = *result.failed_at;
@@ -137,9 +140,11 @@ void print_table(Arguments const& arguments,
   std::printf("  moved           %12.1f MiB in %llu passes\n",
               mib(result.total.moved_bytes),
               static_cast<unsigned long long>(result.compaction_passes));
-  std::printf("  time            %12.1f ms, of which compute %.1f ms\n",
-              ms(result.total.simulated_ns),
-              ms(result.compute_ns));
+  std::printf("  time            %12.1f ms", ms(result.total.simulated_ns));
+  if (result.has_run_kernels) {
+    std::printf(", of which compute %.1f ms", ms(result.compute_ns));
+  }
+  std::printf("\n");
   std::printf("  host per op     %12llu ns median, %llu ns p99, %llu waits\n",
               static_cast<unsigned long long>(result.ns_per_op_median),
               static_cast<unsigned long long>(result.ns_per_op_p99),

@@ -71,8 +71,8 @@ struct Result {
   std::uint64_t prefetch_late = 0;
   std::uint64_t prefetch_wasted = 0;
   std::uint64_t host_waits = 0;
-  std::uint64_t compute_ns = 0;
   bool has_run_kernels = false;  // else no time is spent on them
+  std::uint64_t compute_ns = 0;  // of the kernels that ran, recomputations apart
   std::uint64_t ns_per_op_median = 0;
   std::uint64_t ns_per_op_p99 = 0;
   std::size_t ops = 0;

@@ -152,6 +152,7 @@ class Replayer {
     if constexpr (spillway::KernelTimeApi<typename Policies::device>) {
       if (std::uint64_t const kernel_ns = scaled(operation.kernel_ns); kernel_ns != 0) {
         device_.compute(stream_, kernel_ns);
+        result.compute_ns += kernel_ns;
       }
     }
     leases.clear();
@@ -281,8 +282,6 @@ class Replayer {
     result.prefetch_late = stats.prefetch_late;
     result.prefetch_wasted = stats.prefetch_wasted;
     result.host_waits = stats.host_waits;
-    result.compute_ns =
-        (settings_.kernel_scale ? scaled(trace_.compute_ns) : trace_.compute_ns) * settings_.steps;
     result.has_run_kernels = has_model_time_ || settings_.kernel_scale.has_value();
     result.ops = op_ns_.size();
     result.ns_per_op_median = percentile(0.5);

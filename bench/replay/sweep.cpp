@@ -58,7 +58,7 @@ class TablePrinter final : public SweepPrinter {
 
   void print(SweepRow const& row) override {
     if (!has_heading_) {
-      print_heading(row.result.compute_ns / settings_.steps);
+      print_heading();
     }
     std::printf("%12s %7.2fx ", text_of(row.capacity_bytes).c_str(), factor_of(trace_, row));
     if (!row.is_completed) {
@@ -78,7 +78,7 @@ class TablePrinter final : public SweepPrinter {
   }
 
  private:
-  void print_heading(std::uint64_t compute_ns) {
+  void print_heading() {
     has_heading_ = true;
     std::printf("%s: %zu operations a step, the last of %zu steps\n",
                 name_.c_str(),
@@ -87,7 +87,7 @@ class TablePrinter final : public SweepPrinter {
     std::printf("  at most %s alive at once, at most %s in one operation, kernels %.1f ms a step\n",
                 text_of(trace_.peak_live_bytes).c_str(),
                 text_of(trace_.working_set_bytes).c_str(),
-                ms(compute_ns));
+                static_cast<double>(trace_.compute_ns) * settings_.kernel_scale.value_or(1) / 1e6);
     if (settings_.link_gbps) {
       std::printf("  host link %g GB/s each way", *settings_.link_gbps);
       if (settings_.codec_ratio) {

@@ -96,6 +96,11 @@ whole = replay(trace, "--capacity", "1.0x", "--steps", "3")
 expect(whole["swapped_in_bytes"] == 0 and whole["evictions"] == 0, "nothing leaves at the peak")
 expect(whole["compute_ns"] == 3 * 48 * 1_000_000, "compute_ns adds up the kernels")
 expect(whole["simulated_ns"] >= whole["compute_ns"], "time is at least the kernels' time")
+early = replay(trace, "--capacity", "0.5x", "--no-swap", "--steps", "3")
+expect(early["compute_ns"] == early["failed_at"] * 1_000_000 > 0, f"kernels that did not run take no time: {early}")
+expect("of which compute" in run(trace)[1], "a table has the kernels' time")
+idle = replay(trace, "--device", "sim")
+expect(idle["compute_ns"] is None and "compute" not in run(trace, "--device", "sim")[1], f"no kernel runs on sim unless told: {idle}")
 swapped_in = {}
 for eviction in ("lru", "fifo", "size", "cost", "schedule"):
     for prefetch in ("off", "8"):
