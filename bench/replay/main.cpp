@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -111,6 +112,11 @@ to_json(Arguments const& arguments, replay::Trace const& trace, replay::Result c
     json["corrupt_bytes"] = result.corrupt_bytes;
   }
   return json;
+}
+
+/// A file's name need not be UTF-8: what is not shows as U+FFFD.
+std::string text_of(nlohmann::ordered_json const& json) {
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 void print_table(Arguments const& arguments,
@@ -282,10 +288,10 @@ class JsonPrinter final : public replay::SweepPrinter {
     Arguments with{arguments_};
     with.settings.capacity_bytes = row.capacity_bytes;
     std::printf(
-        "%s%s", is_first_ ? "[\n" : ",\n", to_json(with, trace_, row.result).dump(2).c_str());
+        "%s%s", is_first_ ? "[\n" : ",\n", text_of(to_json(with, trace_, row.result)).c_str());
     is_first_ = false;
   }
-  void end() override { std::printf("\n]\n"); }
+  void end() override { std::fputs(is_first_ ? "[]\n" : "\n]\n", stdout); }
 
  private:
   Arguments const& arguments_;
@@ -302,6 +308,17 @@ std::unique_ptr<replay::SweepPrinter> make_printer(Arguments const& arguments,
                        : replay::make_table_printer(arguments.trace, trace, arguments.settings);
 }
 
+/// Runs the sweep. What is printed has an end whatever happens.
+void sweep_into(replay::SweepPrinter& printer, std::function<void()> const& sweep) {
+  try {
+    sweep();
+  } catch (...) {
+    printer.end();
+    throw;
+  }
+  printer.end();
+}
+
 int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
   if (arguments.device == "model" && !arguments.settings.link_gbps) {
     arguments.settings.link_gbps = replay::default_link_gbps;  // so that the table says so
@@ -311,31 +328,28 @@ int sweep_and_report(Arguments& arguments, replay::Trace const& trace) {
   int status = Exit::out_of_memory;  // unless some capacity works
   std::size_t begun = 0;
   command_line::Progress progress{false};  // in a log the rows say enough
-  replay::run_sweep(
-      trace,
-      arguments.settings,
-      capacities,
-      [&](replay::Trace const& the_trace, replay::Settings const& settings) {
-        Arguments with{arguments};
-        with.settings = settings;
-        ++begun;
-        progress.show([&] {
-          return "capacity " + std::to_string(begun) + " of " + std::to_string(capacities.size()) +
-                 ": " + replay::text_of(settings.capacity_bytes);
-        });
-        return run(with, the_trace);
-      },
-      [&](replay::SweepRow const& row) {
-        progress.clear();
-        printer->print(row);
-        std::fflush(stdout);
-        if (row.result.corrupt_bytes != 0) {
-          status = report_corruption(row.result);
-        } else if (row.is_completed && status == Exit::out_of_memory) {
-          status = Exit::completed;
-        }
-      });
-  printer->end();
+  auto const replay_one = [&](replay::Trace const& the_trace, replay::Settings const& settings) {
+    Arguments with{arguments};
+    with.settings = settings;
+    ++begun;
+    progress.show([&] {
+      return "capacity " + std::to_string(begun) + " of " + std::to_string(capacities.size()) +
+             ": " + replay::text_of(settings.capacity_bytes);
+    });
+    return run(with, the_trace);
+  };
+  auto const report = [&](replay::SweepRow const& row) {
+    progress.clear();
+    printer->print(row);
+    std::fflush(stdout);
+    if (row.result.corrupt_bytes != 0) {
+      status = report_corruption(row.result);
+    } else if (row.is_completed && status == Exit::out_of_memory) {
+      status = Exit::completed;
+    }
+  };
+  sweep_into(*printer,
+             [&] { replay::run_sweep(trace, arguments.settings, capacities, replay_one, report); });
   return status;
 }
 
@@ -361,7 +375,7 @@ int replay_and_report(Arguments& arguments) {
 
   replay::Result const result = run(arguments, trace);
   if (arguments.json) {
-    std::cout << to_json(arguments, trace, result).dump(2) << '\n';
+    std::cout << text_of(to_json(arguments, trace, result)) << '\n';
   } else {
     print_table(arguments, trace, result);
   }

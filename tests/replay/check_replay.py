@@ -189,6 +189,11 @@ status, out, err = run(trace, "--sweep", "0.05x:1.0x:5")
 expect(status == 0 and len(out.splitlines()) == 9 and "does not work: one operation" in out, f"a table: {out}")
 status, out, err = run(trace, "--sweep", "0.5x:1.0x:2", "--json")
 expect(status == 0 and [KEYS <= one.keys() for one in json.loads(out)] == [True, True], "a sweep as JSON")
+status, out, err = run(trace, "--sweep", "0.5x:1.0x:2", "--json", "--device", "cuda")
+expect(isinstance(json.loads(out), list), f"an array has an end though the first run has failed: {status}, {out!r}, {err!r}")
+for more in ([], ["--sweep", "0.5x:1.0x:2"]):
+    status, out, err = run(trace, "--json", *more, name="not\udcffUTF-8.csv")
+    expect(status == 0 and "not\ufffdUTF-8.csv" in str(json.loads(out)), f"a file's name need not be UTF-8: {err}")
 status, rows = sweep(trace, "--sweep", "0.5x:1.0x:2", "--device", "sim", "--kernel-scale", "0.01", "--verify")
 expect(status == 0 and float(rows[0]["slowdown"]) >= 1, f"on the device kernels take real time: {rows}")
 
