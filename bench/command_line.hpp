@@ -30,6 +30,10 @@ inline CLI::Validator positive_number() {
           "NUMBER > 0"};
 }
 
+inline CLI::Validator not_empty() {
+  return {[](std::string& text) { return text.empty() ? "expected a value" : std::string{}; }, ""};
+}
+
 /// Whether a device can count with a host link of so many GB/s: a byte per second at least.
 inline bool is_link(double gbps) {
   return gbps >= 1e-9 && gbps <= 1e9;

@@ -4,8 +4,6 @@
 // against the least it can take: what its kernels and the bytes that must cross the link take
 // (`StepBound`, `SwapBound`). --help tells the options.
 
-#include <spillway/core/types.hpp>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "command_line.hpp"
+#include "replay/capacity.hpp"
 #include "replay/replay.hpp"
 #include "replay/trace.hpp"
 #include "step_bound.hpp"
@@ -105,9 +104,9 @@ class Bench {
 
   void run(double link_gbps, double factor) const {
     replay::Settings settings = settings_of(arguments_, link_gbps);
-    settings.capacity_bytes = spillway::round_up(
-        static_cast<std::size_t>(factor * static_cast<double>(trace_.peak_live_bytes)),
-        spillway::granule_bytes);
+    settings.capacity_bytes =
+        replay::arena_capacity("--capacity " + std::to_string(factor),
+                               factor * static_cast<double>(trace_.peak_live_bytes));
     // The second and third of three steps are counted.
     auto const needed_bytes = swap_bound_.least_swap_in(settings.capacity_bytes);
     double const needed_ns =
@@ -182,6 +181,7 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(command_line::positive_number())
+      ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
   app.add_option("--link-gbps", arguments.links_gbps, "bandwidths of the host link each way")
       ->delimiter(',')

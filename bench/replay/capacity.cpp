@@ -19,6 +19,7 @@ constexpr std::array<std::pair<std::string_view, double>, 6> units{
     {{"", 1}, {"B", 1}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}}};
 
 constexpr std::size_t most_capacities = 1000;
+constexpr double most_arena_bytes = 0x1p40 - spillway::granule_bytes;
 
 }  // namespace
 
@@ -32,10 +33,17 @@ parse_capacity(std::string_view option, std::string_view text, std::size_t whole
     factor = unit == name ? bytes : factor;
   }
   double const bytes = std::floor(value * factor);
-  if (error != std::errc{} || factor == 0 || !(bytes >= 1) || bytes > 0x1p60) {
+  if (error != std::errc{} || factor == 0 || !(bytes >= 1)) {
     throw std::invalid_argument{std::string{option} + " '" + std::string{text} +
                                 "': expected a positive number of bytes with an optional suffix "
                                 "KiB, MiB or GiB, or a factor such as 0.5x"};
+  }
+  return arena_capacity(std::string{option} + " '" + std::string{text} + "'", bytes);
+}
+
+std::size_t arena_capacity(std::string const& what, double bytes) {
+  if (!(bytes <= most_arena_bytes)) {
+    throw std::invalid_argument{what + ": expected less than 1 TiB"};
   }
   return spillway::round_up(static_cast<std::size_t>(bytes), spillway::granule_bytes);
 }

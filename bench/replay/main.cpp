@@ -194,6 +194,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
                  arguments.sweep,
                  "capacities to try instead, FROM:TO:COUNT evenly spaced, such as 0.2x:1.0x:9 or "
                  "8GiB:24GiB:5; prints what the last step costs at each")
+      ->check(command_line::not_empty())
       ->excludes("--capacity");
   app.add_option("--eviction", arguments.settings.eviction, "who leaves")
       ->transform(command_line::one_of(evictions));
@@ -205,7 +206,8 @@ void add_options(CLI::App& app, Arguments& arguments) {
                "access trace that it begins with, in that operation's kernel time: where that is "
                "cheaper than a copy, always, or where the steps get faster by it")
       ->transform(command_line::one_of(recomputes));
-  app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off");
+  app.add_option("--prefetch", arguments.prefetch, "how many operations to look ahead, or off")
+      ->check(command_line::not_empty());
   app.add_option(
          "--steps", arguments.settings.steps, "how often to repeat the trace; 1, and for a sweep 3")
       ->check(CLI::Range(std::size_t{1}, std::size_t{1'000'000}));
@@ -365,6 +367,9 @@ int replay_and_report(Arguments& arguments) {
       trace.form != replay::Trace::Form::accesses) {
     throw std::invalid_argument{
         "--recompute: a trace of lifetimes does not say what makes a buffer"};
+  }
+  if (arguments.settings.kernel_scale && trace.compute_ns == 0) {
+    throw std::invalid_argument{"--kernel-scale: the kernels of this trace take no time"};
   }
   replay::check_time(trace, arguments.settings);
   if (!arguments.sweep.empty()) {

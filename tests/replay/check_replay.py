@@ -319,11 +319,13 @@ for options in (["--capacity", "many"], ["--capacity", "-1x"], ["--capacity", "0
                 ["--sweep", "1x:2x"], ["--sweep", "1x:2x:1"], ["--sweep", "1x:2x:many"], ["--sweep", "x:2x:3"],
                 ["--sweep", "1x:2x:3", "--capacity", "1x"], ["--csv"], ["--kernel-scale", "0"],
                 ["--eviction", "best"], ["--steps", "0"], ["--scale", "-1"], ["--verify"], ["--unknown"],
-                ["--link-gbps", "1e-12"], ["--link-gbps", "1e300"], ["--codec-ratio", "1e300"],
+                ["--sweep", ""], ["--prefetch", ""], ["--capacity", ""], ["--capacity", "1TiB"], ["--capacity", "1e30x"],
+                ["--sweep", "1x:1024GiB:2"], ["--kernel-scale", "2"], ["--link-gbps", "1e-12"], ["--link-gbps", "1e300"], ["--codec-ratio", "1e300"],
                 ["--link-gbps", "1e-9", "--codec-ratio", "0.5"], ["--link-gbps", "1e-9", "--steps", "1000000"],
                 ["--scale", "nan"], ["--link-gbps", "inf"], ["--kernel-scale", "nan"], ["--capacity", "nanx"]):
     status, out, err = run(small, *options)
-    expect(status == 2 and err, f"{options}: exit status {status}")
+    expect(status == 2 and options[0] in err and not out, f"{options}: exit status {status}, {err}")
+expect(replay(trace, "--capacity", "1023.9GiB")["completed"], "an arena of less than 1 TiB works")
 missing = subprocess.run([PROGRAM, str(folder / "none.csv")], capture_output=True, text=True)
 expect(missing.returncode == 2 and "none.csv" in missing.stderr, "a missing file is named")
 
