@@ -35,6 +35,12 @@ using bench::Operand;
 using bench::Step;
 using bench::step_of;
 
+void expect_fit(std::uint64_t failures) {
+  if (failures != 0) {
+    throw std::runtime_error{"an operation did not fit"};
+  }
+}
+
 template <class Policy>
 double swapped_in_gb(std::vector<Step> const& steps, std::uint64_t capacity_bytes) {
   bench::ResidencyModel<Policy> model{capacity_bytes};
@@ -44,9 +50,7 @@ double swapped_in_gb(std::vector<Step> const& steps, std::uint64_t capacity_byte
     model.run(step);
     warm_bytes = &step == &steps.front() ? model.swapped_in_bytes : warm_bytes;
   }
-  if (model.failures != 0) {
-    throw std::runtime_error{"an operation did not fit"};
-  }
+  expect_fit(model.failures);
   return static_cast<double>(model.swapped_in_bytes - warm_bytes) / 1e9;
 }
 
@@ -195,6 +199,10 @@ void time_planning(std::string const& path, std::size_t count, std::vector<doubl
   for (double const factor : factors) {
     auto const capacity_bytes =
         static_cast<std::uint64_t>(factor * static_cast<double>(bound.peak_bytes()));
+    if (capacity_bytes < bound.working_set_bytes()) {
+      std::printf("%-8.2f less than the largest operation needs\n", factor);
+      continue;
+    }
     bench::ResidencyModel<ScheduleEviction> model{capacity_bytes};
     std::vector<double> times;
     for (Step const& step : steps) {
@@ -203,6 +211,7 @@ void time_planning(std::string const& path, std::size_t count, std::vector<doubl
       times.push_back(ms_since(start));
       model.run(step);
     }
+    expect_fit(model.failures);
     double const plan_ms = median({times.begin() + 1, times.end()});
     std::printf("%-8.2f %10.3f %10.3f %11.4f%%\n",
                 factor,
@@ -226,14 +235,17 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(command_line::positive_number())
+      ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
   app.add_option("--steps", steps, "how often a trace is repeated; the first time is not counted")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1000}))
       ->capture_default_str();
   bool has_changes = false;
-  app.add_flag("--changing", has_changes, "compare with LRU on steps that differ instead");
+  auto* const changing =
+      app.add_flag("--changing", has_changes, "compare with LRU on steps that differ instead");
   bool is_timed = false;
-  app.add_flag("--time", is_timed, "say what recording and planning cost instead");
+  app.add_flag("--time", is_timed, "say what recording and planning cost instead")
+      ->excludes(changing);
   return command_line::run(app, argc, argv, [&] {
     for (std::string const& path : paths) {
       (is_timed ? time_planning : has_changes ? compare_changing : compare)(path, steps, factors);
