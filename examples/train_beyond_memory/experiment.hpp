@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -76,8 +77,15 @@ class Experiment {
   /// What the allocator may use beside the tensors, for moves that overlap themselves.
   static constexpr std::size_t scratch_bytes = std::size_t{64} << 10U;
 
+  static constexpr double most_bytes = 0x1p40;  // an arena has less
+
   [[nodiscard]] static std::size_t granules(double factor, std::size_t peak_bytes) {
-    auto const bytes = static_cast<std::size_t>(factor * static_cast<double>(peak_bytes));
+    double const limit = factor * static_cast<double>(peak_bytes);
+    if (limit >= most_bytes) {
+      throw std::invalid_argument{"--capacity " + std::to_string(factor) + ": of a peak of " +
+                                  std::to_string(peak_bytes) + " bytes that is 1 TiB or more"};
+    }
+    auto const bytes = static_cast<std::size_t>(limit);
     return std::max<std::size_t>(bytes / spillway::granule_bytes, 1) * spillway::granule_bytes;
   }
 

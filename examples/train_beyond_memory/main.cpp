@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
   app.add_option(
          "--capacity", options.capacities, "Memory limit, in peaks of the run without a limit")
       ->check(command_line::positive_number())
+      ->check(CLI::Range(0.0, 1000.0))
       ->expected(1)
       ->take_all()
       ->capture_default_str();
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   app.add_option("--link-gbps",
                  options.link_gbps,
                  "What the host link is taken for each way, in GB/s, and what that of sim has")
-      ->check(command_line::positive_number());
+      ->check(command_line::link_gbps());
   app.add_flag("--json", is_json, "Print one JSON object");
   return command_line::run(app, argc, argv, [&]() -> int {
     beyond::Dataset const data = beyond::load_dataset(data_path);

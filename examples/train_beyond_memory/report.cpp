@@ -200,7 +200,7 @@ void print_json(std::ostream& out,
   for (RunReport const& run : report.runs) {
     json["runs"].push_back(to_json(run, training.epochs));
   }
-  out << json.dump(2) << '\n';
+  out << json.dump(2, ' ', false, Json::error_handler_t::replace) << '\n';
 }
 
 void Progress::show(std::string_view run,

@@ -88,12 +88,14 @@ def check_recomputation() -> None:
     copied, made = (json.loads(run(*arguments, *more).stdout)["runs"][1] for more in ([], ["--recompute"]))
     assert copied["bitwise_equal"] and copied["recomputed_bytes"] == 0, copied
     assert made["bitwise_equal"] and made["recomputed_bytes"] > 0, made
-    assert "above 0" in run("--link-gbps", "0", status=2).stderr
+    for link in ("0", "1e-12", "1e300"):
+        assert "--link-gbps: expected GB/s from 1e-9" in run("--link-gbps", link, status=2).stderr
 
 
 def check_failures() -> None:
     assert "there is no such file" in run("--data", "/nonexistent", status=2).stderr
     assert "above 0" in run("--capacity", "0", status=2).stderr
+    assert "--capacity" in run("--capacity", "1e300", status=2).stderr
     assert "--batch" in run("--batch", "100000", status=2).stderr
     assert "--frobnicate" in run("--frobnicate", status=2).stderr
     assert run("--version").stdout.startswith("train_beyond_memory 0.")
