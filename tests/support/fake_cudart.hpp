@@ -38,7 +38,7 @@ class FakeCudart {
     bool has_stream_waits = true;  ///< streams can wait for a word of memory
     int numa_node = -1;
     bool is_integrated = false;
-    bool has_host_addresses = true;  ///< registered memory has the same address on the device
+    bool has_host_addresses = true;     ///< registered memory has the same address on the device
     bool not_ready_is_an_error = true;  ///< the runtime's documentation can be read both ways
     bool serves_programs = false;  ///< memory need not be pinned, and more attributes are known
   };
