@@ -13,11 +13,14 @@ blocks can be moved. It does not say what operations use, so nothing can be said
 """
 # The function of this name is in the package; this module is only run.
 import argparse
+import collections
 import contextlib
+import math
 import os
 import pathlib
 import runpy
 import sys
+import weakref
 
 
 class Recorded(BaseException):
@@ -25,17 +28,28 @@ class Recorded(BaseException):
 
 
 class StepRecorder:
-    """Records the step that ends with the `wanted`th step of an optimizer."""
+    """Records the step that ends with the `wanted`th step of an optimizer: of several the first, as long as it lives. The steps
+    of the others are parts of an iteration."""
 
     def __init__(self, plan, wanted):
         self.plan, self.wanted, self.steps = plan, wanted, 0
+        self.is_done = False
+        self._leader = None
 
-    def after_step(self, *_):
+    def after_step(self, optimizer, *_):
+        if self.is_done:  # the program has caught `Recorded`
+            raise Recorded
+        leader = self._leader() if self._leader is not None else None
+        if leader is None:
+            self._leader, leader = weakref.ref(optimizer), optimizer
+        if leader is not optimizer:
+            return
         self.steps += 1
         if self.steps == self.wanted - 1:
             self.plan.__enter__()
         elif self.steps == self.wanted:
             self.plan.__exit__(None, None, None)
+            self.is_done = True
             raise Recorded
 
 
@@ -47,6 +61,8 @@ def run(arguments, plan):
     import spillway_torch
     for name in ("install", "set_enabled_lms", "set_limit_lms"):  # the step is recorded at full memory
         setattr(spillway_torch, name, lambda *_, **__: None)
+    # Nothing is counted then, but a program that reads counts gets some.
+    spillway_torch.memory_stats = lambda *_, **__: collections.defaultdict(int)
     steps = StepRecorder(plan, arguments.step)
     register_optimizer_step_post_hook(steps.after_step)
     sys.argv = [arguments.program, *arguments.arguments]
@@ -59,7 +75,15 @@ def run(arguments, plan):
         try:
             runpy.run_path(arguments.program, run_name="__main__")
         except Recorded:
-            return
+            pass
+        except SystemExit as ended:
+            if ended.code and not steps.is_done:
+                raise
+        except Exception:
+            if not steps.is_done:  # else it may come of how the program has caught `Recorded`
+                raise
+    if steps.is_done:
+        return
     sys.exit(f"spillway_torch.plan: {arguments.program} ended after {steps.steps} steps of its optimizer, and {steps.wanted} are "
              "needed (--step). Of a program without one, put `with spillway_torch.plan():` around a step")
 

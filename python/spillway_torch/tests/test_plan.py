@@ -161,6 +161,59 @@ def test_a_program_without_steps_is_told_what_to_do(tmp_path):
     assert done.returncode == 1 and "ended after 0 steps" in done.stderr and "with spillway_torch.plan()" in done.stderr
 
 
+SMALL = """
+import sys, torch, spillway_torch
+def make(layers):
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(layers)])
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+def step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.ones(16, 64)).square().mean().backward()
+    optimizer.step()
+model, optimizer = make(4)
+"""
+
+
+@pytest.mark.parametrize("ending, code, message", [
+    ("sys.exit()", 1, "ended after 1 steps"), ("sys.exit('my own')", 1, "my own"), ("sys.exit(3)", 3, "")])
+def test_a_program_that_exits_too_early_is_told_of_it_unless_it_fails_by_itself(tmp_path, ending, code, message):
+    program = tmp_path / "early.py"
+    program.write_text(SMALL + f"step(model, optimizer)\n{ending}\n")
+    done = run(program)
+    assert done.returncode == code and message in done.stderr and ("ended after" in done.stderr) == ("ended after" in message)
+
+
+def test_a_program_may_catch_what_ends_it_and_read_counts(tmp_path):
+    program = tmp_path / "swallow.py"
+    program.write_text(SMALL + """
+spillway_torch.install(limit="64MiB")
+for i in range(4):
+    try:
+        step(model, optimizer)
+    except:
+        print("went on", i)
+    assert spillway_torch.memory_stats()["tensor_bytes.all.peak"] == 0
+raise RuntimeError("because a step failed")
+""")
+    done = run("--trace", tmp_path / "step.csv", program)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert done.stdout.count("Peak: ") == 1 and "went on 3" in done.stdout and (tmp_path / "step.csv").exists()
+
+
+def test_the_first_of_several_optimizers_tells_where_a_step_ends(tmp_path):
+    program = tmp_path / "two.py"
+    program.write_text(SMALL + """
+other, its_optimizer = make(8)
+for i in range(6):
+    step(model, optimizer)
+    step(other, its_optimizer)
+""")
+    done = run("--trace", tmp_path / "step.csv", program)
+    assert done.returncode == 0, done.stderr
+    roles = [line.split() for line in done.stdout.splitlines() if "  weights, " in line]
+    assert [role[-1] for role in roles] == ["12"], done.stdout  # large ones of both models
+
+
 def test_a_snapshot_tells_where_the_program_fits_and_runs_nothing(tmp_path):
     def event(action, addr, size):
         return {"action": action, "addr": addr, "size": size, "stream": 0}
