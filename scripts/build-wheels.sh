@@ -12,6 +12,16 @@ set -euo pipefail
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
 shift
+pythons=()
+for python in "$@"; do
+  # Links stay: that of a virtual environment knows what is installed there.
+  python=$(realpath -s "$python")
+  if [ ! -f "$python" ] || [ ! -x "$python" ]; then
+    echo "build-wheels.sh: $python is no program" >&2
+    exit 1
+  fi
+  pythons+=("$python")
+done
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -61,12 +71,18 @@ try_wheel() {
   }
 }
 
-for python in "$@"; do
-  python=$(realpath -s "$python")
+for python in "${pythons[@]}"; do
+  built=0
   for module in spillway_torch spillway_tf; do
     framework=torch
     [ $module = spillway_torch ] || framework=tensorflow
-    "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$framework') is None)" || continue
+    status=0  # 77: it has no such framework
+    "$python" -c "import importlib.util as u, sys; sys.exit(77 * (u.find_spec('$framework') is None))" || status=$?
+    [ $status -ne 77 ] || continue
+    if [ $status -ne 0 ]; then
+      echo "build-wheels.sh: $python cannot be asked for $framework (status $status)" >&2
+      exit 1
+    fi
     # From a copy: setuptools writes beside the sources.
     rm -rf "$work"/{tree,source,wheels,repaired}
     mkdir -p "$work"/{tree/python,wheels}
@@ -85,5 +101,10 @@ for python in "$@"; do
     wheel=$(basename "$work"/repaired/*.whl)
     mv "$work/repaired/$wheel" "$work"/source/*.tar.gz "$folder/"
     try_wheel "$python" $module "$folder/$wheel"
+    built=1
   done
+  if [ $built = 0 ]; then
+    echo "build-wheels.sh: $python has neither torch nor tensorflow, so no wheel was built for it" >&2
+    exit 1
+  fi
 done
