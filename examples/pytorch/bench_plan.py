@@ -38,7 +38,8 @@ def plan(options):
     link = 1e-9 / seconds_per_byte()
     rows = best.sweep([int(cap * best.peak_bytes) for cap in options.caps], [link])
     return {"peak": best.peak_bytes, "smallest": best.smallest_limit, "compute_ms": best.recording.compute_ns / 1e6, "link_gbps": link,
-            "rows": [{key: row.get(key) for key in ("limit", "completed", "step_ns", "in_bytes", "out_bytes")} for row in rows]}
+            "rows": [{"cap": cap, **{key: row.get(key) for key in ("limit", "completed", "step_ns", "in_bytes", "out_bytes")}}
+                     for cap, row in zip(options.caps, rows)]}
 
 
 def train(options):
@@ -92,7 +93,9 @@ def main():
             say(json.dumps({"model": name, "planned": planned, "trained": trained}))
             continue
         free = {"completed": True, "step_ns": planned["compute_ms"] * 1e6, "in_bytes": 0, "out_bytes": 0}
-        for mine, real in zip([free, *sorted(planned["rows"], key=lambda row: -row["limit"])], trained["rows"]):
+        predicted = {None: free, **{row["cap"]: row for row in planned["rows"]}}
+        for real in trained["rows"]:
+            mine = predicted[real["cap"]]
             cap = f"{real['cap']:g} P" if real["cap"] else "none"
             say(f"| {name} | {cap} | {planned['peak'] / MIB:.1f} | {trained['peak'] / MIB:.1f} | "
                 f"{mine['in_bytes'] / MIB:.0f} | {real['in_bytes'] / MIB:.0f} | {mine['out_bytes'] / MIB:.0f} | {real['out_bytes'] / MIB:.0f} | "
