@@ -18,7 +18,8 @@ def page(model, max_layer_size=None):
     """
     _install_and_enable()
     for name, layer in model.named_modules():
-        size = sum(t.untyped_storage().nbytes() for t in _own_tensors(layer))
+        # Of a view its own bytes: layers may share one storage, which is no layer's.
+        size = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in _own_tensors(layer))
         if max_layer_size is not None and size > max_layer_size:
             raise ValueError(f"layer {name or '(the model itself)'} takes up {size} bytes, "
                              f"more than max_layer_size={max_layer_size}")
@@ -26,8 +27,13 @@ def page(model, max_layer_size=None):
     for tensor in _all_tensors(model):
         _C.freeze(tensor, True)
     if not hasattr(model, _HOOK):
-        setattr(model, _HOOK, model.register_forward_pre_hook(lambda *_: begin_step()))
+        setattr(model, _HOOK, model.register_forward_pre_hook(_before_pass))
     return model
+
+
+def _before_pass(model, arguments):
+    """Of the module, so that a model with this hook can be pickled."""
+    begin_step()
 
 
 def chunk(model, max_capacity):
@@ -37,15 +43,19 @@ def chunk(model, max_capacity):
     """
     page(model)
     left = int(max_capacity)
-    layers = [(sum(t.untyped_storage().nbytes() for t in _own_tensors(m)), m) for m in model.modules()]
-    kept = 0
-    for size, layer in sorted(layers, key=lambda pair: -pair[0]):
-        if 0 < size <= left:
-            for tensor in _own_tensors(layer):
+    layers = [{t.untyped_storage()._cdata: t for t in _own_tensors(m)} for m in model.modules()]
+
+    def size_of(tensors):
+        return sum(t.untyped_storage().nbytes() for t in tensors.values())
+    kept = {}  # by storage: several layers may share one, which takes up its bytes once
+    for layer in sorted(layers, key=size_of, reverse=True):
+        layer = {storage: tensor for storage, tensor in layer.items() if storage not in kept}
+        if size_of(layer) <= left:
+            for tensor in layer.values():
                 _C.bring_in(tensor, True)
-            left -= size
-            kept += size
-    model.spillway_resident_bytes = kept
+            left -= size_of(layer)
+            kept |= layer
+    model.spillway_resident_bytes = size_of(kept)
     return model
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inference with weights larger than the device."""
+import io
+
 import pytest
 import torch
 
@@ -56,6 +58,31 @@ def test_chunk_keeps_the_largest_part(lms, model):
 def test_a_layer_that_is_too_large_is_refused_by_name(model):
     with pytest.raises(ValueError, match=r"layer 0 takes up 16777216 bytes, more than max_layer_size=1000"):
         spillway_torch.page(model, max_layer_size=1000)
+
+
+def test_storages_that_layers_share_count_once(lms):
+    layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(3)]  # 1 MiB each
+    layers[1].weight = layers[0].weight
+    model = spillway_torch.chunk(torch.nn.Sequential(*layers), max_capacity=2 << 20)
+    assert model.spillway_resident_bytes == 2 << 20
+    lms.evict()
+    assert not any(lms.is_away(layer.weight) for layer in layers)
+    flat = torch.zeros(4, 64, 64)
+    parts = torch.nn.ModuleList([torch.nn.Linear(64, 64, bias=False) for _ in flat])
+    for part, weight in zip(parts, flat):
+        part.weight = torch.nn.Parameter(weight)
+    spillway_torch.page(parts, max_layer_size=64 * 64 * 4)
+    assert spillway_torch.chunk(parts, max_capacity=flat.nbytes).spillway_resident_bytes == flat.nbytes
+
+
+def test_a_paged_model_can_be_saved(lms):
+    x = torch.randn(2, 64)
+    model = spillway_torch.page(torch.nn.Sequential(torch.nn.Linear(64, 64)))
+    (expected,) = passes(model, x, 1)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert passes(torch.load(file, weights_only=False), x, 1) == [expected]
 
 
 def test_weights_that_are_written_after_all_are_not_lost(lms):
