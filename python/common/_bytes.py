@@ -9,22 +9,29 @@ _FACTORS = {"": 1} | {letter: 1000 ** (i + 1) for i, letter in enumerate("KMGT")
 
 def number_of_bytes(value, call, name):
     """The number that the argument `name` of `call` stands for: a whole number, or text such as "2GB" or "1.5 GiB"."""
-    number = value
-    if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*((?:[KMGT]I?)?)B?", value.strip().upper())
-        number = int(float(match[1]) * _FACTORS[match[2]]) if match else -1
     try:
-        if number >= 0 and number == int(number):
-            return int(number)
+        number = _number_of_text(value) if isinstance(value, str) else value
+        whole = int(number)
+        if whole == number and 0 <= whole < 2 ** 64:
+            return whole
     except (TypeError, ValueError, OverflowError):  # no number, not a number, infinite
         pass
     raise ValueError(f"{__package__}.{call}({name}={value!r}): bytes are a whole number, or text such as \"2GB\" or "
                      "\"512MiB\"")
 
 
+def _number_of_text(text):
+    """A part of a unit is rounded down, but not to 0: that would say that there is no limit."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*((?:[KMGT]I?)?)B?", text.strip().upper())
+    if not match:
+        raise ValueError(text)
+    number = float(match[1]) * _FACTORS[match[2]]
+    return int(number) if match[2] and number >= 1 else number
+
+
 def numbers_of_bytes(call, **values):
     """The same for several arguments of one call; None stands for 0."""
-    return [number_of_bytes(value or 0, call, name) for name, value in values.items()]
+    return [number_of_bytes(0 if value is None else value, call, name) for name, value in values.items()]
 
 
 def file_bytes(folder, limit):

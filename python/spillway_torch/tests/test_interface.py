@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import spillway_torch
+from spillway_torch._bytes import numbers_of_bytes
 
 POOLS = ("all", "large_pool", "small_pool")
 
@@ -230,6 +231,15 @@ pile.insert(4, torch.tensor([4]))
 print(all(int(t[0]) == i and int(t[-1]) == i for i, t in enumerate(pile)))
 """)
     assert out.splitlines() == ["True True", "True"]
+
+
+def test_what_is_no_number_of_bytes_is_refused_and_not_taken_for_no_limit():
+    def read(limit):
+        return numbers_of_bytes("install", limit=limit)[0]
+    assert [read(n) for n in (None, 0, "0 GB", "7", "1.0", "1.5KB", "0.3 KiB", 1 << 63)] == [0, 0, 0, 7, 1, 1500, 307, 1 << 63]
+    for wrong in (-1, 1.5, float("nan"), [], "", "0.5", "1.5", "0.0001KB", "9" * 400, 10 ** 400, "2 houses"):
+        with pytest.raises(ValueError, match=r"spillway_torch\.install\(limit=.*\): bytes are a whole number"):
+            read(wrong)
 
 
 def test_other_devices_are_refused_by_name():
