@@ -28,7 +28,7 @@ class Recorded(BaseException):
 
 
 class StepRecorder:
-    """Records the step that ends with the `wanted`th step of an optimizer: of several the first, as long as it lives. The steps
+    """Records the step that ends with the `wanted`th step of an optimizer: of several the first, as long as it lives. Steps
     of the others are parts of an iteration."""
 
     def __init__(self, plan, wanted):
@@ -151,22 +151,55 @@ def read_snapshot(arguments):
           "What operations use is not in a snapshot, so there is nothing to say of swapping and of times")
 
 
-def number_list(text):
-    return [float(part) for part in text.split(",")]
+def positive_number(text):
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number above 0")
+    return number
+
+
+def positive_numbers(text):
+    return [positive_number(part) for part in text.split(",")]
+
+
+def limits(text):
+    from ._bytes import number_of_bytes
+    try:
+        numbers = [number_of_bytes(part, "plan", "limits") for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from None
+    if 0 in numbers:
+        raise argparse.ArgumentTypeError("a limit of 0 bytes")
+    return numbers
+
+
+# What is said of a step, and not of a snapshot.
+OF_PROGRAMS = ("limits", "links", "no_overlap", "step", "picture", "trace", "fake", "tflops", "memory_gbps")
+
+
+def options_of_snapshot(parser, arguments):
+    """Reads the options behind the snapshot, too: argparse leaves to a program what stands behind it."""
+    snapshot, behind = arguments.program, arguments.arguments
+    parser.parse_args([*behind, snapshot], arguments)  # what is not given again stays
+    if arguments.program != snapshot or arguments.arguments:
+        parser.error(f"a snapshot has no arguments: {' '.join(behind)}")
+    for name in OF_PROGRAMS:
+        if getattr(arguments, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} is for programs, and {snapshot} is a snapshot")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m spillway_torch.plan", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limits", help="such as 8GiB,4GiB; by default parts of the peak and the smallest that trains")
-    parser.add_argument("--links", type=number_list, help="bandwidths of the host link, GB/s each way; by default 12,25")
+    parser.add_argument("--limits", type=limits, help="such as 8GiB,4GiB; by default parts of the peak and the smallest that trains")
+    parser.add_argument("--links", type=positive_numbers, help="bandwidths of the host link, GB/s each way; by default 12,25")
     parser.add_argument("--no-overlap", action="store_true", help="copies take the time of what computes, as on the CPU device")
     parser.add_argument("--step", type=int, default=2, help="which step of the optimizer ends the recorded one; by default 2")
     parser.add_argument("--picture", metavar="FILE.svg", help="draw step time and bytes against the limit")
     parser.add_argument("--trace", metavar="FILE.csv", help="write the step as a trace for spillway-replay")
     parser.add_argument("--fake", action="store_true", help="run the program on tensors without bytes")
-    parser.add_argument("--tflops", type=float, help="estimate times for a device of this many TFLOP/s; with --fake 100")
-    parser.add_argument("--memory-gbps", type=float, help="and with this bandwidth of its memory, GB/s; 1500 unless given")
+    parser.add_argument("--tflops", type=positive_number, help="estimate times for a device of this many TFLOP/s; with --fake 100")
+    parser.add_argument("--memory-gbps", type=positive_number, help="and with this bandwidth of its memory, GB/s; 1500 unless given")
     parser.add_argument("--device", type=int, help="of a snapshot; the one with the longest history unless given")
     parser.add_argument("program", help="a Python program, or a memory snapshot (.pickle, .pkl)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
@@ -176,13 +209,14 @@ def main():
     if not os.path.exists(arguments.program):
         parser.error(f"{arguments.program}: no such file")
     if arguments.program.endswith((".pickle", ".pkl")):
-        if arguments.arguments:  # argparse leaves to the program what stands behind it
-            arguments.device = parser.parse_args([*arguments.arguments, "-"]).device
+        options_of_snapshot(parser, arguments)
         read_snapshot(arguments)
         return
+    if arguments.device is not None:
+        parser.error(f"--device is for snapshots, and {arguments.program} is a program")
     import spillway_torch
     tflops = arguments.tflops or (100.0 if arguments.fake or arguments.memory_gbps else None)
-    options = {"limits": arguments.limits.split(",") if arguments.limits else None, "links": arguments.links,
+    options = {"limits": arguments.limits, "links": arguments.links,
                "overlap": not arguments.no_overlap, "picture": arguments.picture, "tflops": tflops,
                "memory_gbps": arguments.memory_gbps}
     plan = spillway_torch.plan(**{name: value for name, value in options.items() if value is not None})

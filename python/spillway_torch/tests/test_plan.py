@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import pickle
+import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -232,3 +233,36 @@ def test_a_snapshot_tells_where_the_program_fits_and_runs_nothing(tmp_path):
     path.write_bytes(pickle.dumps([Harm()]))
     done = run(path)
     assert done.returncode == 1 and "is no snapshot" in done.stderr and not (tmp_path / "was-run").exists()
+
+
+@pytest.fixture
+def complaint(monkeypatch, capsys):
+    """Of the program, about its options."""
+    main = runpy.run_module("spillway_torch.plan", run_name="options")["main"]  # as a module it would hide the function
+
+    def ask(*arguments):
+        monkeypatch.setattr(sys, "argv", ["plan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        if ended.value.code == 2:
+            return capsys.readouterr().err
+        return ended.value.code
+    return ask
+
+
+@pytest.mark.parametrize("options, named", [
+    ("--tflops=-1", "--tflops"), ("--tflops=0", "--tflops"), ("--tflops=nan", "--tflops"), ("--memory-gbps=inf", "--memory-gbps"),
+    ("--links=12,0", "--links"), ("--links=a", "--links"), ("--limits=0", "--limits: a limit of 0 bytes"),
+    ("--limits=8GiB,", "--limits"), ("--limits=0.5", "bytes are a whole number"), ("--device=1", "--device is for snapshots")])
+def test_numbers_that_say_nothing_are_refused(complaint, options, named):
+    assert named in complaint(options, __file__)
+
+
+def test_options_of_a_snapshot_stand_on_both_sides_of_it_and_those_of_programs_are_refused(complaint, tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[], []]}))
+    for options in (["--picture", "a.svg", path], [path, "--trace", "a.csv"], ["--limits", "1GiB", path], ["--fake", path]):
+        assert "is for programs, and" in complaint(*options)
+    assert "a snapshot has no arguments: more" in complaint(path, "more")
+    for options in (["--device", 1, path, "--step", 2], [path, "--device", 1], ["--device", 0, path, "--device", 1]):
+        assert "no history of device 1" in complaint(*options)
