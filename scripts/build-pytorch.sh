@@ -10,11 +10,15 @@ set -euo pipefail
 [ $# -eq 1 ] || { sed -n '3,8s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 folder=$(cd "$1" && pwd)
+python=${PYTHON:-python3}
+case $python in
+  */*) python=$(realpath -s "$python") ;;  # it is called in other folders
+esac
 cd "$(dirname "$0")/.."
 export SPILLWAY_INCLUDE=$PWD/include SPILLWAY_TORCH_CUDA=${SPILLWAY_TORCH_CUDA-1}
 # From a copy: setuptools writes beside the sources.
 rm -rf "$folder/source"
 cp -rL python/spillway_torch "$folder/source"
 cd "$folder/source"
-"${PYTHON:-python3}" setup.py -q build_ext --build-lib "$folder" --build-temp "$folder/objects"
+"$python" setup.py -q build_ext --build-lib "$folder" --build-temp "$folder/objects"
 cp spillway_torch/*.py "$folder/spillway_torch/"

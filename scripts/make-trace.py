@@ -121,6 +121,11 @@ def main():
     options = parser.parse_args()
     if options.ends == "stack" and options.weights:
         parser.error("the newest block cannot go if it is a weight")
+    if options.live < 1:
+        parser.error("--live is 1 or more")
+    if not options.lifetimes and options.live <= options.weights and options.live < options.operands:
+        # All that live are weights, which never go: an operation would look for one more without end.
+        parser.error(f"{options.live} weights alive at once cannot be {options.operands} operands of an operation")
     write = write_lifetimes if options.lifetimes else write_accesses
     rows = Rows("id,lower,upper,size" if options.lifetimes else "step,id,size,weight,kernel_ns")
     write(options, random.Random(options.seed).random, rows)

@@ -7,6 +7,7 @@
 # Lifetimes must fit into exactly their peak without swapping, so that compaction alone has to do; every
 # trace must run in three quarters of its peak; and on the simulated device no byte may be lost on the way.
 set -euo pipefail
+[ $# -eq 1 ] || [ $# -eq 2 ] || { sed -n '3,8s/^# \?//p' "$0" >&2; exit 2; }
 folder=$1
 export program=${2:-$(dirname "$0")/../build/bin/spillway-replay}
 

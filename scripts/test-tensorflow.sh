@@ -44,8 +44,10 @@ if [ "${1-}" = --keras ]; then
   exec "$python" scripts/framework-tests.py keras "$@"
 fi
 
-read -r has_cuda library headers < <("$python" -c 'import tensorflow as tf
-print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include())')
+# A line each: there may be spaces in folders.
+{ read -r has_cuda && IFS= read -r library && IFS= read -r headers; } < <("$python" -c 'import tensorflow as tf
+print(int(bool(tf.sysconfig.get_build_info().get("is_cuda_build"))), tf.sysconfig.get_lib(), tf.sysconfig.get_include(),
+      sep="\n")')
 if [ "$has_cuda" = 0 ]; then
   printf '\n** The part for GPUs was NOT tested: this TensorFlow was built without CUDA\n' >&2
 fi
