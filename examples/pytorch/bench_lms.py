@@ -111,6 +111,8 @@ def main():
     parser.add_argument("--off", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", default="none", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.steps < 3:
+        parser.error("--steps is 3 or more: times count after the second")
     if options.worker:
         work(options)
         return
@@ -119,7 +121,10 @@ def main():
     plenty = 4 << 30
     if options.device == "cuda":
         plenty = torch.cuda.mem_get_info()[0] * 8 // 10
-    peak = run(**shared, limit=plenty)["peak"]
+    first = run(**shared, limit=plenty)
+    if not first["ok"]:
+        sys.exit(f"bench_lms.py: without a cap it does not train: {first['error']}")
+    peak = first["peak"]
     lines = {"PyTorch as it is": {}, "support on, no cap": {"limit": plenty}}
     for cap in options.caps:
         lines[f"cap {cap:g} P"] = {"limit": int(cap * peak)}

@@ -24,6 +24,8 @@ parser.add_argument("--rounds", type=int, default=12)
 parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
 parser.add_argument("--json", action="store_true")
 options = parser.parse_args()
+if options.rounds < 4:
+    parser.error("--rounds is 4 or more: times count after the third")
 
 torch.set_num_threads(1)
 weight_bytes = options.width * options.width * 4

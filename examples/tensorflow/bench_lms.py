@@ -85,6 +85,8 @@ def main():
     parser.add_argument("--limit", help=argparse.SUPPRESS)
     parser.add_argument("--support", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.steps < 3:
+        parser.error("--steps is 3 or more: times count after the second")
     if options.limit is not None:
         work(options)
         return
