@@ -43,16 +43,24 @@ def ticks(most):
     return [i * step for i in range(int(most / step) + 1)]
 
 
+def tenths(span):
+    """How many tenths from one number to the next below an axis of `span` tenths."""
+    if span <= 3:
+        return 1
+    power = 10 ** max(math.floor(math.log10(span / 5)), 0)
+    return next(power * factor for factor in (2, 5, 10) if power * factor * 5 >= span)
+
+
 class Panel:
     """A place to draw in, with an axis for each direction."""
 
-    def __init__(self, column, line, least_x, most_y):
+    def __init__(self, column, line, least_x, most_x, most_y):
         self.x, self.y = LEFT + column * (PANEL + GAP), TOP + line * (HEIGHT + 2 * GAP)
-        self.least_x, self.most_y = least_x, most_y or 1
+        self.least_x, self.most_x, self.most_y = least_x, most_x, most_y or 1
         self.parts = []
 
     def at(self, x, y):
-        return (self.x + PANEL * (x - self.least_x) / max(1 - self.least_x, 1e-9), self.y + HEIGHT * (1 - y / self.most_y))
+        return (self.x + PANEL * (x - self.least_x) / max(self.most_x - self.least_x, 1e-9), self.y + HEIGHT * (1 - y / self.most_y))
 
     def text(self, x, y, text, anchor="middle", kind="tick"):
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
@@ -63,7 +71,9 @@ class Panel:
             self.parts.append(f'<path class="grid" d="M{self.x} {y:.1f}h{PANEL}"/>')
             if has_numbers:
                 self.text(self.x - 6, y + 4, f"{value:g}", "end")
-        for tenth in range(10, math.ceil(self.least_x * 10 - 1e-9) - 1, -2 if self.least_x < 0.7 else -1):
+        first, last = math.ceil(self.least_x * 10 - 1e-9), math.floor(self.most_x * 10 + 1e-9)
+        step = tenths(last - first)
+        for tenth in range(last - last % step, first - 1, -step):
             x, _ = self.at(tenth / 10, 0)
             self.parts.append(f'<path class="grid" d="M{x:.1f} {self.y}v{HEIGHT}"/>')
             self.text(x, self.y + HEIGHT + 15, f"{tenth / 10:g}")
@@ -90,6 +100,8 @@ def draw(rows, title):
     done = [row for row in rows if row["completed"]]
     least_x = math.floor(min((row["capacity_factor"] for row in rows), default=0) * 10) / 10
     least_x = min(least_x, 0.9)
+    most_x = max((row["capacity_factor"] for row in rows), default=1)
+    most_x = max(most_x, 1)
     time_unit, per_ns = next(((u, f) for u, f in (("s", 1e-9), ("ms", 1e-6)) if
                               max((row["step_ns"] for row in done), default=0) * f >= 2), ("us", 1e-3))
     most_bytes = max((max(row["swapped_in_bytes"], row["swapped_out_bytes"]) for row in done), default=0)
@@ -98,13 +110,13 @@ def draw(rows, title):
     for column, link in enumerate(links):
         mine = sorted((row for row in done if row["link_gbps"] == link), key=lambda row: row["capacity_factor"])
         failed = max((row["capacity_factor"] for row in rows if row["link_gbps"] == link and not row["completed"]), default=0)
-        time = Panel(column, 0, least_x, 1.1 * per_ns * max((row["step_ns"] for row in done), default=0))
-        copied = Panel(column, 1, least_x, 1.1 * per_byte * most_bytes)
+        time = Panel(column, 0, least_x, most_x, 1.1 * per_ns * max((row["step_ns"] for row in done), default=0))
+        copied = Panel(column, 1, least_x, most_x, 1.1 * per_byte * most_bytes)
         for panel in (time, copied):
             panel.axes(column == 0)
             if failed:
                 panel.refuse(failed)
-        time.text(time.x + PANEL / 2, time.y - 7, f"{link:g} GB/s each way")
+        time.text(time.x + PANEL / 2, time.y - 7, f"{link:g} GB/s each way" if link else "no link limit")
         time.line("least", [(row["capacity_factor"], row["least_ns"] * per_ns) for row in mine if row.get("least_ns")])
         time.line("step", [(row["capacity_factor"], row["step_ns"] * per_ns) for row in mine], dots=True)
         copied.line("in", [(row["capacity_factor"], row["swapped_in_bytes"] * per_byte) for row in mine])
@@ -128,16 +140,31 @@ def number(text):
     return float(text) if text else None
 
 
+def numbers(row):
+    """Of a row of the table; ValueError if it is not whole."""
+    if None in row or None in row.values():  # too many columns, too few
+        raise ValueError
+    made = {"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
+            **{key: number(row.get(key)) for key in (
+                "capacity_factor", "step_ns", "least_ns", "swapped_in_bytes", "swapped_out_bytes")}}
+    needed = ("capacity_factor", "step_ns", "swapped_in_bytes", "swapped_out_bytes") if made["completed"] else ("capacity_factor",)
+    if None in [made[key] for key in needed]:
+        raise ValueError
+    return made
+
+
 def main():
     if len(sys.argv) > 2 or sys.argv[1:] in (["-h"], ["--help"]):
         sys.exit(__doc__)
     rows = []
-    for row in csv.DictReader(line for at, line in enumerate(sys.stdin) if at == 0 or not line.startswith("capacity_bytes,")):
+    table = csv.DictReader(line for at, line in enumerate(sys.stdin) if at == 0 or not line.startswith("capacity_bytes,"))
+    for count, row in enumerate(table, 1):
         if not {"capacity_factor", "completed", "step_ns", "link_gbps"} <= row.keys():
             sys.exit("draw-sweep.py: standard input is not what spillway-replay --sweep --csv prints")
-        rows.append({"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
-                     **{key: number(row.get(key)) for key in (
-                         "capacity_factor", "step_ns", "least_ns", "swapped_in_bytes", "swapped_out_bytes")}})
+        try:
+            rows.append(numbers(row))
+        except ValueError:
+            sys.exit(f"draw-sweep.py: row {count} on standard input is not whole, or has something else than a number")
     if not rows:
         sys.exit("draw-sweep.py: no rows on standard input")
     sys.stdout.write(draw(rows, sys.argv[1] if len(sys.argv) > 1 else "A sweep"))

@@ -210,6 +210,19 @@ expect("A <step>" in drawn and {"0.1 GB/s each way", "1 GB/s each way"} <= set(d
 expect(picture.stdout.count('class="dot"') == 8 and picture.stdout.count('class="none"') == 4, "what works, and what does not")
 for text in ("", "a,b\n1,2\n"):
     expect(plot(text).returncode == 1 and "standard input" in plot(text).stderr, f"no picture of {text!r}")
+header, row = sweeps.splitlines()[0], sweeps.splitlines()[-1]
+cut = plot(f"{header}\n{row}\n{row[:row.rindex(',')]}\n")
+expect(cut.returncode == 1 and "row 2" in cut.stderr, f"a row that is not whole is named: {cut.stderr}")
+free = plot(run(trace, "--sweep", "0.5x:2.5x:5", "--link-gbps", "25", "--csv")[1].replace(",25\n", ",0\n"))
+elements = ElementTree.fromstring(free.stdout)
+expect("no link limit" in [element.text for element in elements.iter("{http://www.w3.org/2000/svg}text")], "a link without a bandwidth")
+dots = [float(element.get("cx")) for element in elements.iter("{http://www.w3.org/2000/svg}circle")]
+panels = [rect for rect in elements.iter("{http://www.w3.org/2000/svg}rect") if rect.get("class") == "frame"]
+right = float(panels[0].get("x")) + float(panels[0].get("width"))
+expect(dots and max(dots) <= right, f"more than the peak is drawn inside its panel: {dots}")
+for options in (["--live", "0"], ["--live", "2", "--operands", "3", "--weights", "2"]):
+    refused = subprocess.run([sys.executable, MAKE_TRACE, *options], capture_output=True, text=True)
+    expect(refused.returncode == 2 and not refused.stdout, f"no trace of {options}: {refused.stderr}")
 
 # Transfers that a schedule sees coming hide behind kernels.
 def steady(*options):
