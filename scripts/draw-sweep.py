@@ -60,7 +60,8 @@ class Panel:
         self.parts = []
 
     def at(self, x, y):
-        return (self.x + PANEL * (x - self.least_x) / max(self.most_x - self.least_x, 1e-9), self.y + HEIGHT * (1 - y / self.most_y))
+        width = max(self.most_x - self.least_x, 1e-9)
+        return (self.x + PANEL * (x - self.least_x) / width, self.y + HEIGHT * (1 - y / self.most_y))
 
     def text(self, x, y, text, anchor="middle", kind="tick"):
         self.parts.append(f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
@@ -147,7 +148,9 @@ def numbers(row):
     made = {"completed": row["completed"] == "1", "link_gbps": number(row["link_gbps"]) or 0,
             **{key: number(row.get(key)) for key in (
                 "capacity_factor", "step_ns", "least_ns", "swapped_in_bytes", "swapped_out_bytes")}}
-    needed = ("capacity_factor", "step_ns", "swapped_in_bytes", "swapped_out_bytes") if made["completed"] else ("capacity_factor",)
+    needed = ["capacity_factor"]
+    if made["completed"]:
+        needed += ["step_ns", "swapped_in_bytes", "swapped_out_bytes"]
     if None in [made[key] for key in needed]:
         raise ValueError
     return made

@@ -20,6 +20,7 @@ from bench_swap import seconds_per_byte
 from progress import progress, say
 
 MIB = 1 << 20
+KEYS = ("limit", "completed", "step_ns", "in_bytes", "out_bytes")
 BATCH = {"conv": (16, 64), "mlp": (1024, None), "transformer": (32, None)}
 
 
@@ -38,8 +39,7 @@ def plan(options):
     link = 1e-9 / seconds_per_byte()
     rows = best.sweep([int(cap * best.peak_bytes) for cap in options.caps], [link])
     return {"peak": best.peak_bytes, "smallest": best.smallest_limit, "compute_ms": best.recording.compute_ns / 1e6, "link_gbps": link,
-            "rows": [{"cap": cap, **{key: row.get(key) for key in ("limit", "completed", "step_ns", "in_bytes", "out_bytes")}}
-                     for cap, row in zip(options.caps, rows)]}
+            "rows": [{"cap": cap, **{key: row.get(key) for key in KEYS}} for cap, row in zip(options.caps, rows)]}
 
 
 def train(options):

@@ -191,15 +191,19 @@ def options_of_snapshot(parser, arguments):
 def main():
     parser = argparse.ArgumentParser(prog="python -m spillway_torch.plan", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limits", type=limits, help="such as 8GiB,4GiB; by default parts of the peak and the smallest that trains")
-    parser.add_argument("--links", type=positive_numbers, help="bandwidths of the host link, GB/s each way; by default 12,25")
+    parser.add_argument("--limits", type=limits,
+                        help="such as 8GiB,4GiB; by default parts of the peak and the smallest that trains")
+    parser.add_argument("--links", type=positive_numbers,
+                        help="bandwidths of the host link, GB/s each way; by default 12,25")
     parser.add_argument("--no-overlap", action="store_true", help="copies take the time of what computes, as on the CPU device")
     parser.add_argument("--step", type=int, default=2, help="which step of the optimizer ends the recorded one; by default 2")
     parser.add_argument("--picture", metavar="FILE.svg", help="draw step time and bytes against the limit")
     parser.add_argument("--trace", metavar="FILE.csv", help="write the step as a trace for spillway-replay")
     parser.add_argument("--fake", action="store_true", help="run the program on tensors without bytes")
-    parser.add_argument("--tflops", type=positive_number, help="estimate times for a device of this many TFLOP/s; with --fake 100")
-    parser.add_argument("--memory-gbps", type=positive_number, help="and with this bandwidth of its memory, GB/s; 1500 unless given")
+    parser.add_argument("--tflops", type=positive_number,
+                        help="estimate times for a device of this many TFLOP/s; with --fake 100")
+    parser.add_argument("--memory-gbps", type=positive_number,
+                        help="and with this bandwidth of its memory, GB/s; 1500 unless given")
     parser.add_argument("--device", type=int, help="of a snapshot; the one with the longest history unless given")
     parser.add_argument("program", help="a Python program, or a memory snapshot (.pickle, .pkl)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
