@@ -10,6 +10,7 @@
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
 #include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -51,6 +52,10 @@ struct LargeOnlyPolicies : support::SmallPolicies {
   using eviction = LargeOnly;
 };
 using LargeOnlyAllocator = DeviceAllocator<LargeOnlyPolicies>;
+
+struct SteppedPolicies : SimPolicies {
+  using device = testing::SteppedSimApi;
+};
 
 /// Counts in a counter of the caller's, which it shares with its copies, how often it is asked.
 class CountedFit : public SegregatedFit {
@@ -250,6 +255,22 @@ TEST_SUITE("device_allocator") {
     auto const [leased] = bench.allocator.acquire_all(bench.stream, reads(y));
     CHECK(leased.block() == y.id());
     CHECK(bench.allocator.stats().leased.blocks.current == 1);
+  }
+
+  TEST_CASE("DeviceAllocator: a stream that waits for one that was retired is a counted wait") {
+    testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
+    DeviceAllocator<SteppedPolicies> memory{device, {.capacity_bytes = 1_MiB}};
+    std::size_t named = 0;
+    while (memory.stats().host_waits == 0 && named < 256) {
+      auto const stream = device.create_stream();
+      device.launch_host(
+          stream, [](void*) noexcept {}, nullptr);
+      (void)memory.mark(stream);
+      memory.retire_stream(stream);
+      ++named;
+    }
+    CHECK(memory.stats().host_waits == 1);
+    CHECK(named > 240);
   }
 
   TEST_CASE("DeviceAllocator: an allocation that fails raises no peak") {

@@ -3,15 +3,17 @@
 
 namespace spillway::detail {
 
-/// Stands in the concepts for the callables that a model is given: function objects with a state. A
-/// model that takes only plain functions could not be called with them. Most are temporaries, so
-/// the concepts hand them over with `std::move`: a model that takes references to variables alone
-/// could not be called with those.
+/// Stands in the concepts for the callables that a model is given: temporary lambda expressions
+/// that capture something, which can be copied and not assigned. A model that takes only plain
+/// functions, or references to what is not constant, could not be called with them.
 template <class Signature>
 struct CallableObject;
 
 template <class Result, class... Arguments, bool is_noexcept>
 struct CallableObject<Result(Arguments...) noexcept(is_noexcept)> {
+  CallableObject(CallableObject const&) noexcept;
+  CallableObject& operator=(CallableObject const&) = delete;
+  ~CallableObject() = default;
   Result operator()(Arguments...) const noexcept(is_noexcept);
 };
 

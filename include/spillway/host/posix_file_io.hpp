@@ -79,7 +79,7 @@ class PosixFileIo {
   }
 
   [[nodiscard]] static int write_zeros(int fd, std::uint64_t offset, std::size_t bytes) noexcept {
-    alignas(4096) static constexpr std::array<std::byte, 64 * 1024> zeros{};  // for O_DIRECT
+    alignas(4096) static constexpr std::array<std::byte, 65'536> zeros{};  // for O_DIRECT
     Queue queue{fd};
     while (bytes > 0) {
       // The queue does not write to the memory of a transfer that writes to the file.

@@ -88,9 +88,7 @@ template <class T>
 [[nodiscard]] constexpr DataType data_type() noexcept {
   static_assert(sizeof(T) <= std::numeric_limits<std::uint16_t>::max());
   [[maybe_unused]] constexpr auto bits = static_cast<std::uint8_t>(sizeof(T) * 8);
-  if constexpr (sizeof(T) * 8 != bits) {  // as complex numbers of long double
-    return {TypeCode::opaque, 8, static_cast<std::uint16_t>(sizeof(T))};
-  } else if constexpr (std::is_same_v<T, bool>) {
+  if constexpr (std::is_same_v<T, bool>) {
     return {TypeCode::boolean, bits, 1};
   } else if constexpr (std::is_floating_point_v<T>) {
     return {TypeCode::floating_point, bits, 1};
@@ -98,7 +96,7 @@ template <class T>
     return {TypeCode::unsigned_integer, bits, 1};
   } else if constexpr (std::is_integral_v<T>) {
     return {TypeCode::signed_integer, bits, 1};
-  } else if constexpr (ComplexNumber<T>) {
+  } else if constexpr (ComplexNumber<T> && sizeof(T) * 8 == bits) {  // not of long double
     return {TypeCode::complex, bits, 1};
   } else {
     return {TypeCode::opaque, 8, static_cast<std::uint16_t>(sizeof(T))};

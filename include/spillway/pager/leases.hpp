@@ -124,9 +124,14 @@ class Leases {
       return hit.second;
     }
     StreamIndex index{};
+    bool has_waited = false;
+    std::uint64_t const start_ns = device_.clock_ns();
     {
       Unlocked const unlocked{monitor_};
-      index = order_.index_of(stream);
+      index = order_.index_of(stream, has_waited);
+    }
+    if (has_waited) {
+      journal_.host_waited(1, start_ns, device_.clock_ns());
     }
     hit = {stream, index};
     return index;

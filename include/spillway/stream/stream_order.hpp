@@ -53,7 +53,12 @@ class StreamOrder {
   ///
   /// @throws ContractViolation when more than `max_streams` - 1 streams are in use at once, and for
   ///         a handle that means another stream in every thread; DeviceError
-  [[nodiscard]] StreamIndex index_of(stream_type stream);
+  [[nodiscard]] StreamIndex index_of(stream_type stream) {
+    bool has_waited = false;
+    return index_of(stream, has_waited);
+  }
+  /// The same. Sets `has_waited` to true if it had to wait.
+  [[nodiscard]] StreamIndex index_of(stream_type stream, bool& has_waited);
 
   /// A ticket for all work enqueued on `stream` so far; none where that has happened already, as on
   /// streams that stand for the caller. No device call.
@@ -162,7 +167,7 @@ class StreamOrder {
   template <class Use>
   void for_each_stream(Ticket ticket, Use use) const;
   [[nodiscard]] std::uint64_t last_enqueued(Stream& stream);
-  [[nodiscard]] Ticket vacant_point();
+  [[nodiscard]] Ticket vacant_point(bool& has_waited);
   [[nodiscard]] StreamIndex assign(StreamIndex index, stream_type stream);
   [[nodiscard]] Claim claim_event(Stream& stream, std::uint64_t sequence);
   [[nodiscard]] Claim record_event(Stream& stream);
@@ -178,7 +183,7 @@ class StreamOrder {
 };
 
 template <DeviceApi Device>
-auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
+auto StreamOrder<Device>::index_of(stream_type stream, bool& has_waited) -> StreamIndex {
   {
     std::scoped_lock const lock{mutex_};
     if (auto const found = index_.find(stream); found != index_.end()) {
@@ -190,7 +195,7 @@ auto StreamOrder<Device>::index_of(stream_type stream) -> StreamIndex {
             "the stream handle means another stream in every thread: name a stream of its own");
   }
   for (;;) {
-    Ticket const vacant = vacant_point();
+    Ticket const vacant = vacant_point(has_waited);
     std::scoped_lock const lock{mutex_};
     if (auto const found = index_.find(stream); found != index_.end()) {
       return found->second;  // another thread was faster
@@ -236,7 +241,7 @@ StreamIndex StreamOrder<Device>::assign(StreamIndex index, stream_type stream) {
 /// The last point of a retired stream whose work has all finished, or none. If no index is left, it
 /// waits for one. Another thread may take that stream's index before the caller does.
 template <DeviceApi Device>
-Ticket StreamOrder<Device>::vacant_point() {
+Ticket StreamOrder<Device>::vacant_point(bool& has_waited) {
   std::vector<Ticket> retired;
   bool is_full = false;
   {
@@ -256,6 +261,7 @@ Ticket StreamOrder<Device>::vacant_point() {
   auto const first = std::min_element(retired.begin(), retired.end(), [](Ticket a, Ticket b) {
     return a.sequence() < b.sequence();
   });
+  has_waited = true;
   synchronize(*first);
   return *first;
 }
