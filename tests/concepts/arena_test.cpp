@@ -224,11 +224,11 @@ struct TrimMayThrow : Moving {
   std::optional<Segment> trim(std::size_t);
 };
 static_assert(MovingArena<TrimMayThrow> && !GrowingArena<TrimMayThrow>);
-struct VisitsByReference : Plain {
+struct ArenaVisitsByReference : Plain {
   template <class Visit>
   void for_each_range(Visit&) const {}
 };
-static_assert(!Arena<VisitsByReference>, "it is called with temporaries");
+static_assert(!Arena<ArenaVisitsByReference>, "it is called with temporaries");
 struct PlansByReference : Moving {
   template <class CanMove>
   std::optional<CompactionPlan> plan_pass(std::size_t, CanMove&);

@@ -20,11 +20,11 @@ static_assert(FitPolicy<FitArchetype>);
 
 static_assert(!FitPolicy<spillway::test::NotMovable<BestFit>>);
 
-struct VisitsByReference : FitArchetype {
+struct FitVisitsByReference : FitArchetype {
   template <class Visit>
   void visit_large(RangeTable const&, Visit&) const {}
 };
-static_assert(!FitPolicy<VisitsByReference>, "it is called with temporaries");
+static_assert(!FitPolicy<FitVisitsByReference>, "it is called with temporaries");
 
 }  // namespace
 

@@ -25,11 +25,11 @@ static_assert(PrefetchPolicy<PrefetchArchetype>);
 
 static_assert(!PrefetchPolicy<spillway::test::NotMovable<NoPrefetch>>);
 
-struct VisitsByReference : PrefetchArchetype {
+struct PrefetchVisitsByReference : PrefetchArchetype {
   template <class Visitor>
   void candidates(AccessSchedule const&, Visitor&) const {}
 };
-static_assert(!PrefetchPolicy<VisitsByReference>, "it is called with temporaries");
+static_assert(!PrefetchPolicy<PrefetchVisitsByReference>, "it is called with temporaries");
 
 }  // namespace
 
