@@ -15,6 +15,13 @@ FACTORS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 _MOST_BOUNDED = 20_000  # operations: the bound takes the square of their number
 
 
+def _bandwidths(links):
+    numbers = tuple(float(link) for link in links)
+    if not numbers or not all(1e-9 <= number <= 1e9 for number in numbers):
+        raise ValueError(f"spillway_torch.plan(links={links!r}): one or more bandwidths, in GB/s from 1e-9 to 1e9")
+    return numbers
+
+
 class Plan:
     """A context around one step, best not the first: it records the step, and says afterwards what limits would cost.
 
@@ -23,7 +30,7 @@ class Plan:
 
     def __init__(self, limits, links, overlap, estimate, least_bytes, out, picture):
         self.title = "One step"
-        self._limits, self._links, self._overlap = limits, tuple(links), overlap
+        self._limits, self._links, self._overlap = limits, _bandwidths(links), overlap
         self._out, self._picture = out, picture
         self._recorder = Recorder(least_bytes, estimate)
         self._context = None
@@ -85,7 +92,7 @@ class Plan:
 
     def sweep(self, limits, links):
         """The same for other limits and links."""
-        return [self._row(limit, link) for link in links for limit in limits]
+        return [self._row(limit, link) for link in _bandwidths(links) for limit in limits]
 
     def _limits_to_try(self):
         limits = self._limits

@@ -11,6 +11,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+import spillway_torch
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples" / "pytorch"
 
 TRAIN = f"""
@@ -256,6 +258,13 @@ def complaint(monkeypatch, capsys):
     ("--limits=8GiB,", "--limits"), ("--limits=0.5", "bytes are a whole number"), ("--device=1", "--device is for snapshots")])
 def test_numbers_that_say_nothing_are_refused(complaint, options, named):
     assert named in complaint(options, __file__)
+
+
+@pytest.mark.parametrize("options", [{"links": ()}, {"links": (12, 0)}, {"links": (1e300,)}, {"links": (float("nan"),)}, {"tflops": 0},
+                                     {"tflops": -1.0}, {"memory_gbps": float("inf")}, {"limits": ["0.5"]}])
+def test_numbers_that_say_nothing_are_refused_by_the_function_too(options):
+    with pytest.raises(ValueError, match=rf"spillway_torch\.plan\({next(iter(options))}="):
+        spillway_torch.plan(**options)
 
 
 def test_options_of_a_snapshot_stand_on_both_sides_of_it_and_those_of_programs_are_refused(complaint, tmp_path):
