@@ -294,7 +294,7 @@ class HostSwapPool {
     std::string advice = "The host pool is full: raise its tiers' capacities or free blocks.";
     if (File const* const file = memory_.file(); file != nullptr && file->refusal() != 0) {
       advice += detail::Text{" The system gave no room for the swap file at "} + file->path() +
-                ": " + std::generic_category().message(file->refusal()) + ".";
+                ": " + File::reason(file->refusal()) + ".";
     }
     return advice;
   }

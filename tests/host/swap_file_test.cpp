@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace spillway;
 using namespace spillway::detail;
@@ -130,6 +133,38 @@ TEST_SUITE("swap_file") {
       std::ofstream{path} << "somebody else's";
     }
     CHECK(std::filesystem::exists(path));
+  }
+
+  TEST_CASE("SwapFile: a forked child leaves the file to its parent") {
+    TemporaryFolder folder;
+    auto const path = folder.path() / "swap";
+    auto file = std::make_unique<File>(path, false, PosixFileIo{});
+    auto queue = std::make_optional(file->make_queue({}));
+    auto const written = pattern(4096, 1);
+    REQUIRE(file->try_reserve(8192) == 0);
+    REQUIRE(queue->write(written.data(), 4096, 0) == 0);
+
+    pid_t const child = ::fork();
+    if (child == 0) {
+      auto data = pattern(4096, 2);
+      bool const is_left = queue->read(data.data(), 4096, 0) == File::is_parents &&
+                           queue->write(data.data(), 4096, 0) == File::is_parents &&
+                           data == pattern(4096, 2) && !file->try_reserve(4096) &&
+                           file->refusal() == File::is_parents;
+      file->release(0, 8192);
+      queue.reset();
+      file.reset();
+      ::_exit(is_left ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+
+    CHECK(status == 0);
+    CHECK(std::filesystem::exists(path));
+    std::vector<std::byte> back(4096);
+    CHECK(queue->read(back.data(), 4096, 0) == 0);
+    CHECK(back == written);
+    CHECK(file->try_reserve(4096) == 8192);
   }
 
   TEST_CASE("SwapFile: where the system cannot allocate room, it is written") {

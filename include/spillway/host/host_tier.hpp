@@ -70,7 +70,7 @@ struct HostPoolOptions {
   std::size_t pageable_bytes = 0;
   std::size_t file_bytes = 0;
   /// A folder, for a file without a name, or the name of a file that must not exist yet. Either is
-  /// gone when the pool is.
+  /// gone when the pool is. A forked child cannot use it: its reads fail with `FileTierError`.
   std::string file{};
   /// How much of the pinned tier to reserve at construction; the rest is pinned when it is needed.
   std::size_t initial_pinned_bytes = 0;

@@ -21,7 +21,6 @@
 #include <optional>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -670,10 +669,8 @@ void SlotIo<FileIo>::throw_lost(FileFailure const& failure) const {
   }
   throw FileTierError{Text{"spillway: "} + (failure.is_read ? "reading " : "writing ") +
                       failure.bytes + " bytes at offset " + failure.file_offset +
-                      " of the swap file at " + file_->path() + " failed: " +
-                      (failure.error == SwapFile<FileIo>::is_corrupt
-                           ? "they are not what was written there (their checksums differ)"
-                           : std::generic_category().message(failure.error)) +
+                      " of the swap file at " + file_->path() +
+                      " failed: " + SwapFile<FileIo>::reason(failure.error) +
                       (failure.is_read     ? ""
                        : failure.is_direct ? "; they were on the device only"
                                            : "; there was no memory to keep them in either") +

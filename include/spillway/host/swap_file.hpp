@@ -34,6 +34,9 @@ namespace spillway::detail {
 /// Given a folder, the file has no name and vanishes even if the program is killed. Given a name,
 /// the file must not exist, so that no data is overwritten.
 ///
+/// A forked child has the file in common with its parent, and neither knows what the other one
+/// keeps where. So the file stays the parent's: in the child it has no room, and transfers fail.
+///
 /// Threads  thread-safe. A queue: as its model says.
 template <FileIoApi FileIo>
 class SwapFile {
@@ -41,6 +44,17 @@ class SwapFile {
 
  public:
   static constexpr int is_corrupt = EBADMSG;
+  static constexpr int is_parents = ESTALE;
+  /// What such a number, or one of the system, means.
+  [[nodiscard]] static std::string reason(int error) {
+    if (error == is_corrupt) {
+      return "they are not what was written there (their checksums differ)";
+    }
+    if (error == is_parents) {
+      return "the file is that of the process from which this one was forked";
+    }
+    return std::generic_category().message(error);
+  }
   /// Whether the file's queues may carry bytes straight from and to such a device.
   template <class Device>
   static constexpr bool may_reach = DeviceFileQueueApi<ModelQueue, Device>;
@@ -49,16 +63,21 @@ class SwapFile {
   /// asked to. Notes the checksums of what is written and looks at those of what was read.
   class Queue {
    public:
-    Queue(ModelQueue queue, FileChecksums* sums) : queue_{std::move(queue)}, sums_{sums} {}
+    Queue(ModelQueue queue, FileChecksums* sums, pid_t owner)
+        : queue_{std::move(queue)}, sums_{sums}, owner_{owner} {}
 
     [[nodiscard]] bool can_begin() const noexcept { return queue_.can_begin(); }
     [[nodiscard]] std::string_view name() const noexcept { return queue_.name(); }
-    void begin(FileTransfer& transfer) noexcept { queue_.begin(transfer); }
+    void begin(FileTransfer& transfer) noexcept {
+      if (::getpid() == owner_) {
+        queue_.begin(transfer);
+      }
+    }
 
     template <class Device>
     [[nodiscard]] bool
     try_enqueue(Device& device, FileTransfer& transfer, typename Device::stream_type stream) {
-      return queue_.try_enqueue(device, transfer, stream);
+      return ::getpid() == owner_ && queue_.try_enqueue(device, transfer, stream);
     }
     /// Whether `try_enqueue` may be used: it makes no checksums.
     template <class Device>
@@ -70,8 +89,11 @@ class SwapFile {
     }
 
     /// Moves all of it. @returns 0, or the error number: EIO where the file ends early,
-    /// `is_corrupt` for bytes that are not those that were written
+    /// `is_corrupt` for bytes that are not those that were written, `is_parents` in a forked child
     [[nodiscard]] int finish(FileTransfer& transfer) noexcept {
+      if (::getpid() != owner_) {
+        return is_parents;
+      }
       std::byte const* const memory = transfer.memory;
       std::size_t const bytes = transfer.bytes;
       std::uint64_t const offset = transfer.offset;
@@ -118,6 +140,7 @@ class SwapFile {
 
     mutable ModelQueue queue_;
     FileChecksums* sums_;  // null where there are none
+    pid_t owner_;
   };
 
   /// The alignment that O_DIRECT needs of offsets, sizes and addresses, and the unit of checksums.
@@ -154,7 +177,7 @@ class SwapFile {
   SwapFile(SwapFile const&) = delete;
   SwapFile& operator=(SwapFile const&) = delete;
   ~SwapFile() {
-    if (is_named_ && is_at(path_)) {
+    if (is_named_ && is_owner() && is_at(path_)) {
       ::unlink(path_.c_str());
     }
     ::close(fd_);
@@ -166,6 +189,10 @@ class SwapFile {
   /// @throws  std::bad_alloc, with nothing changed
   [[nodiscard]] std::optional<std::uint64_t> try_reserve(std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
+    if (!is_owner()) {
+      refusal_ = is_parents;
+      return std::nullopt;
+    }
     auto const hole = std::find_if(
         holes_.begin(), holes_.end(), [&](Hole const& each) { return each.bytes >= bytes; });
     std::uint64_t const offset = hole != holes_.end() ? hole->offset : size_bytes_;
@@ -190,6 +217,9 @@ class SwapFile {
   /// Gives the room of a range back to the file system. @throws std::bad_alloc, then it is kept
   void release(std::uint64_t offset, std::size_t bytes) {
     std::scoped_lock const lock{mutex_};
+    if (!is_owner()) {
+      return;
+    }
     auto const next = std::find_if(
         holes_.begin(), holes_.end(), [&](Hole const& each) { return each.offset > offset; });
     auto const made = holes_.insert(next, Hole{offset, bytes});
@@ -206,7 +236,7 @@ class SwapFile {
 
   /// A queue of transfers, most of them to and from `memory`. @throws std::bad_alloc
   [[nodiscard]] Queue make_queue(std::span<std::byte> memory) {
-    return Queue{io_.make_queue(fd_, memory), is_checked_ ? &sums_ : nullptr};
+    return Queue{io_.make_queue(fd_, memory), is_checked_ ? &sums_ : nullptr, owner_};
   }
 
   [[nodiscard]] std::string const& path() const noexcept {
@@ -230,6 +260,9 @@ class SwapFile {
   }
 
  private:
+  [[nodiscard]] bool is_owner() const noexcept {
+    return ::getpid() == owner_;
+  }
   /// The program may go to another folder before it ends.
   void make_absolute() {
     if (char* const name = ::realpath(path_.c_str(), nullptr)) {
@@ -265,6 +298,7 @@ class SwapFile {
 
   std::string path_;
   [[no_unique_address]] FileIo io_;
+  pid_t const owner_ = ::getpid();
   int fd_ = -1;
   bool is_named_ = false;
   bool is_direct_ = false;

@@ -110,6 +110,30 @@ print("good")
     assert out.strip() == "good"
 
 
+def test_a_forked_child_leaves_the_file_to_its_parent(script):
+    out = script("""
+import os, torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, host_limit=1 << 20, file_tier=".", file_limit=1 << 30, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((10 << 20,), i, dtype=torch.uint8) for i in range(12)]
+spillway_torch.park("file")
+pid = os.fork()
+if pid == 0:
+    mine = [torch.full((10 << 20,), 100 + i, dtype=torch.uint8) for i in range(5)]
+    try:
+        pile[3][-1].item()
+    except RuntimeError as error:
+        os._exit(0 if "process from which this one was forked" in str(error) else 1)
+    os._exit(2)
+_, status = os.waitpid(pid, 0)
+assert status == 0, status
+assert all(int(t[3]) == i for i, t in enumerate(pile))
+print("good")
+""")
+    assert out.strip() == "good"
+
+
 def test_garbage_that_is_collected_while_a_process_forks(script):
     out = script("""
 import gc, os, torch
