@@ -50,7 +50,7 @@ class Held {
       }
     }
     try {
-      frame_->enter(operands);
+      frame_->enter_named(operands);
     } catch (...) {
       exit();
       throw;
@@ -89,7 +89,7 @@ class Lent {
     });
     if (!operands.empty()) {
       typename Site::State::Hook::Frame frame;
-      frame.enter(operands);
+      frame.enter_named(operands);
       lease_.emplace(operands);
     }
   }

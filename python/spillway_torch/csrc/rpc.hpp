@@ -54,7 +54,7 @@ class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDevic
     }
     bool const has_copy = Site::device().is_cpu();
     Frame frame;
-    frame.enter({spillway::torch::Operand{memory, nullptr, {/*keeps=*/!has_copy, false}}});
+    frame.enter_named({spillway::torch::Operand{memory, nullptr, {/*keeps=*/!has_copy, false}}});
     if (!has_copy) {
       return original_->prepareTensorForSending(storage, streams, message);
     }
@@ -64,7 +64,7 @@ class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDevic
         c10::DataPtr{memory->_mutable_data_ptr_no_checks().get(), storage.device()}};
     auto copy = original_->prepareTensorForSending(borrowed, streams, message);
     if (!copy) {
-      frame.enter({spillway::torch::Operand{memory, nullptr, {/*keeps=*/true, false}}});
+      frame.enter_named({spillway::torch::Operand{memory, nullptr, {/*keeps=*/true, false}}});
     }
     return copy;
   }

@@ -124,6 +124,24 @@ def test_hold_gives_an_address_for_as_long_as_it_lasts(lms):
     assert lms.is_away(a) and lms.is_away(b)
 
 
+def test_what_is_named_inside_hold_stays_though_no_operation_has_used_it_before(lms):
+    with spillway_torch.hold(torch.ones(1 << 12)):
+        lent, kept = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1 << 16)
+        array = lent.numpy()
+        spillway_torch.keep(kept)
+        named = torch.zeros(1 << 16)
+        with spillway_torch.hold(named):
+            pass
+        lms.evict()
+        assert lms.is_ours(named) and not lms.is_away(named)
+    lent.fill_(3)
+    kept.fill_(4)
+    lms.evict()
+    assert not lms.is_away(lent) and not lms.is_away(kept) and lms.is_away(named)
+    array[:] += 4
+    assert lent[5] == 7
+
+
 def test_an_address_asked_for_inside_hold_is_good_until_its_end(lms):
     a = torch.arange(100, dtype=torch.int32)
     lms.evict()

@@ -344,21 +344,10 @@ class FrameHook {
 
     [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
     [[nodiscard]] typename Leases::Frames const& frames() const noexcept { return frames_; }
-    void enter(Operands const& operands) {
-      if (operands.empty()) {
-        return;
-      }
-      rethrow_as_torch([&] {
-        try {
-          Site::leases().enter(frames_, frames_.pins, operands, is_outermost_);
-        } catch (c10::OutOfMemoryError const&) {
-          if (!has_split_room(operands)) {
-            throw;
-          }
-          Site::leases().regroup(frames_, operands);
-        }
-      });
-    }
+    void enter(Operands const& operands) { enter(operands, is_outermost_); }
+    /// The same for what the program names, or whose address goes on: it is enrolled within another
+    /// operation, too, since it has to be known to stay.
+    void enter_named(Operands const& operands) { enter(operands, /*enrols=*/true); }
     /// Enrols results of a nested operation, which stay until the outermost one ends.
     void enrol(Operands const& results) {
       Site::leases().enter(frames_, frames_.pins, results, /*enrols=*/true);
@@ -388,6 +377,21 @@ class FrameHook {
     }
 
    private:
+    void enter(Operands const& operands, bool enrols) {
+      if (operands.empty()) {
+        return;
+      }
+      rethrow_as_torch([&] {
+        try {
+          Site::leases().enter(frames_, frames_.pins, operands, enrols);
+        } catch (c10::OutOfMemoryError const&) {
+          if (!has_split_room(operands)) {
+            throw;
+          }
+          Site::leases().regroup(frames_, operands);
+        }
+      });
+    }
     [[nodiscard]] bool has_split_room(Operands const& operands) const noexcept {
       return is_outermost_ && frames_.split_bytes != 0 && !operands.empty();
     }
@@ -404,7 +408,7 @@ class FrameHook {
   static void bring_in(c10::StorageImpl& storage, c10::TensorImpl const* tensor, bool keeps) {
     if (Leases::is_ours(storage)) {
       Frame frame;
-      frame.enter({Operand{&storage, tensor, {keeps, /*writes=*/false}}});
+      frame.enter_named({Operand{&storage, tensor, {keeps, /*writes=*/false}}});
     }
   }
 
@@ -621,7 +625,7 @@ class FrameHook {
     ForeignOperation const foreign;
     Operands operands = operands_of(op, *stack);
     Frame frame;
-    frame.enter(operands);
+    frame.enter_named(operands);
     bool const is_wait = op.schema().name() == "_c10d_functional::wait_tensor";
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     {
@@ -698,7 +702,7 @@ class FrameHook {
     Operands operands;
     collect<Leases>(last(*stack, op.schema().arguments().size()), operands, {keeps, false});
     Frame frame;
-    frame.enter(operands);
+    frame.enter_named(operands);
     op.redispatchBoxed(next, stack);
     operands.clear();
     collect<Leases>(last(*stack, op.schema().returns().size()), operands, {keeps, false});
