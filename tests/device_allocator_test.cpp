@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <support/small_allocator.hpp>
+#include <support/stepped_policies.hpp>
 #include <support/temporary_folder.hpp>
 
 using namespace spillway;
@@ -52,10 +53,6 @@ struct LargeOnlyPolicies : support::SmallPolicies {
   using eviction = LargeOnly;
 };
 using LargeOnlyAllocator = DeviceAllocator<LargeOnlyPolicies>;
-
-struct SteppedPolicies : SimPolicies {
-  using device = testing::SteppedSimApi;
-};
 
 /// Counts in a counter of the caller's, which it shares with its copies, how often it is asked.
 class CountedFit : public SegregatedFit {
@@ -259,7 +256,7 @@ TEST_SUITE("device_allocator") {
 
   TEST_CASE("DeviceAllocator: a stream that waits for one that was retired is a counted wait") {
     testing::SteppedSimApi device{{.capacity_bytes = 64_MiB}};
-    DeviceAllocator<SteppedPolicies> memory{device, {.capacity_bytes = 1_MiB}};
+    DeviceAllocator<support::SteppedPolicies> memory{device, {.capacity_bytes = 1_MiB}};
     std::size_t named = 0;
     while (memory.stats().host_waits == 0 && named < 256) {
       auto const stream = device.create_stream();

@@ -10,34 +10,13 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <limits>
-#include <new>
 #include <optional>
 #include <random>
 #include <set>
 #include <vector>
 
-namespace {
-
-std::size_t allocations = 0;  // by anybody in this program
-
-}  // namespace
-
-// Not inlined: where g++ sees only one of a pair, it takes the other for a mistake.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++allocations;
-  if (void* const memory = std::malloc(bytes)) {  // NOLINT
-    return memory;
-  }
-  throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);  // NOLINT
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);  // NOLINT
-}
+#include <support/counted_allocations.hpp>
 
 namespace {
 
@@ -254,13 +233,13 @@ TEST_SUITE("arena") {
     for (bool const rises : {true, false}) {
       CAPTURE(rises);
       std::uint64_t asked = 0;
-      std::size_t const before = allocations;
+      std::size_t const before = support::allocations;
       auto const window = spillway::detail::cheapest_eviction_window(
           map.list(), scope, wanted, [&](BlockId) -> std::optional<std::uint64_t> {
             ++asked;
             return rises ? asked : blocks - asked;
           });
-      counts.push_back(allocations - before);
+      counts.push_back(support::allocations - before);
       REQUIRE(window);
       auto const first = owners.begin() + (rises ? 0 : blocks - wanted);
       CHECK(window->owners == std::vector<BlockId>{first, first + wanted});

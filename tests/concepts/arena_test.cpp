@@ -311,6 +311,14 @@ struct GrowingRig {
     }
     return placement;
   }
+  /// Blocks of 128 KiB that fill 2 MiB.
+  std::vector<Placement> take_all() {
+    std::vector<Placement> taken;
+    for (std::uint64_t i = 0; i < 16; ++i) {
+      taken.push_back(*take(128_KiB, BlockId{i + 1}));
+    }
+    return taken;
+  }
   [[nodiscard]] std::size_t used_bytes() const {
     MemoryInfo const info = device.memory_info();
     return info.total_bytes - info.free_bytes;
@@ -394,10 +402,7 @@ TEST_SUITE("arena_concept") {
 
   TEST_CASE("GrowingArena: what grows in place is one range, whatever it was made of") {
     GrowingRig<Moving> rig{true};
-    std::vector<Placement> taken;
-    for (std::uint64_t i = 0; i < 16; ++i) {
-      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
-    }
+    std::vector<Placement> const taken = rig.take_all();
     CHECK(rig.arena.reserved_bytes() == 2_MiB);
     CHECK(rig.arena.stats().segments == 1);
     for (std::size_t i = 4; i < 12; ++i) {
@@ -423,10 +428,7 @@ TEST_SUITE("arena_concept") {
   TEST_CASE("GrowingArena: a hole that is filled to its end joins what is free on both its sides") {
     GrowingRig<Moving> rig{true};
     Moving& arena = rig.arena;
-    std::vector<Placement> taken;
-    for (std::uint64_t i = 0; i < 16; ++i) {
-      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
-    }
+    std::vector<Placement> const taken = rig.take_all();
     for (std::size_t i = 4; i < 12; ++i) {
       arena.give_back(taken[i].range, {});
     }
@@ -446,10 +448,7 @@ TEST_SUITE("arena_concept") {
   TEST_CASE("GrowingArena: grows in the lowest hole that makes room, else in the lowest") {
     GrowingRig<Moving> rig{true};
     Moving& arena = rig.arena;
-    std::vector<Placement> taken;
-    for (std::uint64_t i = 0; i < 16; ++i) {
-      taken.push_back(*rig.take(128_KiB, BlockId{i + 1}));
-    }
+    std::vector<Placement> const taken = rig.take_all();
     for (std::size_t const i : {2U, 3U, 6U, 7U, 8U, 9U, 11U, 12U, 13U, 14U}) {
       arena.give_back(taken[i].range, {});
     }

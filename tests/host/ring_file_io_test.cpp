@@ -149,6 +149,34 @@ TEST_SUITE("ring_file_io") {
     std::array<FileTransfer, parts> transfers{};
   };
 
+  /// Transfers of one size that write to a file side by side.
+  struct LargeWrites {
+    LargeWrites(std::size_t count, std::size_t bytes) : memory(bytes), transfers(count) {
+      REQUIRE(file.try_reserve(count * bytes) == 0);
+    }
+    void begin() {
+      std::uint64_t offset = 0;
+      for (FileTransfer& transfer : transfers) {
+        transfer = {
+            .memory = memory.data(), .bytes = memory.size(), .offset = offset, .is_write = true};
+        queue.begin(transfer);
+        offset += memory.size();
+      }
+    }
+    void finish() {
+      for (FileTransfer& transfer : transfers) {
+        CHECK(queue.finish(transfer) == 0);
+      }
+    }
+
+    TemporaryFolder folder;
+    FakeRing ring;
+    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
+    std::vector<std::byte> memory;
+    SwapFile<FakeRingFileIo>::Queue queue{file.make_queue({})};
+    std::vector<FileTransfer> transfers;
+  };
+
   }  // namespace
 
   TEST_CASE("RingFileIo: transfers that are begun together reach the kernel together") {
@@ -177,72 +205,28 @@ TEST_SUITE("ring_file_io") {
   TEST_CASE(
       "RingFileIo: no more bytes are in flight than keep a disk busy, but one transfer always") {
     constexpr std::size_t large = 6 << 20;
-    TemporaryFolder folder;
-    FakeRing ring;
-    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
-    REQUIRE(file.try_reserve(3 * large) == 0);
-    std::vector<std::byte> const memory(large);
-    auto queue = file.make_queue({});
-    std::array<FileTransfer, 3> transfers{};
-    for (std::size_t i = 0; i < 3; ++i) {
-      transfers[i] = {.memory = const_cast<std::byte*>(memory.data()),
-                      .bytes = large,
-                      .offset = i * large,
-                      .is_write = true};
-      queue.begin(transfers[i]);
-    }
-
-    for (FileTransfer& transfer : transfers) {
-      CHECK(queue.finish(transfer) == 0);
-    }
-
-    CHECK(ring.state->most_taken_bytes == large);
+    LargeWrites now{3, large};
+    now.begin();
+    now.finish();
+    CHECK(now.ring.state->most_taken_bytes == large);
   }
 
   TEST_CASE("RingFileIo: a transfer of more bytes than may be in flight goes alone") {
-    constexpr std::size_t larger = 9 << 20;
-    TemporaryFolder folder;
-    FakeRing ring;
-    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
-    REQUIRE(file.try_reserve(2 * larger) == 0);
-    std::vector<std::byte> memory(larger);
-    auto queue = file.make_queue({});
-    std::array<FileTransfer, 2> transfers{};
-    for (std::size_t i = 0; i < 2; ++i) {
-      transfers[i] = {
-          .memory = memory.data(), .bytes = larger, .offset = i * larger, .is_write = true};
-      queue.begin(transfers[i]);
-    }
-
-    REQUIRE(ring.state->taken == 1);
-    for (FileTransfer& transfer : transfers) {
-      CHECK(queue.finish(transfer) == 0);
-    }
-    CHECK(ring.state->taken == 2);
-    CHECK(ring.state->most_taken == 1);
+    LargeWrites now{2, 9 << 20};
+    now.begin();
+    REQUIRE(now.ring.state->taken == 1);
+    now.finish();
+    CHECK(now.ring.state->taken == 2);
+    CHECK(now.ring.state->most_taken == 1);
   }
 
   TEST_CASE("RingFileIo: bytes that have arrived make room for others") {
-    constexpr std::size_t half = 4 << 20;  // of what may be in flight
-    TemporaryFolder folder;
-    FakeRing ring;
-    SwapFile<FakeRingFileIo> file{folder.path(), false, FakeRingFileIo{ring}};
-    REQUIRE(file.try_reserve(2 * half) == 0);
-    std::vector<std::byte> memory(half);
-    auto queue = file.make_queue({});
+    LargeWrites now{2, 4 << 20};  // each half of what may be in flight
     for (int round = 0; round < 3; ++round) {
-      ring.state->most_taken = 0;
-      std::array<FileTransfer, 2> transfers{};
-      for (std::size_t i = 0; i < 2; ++i) {
-        transfers[i] = {
-            .memory = memory.data(), .bytes = half, .offset = i * half, .is_write = true};
-        queue.begin(transfers[i]);
-      }
-
-      for (FileTransfer& transfer : transfers) {
-        CHECK(queue.finish(transfer) == 0);
-      }
-      CHECK(ring.state->most_taken == 2);
+      now.ring.state->most_taken = 0;
+      now.begin();
+      now.finish();
+      CHECK(now.ring.state->most_taken == 2);
     }
   }
 

@@ -8,32 +8,10 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include <support/counted_allocations.hpp>
 #include <support/stepped_policies.hpp>
-
-namespace {
-
-std::size_t allocations = 0;  // by anybody in this program
-
-}  // namespace
-
-// Not inlined: where g++ sees only one of a pair, it takes the other for a mistake.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++allocations;
-  if (void* const memory = std::malloc(bytes)) {  // NOLINT
-    return memory;
-  }
-  throw std::bad_alloc{};
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);  // NOLINT
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
-  std::free(memory);  // NOLINT
-}
 
 namespace {
 
@@ -92,10 +70,10 @@ TEST_SUITE("acquire_cost") {
       bench.allocator.begin_step();
     }
     auto const calls = bench.device.calls();
-    std::size_t const before = allocations;
+    std::size_t const before = support::allocations;
     REQUIRE(before > 0);
     bench.use_all(0);
-    CHECK(allocations == before);
+    CHECK(support::allocations == before);
     CHECK(bench.device.calls() == calls);
   }
 
