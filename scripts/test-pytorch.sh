@@ -6,9 +6,11 @@
 #   scripts/test-pytorch.sh [--torch VERSION] [PYTEST OPTIONS]
 #   scripts/test-pytorch.sh [--torch VERSION] --zoo [OPTIONS OF examples/pytorch/model_zoo.py]
 #   scripts/test-pytorch.sh [--torch VERSION] --own-tests FOLDER [OPTIONS OF scripts/framework-tests.py]
+#   scripts/test-pytorch.sh [--torch VERSION] --fetch
 #
 # The second form trains models of other packages instead, which are fetched, too (about 200 MB), and prints a table.
 # The third runs PyTorch's own tests, from a checkout of its sources, with and without support, and prints a table.
+# The fourth makes the environment and stops there.
 #
 # PyTorch goes into build/pytorch-VERSION, from wherever pip gets its packages, and stays there: the first
 # run fetches 2 GB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
@@ -42,6 +44,7 @@ END
     skip "pip could not install what torch needs: $(pip_failure)"
   is_there || skip "torch $version was installed but cannot be imported"
 fi
+if [ "${1-}" = --fetch ]; then exit; fi
 
 export MAX_JOBS=${MAX_JOBS:-1} TORCHINDUCTOR_CACHE_DIR=$home/inductor
 install_module python/spillway_torch

@@ -5,8 +5,10 @@
 #
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] [PYTEST OPTIONS]
 #   scripts/test-tensorflow.sh [--tensorflow VERSION] --keras [OPTIONS OF scripts/framework-tests.py]
+#   scripts/test-tensorflow.sh [--tensorflow VERSION] --fetch
 #
 # With --keras it runs some of Keras' own tests instead, with and without support, or what the options say.
+# With --fetch it makes the environment and stops there.
 # TensorFlow goes into build/tensorflow-VERSION, from wherever pip gets its packages, and stays there: the first
 # run fetches 800 MB, later ones nothing. Exit status 77 if it cannot be had: nothing was tested then.
 # SPILLWAY_REQUIRE_GPU=1 makes it a failure if there is no GPU.
@@ -35,6 +37,7 @@ if ! is_there; then
   pip 'setuptools>=77' pytest pytest-xdist wheel || skip "pip could not install pytest: $(pip_failure)"
   is_there || skip "tensorflow $version was installed but cannot be imported"
 fi
+if [ "${1-}" = --fetch ]; then exit; fi
 
 install_module python/spillway_tf
 
