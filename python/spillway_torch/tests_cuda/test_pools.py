@@ -5,6 +5,8 @@ import gc
 import pytest
 import torch
 
+import spillway_torch
+
 MIB = 1 << 20
 
 
@@ -134,6 +136,27 @@ def test_an_operand_that_is_away_comes_in_beside_a_capture(stand_in, lms, make):
     lms.evict()
     assert lms.view(x)["kept"] and lms.view(x)["resident"]
     assert torch.equal(x.cpu(), host)
+    torch._C._cuda_releasePool(0, pool)
+
+
+@pytest.mark.stand_in
+@pytest.mark.skipif(not begins_captures(), reason="this PyTorch calls it otherwise")
+def test_what_a_capture_inside_of_hold_uses_stays_where_it_is(stand_in, lms, make):
+    """Whether an operation before it has used it, or only one inside of `hold`, where nothing is enrolled."""
+    side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+    with torch.cuda.stream(side):
+        x, host = make(2)
+        with spillway_torch.hold(x):
+            z = torch.empty_like(x).copy_(x)
+            with Capture(stand_in, side, pool):
+                torch.empty_like(x).copy_(x)
+                torch.empty_like(z).copy_(z)
+    assert torch.equal(x.cpu(), host) and torch.equal(z.cpu(), host)
+
+    lms.evict()
+
+    for used in (x, z):
+        assert lms.view(used)["kept"] and lms.view(used)["has_address"]
     torch._C._cuda_releasePool(0, pool)
 
 

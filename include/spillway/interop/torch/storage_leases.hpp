@@ -295,7 +295,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   /// Pins the operands for an operation of the calling thread and brings in those that are swapped
   /// out.
   ///
-  /// @param enrols  whether storages seen for the first time are enrolled
+  /// @param enrols  whether storages seen for the first time are enrolled; in a capture they always
+  ///                are, since they have to be known to stay
   /// @throws c10::OutOfMemoryError if they do not fit together; c10::Error if their bytes are lost
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
   /// Ends an operation: enrols its results, and unpins what it had in use. Never makes room.
@@ -463,14 +464,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return storage._mutable_data_ptr_no_checks().get_deleter() == &Traits::free_raw;
   }
   /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by
-  /// the thread already for that use on the current stream.
+  /// the thread already for that use on the current stream. A capture pins all, to mark them: the
+  /// frame that has them pinned already may have begun before the capture.
   [[nodiscard]] static bool
   needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
     Entry const* const entry = Traits::entry_of(storage);
-    return entry != nullptr &&
-           (use.keeps() || use.writes() || (entry->is_read_leased && !use.only_reads()) ||
-            entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
-            !entry->leases.is_first(Site::current_stream()));
+    return is_captured() ||
+           (entry != nullptr &&
+            (use.keeps() || use.writes() || (entry->is_read_leased && !use.only_reads()) ||
+             entry->pinner.load(std::memory_order_relaxed) != &frames.pins ||
+             !entry->leases.is_first(Site::current_stream())));
   }
 
   // Reports
@@ -856,7 +859,7 @@ void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& oper
     this->count(frames);
     for (Operand const& operand : operands) {
       Entry* entry = Traits::entry_of(*operand.storage);
-      if (entry == nullptr && enrols) {
+      if (entry == nullptr && (enrols || captured)) {
         entry = try_enrol(operand);
       }
       if (entry != nullptr) {
