@@ -165,9 +165,7 @@ class Reclaimer {
   void fit_capacity() {
     while (resident_bytes() > arena_.capacity_bytes()) {
       if (!evict_for_room(resident_bytes() - arena_.capacity_bytes()) && !wait_for_release()) {
-        throw OutOfDeviceMemory{
-            blocks_.report(resident_bytes()),
-            "The capacity cannot be lowered below what leases hold: release some."};
+        throw OutOfDeviceMemory{blocks_.report(resident_bytes()), advice_to_fit()};
       }
     }
     if constexpr (GrowingArena<Arena>) {
@@ -634,6 +632,13 @@ class Reclaimer {
     return found;
   }
 
+  [[nodiscard]] std::string advice_to_fit() const {
+    MemoryReport const now = blocks_.report(0);
+    if (options_.swapping && now.leased_bytes <= now.capacity_bytes) {
+      return blocks_.advice_when_host_is_full();
+    }
+    return "The capacity cannot be lowered below what leases hold: release some.";
+  }
   [[nodiscard]] std::string advice(std::size_t bytes) const {
     MemoryReport const now = blocks_.report(bytes);
     if (bytes > now.capacity_bytes) {

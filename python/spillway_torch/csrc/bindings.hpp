@@ -279,12 +279,16 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "park",
       [](bool to_file) {
-        return installed().leases.park(to_file ? spillway::HostTier::file
-                                               : spillway::HostTier::pinned);
+        return State::Hook::rethrow_as_torch([&] {
+          return installed().leases.park(to_file ? spillway::HostTier::file
+                                                 : spillway::HostTier::pinned);
+        });
       },
       WithoutLock());
   m.def(
-      "wake", [] { return installed().leases.wake(); }, WithoutLock());
+      "wake",
+      [] { return State::Hook::rethrow_as_torch([] { return installed().leases.wake(); }); },
+      WithoutLock());
   m.def(
       "begin_step", [] { installed().leases.begin_step(); }, WithoutLock());
   m.def("name_stream", [] { (void)installed().memory.mark(Site::current_stream()); });

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include <c10/core/DispatchKey.h>
@@ -94,11 +95,16 @@ struct SiteState {
                 "the limit can be raised to ",
                 most_bytes,
                 " bytes at most, with which spillway_torch was installed");
+    auto const refuse = [](std::bad_alloc const& error) {
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, false, "the limit cannot be lowered so far now: ", error.what());
+    };
     try {
       leases.set_capacity(limit);
     } catch (spillway::OutOfDeviceMemory const& error) {
-      TORCH_CHECK_WITH(
-          OutOfMemoryError, false, "the limit cannot be lowered so far now: ", error.what());
+      refuse(error);
+    } catch (spillway::OutOfHostMemory const& error) {
+      refuse(error);
     }
     foreach_bytes = limit / 8;
   }

@@ -192,6 +192,50 @@ print(spillway_torch.memory_stats()["host.pinned_bytes"] >= 0)
     assert out.split() == ["True", "0", "0", "120", "True", "True", "True"]
 
 
+FULL_HOST = """
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, host_limit=16 << 20)
+spillway_torch.set_enabled_lms(True)
+pile = [torch.full((8 << 20,), i, dtype=torch.uint8) for i in range(6)]
+def are_right():
+    return [(int(t[0]), int(t[-1])) for t in pile] == [(i, i) for i in range(6)]
+def error_of(call, *arguments):
+    try:
+        call(*arguments)
+    except torch.OutOfMemoryError as error:
+        return str(error)
+"""
+
+
+def test_what_host_memory_has_no_room_for_stays(script):
+    out = script(FULL_HOST + """
+print(spillway_torch.reclaim_inactive() >> 20, spillway_torch.reclaim_inactive(), are_right())
+spillway_torch.park()
+print(spillway_torch.memory_stats()["allocated_bytes.all.current"] >> 20, spillway_torch.wake() >> 20, are_right())
+""")
+    assert out.split() == ["16", "0", "True", "32", "16", "True"]
+
+
+def test_a_limit_that_host_memory_has_no_room_for_is_refused(script):
+    out = script(FULL_HOST + """
+print("The host pool is full" in error_of(spillway_torch.set_limit_lms, 16 << 20), spillway_torch.get_limit_lms() >> 20, are_right())
+""")
+    assert out.split() == ["True", "64", "True"]
+
+
+@pytest.mark.parametrize("operation", [TYPED, BOXED])
+def test_an_operation_for_which_host_memory_has_no_room_is_out_of_memory(script, operation):
+    out = script(LARGE_PIECES.replace("limit=", "host_limit=2 << 20, limit=") + f"""
+a, b, tensors = split_room()
+try:
+    {operation}
+except torch.OutOfMemoryError as error:
+    print("host pool is full" in str(error))
+print([int(t[0]) for t in tensors] == list(range(8)), spillway_torch.memory_stats()["active_frames"])
+""")
+    assert out.split() == ["True", "True", "0"]
+
+
 def test_where_to_park_is_checked(lms):
     with pytest.raises(ValueError, match="file_tier"):
         spillway_torch.park("file")

@@ -160,13 +160,15 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
 /// Room for four objects of 1 MiB.
 struct Program {
   SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
-  Memory memory{device, options()};
+  Memory memory;
   SimStream stream = device.create_stream();
   ObjectLeases leases{memory, stream};
 
-  static Memory::Options options() {
+  explicit Program(std::size_t host_bytes = 64_MiB) : memory{device, options(host_bytes)} {}
+
+  static Memory::Options options(std::size_t host_bytes) {
     Memory::Options options{.capacity_bytes = 4_MiB};
-    options.host.pinned_bytes = 64_MiB;
+    options.host.pinned_bytes = host_bytes;
     options.paging.lease_wait = std::chrono::milliseconds{0};
     return options;
   }
@@ -212,6 +214,21 @@ TEST_SUITE("operand_leases") {
 
     CHECK(program.device.calls().records - before == 1);
     CHECK(program.memory.stats().leased.blocks.current == 0);
+  }
+
+  TEST_CASE("OperandLeases: what the host has no room for stays, and everything else leaves") {
+    Program program{1_MiB};
+    auto const large = program.leases.make(2_MiB);
+    auto const small = program.leases.make(1_MiB);
+    auto const late = program.leases.make(1_MiB);
+
+    CHECK(program.leases.reclaim() == 1_MiB);
+
+    CHECK(program.memory.residency(large->entry->block) == Residency::device);
+    CHECK(program.memory.residency(late->entry->block) == Residency::device);
+    ObjectFrame frame;
+    REQUIRE(program.leases.enter(frame, {large, small}));
+    program.leases.exit(frame);
   }
 
   TEST_CASE("OperandLeases: a storage that is gone, and one whose address moved, are left alone") {

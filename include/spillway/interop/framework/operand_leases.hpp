@@ -111,7 +111,9 @@ class OperandLeases {
   ///
   /// @returns the bytes of these entries, which may be swapped out now
   std::size_t start_reclaim();
-  /// Swaps out everything that no frame has pinned. @returns the bytes that left the device
+  /// Swaps out everything that no frame has pinned, as far as there is room for it elsewhere.
+  ///
+  /// @returns the bytes that left the device
   std::size_t reclaim();
   /// Swaps out everything that no frame has pinned, and gives the device memory that is free then
   /// back to the system. What is used next comes back by itself.
@@ -119,7 +121,8 @@ class OperandLeases {
   /// @param level  where everything goes: with `HostTier::file` nothing stays in host memory either
   ///               for which the file has room, and that memory is given back, too
   /// @returns the bytes of the device that were given back
-  /// @throws  ContractViolation if there is no such tier; as `DeviceAllocator::trim_host_sync`
+  /// @throws  ContractViolation if there is no such tier; as `DeviceAllocator::trim_host_sync`.
+  ///          What host memory has no room for stays
   std::size_t park(HostTier level = HostTier::pinned) {
     return park(level, [this] { (void)reclaim(); });
   }
@@ -497,6 +500,7 @@ std::size_t OperandLeases<Traits>::reclaim() {
     try {
       memory_->swap_out(block);
     } catch (ContractViolation const&) {  // NOLINT(bugprone-empty-catch): freed or in use by now
+    } catch (OutOfHostMemory const&) {    // NOLINT(bugprone-empty-catch): others may need less
     }
   }
   std::size_t const after = memory_->stats().resident.bytes.current;

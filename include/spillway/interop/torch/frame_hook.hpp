@@ -447,9 +447,13 @@ class FrameHook {
 
   /// Turns the library's errors into PyTorch's.
   template <class Act>
-  static void rethrow_as_torch(Act act) {
+  static auto rethrow_as_torch(Act act) {
     try {
-      act();
+      return act();
+    } catch (OutOfDeviceMemory const& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    } catch (OutOfHostMemory const& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
     } catch (DeviceError const& error) {
       TORCH_CHECK(false, error.what());
     } catch (FileTierError const& error) {
