@@ -302,7 +302,12 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("bring_in", &bring_in, WithoutLock());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_storage_ours);
-  m.def("is_holding", [] { return Site::frames().depth > 0; });
+  m.def("is_holding", [] { return is_installed() && State::Hook::is_inside(); });
+  m.def("end_all_holds", [] {
+    if (is_installed()) {
+      Site::leases().end_all_holds(Site::frames());
+    }
+  });
   m.def("keep_new", [](bool keeps) { return std::exchange(Site::frames().keeps_new, keeps); });
   m.def("freeze", &freeze, WithoutLock());
   m.def("end_frames_early", [](bool early) { installed().leases.end_frames_early(early); });

@@ -21,7 +21,7 @@ namespace spillway_torch {
 template <class Site>
 class Held {
  public:
-  using Frame = typename Site::State::Hook::Frame;
+  using Hook = typename Site::State::Hook;
 
   explicit Held(pybind11::iterable const& objects) {
     auto const add = [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); };
@@ -33,39 +33,26 @@ class Held {
       }
     }
   }
-  Held(Held const&) = delete;
-  Held& operator=(Held const&) = delete;
-  ~Held() { exit(); }
 
   void enter() {
-    if (Site::state() == nullptr || frame_) {
+    if (Site::state() == nullptr || hold_) {
       return;
     }
-    frame_.emplace();
-    ++Site::frames().held;
     spillway::torch::Operands operands;
     for (c10::Storage const& storage : storages_) {
       if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
         operands.push_back({storage.unsafeGetStorageImpl()});
       }
     }
-    try {
-      frame_->enter_named(operands);
-    } catch (...) {
-      exit();
-      throw;
-    }
+    typename Hook::Frame frame;
+    frame.enter_named(operands);
+    hold_.emplace();
   }
-  void exit() {
-    if (frame_) {
-      --Site::frames().held;
-      frame_.reset();
-    }
-  }
+  void exit() { hold_.reset(); }
 
  private:
   std::vector<c10::Storage> storages_;
-  std::optional<Frame> frame_;
+  std::optional<typename Hook::Hold> hold_;
 };
 
 /// Leases tensors for as long as this object lives, for an object in Python that shares their
@@ -79,7 +66,7 @@ class Lent {
       return;
     }
     // A thread without the hook cannot bring the tensor in again.
-    bool const keeps = !Site::State::Hook::is_on() && Site::frames().depth == 0;
+    bool const keeps = !Site::State::Hook::is_on() && !Site::State::Hook::is_inside();
     spillway::torch::Operands operands;
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
@@ -119,6 +106,7 @@ class Barrier {
   ~Barrier() {
     c10::impl::tls_set_dispatch_key_excluded(hook_key, is_excluded_);
     if (suspends_) {
+      Site::leases().end_all_holds(Site::frames());
       Site::frames() = std::move(suspended_);
       if (was_counted_) {
         Site::leases().resume(Site::frames());

@@ -230,7 +230,11 @@ def keep(tensor):
 
 def hold(*tensors):
     """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
-    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing."""
+    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing.
+
+    What is used or made inside is what the thread does in which the context was entered. If another thread ends the context, it
+    ends before the next operation of its own thread, or with that thread.
+    """
     return _C.Held(tensors)
 
 

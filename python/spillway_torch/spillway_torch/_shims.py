@@ -345,13 +345,25 @@ def _with_hook(function):
     return _named_like(call, function)
 
 
+def _from_beginning_to_end(function):
+    """For all that a thread runs, with which what it holds ends."""
+    run = _with_hook(function)
+
+    def call(*args, **kwargs):
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _C.end_all_holds()
+    return _named_like(call, function)
+
+
 def _wrap_threads():
     """Makes threads inherit the hook, whatever class or function they run."""
-    threading.Thread._bootstrap_inner = _with_hook(threading.Thread._bootstrap_inner)
+    threading.Thread._bootstrap_inner = _from_beginning_to_end(threading.Thread._bootstrap_inner)
     start = _thread.start_new_thread
 
     def start_new_thread(function, *args):
-        return start(_with_hook(function) if callable(function) else function, *args)
+        return start(_from_beginning_to_end(function) if callable(function) else function, *args)
     _thread.start_new_thread = _thread.start_new = _named_like(start_new_thread, start)
 
 

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads, processes, and how a program ends."""
 import _thread
+import gc
+import queue
 import threading
 
 import pytest
 import torch
+
+import spillway_torch
 
 
 def test_threads_follow_the_one_that_starts_them(lms):
@@ -57,6 +61,111 @@ def test_threads_that_need_more_together_than_there_is_wait_for_each_other(lms):
     for t in threads:
         t.join()
     assert not wrong
+
+
+class InThread:
+    """Calls functions one by one in a thread of its own, which ends with `join`."""
+
+    def __init__(self):
+        self.calls, self.done = queue.Queue(), queue.Queue()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self):
+        for call in iter(self.calls.get, None):
+            self.done.put(call())
+            del call
+
+    def call(self, function):
+        self.calls.put(function)
+        return self.done.get(timeout=60)
+
+    def join(self):
+        self.calls.put(None)
+        self.thread.join()
+
+
+def hold_and_use(held, *tensors):
+    held.__enter__()
+    for tensor in tensors:
+        tensor.sum()
+
+
+def test_a_hold_that_another_thread_ends_ends_with_the_next_operation_of_its_own(lms):
+    a, b = torch.ones(1000), torch.ones(1000)
+    lms.evict()
+    held, other = spillway_torch.hold(a), InThread()
+    other.call(lambda: hold_and_use(held, b))
+    held.__exit__(None, None, None)
+    assert not spillway_torch._C.is_holding() and other.call(spillway_torch._C.is_holding)
+    lms.evict()
+    assert not lms.is_away(a) and not lms.is_away(b)  # until that thread has looked
+    other.call(lambda: torch.ones(10).sum().item())
+    assert not other.call(spillway_torch._C.is_holding)
+    lms.evict()
+    assert lms.is_away(a) and lms.is_away(b) and lms.stats()["active_frames"] == 0
+    with spillway_torch.hold(a):
+        assert spillway_torch._C.is_holding()
+    other.join()
+
+
+def test_a_hold_that_another_thread_drops_ends_with_its_own(lms):
+    a = torch.ones(1000)
+
+    def context():
+        with spillway_torch.hold(a):
+            yield
+    generator, other = context(), InThread()
+    other.call(lambda: next(generator))
+    del generator
+    gc.collect()
+    assert not spillway_torch._C.is_holding()
+    other.join()
+    lms.evict()
+    assert lms.is_away(a) and lms.stats()["active_frames"] == 0
+
+
+def test_a_hold_ends_with_its_thread(lms):
+    a, b = torch.ones(1000), torch.ones(1000)
+    held, other = spillway_torch.hold(a), InThread()
+    other.call(lambda: hold_and_use(held, b))
+    other.join()
+    assert lms.stats()["active_frames"] == 0
+    lms.evict()
+    assert lms.is_away(a) and lms.is_away(b)
+    held.__exit__(None, None, None)
+    assert not spillway_torch._C.is_holding()
+
+
+def test_holds_of_one_thread_end_in_any_order(lms):
+    a, b, c = torch.ones(1000), torch.ones(1000), torch.ones(1000)
+    first, second = spillway_torch.hold(a), spillway_torch.hold(b)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    c.sum()
+    lms.evict()
+    assert not lms.is_away(b) and not lms.is_away(c) and spillway_torch._C.is_holding()
+    second.__exit__(None, None, None)
+    lms.evict()
+    assert lms.is_away(a) and lms.is_away(b) and lms.is_away(c) and lms.stats()["active_frames"] == 0
+
+
+def test_a_hold_that_begins_inside_an_operation_may_outlast_it(lms):
+    x, named = torch.ones(1000), torch.ones(1000)
+    held = spillway_torch.hold(named)
+
+    @torch.library.custom_op("spillway_tests::begin_to_hold", mutates_args=())
+    def begin_to_hold(x: torch.Tensor) -> torch.Tensor:
+        held.__enter__()
+        return x + 1
+    y = begin_to_hold(x)
+    lms.evict()
+    assert not lms.is_away(named) and spillway_torch._C.is_holding()
+    held.__exit__(None, None, None)
+    lms.evict()
+    assert lms.is_away(named) and lms.is_away(x) and lms.stats()["active_frames"] == 0
+    assert y.sum().item() == 2000
 
 
 def test_backward_threads_share_the_graph(lms):

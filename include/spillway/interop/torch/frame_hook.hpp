@@ -9,6 +9,7 @@
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -331,6 +332,9 @@ class FrameHook {
   class Frame {
    public:
     Frame() : frames_{Site::frames()} {
+      if (C10_UNLIKELY(frames_.held != 0)) {
+        Site::leases().end_holds(frames_);
+      }
       ++frames_.depth;
       is_outermost_ = frames_.depth == 1 || Site::leases().ends_frames_early();
     }
@@ -368,7 +372,8 @@ class FrameHook {
     void end(std::span<Operand const> results) noexcept {
       has_ended_ = true;
       --frames_.depth;
-      if (is_outermost_) {
+      // A hold that began inside goes on; one around this frame may have ended before it.
+      if (frames_.depth == 0 || (is_outermost_ && frames_.held == 0)) {
         Site::leases().exit(frames_, frames_.pins, results);
         if (frames_.split_bytes != 0) {
           Site::leases().report_split(frames_);
@@ -393,13 +398,52 @@ class FrameHook {
       });
     }
     [[nodiscard]] bool has_split_room(Operands const& operands) const noexcept {
-      return is_outermost_ && frames_.split_bytes != 0 && !operands.empty();
+      return is_outermost_ && frames_.held == 0 && frames_.split_bytes != 0 && !operands.empty();
     }
 
     typename Leases::Frames& frames_;
     bool is_outermost_ = false;
     bool has_ended_ = false;
   };
+
+  /// A piece of a program that counts as one operation of the thread in which it begins: what that
+  /// thread uses or makes meanwhile stays until the end.
+  ///
+  /// Holds of one thread may end in any order, and inside of operations.
+  ///
+  /// Threads  may be destroyed on any thread. If that is another one, the hold ends before the next
+  ///          operation of its own thread, or with that thread.
+  class Hold {
+   public:
+    Hold() {
+      auto& frames = Site::frames();
+      if (frames.ended_elsewhere == nullptr) {
+        frames.ended_elsewhere = std::make_shared<std::atomic<int>>(0);
+      }
+      ended_elsewhere_ = frames.ended_elsewhere;
+      ++frames.depth;
+      ++frames.held;
+    }
+    Hold(Hold const&) = delete;
+    Hold& operator=(Hold const&) = delete;
+    ~Hold() {
+      auto& frames = Site::frames();
+      if (frames.ended_elsewhere == ended_elsewhere_) {
+        Site::leases().end_holds(frames, 1);
+      } else {
+        ended_elsewhere_->fetch_add(1);
+      }
+    }
+
+   private:
+    std::shared_ptr<std::atomic<int>> ended_elsewhere_;  // tells threads apart, too
+  };
+  /// Whether the calling thread is inside of an operation or a hold.
+  [[nodiscard]] static bool is_inside() noexcept {
+    auto& frames = Site::frames();
+    Site::leases().end_holds(frames);
+    return frames.depth > 0;
+  }
 
   /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. Does
   /// nothing to a storage with memory of another allocator.

@@ -29,6 +29,7 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/macros/Macros.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -65,6 +66,9 @@ struct ThreadFrames {
   int depth = 0;           ///< of nested operations that lease their operands
   int composites = 0;      ///< of composites, whose inner operations have frames of their own
   int held = 0;            ///< of pieces of a program that count as one operation
+  /// How many of these other threads have ended, which must not touch the rest of this. Shared with
+  /// the objects that end them; null before the first.
+  std::shared_ptr<std::atomic<int>> ended_elsewhere{};
   int foreign = 0;         ///< of operations that may go on with addresses after they have returned
   bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
@@ -348,6 +352,28 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     }
     exit(frames, pins, {});
+  }
+  /// Ends those of a thread's holds that other threads have ended.
+  C10_NOINLINE void end_holds(Frames& frames) noexcept {
+    if (frames.held != 0 && frames.ended_elsewhere->load(std::memory_order_relaxed) != 0) {
+      end_holds(frames, frames.ended_elsewhere->exchange(0));
+    }
+  }
+  /// Ends so many of the calling thread's holds. The last frame or hold to end releases what they
+  /// all had in use.
+  void end_holds(Frames& frames, int count) noexcept {
+    frames.held -= count;
+    frames.depth -= count;
+    if (frames.depth == 0) {
+      exit(frames, frames.pins, {});
+    }
+  }
+  /// Ends all of them, for a thread that ends itself. Objects that would end them later do nothing.
+  void end_all_holds(Frames& frames) noexcept {
+    if (frames.held != 0) {
+      end_holds(frames, frames.held);
+    }
+    frames.ended_elsewhere.reset();
   }
   /// Makes what is pinned stay for good.
   void keep(Pins const& pins) noexcept {
