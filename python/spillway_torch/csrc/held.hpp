@@ -23,7 +23,9 @@ class Held {
  public:
   using Hook = typename Site::State::Hook;
 
-  explicit Held(pybind11::iterable const& objects) {
+  /// @param may_write  whether the code may write what it is given or asks the address of, although
+  ///                   operations only read it (`StorageLeases::freeze`)
+  Held(pybind11::iterable const& objects, bool may_write) : may_write_{may_write} {
     auto const add = [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); };
     for (pybind11::handle const object : objects) {
       if (THPVariable_Check(object.ptr())) {
@@ -41,16 +43,18 @@ class Held {
     spillway::torch::Operands operands;
     for (c10::Storage const& storage : storages_) {
       if (Site::Leases::is_ours(*storage.unsafeGetStorageImpl())) {
-        operands.push_back({storage.unsafeGetStorageImpl()});
+        operands.push_back(
+            {storage.unsafeGetStorageImpl(), nullptr, {/*keeps=*/false, may_write_}});
       }
     }
     typename Hook::Frame frame;
     frame.enter_named(operands);
-    hold_.emplace();
+    hold_.emplace(/*is_kernel=*/!may_write_);
   }
   void exit() { hold_.reset(); }
 
  private:
+  bool may_write_;
   std::vector<c10::Storage> storages_;
   std::optional<typename Hook::Hold> hold_;
 };
@@ -71,7 +75,7 @@ class Lent {
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       c10::StorageImpl* const storage = part.storage().unsafeGetStorageImpl();
       if (Site::Leases::is_ours(*storage)) {
-        operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, /*writes=*/false}});
+        operands.push_back({storage, part.unsafeGetTensorImpl(), {keeps, /*writes=*/true}});
       }
     });
     if (!operands.empty()) {

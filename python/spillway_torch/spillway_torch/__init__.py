@@ -235,7 +235,7 @@ def hold(*tensors):
     What is used or made inside is what the thread does in which the context was entered. If another thread ends the context, it
     ends before the next operation of its own thread, or with that thread.
     """
-    return _C.Held(tensors)
+    return _C.Held(tensors, may_write=True)
 
 
 def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,

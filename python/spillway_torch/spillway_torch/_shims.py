@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_leaves
 from . import _chosen as _C, _compiled
 
 _KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
-_HOLDING = ("tolist", "apply_", "map_", "map2_")
-_STORAGE_HOLDING = ("__getitem__", "__setitem__", "fill_", "tolist", "copy_", "clone", "resize_", "_write_file",
-                    "_share_filename_cpu_", "_share_fd_cpu_", "_share_cuda_", "byteswap", "_set_from_file", "cpu", "hex",
-                    "is_shared", "_get_filename", "_get_shared_fd", "_shared_incref", "_shared_decref",
-                    "_resize_with_addr_")
+_HOLDING = ("tolist",)
+_WRITING = ("apply_", "map_", "map2_")
+_STORAGE_HOLDING = ("__getitem__", "tolist", "clone", "_write_file", "_share_cuda_", "cpu", "hex", "is_shared", "_get_filename",
+                    "_get_shared_fd", "_shared_incref", "_shared_decref")
+_STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename_cpu_", "_share_fd_cpu_", "byteswap",
+                    "_set_from_file", "_resize_with_addr_")
 
 #: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
 _NAMING = {
@@ -86,11 +87,15 @@ def _storage_addressing(function):
     return _named_like(call, function)
 
 
-def _holding(function):
+def _holding(function, may_write=False):
     def call(*args, **kwargs):
-        with _C.Held(args):
+        with _C.Held(args, may_write):
             return function(*args, **kwargs)
     return _named_like(call, function)
+
+
+def _writing(function):
+    return _holding(function, may_write=True)
 
 
 class _Borrower(weakref.ref):
@@ -574,12 +579,14 @@ def install():
     _is_installed = True
     _wrap_methods(torch.Tensor, _KEEPING, _keeping)
     _wrap_methods(torch.Tensor, _HOLDING, _holding)
+    _wrap_methods(torch.Tensor, _WRITING, _writing)
     _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
     _wrap_methods(torch.Tensor, ("numpy",), _lending)
     torch.Tensor.__setitem__ = _C.set_item_method()
     _wrap_methods(torch._C, ("_data_address",), _addressing)
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
+    _wrap_methods(torch.UntypedStorage, _STORAGE_WRITING, _writing)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):
         if hasattr(torch._C, name):
             setattr(torch._C, name, _keeping(getattr(torch._C, name)))

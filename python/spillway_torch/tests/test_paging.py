@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inference with weights larger than the device."""
+import ctypes
 import io
 
 import pytest
@@ -99,10 +100,64 @@ def test_weights_that_are_written_after_all_are_not_lost(lms):
     assert model.bias[4].item() == 7 and model.bias[5].item() == 0.5
 
 
+def write_in_numpy(weight):
+    weight.numpy()[:] = 2
+
+
+def write_while_held(weight):
+    with spillway_torch.hold(weight):
+        write_at(weight)
+
+
+def write_at(weight):
+    with spillway_torch.hold():
+        floats = ctypes.c_float * weight.numel()
+        floats.from_address(weight.data_ptr())[:] = [2.] * weight.numel()
+
+
+def write_storage_at(weight):
+    with spillway_torch.hold():
+        floats = ctypes.c_float * weight.numel()
+        floats.from_address(weight.untyped_storage().data_ptr())[:] = [2.] * weight.numel()
+
+
+def write_in_storage(weight):
+    weight.untyped_storage()[:] = 0
+    storage = weight.storage()
+    for i in range(weight.numel()):
+        storage[i] = 2.
+
+
+def write_by_a_function_on_elements(weight):
+    weight.apply_(lambda x: 2.)
+
+
+@pytest.mark.parametrize("write", [write_in_numpy, write_while_held, write_at, write_storage_at, write_in_storage,
+                                   write_by_a_function_on_elements])
+def test_weights_that_are_written_by_address_are_not_lost(lms, write):
+    model = spillway_torch.page(torch.nn.Linear(64, 64))
+    lms.evict()
+    write(model.weight.data)
+    lms.evict()
+    assert lms.is_away(model.weight) and model.weight.sum().item() == 64 * 64 * 2
+
+
+def test_weights_that_are_only_looked_at_leave_without_a_copy(lms, tmp_path):
+    model = spillway_torch.page(torch.nn.Linear(512, 512))
+    lms.evict()
+    before = lms.stats()["swap_out_bytes"]
+    for look in (lambda: model.weight.tolist(), lambda: torch.save(model.state_dict(), tmp_path / "saved.pt"),
+                 lambda: model.weight.untyped_storage()[5]):
+        look()
+        lms.evict()
+        assert lms.is_away(model.weight) and lms.stats()["swap_out_bytes"] - before < 512 * 512
+
+
 def test_weights_that_are_written_while_they_are_in_are_not_lost(lms):
     model = spillway_torch.page(torch.nn.Linear(512, 512))
     lms.evict()
-    with spillway_torch.hold(model.weight):  # leased for reading
+    with spillway_torch.hold():
+        model.weight.sum()  # leased for reading
         model.weight.data.fill_(2.)
     lms.evict()
     assert model.weight.sum().item() == 512 * 512 * 2

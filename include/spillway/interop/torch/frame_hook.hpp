@@ -415,7 +415,8 @@ class FrameHook {
   ///          operation of its own thread, or with that thread.
   class Hold {
    public:
-    Hold() {
+    /// @param is_kernel  whether it is a call of a kernel, of which the program knows no addresses
+    explicit Hold(bool is_kernel) : is_kernel_{is_kernel} {
       auto& frames = Site::frames();
       if (frames.ended_elsewhere == nullptr) {
         frames.ended_elsewhere = std::make_shared<std::atomic<int>>(0);
@@ -423,12 +424,14 @@ class FrameHook {
       ended_elsewhere_ = frames.ended_elsewhere;
       ++frames.depth;
       ++frames.held;
+      frames.held_by_kernels += is_kernel ? 1 : 0;
     }
     Hold(Hold const&) = delete;
     Hold& operator=(Hold const&) = delete;
     ~Hold() {
       auto& frames = Site::frames();
       if (frames.ended_elsewhere == ended_elsewhere_) {
+        frames.held_by_kernels -= is_kernel_ ? 1 : 0;
         Site::leases().end_holds(frames, 1);
       } else {
         ended_elsewhere_->fetch_add(1);
@@ -436,6 +439,7 @@ class FrameHook {
     }
 
    private:
+    bool is_kernel_;
     std::shared_ptr<std::atomic<int>> ended_elsewhere_;  // tells threads apart, too
   };
   /// Whether the calling thread is inside of an operation or a hold.
@@ -445,14 +449,17 @@ class FrameHook {
     return frames.depth > 0;
   }
 
-  /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. Does
-  /// nothing to a storage with memory of another allocator.
+  /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. A
+  /// program that asks for the address may write there; what a kernel writes its operation
+  /// declares. Does nothing to a storage with memory of another allocator.
   ///
   /// @param tensor  that uses the storage, or null if none is known
   static void bring_in(c10::StorageImpl& storage, c10::TensorImpl const* tensor, bool keeps) {
     if (Leases::is_ours(storage)) {
+      auto const& frames = Site::frames();
+      bool const is_program = frames.depth == frames.held && frames.held_by_kernels == 0;
       Frame frame;
-      frame.enter_named({Operand{&storage, tensor, {keeps, /*writes=*/false}}});
+      frame.enter_named({Operand{&storage, tensor, {keeps, /*writes=*/is_program}}});
     }
   }
 

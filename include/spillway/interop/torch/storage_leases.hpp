@@ -63,15 +63,16 @@ template <class Entry>
 struct ThreadFrames {
   using Pins = std::vector<Entry*>;
 
-  int depth = 0;           ///< of nested operations that lease their operands
-  int composites = 0;      ///< of composites, whose inner operations have frames of their own
-  int held = 0;            ///< of pieces of a program that count as one operation
-  /// How many of these other threads have ended, which must not touch the rest of this. Shared with
-  /// the objects that end them; null before the first.
-  std::shared_ptr<std::atomic<int>> ended_elsewhere{};
+  int depth = 0;            ///< of nested operations that lease their operands
+  int composites = 0;       ///< of composites, whose inner operations have frames of their own
+  int held = 0;             ///< of pieces of a program that count as one operation
+  int held_by_kernels = 0;  ///< of these, calls of kernels that are no operations of PyTorch
   int foreign = 0;         ///< of operations that may go on with addresses after they have returned
   bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
+  /// How many of the held pieces other threads have ended, which must not touch anything else here.
+  /// Shared with the objects that end them; null before the first.
+  std::shared_ptr<std::atomic<int>> ended_elsewhere{};
   /// Size of a request that failed although enough was free, in pieces. It is not reported yet,
   /// since the operation may run once more.
   std::size_t split_bytes = 0;
@@ -364,6 +365,9 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void end_holds(Frames& frames, int count) noexcept {
     frames.held -= count;
     frames.depth -= count;
+    if (frames.held == 0) {
+      frames.held_by_kernels = 0;  // other threads do not say which they have ended
+    }
     if (frames.depth == 0) {
       exit(frames, frames.pins, {});
     }
@@ -397,8 +401,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
 
   /// Says whether operations only read this storage, so that it is swapped out without being copied
-  /// again. An operation that declares that it writes the storage ends that; one that writes
-  /// without declaring it must not be used.
+  /// again. An operation that declares that it writes the storage ends that, and so does a program
+  /// that asks for an address; an operation that writes without declaring it must not be used.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
   /// Chooses how a storage is written while it is away. It keeps that for as long as it keeps its
   /// memory; one of a private pool never leaves.
