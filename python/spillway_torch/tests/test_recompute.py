@@ -280,6 +280,11 @@ spillway_torch.set_recompute(True)
 """
 
 
+def test_operands_that_a_script_gives_up_are_known_until_the_results_have_recipes(recompute):
+    (out,) = recompute(SCRIPTED)
+    assert out == {"sin": [True, True], "sub_.Tensor": [True, True]}
+
+
 def test_threads_that_draw_from_one_generator_draw_other_numbers(recompute):
     [out] = recompute(DRAWS)
     assert out["apart"] == 120
@@ -496,6 +501,24 @@ out["status"] = status
 def test_a_forked_child_makes_again_what_threads_have_made(recompute):
     [out] = recompute(CHILD)
     assert out["status"] == 0
+
+
+SCRIPTED = """
+scripts = torch.jit.CompilationUnit('''
+def made_of_what_is_gone(x):
+    return torch.sin(x * 2)
+def changed_by_what_is_gone(x):
+    return (x + 1).sub_(torch.exp(x))
+''')
+press()
+x = torch.randn(64, 128)
+for script, name in (scripts.made_of_what_is_gone, "sin"), (scripts.changed_by_what_is_gone, "sub_.Tensor"):
+    for _ in OFTEN:
+        y = script(x)
+    expected = bytes_of(y)
+    leave()
+    out[name] = bytes_of(y) == expected, _C.recomputed().get("aten::" + name, {"count": 0})["count"] > 0
+"""
 
 
 REPORTS = """

@@ -579,7 +579,9 @@ class FrameHook {
     }
     if (frame.is_outermost()) {
       if (C10_UNLIKELY(recipes.are_wanted())) {
-        recipes.prepare([&] { return std::move(arguments); });
+        // A copy: an interpreter may have given its operands up, and until the results have their
+        // recipes only `arguments` keeps the storages alive.
+        recipes.prepare([&] { return arguments; });
       }
       operands.clear();
       auto const results = last(*stack, op.schema().returns().size());
