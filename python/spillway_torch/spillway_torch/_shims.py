@@ -89,7 +89,7 @@ def _storage_addressing(function):
 
 def _holding(function, may_write=False):
     def call(*args, **kwargs):
-        with _C.Held(args, may_write):
+        with _C.Held((*args, *kwargs.values()), may_write):
             return function(*args, **kwargs)
     return _named_like(call, function)
 
