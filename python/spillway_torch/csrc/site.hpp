@@ -19,13 +19,13 @@
 namespace spillway_torch {
 
 /// Gives up the interpreter's lock if this thread has it, while it waits for threads that may need
-/// it.
+/// it. The destructor is left by unwinding where the interpreter ends meanwhile (`ReleasedLock`).
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_{PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr} {}
   WithoutInterpreter(WithoutInterpreter const&) = delete;
   WithoutInterpreter& operator=(WithoutInterpreter const&) = delete;
-  ~WithoutInterpreter() {
+  ~WithoutInterpreter() noexcept(false) {
     if (state_ != nullptr) {
       PyEval_RestoreThread(state_);
     }

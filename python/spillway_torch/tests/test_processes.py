@@ -342,6 +342,29 @@ print("end")
 """).split() == ["end"]
 
 
+def test_the_program_ends_while_a_daemon_thread_waits_for_memory(script):
+    """The thread has Python's lock when it begins to wait, and the interpreter is ending when it wants it again."""
+    assert script("""
+import colorsys, threading
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+class Late:
+    def __init__(self):
+        self.held = spillway_torch.hold(torch.ones(60 << 20, dtype=torch.uint8))
+        self.held.__enter__()
+    def __del__(self, count=range(20_000_000)):
+        del self.held  # now there is room
+        sum(count)
+        print("late", flush=True)
+colorsys.late = Late()  # in a module that nothing refers to, and that goes when the interpreter ends
+threading.Thread(target=lambda: torch.ones(10).untyped_storage().resize_(60 << 20), daemon=True).start()
+while spillway_torch.memory_stats()["waits"] == 0:
+    pass
+print("end", flush=True)
+""").split() == ["end", "late"]
+
+
 def test_support_that_is_never_used_changes_nothing(script):
     out = script("""
 import torch, spillway_torch
