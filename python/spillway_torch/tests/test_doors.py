@@ -281,6 +281,22 @@ def test_packed_parameters(lms, dtype):
     assert outside(twin(x)) == wanted
 
 
+def test_operations_are_told_from_those_whose_library_is_gone(lms):
+    """What comes to lie where the schema of one was that is gone is an operation of another kind."""
+    packed = torch.ops.quantized.linear_prepack(torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8), None)
+
+    def is_kept_by(name, result, function):
+        x = torch.ones(100)
+        with torch.library._scoped_library("spillway_passing", "DEF") as library:
+            library.define(f"{name}(Tensor x) -> {result}")
+            library.impl(name, function, "CPU")
+            getattr(torch.ops.spillway_passing, name)(x)
+        return lms.view(x)["kept"]
+    for i in range(20):
+        assert not is_kept_by(f"plain{i}", "Tensor", lambda x: x + 1)
+        assert is_kept_by(f"packs{i}", "__torch__.torch.classes.quantized.LinearPackedParamsBase", lambda x: packed)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, torch.ones(2, 10))])
 def test_scripts_are_saved(lms, make, tmp_path):

@@ -612,7 +612,9 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   return detail::is_view(schema) ? OperationKind::view : OperationKind::kernel;
 }
 
-/// A cache of the kinds of operations, one for each thread: a hash table that is never resized.
+/// A cache of the kinds of operations, one for each thread: a hash table that is never resized. Of
+/// others than PyTorch nothing is remembered: a library that defines operations may go, and another
+/// schema come to lie at the same address.
 class OperationKinds {
  public:
   [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) { return entry_of(op).kind; }
@@ -640,13 +642,17 @@ class OperationKinds {
         return entry;
       }
       if (entry.schema == nullptr || probe == 3) {
-        entry = {name, kind_of(op), detail::is_repeatable(op), RecomputeTraits{op}};
-        return entry;
+        bool const stays = op.schema().name().rfind("aten::", 0) == 0;
+        Entry& found = stays ? entry : passing_;
+        found = {
+            stays ? name : nullptr, kind_of(op), detail::is_repeatable(op), RecomputeTraits{op}};
+        return found;
       }
     }
   }
 
   std::array<Entry, 1024> entries_{};
+  Entry passing_;  // of an operation that may go
 };
 
 /// Where kernels for nested tensors are registered.
