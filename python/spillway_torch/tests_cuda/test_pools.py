@@ -67,6 +67,20 @@ def test_memory_freed_outside_of_a_pool_goes_elsewhere():
     assert y.data_ptr() != address
 
 
+def test_room_that_an_idle_pool_lends_is_no_want_of_memory():
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+    del x
+    before = torch.cuda.memory_stats()["num_ooms"]
+    seen = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *what: seen.append(what))
+
+    y = torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")
+
+    assert y.numel() == 24 * MIB and torch.cuda.memory_stats()["num_ooms"] == before and not seen
+
+
 def test_live_allocations_of_a_pool_can_be_checked():
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):

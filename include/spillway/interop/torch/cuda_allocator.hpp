@@ -332,14 +332,7 @@ class CudaTensorAllocator final
             *pool, bytes, stream, Site::is_capturing() ? Site::uncaptured_stream() : stream);
       }
     }
-    try {
-      return Site::leases().allocate_raw(bytes, stream);
-    } catch (c10::OutOfMemoryError const&) {
-      if (pools_.lend() == 0) {
-        throw;
-      }
-    }
-    return Site::leases().allocate_raw(bytes, stream);
+    return Site::leases().allocate_raw(bytes, stream, [this] { return pools_.lend() != 0; });
   }
 
   Pools pools_;

@@ -278,14 +278,22 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
   /// The same as a bare address, to be given to the deleter.
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream) {
-    return allocate_raw(bytes, stream, false);
+    return allocate_raw(bytes, stream, [] { return false; });
+  }
+  /// The same, with one more try before the want of room is reported.
+  ///
+  /// @param try_borrow  called when there is no room; returns whether somebody has given some back
+  template <class TryBorrow>
+  [[nodiscard]] void*
+  allocate_raw(std::size_t bytes, stream_type stream, TryBorrow const& try_borrow) {
+    return allocate_block(bytes, stream, /*is_fixed=*/false, try_borrow);
   }
   /// Returns memory that keeps its place until `free_fixed`, whatever the storages in it are used
   /// for.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] void* allocate_fixed(std::size_t bytes, stream_type stream) {
-    return allocate_raw(bytes, stream, true);
+    return allocate_block(bytes, stream, /*is_fixed=*/true, [] { return false; });
   }
   void free_fixed(void* p) noexcept { (void)free_raw(p, true); }
   /// The deleter of memory that is not enrolled. Addresses of others go to `Site::free_foreign`.
@@ -611,7 +619,9 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
   }
 
-  [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed);
+  template <class TryBorrow>
+  [[nodiscard]] void*
+  allocate_block(std::size_t bytes, stream_type stream, bool is_fixed, TryBorrow const& try_borrow);
   [[nodiscard]] static c10::DataPtr allocate_for(RecipeMemory& recipe, std::size_t bytes);
   [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
   /// Tells PyTorch's profiler, if it records memory, of what has been allocated or, if `bytes` is
@@ -686,32 +696,38 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 };
 
 template <class Site>
-void* StorageLeases<Site>::allocate_raw(std::size_t bytes, stream_type stream, bool is_fixed) {
+template <class TryBorrow>
+void* StorageLeases<Site>::allocate_block(std::size_t bytes,
+                                          stream_type stream,
+                                          bool is_fixed,
+                                          TryBorrow const& try_borrow) {
   Frames& frames = Site::frames();
   WaitingTime const waiting{*this, frames};
   void* p = nullptr;
   framework::Refusal refusal;
-  bool const has_room =
-      this->try_allocate_block(bytes, stream, &frames, refusal, [&](BlockId block, Lease& lease) {
-        p = lease.data();
-        {
-          Guard const guard{mutex_};
-          Entry& entry = table_.add(p);
-          this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
-          entry.block = block;
-          entry.bytes = bytes;
-          entry.leases = {std::move(lease), stream};
-          entry.is_read_leased = false;
-          entry.is_kept = frames.keeps_new;
-          entry.is_fixed = is_fixed;
-          if (frames.is_inside()) {
-            this->count(frames);
+  auto const try_allocate = [&] {
+    return this->try_allocate_block(
+        bytes, stream, &frames, refusal, [&](BlockId block, Lease& lease) {
+          p = lease.data();
+          {
+            Guard const guard{mutex_};
+            Entry& entry = table_.add(p);
+            this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
+            entry.block = block;
+            entry.bytes = bytes;
+            entry.leases = {std::move(lease), stream};
+            entry.is_read_leased = false;
+            entry.is_kept = frames.keeps_new;
+            entry.is_fixed = is_fixed;
+            if (frames.is_inside()) {
+              this->count(frames);
+            }
           }
-        }
-        Site::on_allocated(bytes, block);
-        report_to_profiler(p, static_cast<std::int64_t>(bytes));
-      });
-  if (!has_room) {
+          Site::on_allocated(bytes, block);
+          report_to_profiler(p, static_cast<std::int64_t>(bytes));
+        });
+  };
+  if (!try_allocate() && !(try_borrow() && try_allocate())) {
     throw_out_of_memory(frames, bytes, refusal);
   }
   if (C10_UNLIKELY(frames.after_allocation != nullptr)) {
