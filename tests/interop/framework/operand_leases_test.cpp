@@ -303,4 +303,15 @@ TEST_SUITE("operand_leases") {
     CHECK(a->address != nullptr);
     CHECK_FALSE(program.leases.is_under_pressure());
   }
+
+  TEST_CASE("OperandLeases: what begins pressure just when it is switched off changes nothing") {
+    Program program;
+    auto const a = program.leases.make(1_MiB);
+    program.leases.enable(false);
+
+    CHECK(program.leases.start_reclaim() == 0);
+
+    CHECK(a->address != nullptr);
+    CHECK_FALSE(program.leases.is_under_pressure());
+  }
 }

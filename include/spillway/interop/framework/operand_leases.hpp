@@ -107,7 +107,8 @@ class OperandLeases {
   OperandLeases(OperandLeases const&) = delete;
   OperandLeases& operator=(OperandLeases const&) = delete;
 
-  /// Begins pressure: gives up the lease of every entry that no frame has pinned.
+  /// Begins pressure: gives up the lease of every entry that no frame has pinned. Does nothing
+  /// while that is switched off (`enable`).
   ///
   /// @returns the bytes of these entries, which may be swapped out now
   std::size_t start_reclaim();
@@ -184,6 +185,7 @@ class OperandLeases {
   /// Sets whether an allocation that fails may swap others out. What is swapped out already comes
   /// back when it is used either way.
   void enable(bool is_enabled) noexcept {
+    Guard const guard{mutex_};  // so that nobody begins pressure now who has asked before
     is_enabled_ = is_enabled;
     if (!is_enabled) {
       is_under_pressure_ = false;
@@ -446,6 +448,9 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
   std::size_t bytes = 0;
   {
     Guard guard{mutex_};
+    if (!is_enabled_) {
+      return 0;
+    }
     if (!is_under_pressure_.exchange(true)) {
       ++counts_.pressures;
     }
