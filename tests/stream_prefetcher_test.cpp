@@ -10,32 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 #include <utility>
 #include <vector>
 
-namespace {
-
-bool is_memory_short = false;
-
-}  // namespace
-
-// Not inlined: g++ would see `malloc` or `free` on one side of a pair and not on the other, and
-// warn.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  void* const p = is_memory_short ? nullptr : std::malloc(bytes);
-  if (p == nullptr) {
-    throw std::bad_alloc{};
-  }
-  return p;
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept {
-  std::free(p);
-}
-[[gnu::noinline]] void operator delete(void* p, std::size_t /*bytes*/) noexcept {
-  std::free(p);
-}
+#include <support/counted_allocations.hpp>
 
 namespace {
 
@@ -123,14 +102,13 @@ TEST_SUITE("prefetch") {
     Told::Calls calls;
     StreamPrefetcher<Told> prefetcher{Told{calls}};
     BlockId const id = make_block_id(100, 1);
-    is_memory_short = true;
     bool is_refused = false;
     try {
+      support::ShortMemory const is_short{0};
       prefetcher.on_create(id, 64);
     } catch (std::bad_alloc const&) {
       is_refused = true;
     }
-    is_memory_short = false;
     CHECK(is_refused);
     CHECK(calls.creates == 1);
     CHECK(calls.destroys == 1);

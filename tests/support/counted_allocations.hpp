@@ -1,24 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Counts what a program allocates. To be included by one source of a test that is a program of its
-// own, since it replaces the operators.
+// Counts what a program allocates, and refuses it when a test wants that. To be included by one
+// source of a test that is a program of its own, since it replaces the operators.
 
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 namespace support {
 
 inline std::size_t allocations = 0;  // by anybody in this program
+/// No allocation succeeds after so many.
+inline std::size_t most_allocations = std::numeric_limits<std::size_t>::max();
+
+/// While it lives, so many more allocations succeed.
+class ShortMemory {
+ public:
+  explicit ShortMemory(std::size_t more) noexcept { most_allocations = allocations + more; }
+  ShortMemory(ShortMemory const&) = delete;
+  ShortMemory& operator=(ShortMemory const&) = delete;
+  ~ShortMemory() { most_allocations = std::numeric_limits<std::size_t>::max(); }
+};
 
 }  // namespace support
 
 // Not inlined: where g++ sees only one of a pair, it takes the other for a mistake.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++support::allocations;
-  if (void* const memory = std::malloc(bytes)) {  // NOLINT
-    return memory;
+  if (++support::allocations <= support::most_allocations) {
+    if (void* const memory = std::malloc(bytes)) {  // NOLINT
+      return memory;
+    }
   }
   throw std::bad_alloc{};
 }

@@ -146,7 +146,8 @@ class BasicHostPagedApi : public HostApi {
   /// Moves up to `bytes` of a spare run to `p`. @returns how many; 0 if the system does not do it
   std::size_t move_in(std::byte* p, std::size_t bytes);
   void map_new(std::byte* p, std::size_t bytes);
-  /// What `unmap` does.
+  /// What `unmap` does. Must not fail, so a run that there is no memory to keep is forgotten: its
+  /// pages go straight back to the system when it is unmapped, and are not set aside.
   void take_away(std::byte* begin, std::byte* end) noexcept;
   static void give_back(std::byte* p, std::size_t bytes) noexcept {
     (void)::madvise(p, bytes, MADV_DONTNEED);
@@ -154,8 +155,9 @@ class BasicHostPagedApi : public HostApi {
   }
   /// Sets the pages of a run aside. @returns false if the system does not do that
   bool move_out(std::byte* p, std::size_t bytes) noexcept;
-  /// Makes a run end at `p`, and another begin there, if one contains it.
-  void split_at(std::byte* p);
+  /// Makes a run end at `p`, and another begin there, if one contains it. Forgets that other one if
+  /// there is no memory for it.
+  void split_at(std::byte* p) noexcept;
   /// Gives spare pages back to the system that are more than what was created, and not mapped.
   void free_excess() noexcept;
 
@@ -295,20 +297,23 @@ void BasicHostPagedApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
 
 template <class Lazy>
 void BasicHostPagedApi<Lazy>::take_away(std::byte* begin, std::byte* end) noexcept {
-  try {
-    split_at(begin);
-    split_at(end);
-  } catch (std::bad_alloc const&) {
-    give_back(begin, static_cast<std::size_t>(end - begin));
-    return;
-  }
+  split_at(end);
+  split_at(begin);
+  auto const give_back_up_to = [&begin](std::byte* to) noexcept {
+    if (begin != to) {  // a run that was forgotten
+      give_back(begin, static_cast<std::size_t>(to - begin));
+    }
+  };
   for (auto run = mapped_.lower_bound(begin); run != mapped_.end() && run->first < end;) {
+    give_back_up_to(run->first);
     if (!move_out(run->first, run->second)) {
       give_back(run->first, run->second);
     }
+    begin = run->first + run->second;
     mapped_bytes_ -= run->second;
     run = mapped_.erase(run);
   }
+  give_back_up_to(end);
 }
 
 template <class Lazy>
@@ -343,7 +348,7 @@ bool BasicHostPagedApi<Lazy>::move_out([[maybe_unused]] std::byte* p,
 }
 
 template <class Lazy>
-void BasicHostPagedApi<Lazy>::split_at(std::byte* p) {
+void BasicHostPagedApi<Lazy>::split_at(std::byte* p) noexcept {
   auto run = mapped_.lower_bound(p);
   if (run == mapped_.begin()) {
     return;
@@ -351,8 +356,13 @@ void BasicHostPagedApi<Lazy>::split_at(std::byte* p) {
   --run;
   auto const bytes = static_cast<std::size_t>(p - run->first);
   if (bytes < run->second) {
-    mapped_.emplace(p, run->second - bytes);
+    std::size_t const rest = run->second - bytes;
     run->second = bytes;
+    try {
+      mapped_.emplace(p, rest);
+    } catch (std::bad_alloc const&) {
+      mapped_bytes_ -= rest;
+    }
   }
 }
 

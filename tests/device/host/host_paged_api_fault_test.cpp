@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <random>
+#include <vector>
+
+#include <support/counted_allocations.hpp>
+#include <unistd.h>
+
+// `HostPagedApi` where the machine has no memory for its bookkeeping.
+
+namespace {
+
+using namespace spillway;
+
+/// Asks the system, which answers instead of faulting.
+bool can_be_read(void const* p) {
+  std::array<int, 2> pipe_ends{};
+  REQUIRE(::pipe(pipe_ends.data()) == 0);
+  bool const is_read = ::write(pipe_ends[1], p, 1) == 1;
+  ::close(pipe_ends[0]);
+  ::close(pipe_ends[1]);
+  return is_read;
+}
+
+/// Addresses of so many pages, and as many pieces to put there.
+struct PagedRange {
+  explicit PagedRange(std::size_t count)
+      : pages{count}, p{static_cast<unsigned char*>(device.reserve_address(pages * n))} {
+    while (pieces.size() < pages) {
+      pieces.push_back(*device.try_create_physical(n));
+    }
+  }
+  ~PagedRange() { device.free_address(p, pages * n); }
+
+  void map(std::size_t first, std::size_t count) {
+    device.map(p + first * n, n, {pieces.data(), count});
+  }
+  void unmap(std::size_t first, std::size_t count) { device.unmap(p + first * n, count * n); }
+
+  HostPagedApi device;
+  std::size_t n = device.granularity_bytes();
+  std::size_t pages;
+  unsigned char* p;
+  std::vector<HostPhysical> pieces;
+};
+
+}  // namespace
+
+TEST_SUITE("host_paged_api_fault") {
+  TEST_CASE("HostPagedApi: the midst of a range is unmapped, however short memory is") {
+    for (std::size_t more = 0; more < 4; ++more) {
+      CAPTURE(more);
+      PagedRange range{8};
+      range.map(0, 8);
+      std::memset(range.p, 3, 8 * range.n);
+      {
+        support::ShortMemory const is_short{more};
+        range.unmap(2, 2);
+      }
+      for (std::size_t page = 0; page < 8; ++page) {
+        CAPTURE(page);
+        bool const is_mapped = page < 2 || page >= 4;
+        CHECK(can_be_read(range.p + page * range.n) == is_mapped);
+        CHECK((!is_mapped || range.p[page * range.n] == 3));
+      }
+      range.map(2, 2);
+      CHECK(can_be_read(range.p + 2 * range.n));
+      CHECK(can_be_read(range.p + 4 * range.n - 1));
+      range.unmap(0, 8);
+      for (std::size_t page = 0; page < 8; ++page) {
+        CHECK_FALSE(can_be_read(range.p + page * range.n));
+      }
+      range.map(0, 8);
+      CHECK(can_be_read(range.p));
+      CHECK(can_be_read(range.p + 8 * range.n - 1));
+    }
+  }
+
+  TEST_CASE(
+      "HostPagedApi: pages that are set aside are kept, though a range was forgotten before") {
+    // Whether a page that was set aside serves again beside new ones, which depends on the count of
+    // what is mapped. The system may set none aside.
+    auto const is_kept = [](std::size_t more) {
+      PagedRange range{12};
+      range.map(0, 8);
+      {
+        support::ShortMemory const is_short{more};
+        range.unmap(2, 2);
+      }
+      range.unmap(0, 8);
+      range.map(0, 8);
+      std::memset(range.p, 9, 8 * range.n);
+      for (std::size_t const page : {0U, 2U, 4U, 6U}) {
+        range.unmap(page, 1);
+      }
+      range.map(8, 4);  // new pages: those that were set aside lie apart
+      range.map(0, 1);
+      return range.p[0] == 9;
+    };
+    CHECK(is_kept(0) == is_kept(1000));
+    CHECK(is_kept(1) == is_kept(1000));
+  }
+
+  TEST_CASE("HostPagedApi: ranges keep what they hold though memory runs out again and again") {
+    constexpr unsigned seed = 20262;
+    MESSAGE("seed ", seed);
+    std::mt19937 random{seed};
+    constexpr std::size_t pages = 48;
+    PagedRange range{pages};
+    std::array<unsigned char, pages> held{};  // 0: not mapped
+    int refused = 0;
+    for (int i = 0; i < 4000; ++i) {
+      std::size_t const first = random() % pages;
+      std::size_t const count = 1 + random() % (pages - first);
+      auto* const begin = held.begin() + first;
+      auto const is_mapped = [](unsigned char byte) { return byte != 0; };
+      {
+        support::ShortMemory const is_short{random() % 4};
+        if (std::none_of(begin, begin + count, is_mapped)) {
+          try {
+            range.map(first, count);
+            std::fill_n(begin, count, static_cast<unsigned char>(1 + random() % 255));
+          } catch (std::bad_alloc const&) {
+            ++refused;
+          }
+          for (std::size_t page = first; held[first] != 0 && page < first + count; ++page) {
+            std::memset(range.p + page * range.n, held[page], range.n);
+          }
+        } else if (random() % 2 == 0) {
+          range.unmap(first, count);
+          std::fill_n(begin, count, static_cast<unsigned char>(0));
+        }
+      }
+      for (std::size_t page = 0; page < pages; ++page) {
+        REQUIRE(can_be_read(range.p + page * range.n) == (held[page] != 0));
+        if (held[page] != 0) {
+          REQUIRE(range.p[page * range.n] == held[page]);
+          REQUIRE(range.p[page * range.n + range.n - 1] == held[page]);
+        }
+      }
+    }
+    CHECK(refused > 100);
+  }
+}
