@@ -201,25 +201,28 @@ class DefragArena {
     return std::max(largest_free_bytes(), growth / granule_bytes * granule_bytes);
   }
 
-  /// Takes the memory of `growth_for` from the device. @returns false if the device is full
+  /// Takes the memory of `growth_for` from the device. @returns false if the device is full or, in
+  /// place, if something is still there that `trim` handed over and that is not released yet
   ///
   /// @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) { return memory_.try_reserve(segment); }
 
   /// Makes memory free that was taken from the device; the arena owns it from now on.
   ///
-  /// @throws ContractViolation if it exceeds the capacity or is no multiple of the granule;
-  ///         std::bad_alloc; the caller keeps it then
+  /// @throws ContractViolation if it exceeds the capacity, is no multiple of the granule, or is in
+  ///         place where the arena has memory already; std::bad_alloc; the caller keeps it then
   void add_segment(Segment const& segment) {
     expects(segment.bytes % granule_bytes == 0 &&
                 reserved_bytes_ + segment.bytes <= capacity_bytes(),
             "a segment is a multiple of 256 B and fits into the capacity");
     auto const count = static_cast<std::uint32_t>(granules(segment.bytes));
     if (memory_.is_one_line()) {
-      map_.fill(find_hole([&](std::uint32_t node) {
-                  return map_.list().address(0, map_.list().table[node].first) == segment.address;
-                }),
-                count);
+      std::uint32_t const hole = find_hole([&](std::uint32_t node) {
+        return map_.list().address(0, map_.list().table[node].first) == segment.address;
+      });
+      expects(count != 0 && count <= map_[hole].count,  // `no_node` has 0 granules
+              "in place, a segment begins where a hole begins, and is no longer than that");
+      map_.fill(hole, count);
     } else {
       map_.add_segment(static_cast<std::byte*>(segment.address), count);
     }

@@ -164,10 +164,13 @@ class PageArena {
     std::size_t const left = capacity_pages_ - std::min(capacity_pages_, reserved_pages_);
     return (usable_pages() + std::min(left, growth_bytes / page_bytes_)) * page_bytes_;
   }
-  /// @returns false if the device is full @throws DeviceError, std::bad_alloc; nothing has been
-  /// taken then
+  /// @returns false if the device is full, or if pages that `trim` handed over, and that are not
+  /// released yet, leave too few @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) {
     std::size_t const count = segment.bytes / page_bytes_;
+    if (count > absent_count_) {
+      return false;
+    }
     try {
       arrived_.reserve(count);
       while (arrived_.size() < count) {
@@ -193,6 +196,7 @@ class PageArena {
       page.physical = physical;
       link_free(index);
     }
+    absent_count_ -= arrived_.size();
     reserved_pages_ += arrived_.size();
     free_count_ += arrived_.size();
     arrived_.clear();
@@ -206,31 +210,34 @@ class PageArena {
       std::uint32_t const index = free_head_;
       unlink_free(index);
       segment.fence.add(pages_[index].fence);
-      pages_[index].next_free = leaving_head_;
-      leaving_head_ = index;
+      pages_[index].next_free = no_page;
+      (leaving_head_ == no_page ? leaving_head_ : pages_[leaving_tail_].next_free) = index;
+      leaving_tail_ = index;
     }
     reserved_pages_ -= count;
     return count == 0 ? std::nullopt : std::optional{segment};
   }
   [[nodiscard]] std::size_t trimmable_bytes() const noexcept { return free_count_ * page_bytes_; }
-  /// Gives the pages that `trim` handed over back to the device.
-  void release(Segment const& /*segment*/) noexcept {
+  /// Gives the pages that `trim` handed over back to the device: of the segment that is released
+  /// next, in the order of the calls of `trim`.
+  void release(Segment const& segment) noexcept {
+    std::size_t const count = segment.bytes / page_bytes_;
     {
       UnmappedRun unmapped{this};
-      for (std::uint32_t index = leaving_head_; index != no_page; index = pages_[index].next_free) {
+      std::uint32_t index = leaving_head_;
+      for (std::size_t i = 0; i < count; ++i, index = pages_[index].next_free) {
         pages_[index].fence.clear();  // the caller has waited for it
         (void)detach(pages_[index], unmapped);
       }
     }
-    std::uint32_t last = no_page;
-    for (std::uint32_t index = leaving_head_; index != no_page; index = pages_[index].next_free) {
-      device_->release_physical(pages_[index].physical);
-      last = index;
+    for (std::size_t i = 0; i < count; ++i) {
+      Page& page = pages_[leaving_head_];
+      device_->release_physical(page.physical);
+      std::uint32_t const next = page.next_free;
+      page.next_free = std::exchange(absent_head_, leaving_head_);
+      leaving_head_ = next;
     }
-    if (last != no_page) {
-      pages_[last].next_free = absent_head_;
-      absent_head_ = std::exchange(leaving_head_, no_page);
-    }
+    absent_count_ += count;
   }
   [[nodiscard]] static constexpr bool trims_anywhere() noexcept { return false; }
 
@@ -481,7 +488,9 @@ class PageArena {
   std::size_t free_count_ = 0;
   std::vector<typename Device::physical_type> run_;  // what one call maps
   std::uint32_t absent_head_ = no_page;              // pages that are not taken from the device
-  std::uint32_t leaving_head_ = no_page;             // pages that were handed over
+  std::size_t absent_count_ = 0;
+  std::uint32_t leaving_head_ = no_page;  // pages that were handed over, in that order
+  std::uint32_t leaving_tail_ = no_page;  // of meaning only while there are any
   std::size_t reserved_pages_ = 0;
   std::size_t capacity_pages_ = 0;
   std::size_t growth_pages_ = 1;
@@ -508,6 +517,7 @@ PageArena<Device, Fit, Stable>::PageArena(Device& device,
   for (std::size_t page = count; page-- > 0;) {
     pages_[page].next_free = std::exchange(absent_head_, static_cast<std::uint32_t>(page));
   }
+  absent_count_ = count;
   capacity_pages_ = count;
   growth_pages_ = std::max<std::size_t>(1, options.growth_bytes / page_bytes_);
   base_ = static_cast<std::byte*>(device.reserve_address(address_pages_ * page_bytes_));

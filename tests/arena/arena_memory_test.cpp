@@ -87,6 +87,20 @@ TEST_SUITE("arena_memory") {
     }
   }
 
+  TEST_CASE("ArenaMemory: where pieces are already, nothing is mapped and nothing is released") {
+    SimApi device{{.capacity_bytes = 1_MiB, .granularity_bytes = 16_KiB}};
+    ArenaMemory<SimApi> memory{device, 1_MiB, piece};
+    Segment there{memory.base() + piece, piece, {}};
+    REQUIRE(memory.try_reserve(there));
+    Segment across{memory.base(), 3 * piece, {}};
+    CHECK_FALSE(memory.try_reserve(across));
+    CHECK(device.usage().device_bytes == piece);
+    Segment below{memory.base(), piece, {}};
+    Segment above{memory.base() + 2 * piece, piece, {}};
+    CHECK(memory.try_reserve(below));
+    CHECK(memory.try_reserve(above));
+  }
+
   TEST_CASE("ArenaMemory: a line takes a device with virtual memory") {
     HostApi device;
     CHECK_THROWS_AS((ArenaMemory<HostApi>{device, 1_MiB, piece}), ContractViolation);

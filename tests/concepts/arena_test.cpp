@@ -461,6 +461,72 @@ TEST_SUITE("arena_concept") {
     CHECK(arena.growth_for(2_MiB).address == taken[2].address);
   }
 
+  TEST_CASE_TEMPLATE(
+      "GrowingArena: memory that was handed over and is not released yet stays whole",
+      A,
+      Moving,
+      Mapping,
+      Stable) {
+    for (bool const in_place : {false, true}) {
+      CAPTURE(in_place);
+      GrowingRig<A> rig{in_place};
+      A& arena = rig.arena;
+      std::vector<Placement> const taken = rig.take_all();
+      for (Placement const& placement : taken) {
+        arena.give_back(placement.range, {});
+      }
+      auto const first = arena.trim(256_KiB);
+      auto const second = arena.trim(256_KiB);
+      REQUIRE((first && second));
+      std::size_t const handed_over = first->bytes + second->bytes;
+      REQUIRE(handed_over < 2_MiB);
+      CHECK(arena.reserved_bytes() == 2_MiB - handed_over);
+      // The arena may grow elsewhere, but not where this memory still is.
+      auto const grow_fully = [&] { return rig.grow(2_MiB) || rig.grow(handed_over); };
+      std::size_t const grown = grow_fully() ? handed_over : 0;
+      CHECK(rig.used_bytes() == 2_MiB + grown);
+      CHECK(arena.reserved_bytes() == 2_MiB - handed_over + grown);
+
+      arena.release(*first);
+      CHECK(rig.used_bytes() == 2_MiB + grown - first->bytes);
+      arena.release(*second);
+      CHECK(rig.used_bytes() == 2_MiB + grown - handed_over);
+      if (grown == 0) {
+        CHECK(grow_fully());
+      }
+      CHECK(arena.reserved_bytes() == 2_MiB);
+      CHECK(rig.used_bytes() == 2_MiB);
+    }
+  }
+
+  TEST_CASE("GrowingArena: memory is added in place only where there is none") {
+    GrowingRig<Moving> rig{true};
+    Moving& arena = rig.arena;
+    Segment segment = arena.growth_for(128_KiB);
+    REQUIRE(arena.try_reserve(segment));
+    arena.add_segment(segment);
+    ArenaStats const before = arena.stats();
+    CHECK_THROWS_AS(arena.add_segment(segment), ContractViolation);  // it is there already
+    CHECK_THROWS_AS(arena.add_segment(Segment{}), ContractViolation);
+    Segment behind = arena.growth_for(1_MiB);
+    behind.bytes = 0;
+    CHECK_THROWS_AS(arena.add_segment(behind), ContractViolation);
+    CHECK(arena.stats() == before);
+
+    std::vector<Placement> const taken = rig.take_all();
+    arena.give_back(taken[3].range, {});
+    arena.give_back(taken[15].range, {});
+    while (rig.trim(2_MiB) != 0) {
+    }
+    REQUIRE(arena.reserved_bytes() == 2_MiB - 256_KiB);
+    Segment hole{taken[3].address, 256_KiB, {}};
+    CHECK_THROWS_AS(arena.add_segment(hole), ContractViolation);  // it is half as long
+    hole.bytes = 128_KiB;
+    REQUIRE(arena.try_reserve(hole));
+    arena.add_segment(hole);
+    CHECK(arena.largest_free_bytes() == 128_KiB);
+  }
+
   TEST_CASE("GrowingArena: capacities that no arena can have in place are refused") {
     SimApi device{{.capacity_bytes = 8_MiB, .granularity_bytes = 64_KiB}};
     ArenaOptions options{

@@ -64,13 +64,17 @@ class ArenaMemory {
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
 
   /// Takes memory from the device: at `segment.address` on a line, else anywhere, which sets the
-  /// address. @returns false if the device is full; nothing has been taken then
+  /// address. @returns false if the device is full, or if there are still pieces in that part of the
+  /// line; nothing has been taken then
   ///
   /// @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) {
     if constexpr (VirtualMemoryApi<Device>) {
       if (is_one_line()) {
         auto* const begin = static_cast<std::byte*>(segment.address);
+        if (pieces_.lower_bound(begin) != pieces_.lower_bound(begin + segment.bytes)) {
+          return false;
+        }
         try {
           if (try_add_pieces(begin, begin + segment.bytes)) {
             return true;

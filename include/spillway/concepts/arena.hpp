@@ -105,19 +105,22 @@ concept Arena =
 /// | `ca.largest_bytes_after_growth(n)` | `largest_free_bytes` after a growth by at most `n`     |
 /// |                                    | bytes that the capacity allows                         |
 /// | `a.try_reserve(s)`                 | take that from the device; false if the device is      |
-/// |                                    | full; a throw takes nothing                            |
+/// |                                    | full, and perhaps while something that `trim` gave up  |
+/// |                                    | is not released; a throw takes nothing                 |
 /// | `a.add_segment(s)`                 | make its bytes free; a throw leaves them with the      |
 /// |                                    | caller                                                 |
 /// | `a.trim(n)`                        | give up free memory that can be released to the        |
 /// |                                    | device, if there is some: about `n` bytes, or the      |
 /// |                                    | least that goes at once                                |
 /// | `ca.trimmable_bytes()`             | the bytes that `trim` can give up                      |
-/// | `a.release(s)`                     | release to the device what left, after its fence       |
+/// | `a.release(s)`                     | release to the device what left, after its fence, in   |
+/// |                                    | the order in which it left; or what was reserved and   |
+/// |                                    | could not be added                                     |
 /// | `ca.trims_anywhere()`              | whether free bytes in the midst of others can be given |
 /// |                                    | up, too                                                |
 ///
-/// `try_reserve` and `release` call the device, without the lock; one call at a time is made of
-/// these.
+/// `try_reserve` and `release` call the device, without the lock. One call at a time is made of
+/// these, `trim` and `add_segment`.
 template <class A>
 concept GrowingArena =
     Arena<A> && requires(A a, A const ca, std::size_t n, Segment& s) {
