@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <random>
@@ -193,7 +194,9 @@ class Watched {
   std::set<std::uint32_t> free_;
 };
 
-template <class Fit, class Device>
+enum class Growth : bool { by_reservations, in_place };
+
+template <class Fit, class Device, Growth growth>
 class Player {
  public:
   using Arena = DefragArena<Device, Fit>;
@@ -210,6 +213,14 @@ class Player {
       oracle_.add_segment(range.address, range.size_bytes, grows_in_place);
     });
   }
+
+  ~Player() {
+    for (Segment const& segment : leaving_) {
+      arena_.release(segment);
+    }
+  }
+  Player(Player const&) = delete;
+  Player& operator=(Player const&) = delete;
 
   void play(std::size_t ops) {
     for (std::size_t op = 0; op < ops; ++op) {
@@ -234,7 +245,7 @@ class Player {
   }
 
  private:
-  static constexpr bool grows_in_place = spillway::VirtualMemoryApi<Device>;
+  static constexpr bool grows_in_place = growth == Growth::in_place;
 
   struct Live {
     RangeId range{};
@@ -420,8 +431,12 @@ class Player {
             REQUIRE(covers(segment->fence, use));
           }
         }
-        arena_.release(*segment);
+        leaving_.push_back(*segment);
       }
+    }
+    if (!leaving_.empty() && below(2) == 0) {  // the device may take its time
+      arena_.release(leaving_.front());
+      leaving_.pop_front();
     }
     if (op % 16 == 0) {
       std::size_t const sixteenth = most_bytes_ / 16;
@@ -429,7 +444,17 @@ class Player {
     }
     if (Segment segment = arena_.growth_for(random_bytes()); segment.bytes != 0) {
       REQUIRE(arena_.reserved_bytes() + segment.bytes <= arena_.capacity_bytes());
-      REQUIRE(arena_.try_reserve(segment));
+      bool const is_clear =
+          std::none_of(leaving_.begin(), leaving_.end(), [&](Segment const& left) {
+            auto* const begin = static_cast<std::byte*>(segment.address);
+            auto* const from = static_cast<std::byte*>(left.address);
+            return grows_in_place && begin < from + left.bytes && from < begin + segment.bytes;
+          });
+      refusals_ += is_clear ? 0U : 1U;
+      REQUIRE(arena_.try_reserve(segment) == is_clear);
+      if (!is_clear) {
+        return;
+      }
       arena_.add_segment(segment);
       oracle_.add_segment(static_cast<std::byte*>(segment.address), segment.bytes, grows_in_place);
     }
@@ -536,27 +561,32 @@ class Player {
   std::size_t most_bytes_ = arena_.capacity_bytes();
   Oracle oracle_;
   LiveMap live_;
+  std::deque<Segment> leaving_;                          // handed over and not released yet
   std::map<std::uint64_t, std::vector<Ticket>> moving_;  // and what a block that left waits for
   std::uint64_t last_id_ = 0;
   std::uint64_t sequence_ = 0;
 
  public:
   std::size_t plans_ = 0;
+  std::size_t refusals_ = 0;  // of memory that was handed over and not released yet
 };
 
 constexpr std::size_t any_number = 1U << 20U;
 
 /// With more than `few_ranges` ranges, room is looked for among some of them first.
-template <class Fit, class Device = ModelApi>
+template <class Fit, Growth growth = Growth::by_reservations, class Device = ModelApi>
 void play_all(std::size_t ops, std::size_t few_ranges) {
   std::uint64_t seed = 1;
+  std::size_t refusals = 0;
   for (std::size_t const granules : {64U, 256U, 1024U, 2048U}) {
     MESSAGE("seed ", seed, ", granules ", granules);
     CAPTURE(seed);
-    Player<Fit, Device> player{seed++, granules, few_ranges};
+    Player<Fit, Device, growth> player{seed++, granules, few_ranges};
     player.play(ops);
     CHECK(player.plans_ > ops / 500);
+    refusals += player.refusals_;
   }
+  CHECK((refusals != 0) == (growth == Growth::in_place));
 }
 
 }  // namespace
@@ -574,10 +604,13 @@ TEST_SUITE("arena") {
     play_all<BestFit>(20'000, 8);
   }
   TEST_CASE("DefragArena: agrees with it where memory comes and goes in place") {
-    play_all<SegregatedFit, SimApi>(20'000, any_number);
-    play_all<Watched<BestFit>, SimApi>(3000, 8);
+    play_all<SegregatedFit, Growth::in_place, SimApi>(20'000, any_number);
+    play_all<BestFit, Growth::in_place>(20'000, any_number);
+    play_all<SegregatedFit, Growth::in_place>(20'000, 8);
+    play_all<Watched<BestFit>, Growth::in_place, SimApi>(3000, 8);
   }
   TEST_CASE("DefragArena: each range knows at all times which of its neighbours are free") {
     play_all<Watched<SegregatedFit>>(5000, any_number);
+    play_all<Watched<SegregatedFit>, Growth::in_place>(5000, any_number);
   }
 }

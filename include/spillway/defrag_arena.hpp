@@ -59,12 +59,17 @@ struct ArenaStats {
 /// auto range = arena.try_take(bytes, id);  // the first user's stream waits for range->fence
 /// if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, budget_bytes, can_move)) {
 ///   arena.begin_moves(*plan);              // from here on other threads may use the arena again
-///   // the stream waits for plan->fence
 ///   std::size_t done = 0;
-///   enqueue_moves(device, plan->moves, stream, plan->bounce, done, [&](std::size_t i) {
-///     // the stream waits for plan->moves[i].fence and for the last uses of the block
-///   });
-///   arena.commit_moves(*plan, done, fence_after_the_moves);
+///   try {
+///     // the stream waits for plan->fence
+///     enqueue_moves(device, plan->moves, stream, plan->bounce, done, [&](std::size_t i) {
+///       // the stream waits for plan->moves[i].fence and for the last uses of the block
+///     });
+///   } catch (...) {                        // the moves before number `done` are enqueued
+///     arena.commit_moves(*plan, done, fence_after_the_moves());
+///     throw;
+///   }
+///   arena.commit_moves(*plan, done, fence_after_the_moves());
 ///   range = arena.try_take(bytes, id);
 /// }
 /// ```

@@ -140,6 +140,16 @@ TEST_SUITE("range_map") {
     CHECK(rig.map.table().free_granules() == 12);
   }
 
+  TEST_CASE("RangeMap: memory that fills a hole waits for nothing that was there before") {
+    MapRig rig{8};
+    rig.map.give_back(rig.take(8), fence_of(1, 5));
+    rig.map.punch(rig.map.list().front(0), 0, 8);
+    REQUIRE(rig.layout() == "h8 ");
+    rig.map.fill(rig.map.list().front(0), 8);
+    REQUIRE(rig.take(8) != no_node);
+    CHECK(rig.fence.is_empty());
+  }
+
   TEST_CASE("RangeMap: a plan is refused once anything has changed") {
     MapRig rig{12};
     std::uint32_t const a = rig.take(4);

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/arena/move_batch.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/fence.hpp>
+#include <spillway/core/range.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/defrag_arena.hpp>
+#include <spillway/policy/fit/best_fit.hpp>
+#include <spillway/stream/stream_order.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+TEST_SUITE("defrag_arena") {
+  // `DefragArena` alone, as its own documentation uses it. tests/defrag_arena_model_test.cpp runs
+  // random programs.
+
+  namespace {
+
+  using namespace spillway;
+
+  constexpr std::size_t blocks = 8;
+  constexpr std::size_t block_bytes = 4_KiB;
+  constexpr std::size_t gap_bytes = 2_KiB;
+
+  /// Blocks with a gap before each that is too short for any of them, on a device that runs what is enqueued when it is told to.
+  struct GappyArena {
+    GappyArena() {
+      std::vector<RangeId> gaps;
+      for (unsigned char byte = 1; byte <= blocks; ++byte) {
+        gaps.push_back(arena.try_take(gap_bytes, BlockId{99})->range);
+        Placement const block = *arena.try_take(block_bytes, BlockId{byte});
+        ranges.push_back(block.range);
+        device.fill(block.address, byte, block_bytes, stream);
+      }
+      for (RangeId const gap : gaps) {
+        arena.give_back(gap, {});
+      }
+    }
+    ~GappyArena() {
+      device.run_all();
+      device.free_pinned(host, block_bytes);
+    }
+
+    /// The example of the class.
+    std::optional<Placement> take(std::size_t bytes) {
+      auto const can_move = [](BlockId /*id*/) { return true; };
+      auto range = arena.try_take(bytes, BlockId{99});
+      if (auto plan = range ? std::nullopt : arena.plan_compaction(bytes, 1_MiB, can_move)) {
+        arena.begin_moves(*plan);
+        std::size_t done = 0;
+        try {
+          order.wait(on, plan->fence);
+          enqueue_moves(device, plan->moves, stream, plan->bounce, done, [&](std::size_t i) {
+            order.wait(on, plan->moves[i].fence);
+          });
+        } catch (...) {
+          moved = done;
+          arena.commit_moves(*plan, done, Fence{order.mark(on)});
+          throw;
+        }
+        arena.commit_moves(*plan, done, Fence{order.mark(on)});
+        range = arena.try_take(bytes, BlockId{99});
+      }
+      return range;
+    }
+
+    /// Each block has its bytes, wherever it is, and none is about to move.
+    void check_blocks() {
+      for (std::size_t i = 0; i < ranges.size(); ++i) {
+        CAPTURE(i);
+        CHECK_FALSE(arena.is_moving(ranges[i]));
+        device.copy(host, arena.address(ranges[i]), block_bytes, CopyKind::to_host, stream);
+        device.synchronize(stream);
+        CHECK(std::count(host, host + block_bytes, static_cast<unsigned char>(i + 1)) ==
+              static_cast<std::ptrdiff_t>(block_bytes));
+      }
+    }
+
+    testing::SteppedSimApi device{{.capacity_bytes = 1_MiB}};
+    StreamOrder<testing::SteppedSimApi> order{device};
+    DefragArena<testing::SteppedSimApi, BestFit> arena{
+        device, {.capacity_bytes = blocks * (block_bytes + gap_bytes), .bounce_bytes = 64_KiB}};
+    testing::SteppedSimApi::stream_type stream = device.create_stream();
+    StreamIndex on = order.index_of(stream);
+    unsigned char* host = static_cast<unsigned char*>(device.try_allocate_pinned(block_bytes, -1));
+    std::vector<RangeId> ranges;
+    std::size_t moved = 0;
+  };
+
+  }  // namespace
+
+  TEST_CASE("DefragArena: a plan is committed though the device refuses a copy in its midst") {
+    std::size_t refused = 0;
+    std::size_t partly = 0;
+    for (bool is_done = false; !is_done; ++refused) {
+      CAPTURE(refused);
+      GappyArena rig;
+      ArenaStats const before = rig.arena.stats();
+      rig.device.fail_copy(refused + 1);
+      try {
+        is_done = rig.take(blocks * gap_bytes).has_value();
+      } catch (DeviceError const&) {
+        partly += rig.moved != 0 ? 1U : 0U;
+        ArenaStats const after = rig.arena.stats();
+        CHECK(after.taken_ranges == before.taken_ranges);
+        CHECK(after.taken_bytes == before.taken_bytes);
+        rig.check_blocks();
+        CHECK(rig.take(blocks * gap_bytes));  // the device refuses one copy and no more
+      }
+      rig.device.fail_copy(0);
+      rig.check_blocks();
+    }
+    CHECK(refused > 2);
+    CHECK(partly != 0);
+  }
+}
