@@ -153,13 +153,15 @@ run_core() {
   on_gpu json gpu_codec 5 30 "$bin/bench_gpu_codec" --benchmark_format=json
   on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
   # Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
+  # compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that
+  # waits for the host then waits in vain, so cases with a KernelGate are left out: `tests` has run them.
   sanitizer() {
     on_gpu step "$1_$2" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/gpu/bin/test_gpu" \
       "--source-file=*/$2_test.cu" "${@:3}" --no-intro
   }
   export SPILLWAY_GPU_TEST_SCALE=1
-  sanitizer memcheck allocator
-  sanitizer racecheck interop
+  sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *'
+  sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*'
   sanitizer racecheck codec -tc='CudaZeroBitmap*'
   json bandwidth_file 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --json --tier file \
     --file-folder "$work" --max-size 16MiB --repetitions 3
