@@ -13,8 +13,35 @@ namespace {
 
 using spillway::Fit;
 using spillway::no_node;
+using spillway::RangeTable;
 using spillway::SegregatedFit;
 using spillway::testing::CheckedFit;
+
+/// Free ranges at places that a test chooses.
+struct PlacedRanges {
+  std::uint32_t insert(std::uint32_t first, std::uint32_t count) {
+    if (table.idle_nodes() == 0) {
+      table.grow();
+    }
+    std::uint32_t const node = table.acquire();
+    table[node] = {};
+    table[node].first = first;
+    table[node].count = count;
+    policy.insert(table, node);
+    ++table.free_ranges;
+    return node;
+  }
+  /// So that there are `free_ranges` in all.
+  void insert_small(std::size_t free_ranges) {
+    for (std::uint32_t first = 1'000'000; table.free_ranges < free_ranges; first += 2) {
+      insert(first, 1);
+    }
+  }
+  [[nodiscard]] Fit find(std::uint32_t count) const { return policy.find(table, count); }
+
+  RangeTable table;
+  SegregatedFit policy;
+};
 
 }  // namespace
 
@@ -46,6 +73,56 @@ TEST_SUITE("fit") {
     CHECK(index.find(9990).node == newest);
     CHECK(index.find(9985).node == newest);
     CHECK(index.find(9995).node == next_class);  // though the older one would do
+  }
+
+  TEST_CASE("SegregatedFit: an exact fit is taken wherever it is while there are few ranges") {
+    for (bool const has_few_free : {false, true}) {
+      for (bool const has_few_taken : {false, true}) {
+        PlacedRanges ranges;
+        std::uint32_t const exact = ranges.insert(5000, 1000);
+        std::uint32_t const newest = ranges.insert(9000, 1003);
+        ranges.insert_small(has_few_free ? 8 : 9);
+        ranges.table.taken_ranges = has_few_taken ? 256 : 257;
+        CHECK(ranges.find(1000).node == (has_few_free && has_few_taken ? exact : newest));
+      }
+    }
+  }
+
+  TEST_CASE("SegregatedFit: of few ranges that do not fit exactly one of the outermost is cut") {
+    struct Sizes {
+      std::uint32_t low = 0;
+      std::uint32_t middle = 0;
+      std::uint32_t high = 0;
+    };
+    auto const find_100 = [](Sizes const& sizes) {
+      PlacedRanges ranges;
+      ranges.insert(5000, sizes.middle);
+      ranges.insert(9000, sizes.high);
+      ranges.insert(1000, sizes.low);
+      ranges.table.taken_ranges = 4;
+      ranges.table.taken_granules = 400;
+      Fit const fit = ranges.find(100);
+      return Fit{ranges.table[fit.node].first, fit.is_high_end};
+    };
+    CHECK(find_100({200, 110, 300}) == Fit{1000, false});  // at the low end of the lowest
+    CHECK(find_100({300, 110, 200}) == Fit{9000, true});   // at the high end of the highest
+    CHECK(find_100({200, 110, 200}) == Fit{9000, true});
+    CHECK(find_100({200, 110, 50}) == Fit{1000, false});
+    CHECK(find_100({50, 110, 200}) == Fit{9000, true});
+    CHECK(find_100({50, 110, 60}) == Fit{5000, false});  // neither fits
+    CHECK(find_100({200, 100, 300}) == Fit{5000, false});
+  }
+
+  TEST_CASE("SegregatedFit: a block is large from twice the mean on") {
+    for (std::size_t const free_ranges : {1U, 9U}) {  // few, and more than that
+      PlacedRanges ranges;
+      ranges.insert(0, 100'000);
+      ranges.insert_small(free_ranges);
+      ranges.table.taken_ranges = 10;
+      ranges.table.taken_granules = 640;
+      CHECK_FALSE(ranges.find(128).is_high_end);
+      CHECK(ranges.find(129).is_high_end);
+    }
   }
 
   TEST_CASE("SegregatedFit: puts large blocks at the high end") {

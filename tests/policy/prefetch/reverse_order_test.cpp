@@ -54,6 +54,36 @@ TEST_SUITE("prefetch") {
     CHECK(rig.wanted() == std::vector{19U, 18U});
   }
 
+  TEST_CASE("ReverseOrder: a use of one of the last eight new blocks says nothing") {
+    for (std::uint32_t const first : {31U, 32U}) {
+      CAPTURE(first);
+      PrefetchRig<ReverseOrder> rig{40};
+      for (std::uint32_t i = 0; i < 40; ++i) {
+        rig.use(i);
+      }
+      rig.use(first);
+      rig.use(30);
+      rig.use(29);
+      CHECK(rig.wanted().empty() == (first == 32));  // two uses in a row prove nothing yet
+    }
+  }
+
+  TEST_CASE("ReverseOrder: a use of a block far behind the last one begins a new row") {
+    for (std::uint32_t const later : {28U, 29U}) {
+      CAPTURE(later);
+      PrefetchRig<ReverseOrder> rig{40, ReverseOrder{{.lookahead_ops = 1}}};
+      for (std::uint32_t i = 0; i < 40; ++i) {
+        rig.use(i);
+      }
+      for (std::uint32_t const down : {24U, 22U, 20U}) {
+        rig.use(down);
+      }
+      REQUIRE(rig.wanted() == std::vector{19U});
+      rig.use(later);
+      CHECK(rig.wanted().empty() == (later == 29));
+    }
+  }
+
   TEST_CASE("ReverseOrder: a loop over weights is not a backward pass") {
     PrefetchRig<ReverseOrder> rig{40};
     for (int round = 0; round < 3; ++round) {
