@@ -234,6 +234,162 @@ TEST_SUITE("schedule") {
 
   // A slow model: the entries that were used, one by one. The next use of a block is its first
   // entry at or after the cursor that is none of them.
+  TEST_CASE("StepFollower: a long match earns no more than eight stray uses") {
+    Rig rig{round_robin(100, 400)};
+    std::uint32_t const stranger = rig.add_stranger(128);
+    for (std::uint32_t i = 0; i < 300; ++i) {
+      rig.use(i % 100);
+    }
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      rig.use(stranger);
+      CHECK(rig.follower.is_following());
+    }
+    rig.use(stranger);
+    CHECK_FALSE(rig.follower.is_following());
+  }
+
+  TEST_CASE("StepFollower: each loss doubles the streak that it takes to be found again") {
+    Rig rig{round_robin(100, 1000)};
+    std::uint32_t const stranger = rig.add_stranger(128);
+    std::uint32_t place = 0;
+    for (; place < 200; ++place) {
+      rig.use(place % 100);
+    }
+    for (std::uint32_t const needed : {32U, 64U, 128U}) {
+      CAPTURE(needed);
+      while (rig.follower.is_following()) {
+        rig.use(stranger);
+      }
+      Use use;
+      std::uint32_t uses = 0;
+      for (; !rig.follower.is_following() && uses < 400; ++uses) {
+        use = rig.use(place++ % 100);
+      }
+      CHECK(uses == needed);
+      CHECK(use.next == use.now + 100);
+      CHECK(rig.follower.cursor() == place);
+    }
+  }
+
+  TEST_CASE(
+      "StepFollower: four stray uses are tolerated when the place has just been found again") {
+    Rig rig{round_robin(100, 400)};
+    std::uint32_t const stranger = rig.add_stranger(128);
+    std::uint32_t place = 0;
+    for (; place < 100; ++place) {
+      rig.use(place);
+    }
+    while (rig.follower.is_following()) {
+      rig.use(stranger);
+    }
+    while (!rig.follower.is_following()) {
+      rig.use(place++ % 100);
+    }
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      rig.use(stranger);
+      CHECK(rig.follower.is_following());
+    }
+    rig.use(stranger);
+    CHECK_FALSE(rig.follower.is_following());
+  }
+
+  TEST_CASE(
+      "StepFollower: found again without a sequence, it waits for the sixteen entries before") {
+    Rig rig{round_robin(100, 400)};
+    std::uint32_t const stranger = rig.add_stranger(128);
+    std::uint32_t place = 0;
+    for (; place < 100; ++place) {
+      rig.use(place);
+    }
+    while (rig.follower.is_following()) {
+      rig.use(stranger);
+    }
+    while (!rig.follower.is_following() && place < 400) {
+      rig.use((place + 1) % 100);  // pairs, the other way round
+      if (!rig.follower.is_following()) {
+        rig.use(place % 100);
+      }
+      place += 2;
+    }
+    REQUIRE(rig.follower.is_following());
+    CHECK(rig.follower.cursor() + 16 >= place - 4);
+    CHECK(rig.follower.cursor() + 16 <= place + 4);
+  }
+
+  TEST_CASE("StepFollower: entries used out of order beyond the window leave half of it behind") {
+    Rig rig{round_robin(200, 800)};
+    for (std::uint32_t i = 0; i < 200; ++i) {
+      rig.use(i);
+    }
+    for (std::uint32_t const entry : {262U, 263U, 264U}) {
+      rig.use(entry - 200);
+      CHECK(rig.follower.cursor() == 200);
+    }
+    rig.use(65);
+    CHECK(rig.follower.cursor() == 265 - 32);
+  }
+
+  TEST_CASE("StepFollower: a step of which half agreed is trusted again") {
+    for (std::uint32_t const strays : {4U, 5U}) {
+      CAPTURE(strays);
+      Rig rig{{0, 1, 2, 3}};
+      std::uint32_t const stranger = rig.add_stranger(128);
+      for (std::uint32_t i = 0; i < strays; ++i) {
+        rig.use(stranger);
+      }
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        rig.use(i);
+      }
+      rig.follower.finish(rig.uses_so_far);
+      rig.follower.start(rig.start);
+      CHECK(rig.follower.is_following() == (strays == 4));
+    }
+  }
+
+  TEST_CASE("StepFollower: where the place was never lost, wrong predictions cost no trust") {
+    for (bool const is_longer : {false, true}) {  // beyond the end of its record a step is not lost
+      CAPTURE(is_longer);
+      Rig rig{round_robin(100, 150)};
+      std::uint32_t const stranger = rig.add_stranger(128);
+      for (std::uint32_t i = 0; i < 60; ++i) {
+        rig.use(i);
+      }
+      for (std::uint32_t i = 40; i < 48; ++i) {
+        rig.use(i);  // expected 80 uses later: eight wrong predictions beside fifty right ones
+      }
+      for (std::uint32_t i = 60; i < 150; ++i) {
+        rig.use(i % 100);
+      }
+      if (is_longer) {
+        rig.use(stranger);
+      }
+      REQUIRE(rig.follower.is_following() == !is_longer);
+      rig.follower.finish(rig.uses_so_far);
+      rig.follower.start(rig.start);
+      CHECK(rig.follower.is_following());
+    }
+  }
+
+  TEST_CASE("StepFollower: after a loss, it takes eight right predictions for each wrong one") {
+    for (std::uint32_t const length : {180U, 181U}) {
+      CAPTURE(length);
+      Rig rig{round_robin(100, length)};
+      for (std::uint32_t i = 0; i < 60; ++i) {
+        rig.use(i);
+      }
+      for (std::uint32_t i = 40; i < 49; ++i) {
+        rig.use(i);  // expected 80 uses later; the last one, at the loss, counts twice
+      }
+      REQUIRE_FALSE(rig.follower.is_following());
+      for (std::uint32_t i = 60; i < length; ++i) {
+        rig.use(i % 100);
+      }
+      rig.follower.finish(rig.uses_so_far);
+      rig.follower.start(rig.start);
+      CHECK(rig.follower.is_following() == (length == 181));
+    }
+  }
+
   TEST_CASE(
       "StepFollower: of any block the first entry not yet used is told, whatever changes round") {
     std::uint64_t out_of_order = 0;

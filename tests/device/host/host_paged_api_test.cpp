@@ -198,6 +198,27 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
+  TEST_CASE("HostPagedApi: of a longer range only parts of 256 KiB and more are spare pages") {
+    for (std::size_t const spare : {15U, 16U}) {
+      CAPTURE(spare);
+      HostPagedApi device;
+      std::size_t const n = device.granularity_bytes();
+      constexpr std::size_t pages = 64;
+      auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
+      std::vector<HostPhysical> pieces;
+      for (std::size_t i = 0; i < pages; ++i) {
+        pieces.push_back(*device.try_create_physical(n));
+      }
+      device.map(p, n, {pieces.data(), spare});
+      std::memset(p, 7, spare * n);
+      device.unmap(p, spare * n);
+      device.map(p + pages * n, n, pieces);
+      CHECK((p[pages * n] == 7) == (spare == 16 && moves_pages()));
+      CHECK(p[2 * pages * n - 1] == 0);
+      device.free_address(p, 2 * pages * n);
+    }
+  }
+
   TEST_CASE("HostPagedApi: spare pages are given back when new ones take their share") {
     HostPagedApi device;
     std::size_t const n = device.granularity_bytes();
