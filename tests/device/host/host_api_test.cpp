@@ -279,6 +279,37 @@ TEST_SUITE("host_api") {
     device.after_fork_in_parent();
   }
 
+  TEST_CASE("HostApi: a stream's thread is woken when it is asked twice for an event, not once") {
+    TaskApi device;
+    DeviceRig<TaskApi> rig{device};
+    auto const stream = rig.stream();
+    auto const event = rig.event();
+    std::thread::id ran_by;
+    auto const enqueue = [&] {
+      device.enqueue_task(
+          stream,
+          [](void* thread) noexcept {
+            *static_cast<std::thread::id*>(thread) = std::this_thread::get_id();
+          },
+          &ran_by);
+      device.record(event, stream);
+    };
+    for (int i = 0; i < 50; ++i) {
+      enqueue();
+      CHECK_FALSE(device.is_complete(event));
+      for (int yields = 0; yields < 20; ++yields) {
+        std::this_thread::yield();  // a thread that was woken would run it now
+      }
+      device.synchronize(event);
+      CHECK(ran_by == std::this_thread::get_id());
+    }
+    enqueue();
+    while (!device.is_complete(event)) {
+      std::this_thread::yield();
+    }
+    CHECK(ran_by != std::this_thread::get_id());
+  }
+
   TEST_CASE("HostApi: a forked child can use an allocator, whatever other threads asked it for") {
     HostApi device;
     DeviceAllocator<HostPolicies> memory{
