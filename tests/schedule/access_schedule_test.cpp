@@ -187,6 +187,36 @@ TEST_SUITE("schedule") {
     CHECK(rig.schedule.mispredictions() == mispredictions);
   }
 
+  TEST_CASE("AccessSchedule: a block that two others could succeed is succeeded by one") {
+    Rig rig{1};
+    rig.schedule.begin_step();
+    rig.use(0);
+    BlockId const old = make_block_id(5, 1);
+    rig.schedule.on_create(old, 4096);
+    rig.use(old);
+    rig.schedule.begin_step();
+    // The first birth has the rank of the old block, the second is used where that one was first.
+    BlockId const first = make_block_id(6, 1);
+    BlockId const second = make_block_id(7, 1);
+    rig.schedule.on_create(first, 4096);
+    rig.schedule.on_create(second, 4096);
+    rig.use(0);
+    rig.use(second);
+    rig.use(first);
+    rig.schedule.on_destroy(old);
+    rig.schedule.begin_step();
+
+    auto const& blocks = rig.schedule.record().blocks;
+    std::size_t successors = 0;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (std::uint32_t const before = blocks[i].successor_of; before != detail::StepRecord::none) {
+        ++successors;
+        CHECK(blocks[before].successor == i);
+      }
+    }
+    CHECK(successors == 1);
+  }
+
   TEST_CASE("AccessSchedule: a block born in the first step that lives on is known by identity") {
     Rig rig{1};
     rig.schedule.begin_step();
