@@ -28,7 +28,8 @@ TEST_SUITE("defrag_arena") {
   constexpr std::size_t block_bytes = 4_KiB;
   constexpr std::size_t gap_bytes = 2_KiB;
 
-  /// Blocks with a gap before each that is too short for any of them, on a device that runs what is enqueued when it is told to.
+  /// Blocks with a gap before each that is too short for any of them,
+  /// on a device that runs what is enqueued when it is told to.
   struct GappyArena {
     GappyArena() {
       std::vector<RangeId> gaps;

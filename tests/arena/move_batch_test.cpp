@@ -246,8 +246,8 @@ TEST_SUITE("move_batch") {
   }
 
   TEST_CASE("MoveCopies: scratch pays where a second copy takes less time than the calls saved") {
-    // 16 MiB through scratch are 32 MiB in two calls. A call takes as long as 4 MiB, so as much time
-    // goes by for 16 MiB in six pieces.
+    // 16 MiB through scratch are 32 MiB in two calls. A call takes as long as 4 MiB, so as much
+    // time goes by for 16 MiB in six pieces.
     auto* const from = reinterpret_cast<std::byte*>(  // NOLINT(performance-no-int-to-ptr)
         std::uintptr_t{1} << 32U);
     constexpr std::size_t bytes = 16U << 20U;

@@ -64,8 +64,8 @@ class ArenaMemory {
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
 
   /// Takes memory from the device: at `segment.address` on a line, else anywhere, which sets the
-  /// address. @returns false if the device is full, or if there are still pieces in that part of the
-  /// line; nothing has been taken then
+  /// address. @returns false if the device is full, or if there are still pieces in that part of
+  /// the line; nothing has been taken then
   ///
   /// @throws DeviceError, std::bad_alloc; nothing has been taken then
   [[nodiscard]] bool try_reserve(Segment& segment) {
