@@ -168,6 +168,62 @@ def test_a_hold_that_begins_inside_an_operation_may_outlast_it(lms):
     assert y.sum().item() == 2000
 
 
+#: Ways in which code of the program runs while its thread has `x`, and whether it reads it.
+JOINERS = {
+    "hold": """
+with spillway_torch.hold(x):
+    join()""",
+    "holds inside of holds, in several threads": """
+with spillway_torch.hold(x), spillway_torch.hold(x[:5]):
+    join(lambda: with_hold(make))""",
+    "a wrapped function that calls back": """
+small = torch.zeros(1, dtype=torch.float64)
+small.set_(x.untyped_storage(), 0, (1,)).apply_(lambda value: join() or value)""",
+    "an operation in Python": """
+@torch.library.custom_op("spillway_test::joining", mutates_args=())
+def joining(x: torch.Tensor) -> torch.Tensor:
+    join()
+    return torch.zeros(1)
+joining(x)""",
+}
+
+
+@pytest.mark.parametrize("how", JOINERS)
+def test_a_thread_that_is_waited_for_does_not_wait_for_what_is_held(script, how):
+    out = script("""
+import threading, torch, spillway_torch
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+x = torch.zeros(5 << 20, dtype=torch.float64)
+errors = []
+def make():
+    return torch.zeros(60 << 20, dtype=torch.uint8)
+def with_hold(act):
+    with spillway_torch.hold(torch.zeros(5000)):
+        act()
+def join(act=make):
+    def run():
+        try:
+            act()
+        except torch.OutOfMemoryError as error:
+            errors.append(str(error))
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+""" + JOINERS[how] + """
+assert len(errors) == 2, errors
+assert all("41943040 bytes Double[5242880]" in error for error in errors), errors
+thread = threading.Thread(target=lambda: errors.append(make()[-1]))
+thread.start()
+thread.join()
+print(int(errors[-1]), int(x.sum()), spillway_torch.memory_stats()["active_frames"])
+""")
+    assert out.strip() == "0 0 0"
+
+
 def test_backward_threads_share_the_graph(lms):
     w = torch.ones(1000, requires_grad=True)
     graphs = [(w * i).sum() for i in range(8)]

@@ -50,9 +50,12 @@ struct ObjectEntry {
 };
 
 struct ObjectFrame {
+  bool runs_program = false;
   bool is_counted = false;
+  bool is_bounded = false;
   std::vector<ObjectEntry*> pins{};
   [[nodiscard]] int thread_frames() const { return is_counted ? 1 : 0; }
+  [[nodiscard]] bool is_open_ended() const { return runs_program; }
 };
 
 struct ObjectTraits {
@@ -96,7 +99,8 @@ struct ObjectTraits {
 
 class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
  public:
-  ObjectLeases(Memory& memory, SimStream stream) : OperandLeases{memory}, stream_{stream} {}
+  ObjectLeases(Memory& memory, SimStream stream, std::chrono::milliseconds patience)
+      : OperandLeases{memory, patience}, stream_{stream} {}
   ~ObjectLeases() {
     while (!entries_.empty()) {
       entries_.back()->lease.release();
@@ -159,10 +163,17 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
 
 /// Room for four objects of 1 MiB.
 struct Program {
+  std::chrono::milliseconds patience = std::chrono::hours{1};  // who waits so long hangs
   SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
   Memory memory;
   SimStream stream = device.create_stream();
-  ObjectLeases leases{memory, stream};
+  ObjectLeases leases{memory, stream, patience};
+
+  void wait_for_waiting_threads(std::uint64_t count) const {
+    while (leases.counts().waits < count) {
+      std::this_thread::yield();
+    }
+  }
 
   explicit Program(std::size_t host_bytes = 64_MiB) : memory{device, options(host_bytes)} {}
 
@@ -290,6 +301,73 @@ TEST_SUITE("operand_leases") {
     CHECK(refused == 1);
     // What wakes the waiting thread need not be enough for it, so it may wait once more.
     CHECK(program.leases.counts().waits >= 1);
+    CHECK(program.leases.counts().active_frames == 0);
+  }
+
+  TEST_CASE("OperandLeases: a thread gives up on code of the program that may wait for it") {
+    Program program{.patience = std::chrono::milliseconds{1}};
+    auto const held = program.leases.make(3_MiB);
+    ObjectFrame frame{.runs_program = true};
+    REQUIRE(program.leases.enter(frame, {held}));
+
+    bool is_refused = false;
+    std::jthread{[&] { is_refused = program.leases.make(2_MiB) == nullptr; }}.join();
+
+    CHECK(is_refused);
+    CHECK(program.leases.counts().waits == 1);
+    program.leases.exit(frame);
+    CHECK(program.leases.make(2_MiB) != nullptr);
+  }
+
+  TEST_CASE(
+      "OperandLeases: a thread has no end of patience for an operation, beside what is held") {
+    Program program{.patience = std::chrono::milliseconds{0}};
+    auto const held = program.leases.make(1_MiB);
+    auto const used = program.leases.make(2_MiB);
+    ObjectFrame holding{.runs_program = true};
+    ObjectFrame operation;
+    REQUIRE(program.leases.enter(holding, {held}));
+    REQUIRE(program.leases.enter(operation, {used}));
+
+    std::shared_ptr<Object> made;
+    std::jthread waiting{[&] { made = program.leases.make(2_MiB); }};
+    program.wait_for_waiting_threads(1);
+    for (int i = 0; i < 1000; ++i) {  // time in which it would give up
+      CHECK(program.leases.counts().waits == 1);
+      std::this_thread::yield();
+    }
+    program.leases.exit(operation);
+    waiting.join();
+
+    CHECK(made != nullptr);
+    program.leases.exit(holding);
+  }
+
+  TEST_CASE("OperandLeases: of threads that all hold something and need room, one gives up") {
+    Program program;
+    std::atomic<int> inside{0};
+    std::atomic<int> refused{0};
+    Objects objects;
+    std::vector<std::jthread> running;
+    for (int i = 0; i < 3; ++i) {
+      objects.push_back(program.leases.make(1_MiB));
+    }
+    for (auto const& mine : objects) {
+      running.emplace_back([&, mine] {
+        ObjectFrame frame{.runs_program = true};
+        CHECK(program.leases.enter(frame, {mine}));
+        ++inside;
+        while (inside < 3) {
+          std::this_thread::yield();
+        }
+        refused += program.leases.make(2_MiB, &frame) == nullptr ? 1 : 0;
+        program.leases.exit(frame);
+      });
+    }
+    running.clear();
+
+    CHECK(refused >= 1);
+    CHECK(refused <= 2);
     CHECK(program.leases.counts().active_frames == 0);
   }
 

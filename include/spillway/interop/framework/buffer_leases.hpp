@@ -60,10 +60,14 @@ class BufferFrame {
 
   [[nodiscard]] int depth() const noexcept { return depth_; }
   [[nodiscard]] int thread_frames() const noexcept { return depth_; }
+  /// Operations of a framework may call the program, and wait for operations of other threads.
+  [[nodiscard]] static bool is_open_ended() noexcept { return true; }
   /// The size of the last request of this frame that could not be met; 0 if all were.
   [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
 
-  bool is_counted = false;  ///< set by `BufferLeases`
+  // Both are set by `BufferLeases`.
+  bool is_counted = false;
+  bool is_bounded = false;
 
  private:
   template <class>

@@ -18,7 +18,6 @@
 #include <exception>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -63,7 +62,9 @@ struct Refusal {
 ///   failed.
 /// - A thread that finds no room under pressure sleeps until another thread releases memory. It
 ///   gives up when no thread is left that could: when all frames belong to threads that sleep here
-///   (deadlock), or after `patience`.
+///   (deadlock). A frame in which the program's own code runs is *open-ended*: that code may wait
+///   for the very thread that sleeps here, which nobody can see. So if only such frames are left,
+///   the thread gives up when nothing has been released for as long as `patience`.
 ///
 /// `Traits` says what a storage is. Its functions are static:
 ///
@@ -71,8 +72,9 @@ struct Refusal {
 /// - `Entry`: a default-constructible class with the members `block`, `bytes`, `pins`, `is_kept`,
 ///   `is_arriving`, `is_dead`, `previous` and `next`, which begin as its own address, and
 ///   `has_lease()`.
-/// - `Frame`: a class with `is_counted`, and `thread_frames()`, the number of counted frames that
-///   the calling thread is inside of.
+/// - `Frame`: a class with `is_counted` and `is_bounded`, which begin as false;
+///   `is_open_ended()`, whether code that may wait for other threads runs inside of it; and
+///   `thread_frames()`, the number of counted frames that the calling thread is inside of.
 /// - `Missing`: an operand whose lease has to be acquired, with the member `entry`.
 /// - `is_granted(missing)`: whether the entry has a lease that allows this use.
 /// - `access(missing)`: the `Access` to acquire. `extends_recipe(missing)`, where there is one:
@@ -173,6 +175,7 @@ class OperandLeases {
     memory_->after_fork_in_child();
     for_each_entry([](Entry& entry) { entry.is_arriving = false; });
     counts_.active_frames = frame == nullptr ? 0 : frame->thread_frames();
+    bounded_frames_ = frame != nullptr && frame->is_bounded ? counts_.active_frames : 0;
     starving_frames_ = 0;
     waiters_ = 0;
     new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
@@ -207,10 +210,9 @@ class OperandLeases {
   /// `memory` is not owned and must outlive this object. Its `lease_wait` should be zero, since
   /// threads wait for each other here, where it is known which of them can go on.
   ///
-  /// @param patience  how long to wait for memory of other threads; without it as long as one of
-  ///                  them runs
+  /// @param patience  how long to wait for open-ended frames while nothing is released
   explicit OperandLeases(Allocator& memory,
-                         std::optional<std::chrono::milliseconds> patience = std::nullopt)
+                         std::chrono::milliseconds patience = std::chrono::seconds{10})
       : memory_{&memory}, patience_{patience} {}
   ~OperandLeases() = default;
 
@@ -263,7 +265,17 @@ class OperandLeases {
   void count(Frame& frame) noexcept {
     if (!frame.is_counted) {
       frame.is_counted = true;
+      frame.is_bounded = !frame.is_open_ended();
       ++counts_.active_frames;
+      bounded_frames_ += frame.is_bounded ? 1 : 0;
+    }
+  }
+  /// To be called when code that may wait for other threads begins to run inside of a frame. The
+  /// caller holds the lock.
+  void end_bound(Frame& frame) noexcept {
+    if (std::exchange(frame.is_bounded, false)) {
+      --bounded_frames_;
+      changed_.notify_all();  // who waits for it does so for `patience` from now on
     }
   }
   /// Ends `count` and wakes waiting threads, which look at what was released and at who is left.
@@ -272,6 +284,7 @@ class OperandLeases {
     if (frame.is_counted) {
       frame.is_counted = false;
       --counts_.active_frames;
+      bounded_frames_ -= std::exchange(frame.is_bounded, false) ? 1 : 0;
       ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
       if (waiters_.load() != 0) {
         changed_.notify_all();
@@ -346,16 +359,21 @@ class OperandLeases {
       changed_.notify_all();
     }
   }
-  /// Blocks until `is_true()` holds, for at most `patience`. The caller holds the lock.
+  /// Blocks until `is_true()` holds: while a bounded frame runs, and for at most `patience` while
+  /// only open-ended ones do. The caller holds the lock.
   ///
   /// @returns `is_true()`
   template <class Predicate>
   bool wait_until(Guard& guard, Predicate const& is_true) {
     waiters_.fetch_add(1);
-    if (patience_) {
-      changed_.wait_for(guard, *patience_, is_true);
-    } else {
-      changed_.wait(guard, is_true);
+    bool is_patient = true;
+    while (is_patient && !is_true()) {
+      if (bounded_frames_ > 0) {
+        changed_.wait(guard, [&] { return is_true() || bounded_frames_ == 0; });
+      } else {
+        is_patient =
+            changed_.wait_for(guard, patience_, [&] { return is_true() || bounded_frames_ > 0; });
+      }
     }
     waiters_.fetch_sub(1);
     return is_true();
@@ -427,7 +445,7 @@ class OperandLeases {
     return blocks;
   }
 
-  std::optional<std::chrono::milliseconds> patience_;
+  std::chrono::milliseconds patience_;
   bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
@@ -435,6 +453,7 @@ class OperandLeases {
   std::atomic<bool> is_pressure_near_{false};
   std::uint64_t evictions_seen_ = 0;
   int starving_frames_ = 0;      // active frames of threads that wait for memory
+  int bounded_frames_ = 0;       // active frames that end whatever the waiting threads do
   std::atomic<int> waiters_{0};  // threads that sleep
   std::atomic<std::uint64_t> releases_{0};
   std::atomic<std::uint64_t> ends_{0};  // of frames; written under the lock
@@ -712,14 +731,18 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
   [[maybe_unused]] auto const others_run = Traits::release_interpreter();
   Guard guard{mutex_};
   int const own_frames = frame != nullptr ? frame->thread_frames() : 0;
+  int const own_bounded = frame != nullptr && frame->is_bounded ? own_frames : 0;
   starving_frames_ += own_frames;
+  bounded_frames_ -= own_bounded;
   auto const has_changed = [&] { return changes() != seen; };
   auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_; };
   if (!has_changed() && !is_deadlock()) {
     ++counts_.waits;
+    changed_.notify_all();  // this thread's frame is not certain to end any more
     wait_until(guard, [&] { return has_changed() || is_deadlock(); });
   }
   starving_frames_ -= own_frames;
+  bounded_frames_ += own_bounded;
   changed_.notify_all();  // threads that wait check again whether another one still runs
   return has_changed();
 }

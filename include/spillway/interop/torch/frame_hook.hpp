@@ -422,9 +422,8 @@ class FrameHook {
         frames.ended_elsewhere = std::make_shared<std::atomic<int>>(0);
       }
       ended_elsewhere_ = frames.ended_elsewhere;
-      ++frames.depth;
-      ++frames.held;
       frames.held_by_kernels += is_kernel ? 1 : 0;
+      Site::leases().begin_hold(frames);
     }
     Hold(Hold const&) = delete;
     Hold& operator=(Hold const&) = delete;

@@ -67,9 +67,11 @@ struct ThreadFrames {
   int composites = 0;       ///< of composites, whose inner operations have frames of their own
   int held = 0;             ///< of pieces of a program that count as one operation
   int held_by_kernels = 0;  ///< of these, calls of kernels that are no operations of PyTorch
-  int foreign = 0;         ///< of operations that may go on with addresses after they have returned
-  bool keeps_new = false;  ///< what is allocated now is for code that remembers addresses
+  /// Of operations that are not PyTorch's own, or may go on with addresses after they have returned.
+  int foreign = 0;
+  bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
+  bool is_bounded = false;  ///< and these may wait until it ends
   /// How many of the held pieces other threads have ended, which must not touch anything else here.
   /// Shared with the objects that end them; null before the first.
   std::shared_ptr<std::atomic<int>> ended_elsewhere{};
@@ -87,6 +89,9 @@ struct ThreadFrames {
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
   [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
+  /// Held code is the program's, and operations that are not PyTorch's own may run such code, or
+  /// communicate with a process that waits for this one.
+  [[nodiscard]] bool is_open_ended() const noexcept { return held > 0 || foreign > 0; }
 };
 
 /// The traits of PyTorch's storages: a storage has an address exactly while a lease stands behind
@@ -361,6 +366,13 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     }
     exit(frames, pins, {});
+  }
+  /// Begins a hold of the calling thread.
+  void begin_hold(Frames& frames) noexcept {
+    ++frames.depth;
+    ++frames.held;
+    Guard const guard{mutex_};
+    this->end_bound(frames);
   }
   /// Ends those of a thread's holds that other threads have ended.
   C10_NOINLINE void end_holds(Frames& frames) noexcept {

@@ -264,7 +264,7 @@ struct StorageView {
           std::to_string(one.bytes) + " bytes " +
           (one.is_enrolled ? one.description.text() : std::string{"not yet seen by an operation"}) +
           (one.is_kept || one.is_lent ? " (kept: its address is known outside of operations)"
-           : one.is_in_use            ? " (an operation needs it)"
+           : one.is_in_use            ? " (an operation or a hold needs it)"
                                       : "");
     }
   }
