@@ -215,6 +215,7 @@ struct Bindings {
           [] { return !Site::is_ready() ? std::string{} : installed().leases.last_failure(); });
     m.def("raw_stats", &raw_stats);
     m.def("reset_peaks", [] { installed().leases.reset_peaks(); });
+    m.def("reset_stats", [] { installed().leases.reset_stats(); });
     m.def("view", &view);
     m.def("base_of", [](std::size_t address) {
       auto* const p = reinterpret_cast<void*>(address);

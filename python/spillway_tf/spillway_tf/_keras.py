@@ -15,7 +15,8 @@ COLUMNS = ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_acti
 
 
 class LMSStatsLogger(tf.keras.callbacks.Callback):
-    """Writes one line of statistics a step into a CSV file. Counts go up through the whole run; peaks are the step's.
+    """Writes one line of statistics a step into a CSV file. Counts go up through the whole run; peaks, and the largest
+    allocation, are the step's: the callback begins them anew with each step, for all who read them.
 
     path         the file; it is written anew
     start, stop  the first step that is logged, and the first that no longer is

@@ -20,8 +20,8 @@ _READERS = {
                          "does so, too, when leaving one by one has made room, but not in one piece; any room will do here.",
     "num_defragmentations": "0: memory is mapped where it is needed.",
     "bytes_defragged": "0: no byte moves.",
-    "num_allocs": "Allocations so far.",
-    "largest_alloc_size": "The largest allocation so far.",
+    "num_allocs": "Allocations so far, or since `reset_peak_stats`.",
+    "largest_alloc_size": "The largest allocation since peaks began.",
     "bytes_limit": "The limit.",
     "bytes_reserved": "Bytes taken from the device: those in use, and those that are free.",
     "peak_bytes_reserved": "The most bytes that were taken from the device at once.",
@@ -50,7 +50,7 @@ def get_lms_stats(device=0):
 def reset_peak_stats(device=0):
     """Peaks begin anew, and so do the counts of allocations."""
     if C.is_installed():
-        C.reset_peaks()
+        C.reset_stats()
 
 
 def memory_summary(device=0):

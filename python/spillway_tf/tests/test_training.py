@@ -40,6 +40,8 @@ def test_statistics_of_each_step_go_to_a_file(tmp_path):
     assert all(float(row["seconds"]) > 0 for row in rows)
     assert all(0 < int(row["peak_bytes_in_use"]) <= 16 << 20 for row in rows)
     assert int(rows[-1]["swap_out_bytes"]) > int(rows[0]["swap_out_bytes"]) > 0
+    allocs = [int(row["num_allocs"]) for row in rows]
+    assert all(before < after for before, after in zip(allocs, allocs[1:]))  # they count through the whole run
     assert int(rows[0]["bytes_limit"]) == 16 << 20
     some = tmp_path / "some.csv"
     TRAINING.by_fit([spillway_tf.LMSStatsLogger(some, start=2, stop=4)])

@@ -283,7 +283,14 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Guard const guard{mutex_};
     return failure_;
   }
+  /// Peaks begin anew, with the largest buffer; counts go on.
   void reset_peaks();
+  /// As `reset_peaks`, and so does the count of allocations.
+  void reset_stats() {
+    reset_peaks();
+    Guard const guard{mutex_};
+    sizes_.allocations = 0;
+  }
   /// The state of one buffer.
   struct View {
     std::size_t bytes = 0;
@@ -544,7 +551,6 @@ void BufferLeases<Allocator>::reset_peaks() {
   sizes_.peak_active_bytes = sizes_.active_bytes;
   sizes_.peak_reclaimed_bytes = 0;
   sizes_.largest_bytes = 0;
-  sizes_.allocations = 0;
 }
 
 template <class Allocator>

@@ -84,7 +84,7 @@ class TensorAllocator final : public ::tensorflow::Allocator {
   }
   bool ClearStats() override {
     if (Site::is_ready()) {
-      Site::leases().reset_peaks();
+      Site::leases().reset_stats();
     }
     return true;
   }
