@@ -102,6 +102,8 @@ class Barrier {
     }
     if (suspends_) {
       suspended_ = std::exchange(Site::frames(), {});
+      Site::frames().further_pins = suspended_.further_pins;
+      Site::frames().further_pins.push_back(&suspended_.pins);
       was_counted_ = Site::leases().suspend(suspended_);
     }
   }

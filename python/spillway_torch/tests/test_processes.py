@@ -299,6 +299,71 @@ print("good")
     assert out.strip() == "good"
 
 
+@pytest.mark.parametrize("inside", ["nothing", "hold", "a mode inside of an operation"])
+def test_a_forked_child_has_nothing_that_other_threads_held(script, inside):
+    out = script("""
+import os, threading, torch, spillway_torch
+from torch.utils._python_dispatch import TorchDispatchMode
+torch.set_num_threads(1)
+spillway_torch.install(device="cpu", limit=64 << 20, least_bytes=1)
+spillway_torch.set_enabled_lms(True)
+x, mine = torch.full((40 << 20,), 3, dtype=torch.uint8), torch.full((2 << 20,), 4, dtype=torch.uint8)
+array = torch.full((1 << 20,), 5, dtype=torch.uint8).numpy()
+holds, forked = threading.Event(), threading.Event()
+def hold():
+    with spillway_torch.hold(x):
+        holds.set()
+        forked.wait()
+holding = threading.Thread(target=hold, daemon=True)
+holding.start()
+holds.wait()
+
+def fork():
+    pid = os.fork()
+    if pid == 0:
+        import signal
+        signal.alarm(60)  # a child that waits for a thread of its parent waits for ever
+        address = mine.data_ptr() if inside == "hold" else 0
+        made = torch.full((50 << 20,), 7, dtype=torch.uint8)
+        good = inside != "hold" or mine.data_ptr() == address
+        sums = []
+        def use():  # in a thread that may have the place of the one that held
+            for _ in range(2):
+                made[-1] += 1
+                sums.append(int((x[-5:] + 1)[-1]))
+        again = threading.Thread(target=use)
+        again.start()
+        again.join()
+        good = good and sums == [4, 4] and int(made[-1]) == 9 and int(mine[-1]) == 4 and int(array[-1]) == 5
+        return lambda: os._exit(0 if good and spillway_torch.memory_stats()["active_frames"] == 0 else 1)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+    return lambda: None
+
+class Forking(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.add.Tensor:
+            self.end = fork()
+        return function(*args, **(kwargs or {}))
+
+inside = "INSIDE"
+if inside == "nothing":
+    end = fork()
+elif inside == "hold":
+    with spillway_torch.hold(mine):
+        end = fork()
+else:
+    with Forking() as mode:
+        mine + 1
+    end = mode.end
+end()
+forked.set()
+holding.join()
+print("good", int(x[-1]))
+""".replace("INSIDE", inside))
+    assert out.strip() == "good 3"
+
+
 def test_garbage_that_is_collected_while_a_process_forks(script):
     out = script("""
 import gc, os, torch

@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -76,6 +77,9 @@ class BufferFrame {
   int depth_;
   bool may_wait_;
   bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
+  std::thread::id thread_{};    // that opened it
+  BufferFrame* previous_ = this;
+  BufferFrame* next_ = this;
   std::size_t refused_bytes_ = 0;
   std::vector<BufferEntry<Lease>*> pins_;
 };
@@ -252,6 +256,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   }
   void after_fork_in_child(Frame const* frame) {
     open_frames_ = 0;  // those that may wait do not call code that could fork
+    forget_frames_of_others();
     Base::after_fork_in_child(frame);
     objects_.after_fork_in_child();
   }
@@ -343,6 +348,45 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       same->writes = same->writes || one.writes;
     }
   }
+  /// Unpins an entry. @returns whether no frame has it pinned any more. The caller holds the lock.
+  [[nodiscard]] bool unpin(Entry& entry) noexcept {
+    if (--entry.pins != 0) {
+      return false;
+    }
+    sizes_.active_bytes -= entry.is_dead ? 0 : entry.bytes;
+    return true;
+  }
+  // The caller of the following three holds the lock.
+
+  void open(Frame& frame) noexcept {
+    frame.thread_ = std::this_thread::get_id();
+    frame.previous_ = all_open_.previous_;
+    frame.next_ = &all_open_;
+    all_open_.previous_->next_ = &frame;
+    all_open_.previous_ = &frame;
+  }
+  static void close(Frame& frame) noexcept {
+    frame.previous_->next_ = frame.next_;
+    frame.next_->previous_ = frame.previous_;
+    frame.previous_ = frame.next_ = &frame;
+  }
+  /// In a forked child: the threads that had opened these frames do not exist there.
+  void forget_frames_of_others() noexcept {
+    for (Frame* frame = all_open_.next_; frame != &all_open_;) {
+      Frame& one = *std::exchange(frame, frame->next_);
+      if (one.thread_ == std::this_thread::get_id()) {
+        continue;
+      }
+      for (Entry* const entry : one.pins_) {
+        if (unpin(*entry) && entry->is_dead) {
+          delete entry;
+        }
+      }
+      one.pins_.clear();
+      one.is_counted = one.is_waited_for_ = false;
+      close(one);
+    }
+  }
   void wait_until_it_fits(Guard& guard, Frame& frame, std::span<BufferUse const> uses);
   void set_swappable(std::span<void* const> addresses, bool is_kept);
   void update_peak_reclaimed();
@@ -353,6 +397,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   ObjectOrder objects_;
   Sizes sizes_{};
   std::string failure_;
+  Frame all_open_{};               // the head of a ring of all open frames
   int open_frames_ = 0;            // of those that may wait
   bool has_seen_larger_ = true;    // a buffer than all before, since the step began
   bool is_largest_known_ = false;  // a whole step brought none
@@ -453,6 +498,7 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
   {
     Guard guard{mutex_};
     wait_until_it_fits(guard, frame, uses);
+    open(frame);
     if (frame.depth() > 0) {
       this->count(frame);
     }
@@ -486,13 +532,6 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
 
 template <class Allocator>
 void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
-  auto const unpin = [this](Entry& entry) {
-    if (--entry.pins != 0) {
-      return false;
-    }
-    sizes_.active_bytes -= entry.is_dead ? 0 : entry.bytes;
-    return true;
-  };
   auto const end = [&] {
     if (std::exchange(frame.is_waited_for_, false)) {
       --open_frames_;
@@ -500,7 +539,10 @@ void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
     this->uncount(frame);
   };
   this->release_pins(
-      frame.pins_, [](auto const& /*leases*/) {}, unpin, end);
+      frame.pins_,
+      [&](auto const& /*leases*/) { close(frame); },
+      [this](Entry& entry) { return unpin(entry); },
+      end);
   this->notify_waiters();
 }
 

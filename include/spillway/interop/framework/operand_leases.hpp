@@ -158,7 +158,8 @@ class OperandLeases {
   void begin_step();
 
   /// To be called by a thread that forks, before and after `fork`. The child has none of the other
-  /// threads: what they were acquiring is acquired again when it is used there.
+  /// threads: what they were acquiring is acquired again when it is used there. A derived class
+  /// takes their pins back before it calls `after_fork_in_child`, with the lock held.
   ///
   /// @param frame  the one that the thread is inside of; null for none
   void before_fork() {
@@ -178,6 +179,7 @@ class OperandLeases {
     bounded_frames_ = frame != nullptr && frame->is_bounded ? counts_.active_frames : 0;
     starving_frames_ = 0;
     waiters_ = 0;
+    is_under_pressure_ = false;               // so that it begins anew with what others had pinned
     new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
     mutex_.unlock();
   }

@@ -465,12 +465,16 @@ class FrameHook {
   /// Leases some operands of a composite, whose inner operations still have frames of their own.
   class CompositeFrame {
    public:
-    CompositeFrame() { ++frames_.composites; }
+    CompositeFrame() {
+      frames_.further_pins.push_back(&pins_);
+      ++frames_.composites;
+    }
     CompositeFrame(CompositeFrame const&) = delete;
     CompositeFrame& operator=(CompositeFrame const&) = delete;
     ~CompositeFrame() {
       --frames_.composites;
       Site::leases().exit(frames_, pins_, {});
+      frames_.further_pins.pop_back();
     }
 
     void enter(Operands const& operands) {

@@ -67,7 +67,7 @@ struct ThreadFrames {
   int composites = 0;       ///< of composites, whose inner operations have frames of their own
   int held = 0;             ///< of pieces of a program that count as one operation
   int held_by_kernels = 0;  ///< of these, calls of kernels that are no operations of PyTorch
-  /// Of operations that are not PyTorch's own, or may go on with addresses after they have returned.
+  /// Of operations that are not PyTorch's own, or may go on with addresses after they returned.
   int foreign = 0;
   bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
   bool is_counted = false;  ///< among the frames that other threads may wait for
@@ -86,6 +86,8 @@ struct ThreadFrames {
   /// Called once, when an operation that is measured has got memory.
   std::function<void()> const* after_allocation = nullptr;
   Pins pins{};
+  /// What else the thread has pinned: for composites, and for operations that a `Barrier` suspends.
+  std::vector<Pins const*> further_pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
   [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
@@ -499,6 +501,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   }
   void after_fork_in_child(Frames const* frames) {
     Site::operation_times().unlock();
+    forget_pins_of_others(*frames);
     Base::after_fork_in_child(frames);
   }
 
@@ -592,7 +595,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
   }
 
-  // The caller of the following four holds the lock.
+  // The caller of the following five holds the lock.
 
   static void pin(Pins& pins, Entry& entry) {
     if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
@@ -608,6 +611,23 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       entry.pinner.store(nullptr, std::memory_order_relaxed);
     }
     return --entry.pins == 0;
+  }
+  /// Leaves what the calling thread has pinned, and loans, whose ends do not depend on a thread.
+  /// Forgets `pinner`, too: a thread that begins later may have its list in another one's place.
+  void forget_pins_of_others(Frames const& frames) noexcept {
+    this->for_each_entry([](Entry& entry) {
+      entry.pins = entry.loans;
+      entry.pinner.store(nullptr, std::memory_order_relaxed);
+    });
+    auto const count_pins = [](Pins const& pins) {
+      for (Entry* const entry : pins) {
+        entry->pins += entry->is_dead ? 0 : 1;
+      }
+    };
+    count_pins(frames.pins);
+    for (Pins const* const pins : frames.further_pins) {
+      count_pins(*pins);
+    }
   }
   [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
   /// Enrols a result. @returns its entry if it has not been seen before
