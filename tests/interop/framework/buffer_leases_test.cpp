@@ -131,6 +131,21 @@ TEST_SUITE("buffer_leases") {
     CHECK(bench.leases.counts().out_of_memory == 2);
   }
 
+  TEST_CASE(
+      "BufferLeases: a frame that has ended has nothing that is allocated for it afterwards") {
+    LeasesBench bench{256_KiB};
+    LeasesBench::Frame frame{1};
+    REQUIRE(bench.leases.try_enter(frame, {}).empty());
+    bench.leases.exit(frame);
+    void* const late = bench.leases.try_allocate(128_KiB, &frame);
+    REQUIRE(late != nullptr);
+    CHECK(bench.leases.counts().active_bytes == 0);
+    std::array<void*, 1> const results{late};
+    bench.leases.make_swappable(results);
+    CHECK(bench.leases.reclaim() == 128_KiB);
+    CHECK(bench.leases.free(late));
+  }
+
   TEST_CASE("BufferLeases: switched off, nothing leaves, and what is away still comes back") {
     LeasesBench bench{256_KiB};
     auto* const a = bench.make(128_KiB, 1);

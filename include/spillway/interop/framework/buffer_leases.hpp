@@ -76,6 +76,7 @@ class BufferFrame {
 
   int depth_;
   bool may_wait_;
+  bool is_open_ = false;
   bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
   std::thread::id thread_{};    // that opened it
   BufferFrame* previous_ = this;
@@ -167,7 +168,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     }
   }
 
-  /// Returns a new buffer, which `frame` has in use if it is not null. Null if no room can be made.
+  /// Returns a new buffer, which `frame` has in use if it is open. Null if no room can be made.
   [[nodiscard]] void* try_allocate(std::size_t bytes, Frame* frame);
   /// @returns false if there is no buffer at that address
   bool free(void* address) noexcept;
@@ -359,6 +360,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   // The caller of the following three holds the lock.
 
   void open(Frame& frame) noexcept {
+    frame.is_open_ = true;
     frame.thread_ = std::this_thread::get_id();
     frame.previous_ = all_open_.previous_;
     frame.next_ = &all_open_;
@@ -416,7 +418,7 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         entry->block = block;
         entry->bytes = bytes;
         entry->lease = std::move(lease);
-        if (frame != nullptr) {
+        if (frame != nullptr && frame->is_open_) {
           pin(*frame, *entry);
         }
         this->link(*entry.release());
@@ -532,6 +534,12 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
 
 template <class Allocator>
 void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
+  {
+    // An asynchronous operation may be done before the call that began it has returned: what the
+    // call still allocates is in use by no operation, and nobody would unpin it.
+    Guard const guard{mutex_};
+    frame.is_open_ = false;
+  }
   auto const end = [&] {
     if (std::exchange(frame.is_waited_for_, false)) {
       --open_frames_;
