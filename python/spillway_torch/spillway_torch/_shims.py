@@ -403,8 +403,9 @@ def _wrap_extension(module, functions):
     """Notes in `functions` what each function was replaced by, under its `id`. The original lives on in its replacement."""
     for name, value in list(vars(module).items()):
         if isinstance(value, types.BuiltinFunctionType):
-            functions[id(value)] = _holding_leaves(value)
-            setattr(module, name, functions[id(value)])
+            call = functions[id(value)] = _holding_leaves(value)
+            call.__module__, call.__qualname__ = module.__name__, name  # by which it is pickled
+            setattr(module, name, call)
         elif type(value).__name__ == "pybind11_type" and value.__module__ == module.__name__:
             _wrap_extension_class(value)
         elif isinstance(value, types.ModuleType) and value.__name__.startswith(module.__name__ + "."):
@@ -413,13 +414,18 @@ def _wrap_extension(module, functions):
 
 def _wrap_extension_class(cls):
     for name, value in list(vars(cls).items()):
-        if name in ("__init__", "__setstate__"):
-            setattr(cls, name, _keeping_leaves(value))
+        if isinstance(value, type):
+            if type(value).__name__ == "pybind11_type" and value.__qualname__.startswith(cls.__qualname__ + "."):
+                _wrap_extension_class(value)  # that was defined inside of this one
         elif isinstance(value, staticmethod):
             setattr(cls, name, staticmethod(_holding_leaves(value.__func__)))
-        elif isinstance(value, property) and value.fset is not None:
-            setattr(cls, name, property(value.fget, _keeping_leaves(value.fset), value.fdel, value.__doc__))
-        elif callable(value) and (name == "__call__" or not name.startswith("__")):
+        elif type(value) is property:  # to set a static one would set the value that it stands for
+            setter = value.fset and _keeping_leaves(value.fset)
+            getter = value.fget and _holding_leaves(value.fget)
+            setattr(cls, name, property(getter, setter, value.fdel, value.__doc__))
+        elif name in ("__init__", "__setstate__", "__setitem__"):
+            setattr(cls, name, _keeping_leaves(value))
+        elif type(value).__name__ == "instancemethod":
             setattr(cls, name, _holding_leaves(value))
 
 
@@ -429,10 +435,30 @@ def _is_linked_to_torch(path):
 
 
 def _holding_leaves(function):
+    """For what works with the addresses of its arguments until it returns. What it retains, and what it returns of its own,
+    stays for good: whoever has it may go on with the address."""
     def call(*args, **kwargs):
-        with _C.Held(tree_leaves((args, kwargs))):
-            return function(*args, **kwargs)
+        given = _leaves_of((args, kwargs))
+        counts = {id(tensor): (tensor, tensor._use_count()) for tensor in given if isinstance(tensor, torch.Tensor)}
+        with _C.Held(given):
+            result = function(*args, **kwargs)
+            returned = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
+            retained = [tensor for tensor in returned if id(tensor) not in counts and tensor._use_count() > 1]
+            if not any(tensor.requires_grad for tensor in returned):  # else it may be the graph that has them
+                bases = {id(tensor._base) for tensor in returned if tensor._is_view()}
+                retained += [tensor for name, (tensor, count) in counts.items()
+                             if tensor._use_count() > count and name not in bases]
+            _keep_tensors(retained)
+            return result
     return _named_like(call, function)
+
+
+def _leaves_of(arguments):
+    """The tensors among arguments and in what they consist of, with other things."""
+    leaves = tree_leaves(arguments)
+    for module in [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]:
+        leaves += [*module.parameters(), *module.buffers()]
+    return leaves
 
 
 def _wrap_higher_order_operators():

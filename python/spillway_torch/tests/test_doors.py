@@ -647,13 +647,36 @@ struct Rows {
     return std::inner_product(a, a + rows.numel(), b, 0.0F);
   }
   static float first(at::Tensor const& x) { return *x.data_ptr<float>(); }
+  static Rows of(at::Tensor const& x) { return Rows{x}; }
+  void set(int64_t i, at::Tensor const& x) { rows.data_ptr<float>()[i] = *x.data_ptr<float>(); }
+  float times(at::Tensor const& x) const { return dot(x); }
+  enum class Kind { few, many };
+  static inline int made = 0;
 };
+struct View {  // goes on with an address
+  at::Tensor kept;
+  float const* from;
+  float sum() const { return std::accumulate(from, from + kept.numel(), 0.0F); }
+};
+static View view_of(at::Tensor const& x) { return {x, x.data_ptr<float>()}; }
+static float first_weight(pybind11::object module) {
+  return *module.attr("weight").cast<at::Tensor>().data_ptr<float>();
+}
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("row_sums", &row_sums, pybind11::arg("x"));
   auto inner = module.def_submodule("inner");
   inner.def("row_sums", &row_sums);
-  pybind11::class_<Rows>(module, "Rows")
-      .def(pybind11::init<at::Tensor const&>())
+  module.def("view_of", &view_of);
+  module.def("first_weight", &first_weight);
+  module.def("same", [](at::Tensor const& x) { return x.view(-1); });
+  pybind11::class_<View>(module, "View").def("sum", &View::sum).def_static("of", &view_of);
+  pybind11::class_<Rows> rows(module, "Rows");
+  pybind11::enum_<Rows::Kind>(rows, "Kind").value("few", Rows::Kind::few).value("many", Rows::Kind::many);
+  rows.def(pybind11::init<at::Tensor const&>())
+      .def_static("of", &Rows::of)
+      .def_readwrite_static("made", &Rows::made)
+      .def("__setitem__", &Rows::set)
+      .def("__mul__", &Rows::times)
       .def("sums", &Rows::sums)
       .def("dot", &Rows::dot)
       .def_static("first", &Rows::first)
@@ -692,3 +715,44 @@ for rows in rows, torch.full((1000, 1), 3.0):
     spillway_torch.reclaim_inactive()
     print(int(held.sums().sum()), int(held.dot(vector)), int(extension.Rows.first(vector)), int(held.rows.sum()))
 """).split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
+
+
+def test_what_an_extension_retains_stays(script, tmp_path):
+    (tmp_path / "extension.cpp").write_text(EXTENSION)
+    assert script("""
+import pickle, sys
+import torch, torch.utils.cpp_extension as cpp, spillway_torch
+spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
+extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])
+spillway_torch.set_enabled_lms(True)
+def is_kept(tensor):
+    return spillway_torch._C.view(tensor)["kept"]
+def overwrite():
+    spillway_torch.reclaim_inactive()
+    return [torch.full((1 << 20,), 7.0) for _ in range(8)]
+x, y, one = torch.ones(1 << 20), torch.ones(1 << 20), torch.ones(1)
+views = extension.view_of(x), extension.View.of(y)
+overwrite()
+print(*(int(view.sum()) for view in views), is_kept(x), is_kept(y))
+del x, y, views
+
+rows = extension.Rows.of(torch.ones(1000, 1))
+rows.rows.sum()  # an operation may use what the object has
+spillway_torch.reclaim_inactive()
+rows[0] = one
+spillway_torch.reclaim_inactive()
+print(int(rows * torch.ones(1000)), int(rows.sums().sum()))
+
+weights = torch.nn.Linear(100, 100)
+torch.nn.init.ones_(weights.weight)
+z = torch.ones(1000, 1)
+with_graph = torch.ones(1000, 1, requires_grad=True)
+spillway_torch.reclaim_inactive()
+print(int(extension.first_weight(weights)), int(extension.same(z).sum()), int(extension.row_sums(with_graph).sum()))
+print(is_kept(weights.weight), is_kept(z), is_kept(with_graph))
+
+extension.Rows.made = 3
+many = extension.Rows.Kind.many
+print(extension.Rows.made, many == extension.Rows.Kind.many, isinstance(many, extension.Rows.Kind),
+      pickle.loads(pickle.dumps(extension.row_sums)) is extension.row_sums)
+""").split() == ("1048576 1048576 True True 1000 1000 1 1000 1000 False False False 3 True True True").split()
