@@ -185,6 +185,7 @@ set(SPILLWAY_TORCH_HEADERS
     spillway/interop/torch/drawn_bits.hpp
     spillway/interop/torch/frame_hook.hpp
     spillway/interop/torch/host_tensor_allocator.hpp
+    spillway/interop/torch/native_nodes.hpp
     spillway/interop/torch/operands.hpp
     spillway/interop/torch/operation_times.hpp
     spillway/interop/torch/operations.hpp

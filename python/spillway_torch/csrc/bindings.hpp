@@ -314,6 +314,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   py::class_<Held<Site>>(m, "Held")
       .def(py::init<py::iterable const&, bool>(), py::arg("objects"), py::arg("may_write") = false)
       .def("__enter__", &Held<Site>::enter, WithoutLock())
+      .def("returns", &Held<Site>::returns)
       .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);

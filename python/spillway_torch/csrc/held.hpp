@@ -48,14 +48,24 @@ class Held {
       }
     }
     typename Hook::Frame frame;
+    call_.emplace();
     frame.enter_named(operands);
     hold_.emplace(/*is_kernel=*/!may_write_);
+    operands_ = std::move(operands);
   }
   void exit() { hold_.reset(); }
+  /// To be called before `exit`, with what the function of an extension in between returns.
+  void returns(std::vector<at::Tensor> const& results) const {
+    if (hold_) {
+      call_->end(operands_, results);
+    }
+  }
 
  private:
   bool may_write_;
   std::vector<c10::Storage> storages_;
+  spillway::torch::Operands operands_;  // those of `storages_` that can leave
+  std::optional<typename spillway::torch::NativeNodes<Hook>::Call> call_;
   std::optional<typename Hook::Hold> hold_;
 };
 

@@ -440,11 +440,14 @@ def _holding_leaves(function):
     def call(*args, **kwargs):
         given = _leaves_of((args, kwargs))
         counts = {id(tensor): (tensor, tensor._use_count()) for tensor in given if isinstance(tensor, torch.Tensor)}
-        with _C.Held(given):
+        held = _C.Held(given)
+        with held:
             result = function(*args, **kwargs)
             returned = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
             retained = [tensor for tensor in returned if id(tensor) not in counts and tensor._use_count() > 1]
-            if not any(tensor.requires_grad for tensor in returned):  # else it may be the graph that has them
+            if any(tensor.requires_grad for tensor in returned):  # it may be the graph that has the arguments
+                held.returns(returned)
+            else:
                 bases = {id(tensor._base) for tensor in returned if tensor._is_view()}
                 retained += [tensor for name, (tensor, count) in counts.items()
                              if tensor._use_count() > count and name not in bases]

@@ -627,7 +627,9 @@ def test_initializers_of_exported_graphs_are_compared(evicted):
 EXTENSION = """
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/mul.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 #include <numeric>
 
 static at::Tensor row_sums(at::Tensor const& x) {  // asks for addresses first, and runs operations then
@@ -662,7 +664,30 @@ static View view_of(at::Tensor const& x) { return {x, x.data_ptr<float>()}; }
 static float first_weight(pybind11::object module) {
   return *module.attr("weight").cast<at::Tensor>().data_ptr<float>();
 }
+struct Square : torch::autograd::Function<Square> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, at::Tensor const& x) {
+    at::Tensor const doubled = at::add(x, x);
+    context->save_for_backward({at::mul(doubled, doubled), x});
+    return at::mul(x, x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto const saved = context->get_saved_variables();
+    at::Tensor result = at::empty_like(saved[1]);
+    at::Tensor const unused = at::zeros_like(saved[1]);
+    float const *square = saved[0].data_ptr<float>(), *x = saved[1].data_ptr<float>(), *gradient = gradients[0].data_ptr<float>();
+    for (int64_t i = 0; i < result.numel(); ++i) {
+      TORCH_CHECK(square[i] == 4 * x[i] * x[i], "these are other bytes");
+      result.data_ptr<float>()[i] = 2 * x[i] * gradient[i];
+    }
+    TORCH_CHECK(x[0] >= 0, "that is less than nothing");
+    return {result};
+  }
+};
+static at::Tensor square(at::Tensor const& x) { return Square::apply(x); }
+TORCH_LIBRARY(row_sums, library) { library.def("square(Tensor x) -> Tensor", &square); }
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("square", &square);
   module.def("row_sums", &row_sums, pybind11::arg("x"));
   auto inner = module.def_submodule("inner");
   inner.def("row_sums", &row_sums);
@@ -715,6 +740,37 @@ for rows in rows, torch.full((1000, 1), 3.0):
     spillway_torch.reclaim_inactive()
     print(int(held.sums().sum()), int(held.dot(vector)), int(extension.Rows.first(vector)), int(held.rows.sum()))
 """).split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
+
+
+def test_nodes_of_the_graph_that_extensions_wrote_are_operations(script, tmp_path):
+    """What they have saved may leave until they run."""
+    (tmp_path / "extension.cpp").write_text(EXTENSION)
+    assert script("""
+import torch, torch.utils.cpp_extension as cpp, spillway_torch
+spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
+extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])
+spillway_torch.set_enabled_lms(True)
+def away():
+    spillway_torch.reclaim_inactive()
+    return [torch.full((1 << 20,), 7.0) for _ in range(8)]
+for square in extension.square, torch.ops.row_sums.square:
+    leaf = torch.full((1 << 20,), 3.0, requires_grad=True)
+    x = leaf * 1
+    squares = square(x)
+    y = (squares * 2).sum()
+    away()
+    print(spillway_torch._C.view(x)["has_address"], end=" ")
+    y.backward()
+    print(int(leaf.grad.sum()) == 12 << 20, spillway_torch.memory_stats()["active_frames"])
+
+less = torch.full((1000,), -1.0, requires_grad=True)
+y = (extension.square(less * 1) * 2).sum()
+away()
+try:
+    y.backward()
+except RuntimeError as error:
+    print("than_nothing" in str(error).replace(" ", "_"), spillway_torch.memory_stats()["active_frames"])
+""").split() == "False True 0 False True 0 True 0".split()
 
 
 def test_what_an_extension_retains_stays(script, tmp_path):

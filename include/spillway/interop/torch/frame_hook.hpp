@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
+#include <spillway/interop/torch/native_nodes.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operations.hpp>
 #include <spillway/interop/torch/recompute.hpp>
@@ -542,12 +543,23 @@ class FrameHook {
   }
 
   static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
-    std::optional<ForeignOperation> foreign;
-    if (op.schema().name().rfind("aten::", 0) != 0) {
-      foreign.emplace();
+    if (op.schema().name().rfind("aten::", 0) == 0) {
+      run_framed(
+          op, next, stack, [&] { op.redispatchBoxed(next, stack); }, false);
+      return;
     }
+    ForeignOperation const foreign;
+    typename NativeNodes<FrameHook>::Call const call;
+    Operands const operands = operands_of(op, *stack);
     run_framed(
-        op, next, stack, [&] { op.redispatchBoxed(next, stack); }, false);
+        op,
+        next,
+        stack,
+        [&] {
+          op.redispatchBoxed(next, stack);
+          call.end(operands, tensors_of(last(*stack, op.schema().returns().size())));
+        },
+        false);
   }
 
   /// Runs `call` in a frame that has the operands and results on the stack.
@@ -628,13 +640,17 @@ class FrameHook {
       values[position] = generator;  // other devices have generators of their own
     }
   }
+  /// Undefined tensors stand for what is none.
+  [[nodiscard]] static std::vector<at::Tensor> tensors_of(std::span<c10::IValue const> values) {
+    std::vector<at::Tensor> tensors;
+    for (c10::IValue const& value : values) {
+      tensors.push_back(value.isTensor() ? value.toTensor() : at::Tensor{});
+    }
+    return tensors;
+  }
   template <class Writer>
   C10_NOINLINE static void give_recipes(Writer& recipes, std::span<c10::IValue const> results) {
-    std::vector<at::Tensor> tensors;
-    for (c10::IValue const& result : results) {
-      tensors.push_back(result.isTensor() ? result.toTensor() : at::Tensor{});
-    }
-    recipes.give(tensors);
+    recipes.give(tensors_of(results));
   }
 
   /// Runs `call`, and once more if the frame can make room for it. The arguments are copied for

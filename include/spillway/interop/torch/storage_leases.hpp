@@ -401,6 +401,18 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     frames.ended_elsewhere.reset();
   }
+  /// The storages of what has been pinned since there were so many pins.
+  [[nodiscard]] std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
+  pinned_since(Pins const& pins, std::size_t first) {
+    Guard const guard{mutex_};
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    for (Entry const* const entry : std::span{pins}.subspan(std::min(first, pins.size()))) {
+      if (!entry->is_dead) {
+        storages.push_back(entry->storage);
+      }
+    }
+    return storages;
+  }
   /// Makes what is pinned stay for good.
   void keep(Pins const& pins) noexcept {
     Guard const guard{mutex_};

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/interop/torch/operands.hpp>
+#include <spillway/interop/torch/storage_leases.hpp>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/TensorBase.h>
+#include <ATen/record_function.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+
+namespace spillway::torch {
+
+namespace detail {
+
+using NodePointer = std::remove_cvref_t<decltype(std::declval<at::TensorBase const&>().grad_fn())>;
+
+template <class Node>
+c10::weak_intrusive_ptr<Node> weak_of(c10::intrusive_ptr<Node> const& node) {
+  return c10::weak_intrusive_ptr<Node>{node};
+}
+template <class Node>
+std::weak_ptr<Node> weak_of(std::shared_ptr<Node> const& node) {  // until PyTorch 2.12
+  return node;
+}
+
+}  // namespace detail
+
+/// Nodes of the graph for gradients that extensions have written in C++
+/// (`torch::autograd::Function`). Such a node runs outside of operations, and asks for addresses of
+/// what it has saved, of the gradients that it is given, and of what it makes. So each of its calls
+/// is a hold: of the gradients, and of all that the call in which the node was made had in use and
+/// that still exists, since nothing says what of it the node has saved.
+///
+/// Threads  thread-safe.
+template <class Hook>
+class NativeNodes {
+ public:
+  using Site = typename Hook::site_type;
+  using Tensors = std::span<at::Tensor const>;
+
+  /// A call of code of an extension, which may make such nodes: an operation or a function.
+  class Call {
+   public:
+    /// To be called before it has pinned anything.
+    Call() = default;
+    Call(Call const&) = delete;
+    Call& operator=(Call const&) = delete;
+
+    /// To be called while what it has used is pinned.
+    ///
+    /// @param given  its arguments, which may have been pinned before
+    void end(Operands const& given, Tensors results) const {
+      std::vector<detail::NodePointer> const nodes = made_since(first_sequence_, results);
+      if (nodes.empty()) {
+        return;
+      }
+      Storages used = Site::leases().pinned_since(Site::frames().pins, first_pin_);
+      auto const add = [&used](c10::StorageImpl& storage) {
+        used.push_back(StorageTraits<Site>::weak_reference(storage));
+      };
+      for (Operand const& operand : given) {
+        add(*operand.storage);
+      }
+      for (at::Tensor const& result : results) {
+        for_each_part_if_defined(result, [&add](at::Tensor const& part) {
+          add(*part.storage().unsafeGetStorageImpl());
+        });
+      }
+      all().add(nodes, std::move(used));
+    }
+
+   private:
+    std::uint64_t first_sequence_ = at::sequence_number::peek();
+    std::size_t first_pin_ = Site::frames().pins.size();
+  };
+
+ private:
+  using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
+  using Node = ::torch::autograd::Node;
+  struct Used {
+    decltype(detail::weak_of(detail::NodePointer{})) node;
+    std::shared_ptr<Storages const> storages;
+  };
+  /// What PyTorch keeps while a node runs.
+  struct Running final : at::ObserverContext {
+    std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
+    std::optional<typename Hook::Hold> hold;
+  };
+
+  [[nodiscard]] static NativeNodes& all() {
+    static auto* const nodes = new NativeNodes;  // PyTorch may call it until the process ends
+    return *nodes;
+  }
+  [[nodiscard]] static bool is_native(std::string_view name) noexcept {
+    return name.starts_with("torch::autograd::CppNode<");
+  }
+  template <class Visit>
+  static void for_each_part_if_defined(at::Tensor const& tensor, Visit const& visit) {
+    if (tensor.defined()) {
+      for_each_part(tensor, [&visit](at::Tensor const& part, bool) { visit(part); });
+    }
+  }
+  /// The native nodes from which results come and which this thread has made since that number.
+  [[nodiscard]] static std::vector<detail::NodePointer> made_since(std::uint64_t first,
+                                                                   Tensors results) {
+    std::vector<detail::NodePointer> found;
+    std::vector<detail::NodePointer> left;
+    std::unordered_set<Node const*> seen;
+    auto const visit = [&](detail::NodePointer const& node) {
+      if (node != nullptr && node->sequence_nr() >= first && seen.insert(node.get()).second) {
+        left.push_back(node);
+      }
+    };
+    for (at::Tensor const& result : results) {
+      if (result.defined()) {
+        visit(result.grad_fn());
+      }
+    }
+    while (!left.empty()) {
+      detail::NodePointer const node = std::move(left.back());
+      left.pop_back();
+      if (is_native(node->name())) {
+        found.push_back(node);
+      }
+      for (::torch::autograd::Edge const& edge : node->next_edges()) {
+        visit(edge.function);
+      }
+    }
+    return found;
+  }
+
+  void add(std::vector<detail::NodePointer> const& nodes, Storages used) {
+    auto const storages = std::make_shared<Storages const>(std::move(used));
+    std::lock_guard const guard{mutex_};
+    if (used_.size() >= most_) {
+      std::erase_if(used_, [](auto const& one) { return one.second.node.expired(); });
+      most_ = std::max(most_, 2 * used_.size());
+    }
+    for (detail::NodePointer const& node : nodes) {
+      used_.insert_or_assign(node.get(), Used{detail::weak_of(node), storages});
+    }
+    if (!std::exchange(is_called_, true)) {
+      at::addGlobalCallback(at::RecordFunctionCallback{&begin}.needsInputs(true).scopes(
+          {at::RecordScope::BACKWARD_FUNCTION}));
+    }
+  }
+  [[nodiscard]] std::shared_ptr<Storages const> used_by(Node const* node) {
+    std::lock_guard const guard{mutex_};
+    auto const found = used_.find(node);
+    return found == used_.end() ? nullptr : found->second.storages;
+  }
+
+  /// PyTorch calls this before a node, and destroys what it returns after it. An error is a warning
+  /// there, and the node is then refused the addresses that it asks for.
+  static std::unique_ptr<at::ObserverContext> begin(at::RecordFunction const& call) {
+    if (!is_native(call.name())) {
+      return nullptr;
+    }
+    auto running = std::make_unique<Running>();
+    Operands operands;
+    auto const add = [&operands](c10::StorageImpl* storage, c10::TensorImpl const* tensor) {
+      if (Hook::Leases::is_ours(*storage)) {
+        operands.push_back({storage, tensor});
+      }
+    };
+    for (c10::IValue const& gradient : call.inputs()) {
+      if (gradient.isTensor()) {
+        for_each_part_if_defined(gradient.toTensor(), [&add](at::Tensor const& part) {
+          add(part.storage().unsafeGetStorageImpl(), part.unsafeGetTensorImpl());
+        });
+      }
+    }
+    if (auto const used = all().used_by(::torch::autograd::get_current_node().get())) {
+      for (auto const& storage : *used) {
+        if (auto strong = storage.lock()) {
+          add(strong.get(), nullptr);
+          running->storages.push_back(std::move(strong));
+        }
+      }
+    }
+    typename Hook::Frame frame;
+    frame.enter_named(operands);
+    running->hold.emplace(/*is_kernel=*/true);
+    return running;
+  }
+
+  std::mutex mutex_;
+  std::unordered_map<Node const*, Used> used_;
+  std::size_t most_ = 64;  // entries before those of nodes that are gone are looked for
+  bool is_called_ = false;
+};
+
+}  // namespace spillway::torch
