@@ -452,7 +452,7 @@ def _holding_leaves(function):
                 retained += [tensor for name, (tensor, count) in counts.items()
                              if tensor._use_count() > count and name not in bases]
             _keep_tensors(retained)
-            return result
+            return _holding_leaves(result) if isinstance(result, types.BuiltinFunctionType) else result
     return _named_like(call, function)
 
 

@@ -693,6 +693,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   inner.def("row_sums", &row_sums);
   module.def("view_of", &view_of);
   module.def("first_weight", &first_weight);
+  module.def("adder", [](at::Tensor const& x) {
+    return pybind11::cpp_function([x](at::Tensor const& y) { return *x.data_ptr<float>() + *y.data_ptr<float>(); });
+  });
   module.def("same", [](at::Tensor const& x) { return x.view(-1); });
   pybind11::class_<View>(module, "View").def("sum", &View::sum).def_static("of", &view_of);
   pybind11::class_<Rows> rows(module, "Rows");
@@ -788,7 +791,9 @@ def overwrite():
     return [torch.full((1 << 20,), 7.0) for _ in range(8)]
 x, y, one = torch.ones(1 << 20), torch.ones(1 << 20), torch.ones(1)
 views = extension.view_of(x), extension.View.of(y)
+add = extension.adder(one)
 overwrite()
+print(int(add(one)))
 print(*(int(view.sum()) for view in views), is_kept(x), is_kept(y))
 del x, y, views
 
@@ -811,4 +816,4 @@ extension.Rows.made = 3
 many = extension.Rows.Kind.many
 print(extension.Rows.made, many == extension.Rows.Kind.many, isinstance(many, extension.Rows.Kind),
       pickle.loads(pickle.dumps(extension.row_sums)) is extension.row_sums)
-""").split() == ("1048576 1048576 True True 1000 1000 1 1000 1000 False False False 3 True True True").split()
+""").split() == ("2 1048576 1048576 True True 1000 1000 1 1000 1000 False False False 3 True True True").split()
