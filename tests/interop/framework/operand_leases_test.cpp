@@ -164,8 +164,9 @@ class ObjectLeases : public framework::OperandLeases<ObjectTraits> {
 /// Room for four objects of 1 MiB.
 struct Program {
   std::chrono::milliseconds patience = std::chrono::hours{1};  // who waits so long hangs
+  std::size_t host_bytes = 64_MiB;
   SimApi device{SimOptions{.capacity_bytes = 16_MiB}};
-  Memory memory;
+  Memory memory{device, options(host_bytes)};
   SimStream stream = device.create_stream();
   ObjectLeases leases{memory, stream, patience};
 
@@ -174,8 +175,6 @@ struct Program {
       std::this_thread::yield();
     }
   }
-
-  explicit Program(std::size_t host_bytes = 64_MiB) : memory{device, options(host_bytes)} {}
 
   static Memory::Options options(std::size_t host_bytes) {
     Memory::Options options{.capacity_bytes = 4_MiB};
@@ -228,7 +227,7 @@ TEST_SUITE("operand_leases") {
   }
 
   TEST_CASE("OperandLeases: what the host has no room for stays, and everything else leaves") {
-    Program program{1_MiB};
+    Program program{.host_bytes = 1_MiB};
     auto const large = program.leases.make(2_MiB);
     auto const small = program.leases.make(1_MiB);
     auto const late = program.leases.make(1_MiB);
