@@ -713,16 +713,27 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
 """
 
 
-def test_functions_of_extensions_are_operations(script, tmp_path):
-    (tmp_path / "extension.cpp").write_text(EXTENSION)
-    load = 'extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])'
+@pytest.fixture(scope="module")
+def extension_folder(tmp_path_factory):
+    """Where the extension is compiled by the first program that loads it."""
+    folder = tmp_path_factory.mktemp("extension")
+    (folder / "extension.cpp").write_text(EXTENSION)
+    return folder
+
+
+def loading(folder):
+    return ("import torch.utils.cpp_extension as cpp; "
+            f'extension = cpp.load("row_sums", ["{folder}/extension.cpp"], build_directory="{folder}", extra_cflags=["-O0"])')
+
+
+def test_functions_of_extensions_are_operations(script, extension_folder):
     install = 'spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)'
     imported = "import row_sums as extension; from row_sums import row_sums as by_name"
-    for first, second in (install, load + "; by_name = extension.row_sums"), (imported, install):
+    for first, second in (install, loading(extension_folder) + "; by_name = extension.row_sums"), (imported, install):
         assert script(f"""
 import sys
-sys.path.insert(0, ".")
-import torch, torch.utils.cpp_extension as cpp, spillway_torch
+sys.path.insert(0, "{extension_folder}")
+import torch, spillway_torch
 torch.set_num_threads(1)
 {first}
 {second}
@@ -745,13 +756,12 @@ for rows in rows, torch.full((1000, 1), 3.0):
 """).split() == "2097152 2097152 True 2097152 2097152 4000 2000 1 2000 9000 3000 1 3000".split()
 
 
-def test_nodes_of_the_graph_that_extensions_wrote_are_operations(script, tmp_path):
+def test_nodes_of_the_graph_that_extensions_wrote_are_operations(script, extension_folder):
     """What they have saved may leave until they run."""
-    (tmp_path / "extension.cpp").write_text(EXTENSION)
-    assert script("""
-import torch, torch.utils.cpp_extension as cpp, spillway_torch
+    assert script(f"""
+import torch, spillway_torch
 spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
-extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])
+{loading(extension_folder)}
 spillway_torch.set_enabled_lms(True)
 def away():
     spillway_torch.reclaim_inactive()
@@ -776,13 +786,13 @@ except RuntimeError as error:
 """).split() == "False True 0 False True 0 True 0".split()
 
 
-def test_what_an_extension_retains_stays(script, tmp_path):
-    (tmp_path / "extension.cpp").write_text(EXTENSION)
-    assert script("""
+def test_what_an_extension_retains_stays(script, extension_folder):
+    assert script(f"""
 import pickle, sys
-import torch, torch.utils.cpp_extension as cpp, spillway_torch
+import torch, spillway_torch
 spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
-extension = cpp.load("row_sums", ["extension.cpp"], build_directory=".", extra_cflags=["-O0"])
+{loading(extension_folder)}
+sys.path.insert(0, "{extension_folder}")  # where pickle looks for it
 spillway_torch.set_enabled_lms(True)
 def is_kept(tensor):
     return spillway_torch._C.view(tensor)["kept"]
