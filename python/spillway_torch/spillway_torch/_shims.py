@@ -443,17 +443,24 @@ def _holding_leaves(function):
         held = _C.Held(given)
         with held:
             result = function(*args, **kwargs)
-            returned = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
-            retained = [tensor for tensor in returned if id(tensor) not in counts and tensor._use_count() > 1]
-            if any(tensor.requires_grad for tensor in returned):  # it may be the graph that has the arguments
-                held.returns(returned)
-            else:
-                bases = {id(tensor._base) for tensor in returned if tensor._is_view()}
-                retained += [tensor for name, (tensor, count) in counts.items()
-                             if tensor._use_count() > count and name not in bases]
-            _keep_tensors(retained)
+            with torch._C.DisableTorchFunctionSubclass():
+                _keep_tensors(_retained(held, counts, result))
             return _holding_leaves(result) if isinstance(result, types.BuiltinFunctionType) else result
     return _named_like(call, function)
+
+
+def _retained(held, counts, result):
+    """The tensors that somebody else has after a call than had them before.
+
+    held: of the call; counts: of those that have each argument, before, by its `id`."""
+    returned = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
+    retained = [tensor for tensor in returned if id(tensor) not in counts and tensor._use_count() > 1]
+    if any(tensor.requires_grad for tensor in returned):  # it may be the graph that has the arguments
+        held.returns(returned)
+        return retained
+    bases = {id(tensor._base) for tensor in returned if tensor._is_view()}
+    return retained + [tensor for name, (tensor, count) in counts.items()
+                       if tensor._use_count() > count and name not in bases]
 
 
 def _leaves_of(arguments):

@@ -696,6 +696,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("adder", [](at::Tensor const& x) {
     return pybind11::cpp_function([x](at::Tensor const& y) { return *x.data_ptr<float>() + *y.data_ptr<float>(); });
   });
+  module.def("itself", [](at::Tensor const& x) { return x; });
   module.def("same", [](at::Tensor const& x) { return x.view(-1); });
   pybind11::class_<View>(module, "View").def("sum", &View::sum).def_static("of", &view_of);
   pybind11::class_<Rows> rows(module, "Rows");
@@ -822,8 +823,15 @@ spillway_torch.reclaim_inactive()
 print(int(extension.first_weight(weights)), int(extension.same(z).sum()), int(extension.row_sums(with_graph).sum()))
 print(is_kept(weights.weight), is_kept(z), is_kept(with_graph))
 
+class Guarded(torch.Tensor):  # which PyTorch's functions are not for
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise TypeError(function)
+guarded = z.as_subclass(Guarded)
+print(int(extension.Rows.first(guarded)), extension.itself(guarded) is guarded)
+
 extension.Rows.made = 3
 many = extension.Rows.Kind.many
 print(extension.Rows.made, many == extension.Rows.Kind.many, isinstance(many, extension.Rows.Kind),
       pickle.loads(pickle.dumps(extension.row_sums)) is extension.row_sums)
-""").split() == ("2 1048576 1048576 True True 1000 1000 1 1000 1000 False False False 3 True True True").split()
+""").split() == ("2 1048576 1048576 True True 1000 1000 1 1000 1000 False False False 1 True 3 True True True").split()
