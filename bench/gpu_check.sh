@@ -137,7 +137,7 @@ run_core() {
     "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-$architectures}" -DSPILLWAY_INSTALL=OFF \
     "${prefix[@]}" || broken=configure
   local targets=(spillway-bandwidth)
-  [ "$stand_in" = 1 ] || targets+=(spillway_gpu_tests train_beyond_memory spillway-replay bench_device_moves
+  [ "$stand_in" = 1 ] || targets+=(spillway_gpu_tests gpu_hello train_beyond_memory spillway-replay bench_device_moves
                                    bench_allocate_latency bench_gpu_codec bench_virtual_memory)
   step build 60 300 cmake --build "$build" --target "${targets[@]}" || broken=${broken:-build}
 
