@@ -79,6 +79,13 @@ struct Rig {
     return use;
   }
 
+  /// Uses a block that is not expected until the place in the record is lost.
+  void lose(std::uint32_t stranger) {
+    while (follower.is_following()) {
+      use(stranger);
+    }
+  }
+
   StepFollower follower;
   StepFollower::Blocks blocks;
   StepRecord recording;
@@ -257,9 +264,7 @@ TEST_SUITE("schedule") {
     }
     for (std::uint32_t const needed : {32U, 64U, 128U}) {
       CAPTURE(needed);
-      while (rig.follower.is_following()) {
-        rig.use(stranger);
-      }
+      rig.lose(stranger);
       Use use;
       std::uint32_t uses = 0;
       for (; !rig.follower.is_following() && uses < 400; ++uses) {
@@ -279,9 +284,7 @@ TEST_SUITE("schedule") {
     for (; place < 100; ++place) {
       rig.use(place);
     }
-    while (rig.follower.is_following()) {
-      rig.use(stranger);
-    }
+    rig.lose(stranger);
     while (!rig.follower.is_following()) {
       rig.use(place++ % 100);
     }
@@ -301,9 +304,7 @@ TEST_SUITE("schedule") {
     for (; place < 100; ++place) {
       rig.use(place);
     }
-    while (rig.follower.is_following()) {
-      rig.use(stranger);
-    }
+    rig.lose(stranger);
     while (!rig.follower.is_following() && place < 400) {
       rig.use((place + 1) % 100);  // pairs, the other way round
       if (!rig.follower.is_following()) {

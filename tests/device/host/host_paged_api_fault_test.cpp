@@ -13,23 +13,13 @@
 #include <vector>
 
 #include <support/counted_allocations.hpp>
-#include <unistd.h>
+#include <support/is_readable.hpp>
 
 // `HostPagedApi` where the machine has no memory for its bookkeeping.
 
 namespace {
 
 using namespace spillway;
-
-/// Asks the system, which answers instead of faulting.
-bool can_be_read(void const* p) {
-  std::array<int, 2> pipe_ends{};
-  REQUIRE(::pipe(pipe_ends.data()) == 0);
-  bool const is_read = ::write(pipe_ends[1], p, 1) == 1;
-  ::close(pipe_ends[0]);
-  ::close(pipe_ends[1]);
-  return is_read;
-}
 
 /// Addresses of so many pages, and as many pieces to put there.
 struct PagedRange {
@@ -69,19 +59,19 @@ TEST_SUITE("host_paged_api_fault") {
       for (std::size_t page = 0; page < 8; ++page) {
         CAPTURE(page);
         bool const is_mapped = page < 2 || page >= 4;
-        CHECK(can_be_read(range.p + page * range.n) == is_mapped);
+        CHECK(support::is_readable(range.p + page * range.n) == is_mapped);
         CHECK((!is_mapped || range.p[page * range.n] == 3));
       }
       range.map(2, 2);
-      CHECK(can_be_read(range.p + 2 * range.n));
-      CHECK(can_be_read(range.p + 4 * range.n - 1));
+      CHECK(support::is_readable(range.p + 2 * range.n));
+      CHECK(support::is_readable(range.p + 4 * range.n - 1));
       range.unmap(0, 8);
       for (std::size_t page = 0; page < 8; ++page) {
-        CHECK_FALSE(can_be_read(range.p + page * range.n));
+        CHECK_FALSE(support::is_readable(range.p + page * range.n));
       }
       range.map(0, 8);
-      CHECK(can_be_read(range.p));
-      CHECK(can_be_read(range.p + 8 * range.n - 1));
+      CHECK(support::is_readable(range.p));
+      CHECK(support::is_readable(range.p + 8 * range.n - 1));
     }
   }
 
@@ -141,7 +131,7 @@ TEST_SUITE("host_paged_api_fault") {
         }
       }
       for (std::size_t page = 0; page < pages; ++page) {
-        REQUIRE(can_be_read(range.p + page * range.n) == (held[page] != 0));
+        REQUIRE(support::is_readable(range.p + page * range.n) == (held[page] != 0));
         if (held[page] != 0) {
           REQUIRE(range.p[page * range.n] == held[page]);
           REQUIRE(range.p[page * range.n + range.n - 1] == held[page]);

@@ -19,8 +19,8 @@
 #include <random>
 #include <vector>
 
+#include <support/is_readable.hpp>
 #include <sys/mman.h>
-#include <unistd.h>
 
 using namespace spillway;
 using spillway::testing::Gate;
@@ -51,16 +51,6 @@ typename DeviceAllocator<Policies>::Options options_of(std::size_t capacity_byte
   return options;
 }
 
-/// Asks the system, which answers instead of faulting.
-bool is_readable(void const* p) {
-  std::array<int, 2> pipe_ends{};
-  REQUIRE(::pipe(pipe_ends.data()) == 0);
-  bool const is_read = ::write(pipe_ends[1], p, 1) == 1;
-  ::close(pipe_ends[0]);
-  ::close(pipe_ends[1]);
-  return is_read;
-}
-
 /// Whether the system moves pages from mapping to mapping (Linux since 5.7).
 bool moves_pages() {
 #ifdef MREMAP_DONTUNMAP
@@ -81,17 +71,17 @@ TEST_SUITE("host_paged_api") {
     HostPagedApi device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
-    CHECK_FALSE(is_readable(p + n));
+    CHECK_FALSE(support::is_readable(p + n));
     std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
     device.map(p + n, n, two);
-    CHECK(is_readable(p + n));
-    CHECK_FALSE(is_readable(p));
-    CHECK_FALSE(is_readable(p + 3 * n));
+    CHECK(support::is_readable(p + n));
+    CHECK_FALSE(support::is_readable(p));
+    CHECK_FALSE(support::is_readable(p + 3 * n));
     device.unmap(p + n, 2 * n);
-    CHECK_FALSE(is_readable(p + n));
+    CHECK_FALSE(support::is_readable(p + n));
     device.map(p + n, n, {two.data(), 1});
-    CHECK(is_readable(p + n));
-    CHECK_FALSE(is_readable(p + 2 * n));
+    CHECK(support::is_readable(p + n));
+    CHECK_FALSE(support::is_readable(p + 2 * n));
     device.free_address(p, 4 * n);
   }
 
@@ -162,7 +152,7 @@ TEST_SUITE("host_paged_api") {
         }
       }
       std::size_t const page = random() % pages;
-      REQUIRE(is_readable(p + page * n) == (held[page] != 0));
+      REQUIRE(support::is_readable(p + page * n) == (held[page] != 0));
       if (held[page] != 0) {
         REQUIRE(p[page * n] == held[page]);
         REQUIRE(p[page * n + n - 1] == held[page]);
@@ -184,16 +174,16 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p + 4 * n, 4 * n);  // so that the system cannot map the upper half
     // Spare pages are moved to the first part of the range, and the rest cannot be mapped.
     CHECK_THROWS_AS(device.map(p, n, pieces), DeviceError);
-    CHECK_FALSE(is_readable(p));
-    CHECK_FALSE(is_readable(p + 2 * n));
-    CHECK_FALSE(is_readable(p + 4 * n - 1));
+    CHECK_FALSE(support::is_readable(p));
+    CHECK_FALSE(support::is_readable(p + 2 * n));
+    CHECK_FALSE(support::is_readable(p + 4 * n - 1));
 
     device.map(p, n, {pieces.data(), 4});
-    CHECK(is_readable(p));
-    CHECK(is_readable(p + 4 * n - 1));
+    CHECK(support::is_readable(p));
+    CHECK(support::is_readable(p + 4 * n - 1));
     device.unmap(p, 4 * n);
     for (std::size_t i = 0; i < 4; ++i) {
-      CHECK_FALSE(is_readable(p + i * n));
+      CHECK_FALSE(support::is_readable(p + i * n));
     }
     device.free_address(p, 4 * n);
   }
@@ -265,10 +255,10 @@ TEST_SUITE("host_paged_api") {
     Gate gate;
     gate.close(device, stream);
     device.vacate(p, n, stream);
-    CHECK(is_readable(p));
+    CHECK(support::is_readable(p));
     gate.open();
     device.synchronize(stream);
-    CHECK_FALSE(is_readable(p));
+    CHECK_FALSE(support::is_readable(p));
     device.destroy_stream(stream);
     device.free_address(p, n);
   }
@@ -286,10 +276,10 @@ TEST_SUITE("host_paged_api") {
     device.copy(&copy, p, 1, CopyKind::to_host, stream);
     device.record(copied, stream);
     device.vacate(p, n, stream);
-    CHECK(is_readable(p));
+    CHECK(support::is_readable(p));
     device.synchronize(copied);
     CHECK(copy == 5);
-    CHECK_FALSE(is_readable(p));
+    CHECK_FALSE(support::is_readable(p));
     device.destroy_event(copied);
     device.destroy_stream(stream);
     device.free_address(p, n);
@@ -325,7 +315,7 @@ TEST_SUITE("host_paged_api") {
       CAPTURE(is_clean);  // copied out, and dropped
       memory.swap_out(a);
       memory.synchronize();
-      CHECK_FALSE(is_readable(address));
+      CHECK_FALSE(support::is_readable(address));
       auto const lease = memory.acquire(a, Access::read, HostStream::caller);
       CHECK(lease.data() == address);
       auto const* const bytes = static_cast<unsigned char const*>(lease.data());

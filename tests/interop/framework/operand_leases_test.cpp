@@ -170,6 +170,29 @@ struct Program {
   SimStream stream = device.create_stream();
   ObjectLeases leases{memory, stream, patience};
 
+  /// Each of several threads has one of the objects in use, and wants so many bytes more when all do.
+  ///
+  /// @returns how many do not get them
+  int want_together(Objects const& objects, ObjectFrame const& kind, std::size_t bytes) {
+    std::atomic<std::size_t> inside{0};
+    std::atomic<int> refused{0};
+    std::vector<std::jthread> running;
+    for (auto const& mine : objects) {
+      running.emplace_back([&, mine] {
+        ObjectFrame frame = kind;
+        CHECK(leases.enter(frame, {mine}));
+        ++inside;
+        while (inside < objects.size()) {
+          std::this_thread::yield();
+        }
+        refused += leases.make(bytes, &frame) == nullptr ? 1 : 0;
+        leases.exit(frame);
+      });
+    }
+    running.clear();
+    return refused;
+  }
+
   void wait_for_waiting_threads(std::uint64_t count) const {
     while (leases.counts().waits < count) {
       std::this_thread::yield();
@@ -280,24 +303,8 @@ TEST_SUITE("operand_leases") {
     Program program;
     auto const a = program.leases.make(2_MiB);
     auto const b = program.leases.make(2_MiB);
-    std::atomic<int> inside{0};
-    std::atomic<int> refused{0};
-    std::vector<std::jthread> running;
-    for (auto const& mine : {a, b}) {
-      running.emplace_back([&, mine] {
-        ObjectFrame frame;
-        CHECK(program.leases.enter(frame, {mine}));
-        ++inside;
-        while (inside < 2) {
-          std::this_thread::yield();
-        }
-        refused += program.leases.make(1_MiB, &frame) == nullptr ? 1 : 0;
-        program.leases.exit(frame);
-      });
-    }
-    running.clear();
 
-    CHECK(refused == 1);
+    CHECK(program.want_together({a, b}, ObjectFrame{}, 1_MiB) == 1);
     // What wakes the waiting thread need not be enough for it, so it may wait once more.
     CHECK(program.leases.counts().waits >= 1);
     CHECK(program.leases.counts().active_frames == 0);
@@ -344,26 +351,12 @@ TEST_SUITE("operand_leases") {
 
   TEST_CASE("OperandLeases: of threads that all hold something and need room, one gives up") {
     Program program;
-    std::atomic<int> inside{0};
-    std::atomic<int> refused{0};
     Objects objects;
-    std::vector<std::jthread> running;
     for (int i = 0; i < 3; ++i) {
       objects.push_back(program.leases.make(1_MiB));
     }
-    for (auto const& mine : objects) {
-      running.emplace_back([&, mine] {
-        ObjectFrame frame{.runs_program = true};
-        CHECK(program.leases.enter(frame, {mine}));
-        ++inside;
-        while (inside < 3) {
-          std::this_thread::yield();
-        }
-        refused += program.leases.make(2_MiB, &frame) == nullptr ? 1 : 0;
-        program.leases.exit(frame);
-      });
-    }
-    running.clear();
+
+    int const refused = program.want_together(objects, ObjectFrame{.runs_program = true}, 2_MiB);
 
     CHECK(refused >= 1);
     CHECK(refused <= 2);
