@@ -48,7 +48,7 @@ finish() {
   wait
   echo
   python3 "$source/bench/gpu_table.py" "$work" || failed=1
-  tar -C "$work" --exclude=./torch --exclude=./stand-in -czf "$results/results.tgz" . || failed=1
+  tar -C "$work" --exclude=./torch --exclude=./stand-in --exclude=./pycache -czf "$results/results.tgz" . || failed=1
   rm -rf "$work"
   exit "$failed"
 }
