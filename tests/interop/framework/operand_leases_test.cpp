@@ -170,7 +170,8 @@ struct Program {
   SimStream stream = device.create_stream();
   ObjectLeases leases{memory, stream, patience};
 
-  /// Each of several threads has one of the objects in use, and wants so many bytes more when all do.
+  /// Each of several threads has one of the objects in use, and wants so many bytes more when all
+  /// do.
   ///
   /// @returns how many do not get them
   int want_together(Objects const& objects, ObjectFrame const& kind, std::size_t bytes) {
