@@ -6,9 +6,11 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include <support/planes_on_host.hpp>
@@ -32,6 +34,35 @@ TEST_SUITE("plane_kernels") {
     return made;
   }
 
+  /// Says of all that it unpacks that it could not, or that it is shorter than it is.
+  struct FaultyRunLengths : spillway::test::RunLengths {
+    static inline bool refuses = true;
+
+    template <class Launch>
+    static void
+    decompress(Launch const& launch, detail::PlaneBatch const& batch, std::span<std::byte> work) {
+      RunLengths::decompress(launch, batch, work);
+      launch(Spoil{batch}, batch.count);
+    }
+
+   private:
+    struct Spoil {
+      using Memory = detail::NoMemory;
+
+      void operator()(spillway::test::HostTeam const& /*team*/,
+                      Memory& /*memory*/,
+                      std::uint64_t i) const {
+        if (refuses) {
+          batch.statuses[i] = 12;  // nvcompErrorCannotDecompress
+        } else {
+          --batch.done_bytes[i];
+        }
+      }
+
+      detail::PlaneBatch batch;
+    };
+  };
+
   }  // namespace
 
   TEST_CASE("plane kernels: a plane that becomes shorter is packed, others are kept") {
@@ -54,24 +85,50 @@ TEST_SUITE("plane_kernels") {
     }
   }
 
-  TEST_CASE("plane kernels: what a compressor refuses is found") {
+  TEST_CASE("plane kernels: a compressor gets only what it has made") {
     auto const from = floats(65'536);
     Rig rig{from.size()};
     rig.encode(from);
-    detail::SlotEntry entry{};
-    std::memcpy(&entry, rig.slot().front().data() + detail::first_part_at(3), sizeof(entry));
-    REQUIRE(entry.stored_bytes < 16'384);
-    std::byte& length = rig.slot().front()[entry.at];
-    std::byte const before = length;
-    for (int const wrong : {0, 254}) {  // a pair that says nothing, and too few bytes of all
-      CAPTURE(wrong);
-      length = static_cast<std::byte>(wrong);
+    std::byte* const memory = rig.slot().front().data();
+    auto* const entry = reinterpret_cast<detail::SlotEntry*>(memory + detail::first_part_at(3));
+    REQUIRE(entry->stored_bytes < 16'384);
+    std::vector<std::byte> const sound(memory, memory + rig.stored_bytes());
+
+    SUBCASE("one byte is another") {
+      memory[entry->at] ^= std::byte{1};
+    }
+    SUBCASE("two pieces have changed places") {
+      std::byte* const last = memory + entry->at + entry->stored_bytes - 4;
+      std::swap_ranges(memory + entry->at, memory + entry->at + 4, last);
+    }
+    SUBCASE("it is shorter, with the same units") {
+      entry->stored_bytes -= 2;
+    }
+    SUBCASE("it is another plane") {
+      entry->at = entry[1].at;
+    }
+    SUBCASE("the checksum is another") {
+      entry->checksum ^= 1;
+    }
+
+    static_cast<void>(rig.decode(from.size()));
+    CHECK(rig.stored_bytes() == 0);
+    std::copy(sound.begin(), sound.end(), memory);
+    CHECK(rig.decode(from.size()) == from);
+  }
+
+  TEST_CASE("plane kernels: planes that a compressor refuses, or leaves too short, are found") {
+    auto const from = floats(65'536);
+    for (bool const refuses : {true, false}) {
+      CAPTURE(refuses);
+      FaultyRunLengths::refuses = refuses;
+      spillway::testing::StreamCodecRig<spillway::test::PlanesOnHost<FaultyRunLengths>, SimApi> rig{
+          from.size()};
+      rig.encode(from);
+      CHECK(rig.stored_bytes() != 0);
       static_cast<void>(rig.decode(from.size()));
       CHECK(rig.stored_bytes() == 0);
-      length = before;
-      rig.encode(from);
     }
-    CHECK(rig.decode(from.size()) == from);
   }
 
   TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract, CodecOnDevice<PlanesOnStream, SimApi>);

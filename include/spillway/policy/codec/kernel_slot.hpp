@@ -54,7 +54,8 @@ struct alignas(16) SlotHeader {
 /// Where a part is.
 struct alignas(16) SlotEntry {
   std::uint64_t at;
-  std::uint64_t stored_bytes;
+  std::uint32_t stored_bytes;
+  std::uint32_t checksum;  // of the part, where its decoder trusts what it reads
 };
 
 /// Where the first of so many parts is.
@@ -148,7 +149,8 @@ SPILLWAY_KERNEL std::uint64_t place_parts(Team const& team,
     std::uint64_t const all = team.exclusive_scan(sums.values);
     team.each([&](unsigned thread) {
       if (done + thread < parts) {
-        slot.entry(first + done + thread) = {at + sums.values[thread], stored_bytes(done + thread)};
+        slot.entry(first + done + thread) = {
+            at + sums.values[thread], static_cast<std::uint32_t>(stored_bytes(done + thread)), 0};
       }
     });
     at += all;
@@ -161,6 +163,7 @@ struct FoundPart {
   std::uint64_t at = 0;
   unsigned stored_bytes = 0;
   unsigned raw_bytes = 0;
+  std::uint32_t checksum = 0;
   bool is_sound = false;
 };
 
@@ -189,7 +192,7 @@ template <class Format>
                          entry.at >= first_part_at(Format::parts_of(header.raw_bytes)) &&
                          entry.at <= header.stored_bytes && entry.stored_bytes <= raw &&
                          in_units(entry.stored_bytes) <= header.stored_bytes - entry.at;
-  return {entry.at, static_cast<unsigned>(entry.stored_bytes), raw, is_inside};
+  return {entry.at, entry.stored_bytes, raw, entry.checksum, is_inside};
 }
 
 /// Copies bytes to or from the slot, in whole units. `memory` is aligned to them.
@@ -213,6 +216,31 @@ SPILLWAY_KERNEL void read_from_slot(
       static_cast<SlotUnit*>(memory)[i] = slot.unit(at + i * sizeof(SlotUnit));
     }
   });
+}
+
+/// A checksum of bytes in whole units, which begins at `seed`. One word that is another one is
+/// always found; other damage is not with a probability of 2^-32. `memory` is aligned to units.
+///
+/// Source: the sum of the words, each with its position and mixed by the last step of MurmurHash3
+/// (A. Appleby, public domain). The order in which threads add up does not matter.
+template <class Team>
+[[nodiscard]] SPILLWAY_KERNEL std::uint32_t checksum_of(
+    Team const& team, TeamSums& sums, void const* memory, std::uint64_t bytes, std::uint32_t seed) {
+  team.each([&](unsigned thread) {
+    std::uint32_t sum = 0;
+    for (std::uint64_t i = thread; i < in_units(bytes) / sizeof(SlotUnit); i += Team::size) {
+      SlotUnit const unit = static_cast<SlotUnit const*>(memory)[i];
+      for (unsigned k = 0; k < 4; ++k) {
+        std::uint32_t const position = static_cast<std::uint32_t>(4 * i) + k;
+        std::uint32_t mixed = unit.words[k] + 0x9E3779B9U * (position + 1);
+        mixed = (mixed ^ mixed >> 16U) * 0x85EBCA6BU;
+        mixed = (mixed ^ mixed >> 13U) * 0xC2B2AE35U;
+        sum += mixed ^ mixed >> 16U;
+      }
+    }
+    sums.values[thread] = sum;
+  });
+  return seed + static_cast<std::uint32_t>(team.exclusive_scan(sums.values));
 }
 
 /// Says in the slot that it cannot be read, where there is room to say so.

@@ -18,6 +18,8 @@
 //             second ones, and so on. 64 KiB of a block are four planes of 16 KiB, which are the
 //             parts in the slot. A last part is filled up with zeros. A plane that does not become
 //             shorter is kept as it is.
+// Checksums   A compressor may trust what it unpacks: nvCOMP's read and write anywhere if it is not
+//             what they have made. It gets what has the checksum of its entry only.
 // Batches     A block goes through the scratch memory batch by batch: it is split into planes,
 //             these are compressed, and what has become of them is placed and written into the
 //             slot. The other way round planes are fetched, decompressed and joined.
@@ -212,15 +214,28 @@ struct PlacePlanes {
   PlaneScratch scratch;
 };
 
+/// The checksum of a plane as it is stored. How long it is, packed and unpacked, is a part of it.
+template <class Team>
+[[nodiscard]] SPILLWAY_KERNEL std::uint32_t checksum_of_plane(Team const& team,
+                                                              TeamSums& sums,
+                                                              std::byte const* plane,
+                                                              unsigned stored_bytes,
+                                                              unsigned raw_bytes) {
+  return checksum_of(team, sums, plane, stored_bytes, stored_bytes * plane_bytes + raw_bytes);
+}
+
 struct WritePlanes {
-  using Memory = NoMemory;
+  using Memory = TeamSums;
 
   template <class Team>
-  SPILLWAY_KERNEL void operator()(Team const& team, Memory& /*memory*/, std::uint64_t plane) const {
+  SPILLWAY_KERNEL void operator()(Team const& team, TeamSums& sums, std::uint64_t plane) const {
     SlotEntry const entry = slot.entry(first + plane);
-    bool const is_kept = entry.stored_bytes == scratch.batch.from_bytes[plane];
+    auto const raw = static_cast<unsigned>(scratch.batch.from_bytes[plane]);
+    bool const is_kept = entry.stored_bytes == raw;
     std::byte const* const from = is_kept ? scratch.raw_plane(plane) : scratch.packed_plane(plane);
     write_to_slot(team, slot, entry.at, from, entry.stored_bytes);
+    std::uint32_t const checksum = checksum_of_plane(team, sums, from, entry.stored_bytes, raw);
+    once(team, [&] { slot.entry(first + plane).checksum = checksum; });
   }
 
   KernelSlot slot;
@@ -253,23 +268,27 @@ struct MakeSpare {
 
 /// Gets planes from the slot, and makes a batch that unpacks those that are packed.
 struct FetchPlanes {
-  using Memory = NoMemory;
+  using Memory = TeamSums;
 
   template <class Team>
-  SPILLWAY_KERNEL void operator()(Team const& team, Memory& /*memory*/, std::uint64_t plane) const {
+  SPILLWAY_KERNEL void operator()(Team const& team, TeamSums& sums, std::uint64_t plane) const {
     FoundPart const found = find_part<PlaneFormat>(slot, bytes, first + plane);
-    bool const is_sound = found.is_sound && found.stored_bytes != 0;
-    bool const is_packed = is_sound && found.stored_bytes < found.raw_bytes;
+    bool const is_shorter = found.stored_bytes < found.raw_bytes;
+    std::byte* const fetched = is_shorter ? scratch.packed_plane(plane) : scratch.raw_plane(plane);
+    bool is_sound = found.is_sound && found.stored_bytes != 0;
+    if (is_sound) {
+      read_from_slot(team, slot, found.at, fetched, found.stored_bytes);
+      is_sound = found.checksum ==
+                 checksum_of_plane(team, sums, fetched, found.stored_bytes, found.raw_bytes);
+    }
     if (!is_sound) {
       note_damage(team, slot);
-    } else {
-      std::byte* const to = is_packed ? scratch.packed_plane(plane) : scratch.raw_plane(plane);
-      read_from_slot(team, slot, found.at, to, found.stored_bytes);
     }
+    bool const is_packed = is_sound && is_shorter;
     once(team, [&] {
       unsigned const spare = scratch.spare;
       PlaneBatch const& batch = scratch.batch;
-      batch.from[plane] = is_packed ? scratch.packed_plane(plane) : scratch.packed_plane(spare);
+      batch.from[plane] = is_packed ? fetched : scratch.packed_plane(spare);
       batch.from_bytes[plane] = is_packed ? found.stored_bytes : batch.done_bytes[spare];
       batch.to[plane] = is_packed ? scratch.raw_plane(plane) : scratch.packed_plane(plane);
       batch.to_bytes[plane] = is_packed ? found.raw_bytes : PlaneScratch::spare_bytes;
