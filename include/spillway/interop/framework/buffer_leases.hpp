@@ -66,9 +66,11 @@ class BufferFrame {
   /// The size of the last request of this frame that could not be met; 0 if all were.
   [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
 
-  // Both are set by `BufferLeases`.
+  // All are set by `BufferLeases`.
   bool is_counted = false;
   bool is_bounded = false;
+  BufferFrame* previous = this;  // in the ring of all open frames
+  BufferFrame* next = this;
 
  private:
   template <class>
@@ -79,8 +81,6 @@ class BufferFrame {
   bool is_open_ = false;
   bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
   std::thread::id thread_{};    // that opened it
-  BufferFrame* previous_ = this;
-  BufferFrame* next_ = this;
   std::size_t refused_bytes_ = 0;
   std::vector<BufferEntry<Lease>*> pins_;
 };
@@ -362,20 +362,16 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   void open(Frame& frame) noexcept {
     frame.is_open_ = true;
     frame.thread_ = std::this_thread::get_id();
-    frame.previous_ = all_open_.previous_;
-    frame.next_ = &all_open_;
-    all_open_.previous_->next_ = &frame;
-    all_open_.previous_ = &frame;
+    Base::join_ring(all_open_, frame);
   }
   static void close(Frame& frame) noexcept {
-    frame.previous_->next_ = frame.next_;
-    frame.next_->previous_ = frame.previous_;
-    frame.previous_ = frame.next_ = &frame;
+    Base::leave_ring(frame);
+    frame.previous = frame.next = &frame;
   }
   /// In a forked child: the threads that had opened these frames do not exist there.
   void forget_frames_of_others() noexcept {
-    for (Frame* frame = all_open_.next_; frame != &all_open_;) {
-      Frame& one = *std::exchange(frame, frame->next_);
+    for (Frame* frame = all_open_.next; frame != &all_open_;) {
+      Frame& one = *std::exchange(frame, frame->next);
       if (one.thread_ == std::this_thread::get_id()) {
         continue;
       }

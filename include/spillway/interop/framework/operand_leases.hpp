@@ -243,16 +243,25 @@ class OperandLeases {
   // The table of entries. The caller of each holds the lock.
 
   void link(Entry& entry) noexcept {
-    entry.previous = all_.previous;
-    entry.next = &all_;
-    all_.previous->next = &entry;
-    all_.previous = &entry;
+    join_ring(all_, entry);
     ++counts_.entries;
   }
   void unlink(Entry& entry) noexcept {
-    entry.previous->next = entry.next;
-    entry.next->previous = entry.previous;
+    leave_ring(entry);
     --counts_.entries;
+  }
+  /// Rings of objects that know their neighbours: to join one needs no memory.
+  template <class Node>
+  static void join_ring(Node& head, Node& node) noexcept {
+    node.previous = head.previous;
+    node.next = &head;
+    head.previous->next = &node;
+    head.previous = &node;
+  }
+  template <class Node>
+  static void leave_ring(Node& node) noexcept {
+    node.previous->next = node.next;
+    node.next->previous = node.previous;
   }
   template <class Visit>
   void for_each_entry(Visit const& visit) const {

@@ -289,7 +289,12 @@ class FrameHook {
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
     // The caller may be filling a tensor without contents, but the tensors of its sizes are
     // complete.
-    run_framed(op, {}, stack, call, Site::hook().kinds.of(op) == OperationKind::factory);
+    run_framed(
+        op,
+        {},
+        stack,
+        [&call](Operands const&) { call(); },
+        Site::hook().kinds.of(op) == OperationKind::factory);
   }
 
   /// The dispatch keys that come after the hook.
@@ -545,24 +550,23 @@ class FrameHook {
   static void run_kernel(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     if (op.schema().name().rfind("aten::", 0) == 0) {
       run_framed(
-          op, next, stack, [&] { op.redispatchBoxed(next, stack); }, false);
+          op, next, stack, [&](Operands const&) { op.redispatchBoxed(next, stack); }, false);
       return;
     }
     ForeignOperation const foreign;
     typename NativeNodes<FrameHook>::Call const call;
-    Operands const operands = operands_of(op, *stack);
     run_framed(
         op,
         next,
         stack,
-        [&] {
+        [&](Operands const& operands) {
           op.redispatchBoxed(next, stack);
           call.end(operands, tensors_of(last(*stack, op.schema().returns().size())));
         },
         false);
   }
 
-  /// Runs `call` in a frame that has the operands and results on the stack.
+  /// Runs `call(operands)` in a frame that has the operands and results on the stack.
   ///
   /// @param next       the dispatch keys behind the hook
   /// @param kept_only  enrol only the results that PyTorch reads outside of operations
@@ -590,7 +594,7 @@ class FrameHook {
     if (!recipes.try_end_draw()) {
       stack->resize(stack->size() - op.schema().returns().size());
       stack->insert(stack->end(), arguments.begin(), arguments.end());
-      call();
+      call(operands);
     }
     if (frame.is_outermost()) {
       if (C10_UNLIKELY(recipes.are_wanted())) {
@@ -663,14 +667,14 @@ class FrameHook {
                               Call const& call) {
     if (!Site::leases().is_room_scarce() || !frame.is_outermost() ||
         !Site::hook().kinds.is_repeatable(op)) {
-      call();
+      call(operands);
       return;
     }
     auto const arguments = last(*stack, op.schema().arguments().size());
     Stack const copy(arguments.begin(), arguments.end());
     std::size_t const base = stack->size() - copy.size();
     try {
-      call();
+      call(operands);
       return;
     } catch (c10::OutOfMemoryError const&) {
       if (!frame.try_regroup(op, operands)) {
@@ -679,7 +683,7 @@ class FrameHook {
     }
     stack->resize(base);
     stack->insert(stack->end(), copy.begin(), copy.end());
-    call();
+    call(operands);
   }
 
   template <class Values>

@@ -79,7 +79,7 @@ class NativeNodes {
         add(*operand.storage);
       }
       for (at::Tensor const& result : results) {
-        for_each_part_if_defined(result, [&add](at::Tensor const& part) {
+        for_each_part(result, [&add](at::Tensor const& part, bool) {
           add(*part.storage().unsafeGetStorageImpl());
         });
       }
@@ -110,12 +110,6 @@ class NativeNodes {
   }
   [[nodiscard]] static bool is_native(std::string_view name) noexcept {
     return name.starts_with("torch::autograd::CppNode<");
-  }
-  template <class Visit>
-  static void for_each_part_if_defined(at::Tensor const& tensor, Visit const& visit) {
-    if (tensor.defined()) {
-      for_each_part(tensor, [&visit](at::Tensor const& part, bool) { visit(part); });
-    }
   }
   /// The native nodes from which results come and which this thread has made since that number.
   [[nodiscard]] static std::vector<detail::NodePointer> made_since(std::uint64_t first,
@@ -175,22 +169,13 @@ class NativeNodes {
     }
     auto running = std::make_unique<Running>();
     Operands operands;
-    auto const add = [&operands](c10::StorageImpl* storage, c10::TensorImpl const* tensor) {
-      if (Hook::Leases::is_ours(*storage)) {
-        operands.push_back({storage, tensor});
-      }
-    };
-    for (c10::IValue const& gradient : call.inputs()) {
-      if (gradient.isTensor()) {
-        for_each_part_if_defined(gradient.toTensor(), [&add](at::Tensor const& part) {
-          add(part.storage().unsafeGetStorageImpl(), part.unsafeGetTensorImpl());
-        });
-      }
-    }
+    collect<typename Hook::Leases>({call.inputs().data(), call.inputs().size()}, operands, {});
     if (auto const used = all().used_by(::torch::autograd::get_current_node().get())) {
       for (auto const& storage : *used) {
         if (auto strong = storage.lock()) {
-          add(strong.get(), nullptr);
+          if (Hook::Leases::is_ours(*strong)) {
+            operands.push_back({strong.get()});
+          }
           running->storages.push_back(std::move(strong));
         }
       }
