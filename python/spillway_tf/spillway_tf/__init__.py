@@ -216,15 +216,27 @@ def set_codec(codec, for_=None):
         _C.set_codec(codec, [address for address in map(_shims.address_of, values) if address])
 
 
+def _values_in(objects, name):
+    values = []
+    for leaf in tf.nest.flatten(objects):
+        found = [value for part in getattr(leaf, "variables", [leaf]) for value in _shims.values_of(part)]
+        if not found and leaf is not None and not tf.is_tensor(leaf) and not hasattr(leaf, "variables"):
+            raise TypeError(f"spillway_tf.{name}(): tensors, variables, models, or lists, tuples and dictionaries of them, not a "
+                            f"{type(leaf).__name__}")
+        values += found
+    return values
+
+
 def keep(tensor):
-    """Brings a tensor in and never lets its memory go again, for code that remembers its address."""
-    for value in _shims.values_of(tensor):
+    """Brings a tensor in and never lets its memory go again, for code that remembers its address. It may be a collection of
+    tensors, or a model, too, as for `hold`."""
+    for value in _values_in(tensor, "keep"):
         if address := _shims.address_of(value):
             _C.keep(address)
     return tensor
 
 
 def hold(*tensors):
-    """A context for code that works on addresses: the tensors stay where they are until it ends."""
-    values = [value for tensor in tensors for value in _shims.values_of(tensor)]
-    return _C.Held([address for address in map(_shims.address_of, values) if address])
+    """A context for code that works on addresses: the tensors stay where they are until it ends. Lists, tuples and dictionaries
+    of tensors are taken, too, and models, layers and modules, which stand for their variables."""
+    return _C.Held([address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address])

@@ -93,6 +93,30 @@ def test_keep_and_hold(lms, evicted):
     assert lms.is_away(y)
 
 
+def test_keep_and_hold_take_collections_and_models(lms, evicted):
+    x, v = random(512, 512, seed=1), tf.Variable(random(512, 512, seed=2))
+    dense = tf.keras.layers.Dense(512)
+    dense.build((512, 512))
+    named = [x, v, dense.kernel]
+    objects = [x, {"v": v, "none": None}], dense
+    evicted(*named)
+    with spillway_tf.hold(*objects):
+        lms.evict()
+        assert not any(map(lms.is_away, named))
+    lms.evict()
+    assert all(map(lms.is_away, named))
+
+    assert spillway_tf.keep(objects) is objects
+    lms.evict()
+    assert not any(map(lms.is_away, named))
+
+
+@pytest.mark.parametrize("call", [spillway_tf.hold, spillway_tf.keep])
+def test_keep_and_hold_refuse_what_they_do_not_know(call):
+    with pytest.raises(TypeError, match=rf"spillway_tf.{call.__name__}\(\): tensors, variables, .* not a generator"):
+        call(x for x in [random(2)])
+
+
 def test_variables_leave_and_are_changed_in_place(lms, evicted):
     v = tf.Variable(random(512, 512))
     a, = evicted(v)

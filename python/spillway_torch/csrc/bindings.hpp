@@ -312,7 +312,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("freeze", &freeze, WithoutLock());
   m.def("end_frames_early", [](bool early) { installed().leases.end_frames_early(early); });
   py::class_<Held<Site>>(m, "Held")
-      .def(py::init<py::iterable const&, bool>(), py::arg("objects"), py::arg("may_write") = false)
+      .def(py::init<py::handle, bool>(), py::arg("objects"), py::arg("may_write") = false)
       .def("__enter__", &Held<Site>::enter, WithoutLock())
       .def("returns", &Held<Site>::returns)
       .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });

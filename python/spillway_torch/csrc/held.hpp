@@ -23,18 +23,11 @@ class Held {
  public:
   using Hook = typename Site::State::Hook;
 
+  /// @param objects    tensors and storages, and lists, tuples and dictionaries of such objects;
+  ///                   others are left alone
   /// @param may_write  whether the code may write what it is given or asks the address of, although
   ///                   operations only read it (`StorageLeases::freeze`)
-  Held(pybind11::iterable const& objects, bool may_write) : may_write_{may_write} {
-    auto const add = [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); };
-    for (pybind11::handle const object : objects) {
-      if (THPVariable_Check(object.ptr())) {
-        spillway::torch::for_each_part(THPVariable_Unpack(object.ptr()), add);
-      } else if (torch::isStorage(object.ptr())) {
-        storages_.push_back(torch::createStorage(object.ptr()));
-      }
-    }
-  }
+  Held(pybind11::handle objects, bool may_write) : may_write_{may_write} { add(objects); }
 
   void enter() {
     if (Site::state() == nullptr || hold_) {
@@ -62,6 +55,29 @@ class Held {
   }
 
  private:
+  void add(pybind11::handle object) {
+    if (THPVariable_Check(object.ptr())) {
+      spillway::torch::for_each_part(
+          THPVariable_Unpack(object.ptr()),
+          [this](at::Tensor const& part, bool) { storages_.push_back(part.storage()); });
+    } else if (torch::isStorage(object.ptr())) {
+      storages_.push_back(torch::createStorage(object.ptr()));
+    } else if (PyList_Check(object.ptr()) || PyTuple_Check(object.ptr())) {
+      add_each(object);
+    } else if (PyDict_Check(object.ptr())) {
+      add_each(pybind11::reinterpret_borrow<pybind11::dict>(object).attr("values")());
+    }
+  }
+  void add_each(pybind11::handle objects) {
+    if (Py_EnterRecursiveCall(" to find tensors in a collection") != 0) {
+      throw pybind11::error_already_set{};
+    }
+    for (pybind11::handle const object : objects) {
+      add(object);
+    }
+    Py_LeaveRecursiveCall();
+  }
+
   bool may_write_;
   std::vector<c10::Storage> storages_;
   spillway::torch::Operands operands_;  // those of `storages_` that can leave

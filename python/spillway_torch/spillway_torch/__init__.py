@@ -222,20 +222,31 @@ def wake():
     return _C.wake() if _C.is_installed() else 0
 
 
+def _tensors_in(objects, name):
+    leaves = [leaf for leaf in _shims.leaves_of(objects) if leaf is not None]
+    for leaf in leaves:
+        if not isinstance(leaf, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage, torch.nn.Module)):
+            raise TypeError(f"spillway_torch.{name}(): tensors, modules, or lists, tuples and dictionaries of them, not a "
+                            f"{type(leaf).__name__}")
+    return leaves
+
+
 def keep(tensor):
-    """Brings a tensor in and never lets it go again, for code that remembers its address."""
-    _C.bring_in(tensor, True)
+    """Brings a tensor in and never lets it go again, for code that remembers its address. It may be a collection of tensors,
+    or a module, too, as for `hold`."""
+    _shims.keep_tensors(_tensors_in(tensor, "keep"))
     return tensor
 
 
 def hold(*tensors):
     """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
-    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing.
+    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing. Lists, tuples
+    and dictionaries of tensors are taken, too, and modules, which stand for their parameters and buffers.
 
     What is used or made inside is what the thread does in which the context was entered. If another thread ends the context, it
     ends before the next operation of its own thread, or with that thread.
     """
-    return _C.Held(tensors, may_write=True)
+    return _C.Held(_tensors_in(tensors, "hold"), may_write=True)
 
 
 def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,

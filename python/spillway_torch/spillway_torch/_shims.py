@@ -148,16 +148,18 @@ def _wrap_packed_objects():
     _wrap_methods(cls, ("__setstate__",), _keeping_leaves)
 
 
-def _keep_tensors(things):
+def keep_tensors(things):
     for thing in things:
         if isinstance(thing, torch.Tensor):
             _C.bring_in(thing, True)
+        else:
+            _C.bring_in_storage(thing, True)  # which leaves alone what is none
 
 
 def _keeping_leaves(function):
     """For what goes on with the addresses of its arguments after it has returned."""
     def call(self, *args, **kwargs):
-        _keep_tensors(tree_leaves((args, kwargs)))
+        keep_tensors(tree_leaves((args, kwargs)))
         with _C.Held(()):
             return function(self, *args, **kwargs)
     return _named_like(call, function)
@@ -438,13 +440,13 @@ def _holding_leaves(function):
     """For what works with the addresses of its arguments until it returns. What it retains, and what it returns of its own,
     stays for good: whoever has it may go on with the address."""
     def call(*args, **kwargs):
-        given = _leaves_of((args, kwargs))
+        given = leaves_of((args, kwargs))
         counts = {id(tensor): (tensor, tensor._use_count()) for tensor in given if isinstance(tensor, torch.Tensor)}
         held = _C.Held(given)
         with held:
             result = function(*args, **kwargs)
             with torch._C.DisableTorchFunctionSubclass():
-                _keep_tensors(_retained(held, counts, result))
+                keep_tensors(_retained(held, counts, result))
             return _holding_leaves(result) if isinstance(result, types.BuiltinFunctionType) else result
     return _named_like(call, function)
 
@@ -463,7 +465,7 @@ def _retained(held, counts, result):
                        if tensor._use_count() > count and name not in bases]
 
 
-def _leaves_of(arguments):
+def leaves_of(arguments):
     """The tensors among arguments and in what they consist of, with other things."""
     leaves = tree_leaves(arguments)
     for module in [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]:
@@ -502,7 +504,7 @@ def _wrap_packaged_graphs():
         def call(self, *args, **kwargs):
             things = tree_leaves((args, kwargs))
             if kwargs.get("user_managed", len(args) > 3 and args[3]):
-                _keep_tensors(things)
+                keep_tensors(things)
             with _C.Held(things):
                 return function(self, *args, **kwargs)
         return _named_like(call, function)

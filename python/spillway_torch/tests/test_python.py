@@ -124,6 +124,29 @@ def test_hold_gives_an_address_for_as_long_as_it_lasts(lms):
     assert lms.is_away(a) and lms.is_away(b)
 
 
+def test_hold_and_keep_take_collections_storages_and_modules(lms):
+    a, b, c, d = (torch.arange(100.) for _ in range(4))
+    model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.BatchNorm1d(100))
+    named = [a, b, c, d, *model.parameters(), model[1].running_mean]
+    objects = [a, (b, {"c": c, "none": None})], d.untyped_storage(), model
+    lms.evict()
+    with spillway_torch.hold(*objects):
+        lms.evict()
+        assert all(lms.view(tensor)["has_address"] for tensor in named)
+    lms.evict()
+    assert all(map(lms.is_away, named))
+
+    assert spillway_torch.keep(objects) is objects
+    lms.evict()
+    assert all(lms.view(tensor)["kept"] and lms.view(tensor)["has_address"] for tensor in named)
+
+
+@pytest.mark.parametrize("call", [spillway_torch.hold, spillway_torch.keep])
+def test_hold_and_keep_refuse_what_they_do_not_know(call):
+    with pytest.raises(TypeError, match=rf"spillway_torch.{call.__name__}\(\): tensors, modules, .* not a generator"):
+        call(torch.nn.Linear(2, 2).parameters())
+
+
 def test_what_is_named_inside_hold_stays_though_no_operation_has_used_it_before(lms):
     with spillway_torch.hold(torch.ones(1 << 12)):
         lent, kept = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1 << 16)
