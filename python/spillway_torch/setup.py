@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import traceback
 
 import torch
 from setuptools import setup
@@ -38,7 +39,29 @@ torch_minor = ".".join(torch.__version__.split(".")[:2])
 
 
 class Build(BuildExtension):
-    """Leaves a note which PyTorch the module fits."""
+    """Builds as many extensions at once as MAX_JOBS says, by default as there are processors. Leaves a note which PyTorch the
+    module fits."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or int(os.environ.get("MAX_JOBS") or os.cpu_count())
+
+    def build_extension(self, ext):
+        """In a process of its own, with a folder of its own: PyTorch's changes to setuptools are not for several threads."""
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                self.build_temp = os.path.join(self.build_temp, ext.name)
+                super().build_extension(ext)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        if os.waitpid(child, 0)[1] != 0:
+            raise SystemExit(f"{ext.name} could not be built")
 
     def run(self):
         super().run()
