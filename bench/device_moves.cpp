@@ -5,8 +5,10 @@
 //
 // usage: bench_device_moves [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 //
-// Every other block of a full device is freed. Where there is no GPU only the simulated device is
-// measured; the figures are then of memcpy on the host.
+// Every other block of a full device is freed. `copies` is what the device alone takes for blocks
+// of that size. On a GPU `cuda` enqueues batches, `cuda_one_by_one` a copy for each block,
+// `cuda_kernel` kernels for many. Where there is no GPU only the simulated device is measured; the
+// figures are then of memcpy on the host.
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/sim.hpp>
@@ -168,8 +170,51 @@ void plain_copy(benchmark::State& state) {
   device.destroy_stream(stream);
 }
 
+/// Blocks that lie side by side, a quarter of the capacity, each copied on its own.
 template <class Policies, std::size_t capacity_bytes>
-void register_on(std::string const& device) {
+void copies(benchmark::State& state) {
+  typename Policies::device device;
+  auto const stream = device.create_stream();
+  constexpr std::size_t bytes = capacity_bytes / 4;
+  auto const block_bytes = static_cast<std::size_t>(state.range(0));
+  auto* const memory = static_cast<std::byte*>(device.try_reserve(2 * bytes));
+  std::vector<void*> to;
+  std::vector<void const*> from;
+  for (std::size_t at = 0; at < bytes; at += block_bytes) {
+    to.push_back(memory + bytes + at);
+    from.push_back(memory + at);
+  }
+  std::vector<std::size_t> const sizes(to.size(), block_bytes);
+  device.fill(memory, 1, 2 * bytes, stream);
+  device.synchronize(stream);
+  for (auto _ : state) {
+    device.copy_batch(to, from, sizes, spillway::CopyKind::on_device, stream);
+    device.synchronize(stream);
+  }
+  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
+  device.release(memory, 2 * bytes);
+  device.destroy_stream(stream);
+}
+
+#if defined(SPILLWAY_WITH_CUDA)
+struct OneByOneCuda : spillway::CudaApi {
+  OneByOneCuda() : CudaApi{0, {.batched_copies = false}} {}
+};
+struct OneByOnePolicies : spillway::PoliciesFor<OneByOneCuda> {};
+#endif
+#if defined(SPILLWAY_WITH_CUDA_KERNELS)
+struct KernelCuda : spillway::CudaApi {
+  KernelCuda() : CudaApi{0, {.copy_kernel = &spillway::CudaCopyKernel::enqueue}} {
+    if (!has_copy_kernel()) {
+      throw std::runtime_error{"the kernels were built for another GPU"};
+    }
+  }
+};
+struct KernelPolicies : spillway::PoliciesFor<KernelCuda> {};
+#endif
+
+template <class Policies, std::size_t capacity_bytes>
+void register_on(std::string const& device, bool goes_to_host = true) {
   auto const add = [&](char const* name, auto function) {
     return benchmark::RegisterBenchmark((device + "/" + name).c_str(), function)
         ->UseRealTime()
@@ -179,7 +224,10 @@ void register_on(std::string const& device) {
   for (std::size_t const block_bytes : {64_KiB, 256_KiB, 2_MiB, 16_MiB}) {
     auto const arg = static_cast<std::int64_t>(block_bytes);
     add("compaction", compaction<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);
-    add("round_trip", round_trip<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);
+    if (goes_to_host) {
+      add("round_trip", round_trip<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);
+    }
+    add("copies", copies<Policies, capacity_bytes>)->Arg(arg);
   }
 }
 
@@ -195,6 +243,10 @@ int main(int argc, char** argv) {
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
     register_on<spillway::CudaPolicies, 8_GiB>("cuda");
+    register_on<OneByOnePolicies, 8_GiB>("cuda_one_by_one", false);
+#  if defined(SPILLWAY_WITH_CUDA_KERNELS)
+    register_on<KernelPolicies, 8_GiB>("cuda_kernel", false);
+#  endif
   }
 #endif
   benchmark::RunSpecifiedBenchmarks();

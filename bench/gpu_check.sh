@@ -143,6 +143,8 @@ run_core() {
 
   on_gpu step tests 30 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
   json bandwidth 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --tier pinned --json "${small[@]}"
+  on_gpu json bandwidth_kernel 10 30 "$bin/spillway-bandwidth" --device cuda --tier pinned --json --copy-kernel \
+    --max-size 16KiB
   on_gpu json device_moves 10 60 "$bin/bench_device_moves" --benchmark_filter=^cuda --benchmark_format=json
   on_gpu json allocate_latency 5 30 "$bin/bench_allocate_latency" --benchmark_filter=^cuda \
     --benchmark_format=json

@@ -9,7 +9,7 @@
 // last part of the name says how many in a hundred are 0.
 
 #include <spillway/core/types.hpp>
-#include <spillway/cuda_codecs.cuh>
+#include <spillway/cuda_kernels.cuh>
 #include <spillway/device/cuda/cuda_api.hpp>
 
 #include <array>

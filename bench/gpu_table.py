@@ -64,16 +64,17 @@ def bandwidth(rows):
 
 
 def device_moves(result):
-    runs = {one["name"].removeprefix("cuda/"): one for one in result["benchmarks"]}
-    floor = next(one["bytes_per_second"] for name, one in runs.items() if "plain_copy" in name)
+    runs = {one["name"]: one for one in result["benchmarks"]}
+    floor = next(one["bytes_per_second"] for name, one in runs.items() if name.startswith("cuda/plain_copy"))
     for name, one in runs.items():
-        if not name.startswith("compaction/"):
+        device, kind, *arguments = name.split("/")
+        if kind not in ("compaction", "copies"):
             continue
-        size = int(name.split("/")[1])
+        how = device.removeprefix("cuda").strip("_").replace("_", " ") or "batches"
         rate = one["bytes_per_second"]
-        what = f"compaction of {size // 1024} KiB blocks"
-        row(what, f"{rate / 1e9:.0f} GB/s", f"copy {floor / 1e9:.0f} GB/s", rate / floor, ">=0.85")
-        back = runs.get(name.replace("compaction", "round_trip"))
+        what = f"{kind} of {int(arguments[0]) // 1024} KiB, {how}"
+        row(what, f"{rate / 1e9:.0f} GB/s", f"copy {floor / 1e9:.0f} GB/s", rate / floor, ">=0.85" if kind == "compaction" else "")
+        back = kind == "compaction" and runs.get(name.replace("compaction", "round_trip"))
         if back:
             ratio = back["real_time"] / one["real_time"]
             row("  faster than by way of the host", f"{one['real_time']:.0f} us", f"{back['real_time']:.0f} us", ratio, ">=20")
@@ -139,6 +140,7 @@ FIGURES = {
     "training": training,
     "bandwidth": bandwidth,
     "bandwidth_file": bandwidth,
+    "bandwidth_kernel": bandwidth,
     "device_moves": device_moves,
     "gpu_codec": gpu_codec,
     "virtual_memory": virtual_memory,

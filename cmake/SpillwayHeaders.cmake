@@ -31,6 +31,7 @@ set(SPILLWAY_HEADERS
     spillway/core/fence.hpp
     spillway/core/growing_array.hpp
     spillway/core/host_mapping.hpp
+    spillway/core/kernel.hpp
     spillway/core/range.hpp
     spillway/core/range_table.hpp
     spillway/core/record.hpp
@@ -157,6 +158,7 @@ set(SPILLWAY_DOCTEST_HEADERS
 set(SPILLWAY_CUDA_HEADERS
     spillway/cuda.hpp
     spillway/cuda_codecs.hpp
+    spillway/device/cuda/copy_kernel.hpp
     spillway/device/cuda/cuda_api.hpp
     spillway/device/cuda/cuda_context.hpp
     spillway/device/cuda/cuda_host_worker.hpp
@@ -166,7 +168,7 @@ set(SPILLWAY_CUDA_HEADERS
 
 # nvcc. Compiled by their tests, where it is found.
 set(SPILLWAY_NVCC_HEADERS
-    spillway/cuda_codecs.cuh)
+    spillway/cuda_kernels.cuh)
 
 # Thrust or libcu++, from the CUDA toolkit or on their own.
 set(SPILLWAY_CCCL_HEADERS

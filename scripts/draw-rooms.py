@@ -27,7 +27,7 @@ FLOORS = [
       ["spillway.hpp"])],
     [(DOOR, "interop", 1, "torch and tensorflow, and framework, which both share; DLPack, Thrust, cuda::mr, mdspan",
       ["interop"])],
-    [(DOOR, "sim.hpp, cuda.hpp", 2, "a door for each kind of device", ["sim.hpp", "cuda.hpp", "cuda_codecs.hpp", "cuda_codecs.cuh", "nvcomp_codecs.cuh"]),
+    [(DOOR, "sim.hpp, cuda.hpp", 2, "a door for each kind of device", ["sim.hpp", "cuda.hpp", "cuda_codecs.hpp", "cuda_kernels.cuh", "nvcomp_codecs.cuh"]),
      (DOOR, "observe", 3, "timeline, memory snapshot, summary, statistics as JSON", ["observe"]),
      (DOOR, "testing", 4, "contracts, faults, stepped streams: for those who write devices and policies", ["testing"])],
     [(DOOR, "device_allocator.hpp", 1, "owns one of each part below, as a bundle of policies chooses them; gives out leases",

@@ -71,7 +71,7 @@ if ! "$python" -c 'import torch, spillway_torch._spillway_torch_cuda' 2>/dev/nul
 fi
 mkdir -p "$home/stand-in"
 ${CXX:-g++} -std=c++20 -O1 -fPIC -shared -I include -I tests -isystem "$headers" -o "$home/stand-in/libcuda.so.1" \
-  tests/support/fake_cuda_codecs.cpp tests/support/fake_cuda_device.cpp tests/support/fake_cuda_missing.cpp \
+  tests/support/fake_cuda_kernels.cpp tests/support/fake_cuda_device.cpp tests/support/fake_cuda_missing.cpp \
   tests/support/fake_cudart.cpp tests/support/fake_cuda_driver.cpp -pthread
 LD_PRELOAD=$home/stand-in/libcuda.so.1 LD_LIBRARY_PATH=$home/stand-in:${LD_LIBRARY_PATH-} \
   SPILLWAY_CUDA_STAND_IN=1 SPILLWAY_FAKE_CUDA_BYTES=$((256 << 20)) SPILLWAY_FAKE_CUDA_MAPS=1 \

@@ -49,6 +49,8 @@ struct Settings {
   // Of the simulated device; 0: as fast as it goes.
   double link_gbps = 0;
   double copy_latency_us = 0;
+  // Of a GPU.
+  bool has_copy_kernel = false;
 };
 
 /// 1e9 bytes a second; 0 if it was not measured.
@@ -79,7 +81,8 @@ using Report = std::function<void(Row const&)>;
 
 /// On the simulated device, with real threads and real copies.
 void measure_on_sim(Settings const& settings, Report const& report);
-/// On a GPU. @throws std::runtime_error where the program was built without CUDA
+/// On a GPU. @throws std::runtime_error where the program was built without CUDA, or without nvcc
+/// and a kernel is to copy
 void measure_on_cuda(Settings const& settings, Report const& report);
 
 }  // namespace bandwidth

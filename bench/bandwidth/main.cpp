@@ -222,6 +222,7 @@ void add_options(CLI::App& app, Arguments& arguments) {
   app.add_option("--copy-latency-us", settings.copy_latency_us, "sim: added to each copy or batch")
       ->check(command_line::positive_number())
       ->check(CLI::Range(1e-3, 1e6));  // at least a nanosecond
+  app.add_flag("--copy-kernel", settings.has_copy_kernel, "cuda: a kernel copies small blocks");
   app.add_option("--repetitions", settings.repetitions, "of which the median is shown")
       ->check(CLI::Range(std::size_t{1}, std::size_t{10'000}))
       ->capture_default_str();
@@ -251,6 +252,9 @@ int measure(Arguments& arguments) {
   bool const has_link = settings.link_gbps != 0 || settings.copy_latency_us != 0;
   if (has_link && arguments.device != "sim") {
     throw std::invalid_argument{"--link-gbps and --copy-latency-us need --device sim"};
+  }
+  if (settings.has_copy_kernel && arguments.device != "cuda") {
+    throw std::invalid_argument{"--copy-kernel needs --device cuda"};
   }
   if (settings.codec != CodecName::identity &&
       (arguments.device != "sim" || has_link || settings.through != Through::allocator)) {

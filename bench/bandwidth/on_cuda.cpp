@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stdexcept>
+
 #include "bandwidth.hpp"
 
 #if defined(SPILLWAY_WITH_CUDA)
@@ -10,15 +12,21 @@
 namespace bandwidth {
 
 void measure_on_cuda(Settings const& settings, Report const& report) {
-  spillway::CudaApi device;
+  spillway::CudaOptions options;
+#  if defined(SPILLWAY_WITH_CUDA_KERNELS)
+  options.copy_kernel = settings.has_copy_kernel ? &spillway::CudaCopyKernel::enqueue : nullptr;
+#  endif
+  spillway::CudaApi device{0, options};
+  if (settings.has_copy_kernel && !device.has_copy_kernel()) {
+    throw std::runtime_error{
+        "--copy-kernel: this program was built without nvcc, or for another GPU"};
+  }
   Measurement<spillway::CudaPolicies>{device, settings, report}.run();
 }
 
 }  // namespace bandwidth
 
 #else
-
-#  include <stdexcept>
 
 namespace bandwidth {
 

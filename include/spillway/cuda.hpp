@@ -6,6 +6,7 @@
 
 #include <spillway/concepts/policy_set.hpp>
 #include <spillway/core/config.hpp>
+#include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/policies.hpp>

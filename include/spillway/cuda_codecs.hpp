@@ -3,7 +3,7 @@
 
 /// Codecs that run on a GPU, on the stream of the copy that they replace. Any compiler takes this
 /// header; a program that uses a codec has one source file for nvcc that includes
-/// `<spillway/cuda_codecs.cuh>`, which has the kernels.
+/// `<spillway/cuda_kernels.cuh>`, which has the kernels.
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>

@@ -6,7 +6,7 @@
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/core/error.hpp>
-#include <spillway/cuda_codecs.cuh>
+#include <spillway/cuda_kernels.cuh>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/policy/codec/identity.hpp>
 #include <spillway/policy/codec/kernel_slot.hpp>

@@ -2,7 +2,7 @@
 // Codecs that run on a GPU.
 #include <spillway/core/types.hpp>
 #include <spillway/cuda.hpp>
-#include <spillway/cuda_codecs.cuh>
+#include <spillway/cuda_kernels.cuh>
 #include <spillway/testing/stream_codec_contract.hpp>
 
 #include <doctest/doctest.h>

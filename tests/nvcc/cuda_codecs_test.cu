@@ -1,23 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches the codecs of GPUs, on the stand-in for a CUDA device: it has no cores, and runs on
-// the host what each thread of their kernels does.
+// What launches the library's kernels, on the stand-in for a CUDA device: it has no cores, and runs
+// on the host what each thread of them does.
 #include <spillway/device/cuda/cuda_api.hpp>
+#include <spillway/testing/device_contracts.hpp>
 #include <spillway/testing/stream_codec_contract.hpp>
 #if defined(SPILLWAY_WITH_NVCOMP)
 #  include <spillway/nvcomp_codecs.cuh>
 #else
-#  include <spillway/cuda_codecs.cuh>
+#  include <spillway/cuda_kernels.cuh>
 #endif
 
 #include <doctest/doctest.h>
+
+#include <cstddef>
+#include <vector>
+
+#include <support/copy_kernel_device.hpp>
+#include <support/fake_cuda_call.hpp>
 
 TEST_SUITE("cuda_codecs") {
   namespace {
 
   using namespace spillway;
+  using spillway::test::CudaApiWithCopyKernel;
   using spillway::testing::CodecOnDevice;
 
   }  // namespace
+
+  TEST_CASE("CudaCopyKernel: a launch takes 128 blocks, and empty ones are left out") {
+    CudaApiWithCopyKernel device;
+    spillway::testing::DeviceRig<CudaApi> rig{device};
+    auto const stream = rig.stream();
+    std::size_t const before = fake_cuda::fake->calls("cudaLaunchHostFunc");
+    constexpr std::size_t blocks = 300;
+    unsigned char* const from = rig.device_memory(blocks * granule_bytes);
+    unsigned char* const to = rig.device_memory(blocks * granule_bytes);
+    std::vector<void*> targets;
+    std::vector<void const*> sources;
+    std::vector<std::size_t> sizes;
+    for (std::size_t i = 0; i < blocks; ++i) {
+      targets.push_back(to + i * granule_bytes);
+      sources.push_back(from + i * granule_bytes);
+      sizes.push_back(i % 30 == 0 ? 0 : granule_bytes);
+    }
+    device.copy_batch(targets, sources, sizes, CopyKind::on_device, stream);
+    CHECK(fake_cuda::fake->calls("cudaLaunchHostFunc") - before == 3);
+    device.copy_batch(
+        targets, sources, std::vector<std::size_t>(blocks, 0), CopyKind::on_device, stream);
+    CHECK(fake_cuda::fake->calls("cudaLaunchHostFunc") - before == 3);
+    device.synchronize(stream);
+  }
 
   TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract,
                             CodecOnDevice<CudaZeroBitmap, CudaApi>,

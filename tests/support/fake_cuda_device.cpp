@@ -4,7 +4,7 @@
 // too.
 //
 // The device has memory, streams, events and copies, but no cores: launching a kernel is an error,
-// but for those of the library's codecs (fake_cuda_codecs.cpp).
+// but for those of the library's codecs (fake_cuda_kernels.cpp).
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
 // SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
 #include <algorithm>

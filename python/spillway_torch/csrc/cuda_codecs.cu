@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/cuda_codecs.cuh>
+#include <spillway/cuda_kernels.cuh>
 
-SPILLWAY_INSTANTIATE_CUDA_CODECS;
+SPILLWAY_INSTANTIATE_CUDA_KERNELS;

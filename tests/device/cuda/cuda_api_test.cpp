@@ -22,6 +22,7 @@
 #endif
 
 using namespace spillway;
+using namespace spillway::literals;
 
 namespace {
 
@@ -321,6 +322,86 @@ TEST_SUITE("cuda_api") {
     api.destroy_event(event);
     api.destroy_stream(stream);
     CHECK(cudaPeekAtLastError() == cudaSuccess);
+  }
+
+  TEST_CASE(
+      "CudaApi: a kernel makes copies inside the device, and small ones to and from the host") {
+    static std::vector<std::size_t> launches;  // how many copies each was asked to make
+    static cudaError_t status;
+    launches.clear();
+    status = cudaSuccess;
+    CudaOptions const options{.copy_kernel = [](std::span<void* const> to,
+                                                std::span<void const* const>,
+                                                std::span<std::size_t const>,
+                                                cudaStream_t) noexcept {
+      launches.push_back(to.size());
+      return status;
+    }};
+    FakeCudart cuda;
+    std::vector<void*> to(4);
+    std::vector<void const*> from(4);
+    std::vector<std::size_t> sizes(4, 1_MiB);
+    auto const copy = [&](CudaApi& api, CopyKind kind) {
+      cudaStream_t const stream = api.create_stream();
+      auto* const host = static_cast<std::byte*>(api.try_allocate_pinned(4_MiB, -1));
+      auto* const device = static_cast<std::byte*>(api.try_reserve(8_MiB));
+      for (std::size_t i = 0; i < 4; ++i) {
+        to[i] = (kind == CopyKind::to_host ? host : device) + i * 1_MiB;
+        from[i] = (kind == CopyKind::to_device ? host : device + 4_MiB) + i * 1_MiB;
+      }
+      api.copy_batch(std::span{to}.first(sizes.size()),
+                     std::span{from}.first(sizes.size()),
+                     sizes,
+                     kind,
+                     stream);
+      api.synchronize(stream);
+      api.release(device, 8_MiB);
+      api.free_pinned(host, 4_MiB);
+      api.destroy_stream(stream);
+    };
+
+    SUBCASE("it is loaded with the device") {
+      CudaApi const api{0, options};
+      CHECK(launches == std::vector<std::size_t>{0});
+      CHECK(api.has_copy_kernel());
+      CHECK_FALSE(CudaApi{}.has_copy_kernel());
+    }
+    SUBCASE("any copies inside the device") {
+      CudaApi api{0, options};
+      copy(api, CopyKind::on_device);
+      CHECK(launches == std::vector<std::size_t>{0, 4});
+    }
+    SUBCASE("copies of less than 64 KiB on average to or from the host") {
+      CudaApi api{0, options};
+      for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device}) {
+        launches.clear();
+        sizes = {1_KiB, 128_KiB, 64_KiB, 64_KiB};
+        copy(api, kind);
+        CHECK(launches.empty());
+        sizes = {1_KiB, 128_KiB, 64_KiB, 62_KiB};
+        copy(api, kind);
+        CHECK(launches == std::vector<std::size_t>{4});
+      }
+    }
+    SUBCASE("not a single one") {
+      CudaApi api{0, options};
+      sizes.resize(1);
+      copy(api, CopyKind::on_device);
+      CHECK(launches == std::vector<std::size_t>{0});
+    }
+    SUBCASE("none where it was not compiled for the device") {
+      status = cudaErrorNoKernelImageForDevice;
+      CudaApi api{0, options};
+      CHECK_FALSE(api.has_copy_kernel());
+      copy(api, CopyKind::on_device);
+      CHECK(launches == std::vector<std::size_t>{0});
+      CHECK(cuda.calls("cudaMemcpyBatchAsync") == 1);
+    }
+    SUBCASE("a failure is the caller's to hear of") {
+      CudaApi api{0, options};
+      status = cudaErrorLaunchFailure;
+      CHECK_THROWS_AS(copy(api, CopyKind::on_device), CudaError);
+    }
   }
 
   TEST_CASE("CudaApi: a batch copies as its copies would one by one") {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <spillway/cuda_codecs.cuh>
+#include <spillway/cuda_kernels.cuh>
 
 #include <cstdio>
 
-SPILLWAY_INSTANTIATE_CUDA_CODECS;
+SPILLWAY_INSTANTIATE_CUDA_KERNELS;
 
 // Runs where there is no GPU, too: there it has been told so by the device.
 int main() {

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 
@@ -36,6 +37,14 @@ struct CudaOptions {
   /// True if copies of one kind are to be handed to the driver in batches where it takes them
   /// (`cudaMemcpyBatchAsync`, CUDA 12.8), false if one by one.
   bool batched_copies = true;
+  /// `&CudaCopyKernel::enqueue` (device/cuda/copy_kernel.hpp) if a kernel is to make batches of
+  /// copies inside the device, and of copies of less than 64 KiB on average between the device and
+  /// pinned memory. It uses multiprocessors that other kernels want. It is left out if it was not
+  /// compiled for the device.
+  cudaError_t (*copy_kernel)(std::span<void* const> to,
+                             std::span<void const* const> from,
+                             std::span<std::size_t const> sizes_bytes,
+                             cudaStream_t stream) noexcept = nullptr;
 };
 
 /// One CUDA device, as `DeviceApi` asks for it: through the CUDA runtime, and through the driver
@@ -75,7 +84,9 @@ class CudaApi {
         has_host_addresses_{
             is_attribute_set(cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal)},
         has_batches_{options.batched_copies},
-        total_bytes_{memory_info().total_bytes} {}
+        total_bytes_{memory_info().total_bytes} {
+    load_copy_kernel();
+  }
   CudaApi(CudaApi const&) = delete;
   CudaApi& operator=(CudaApi const&) = delete;
   ~CudaApi() = default;
@@ -108,6 +119,7 @@ class CudaApi {
   ///
   /// They are enqueued one by one if CUDA takes no batches: before 12.8, with a driver that is
   /// older than the runtime, on the null stream, in a capture, and with an empty copy among them.
+  /// With `CudaOptions::copy_kernel` the host side of a batch must be pinned.
   ///
   /// @param to, from, sizes_bytes  of the same length; no range that is written overlaps another
   /// @stream enqueues the copies; does not wait if the host sides are pinned
@@ -218,6 +230,11 @@ class CudaApi {
     enqueue();
   }
 
+  /// Whether `CudaOptions::copy_kernel` makes copies.
+  [[nodiscard]] bool has_copy_kernel() const noexcept {
+    return options_.copy_kernel != nullptr;
+  }
+
   /// The runtime's number of the device.
   [[nodiscard]] int ordinal() const noexcept {
     return context_.ordinal();
@@ -231,6 +248,9 @@ class CudaApi {
   [[nodiscard]] static bool is_attribute_set(cudaDeviceAttr attribute, int ordinal) noexcept;
   [[nodiscard]] static cudaMemcpyKind kind_of(CopyKind kind) noexcept;
   [[nodiscard]] event_type create_event(unsigned flags);
+  void load_copy_kernel();
+  [[nodiscard]] bool takes_kernel(std::span<std::size_t const> sizes_bytes,
+                                  CopyKind kind) const noexcept;
   [[nodiscard]] bool takes_batches(stream_type stream) const;
   [[nodiscard]] static cudaError_t enqueue_batch(std::span<void* const> to,
                                                  std::span<void const* const> from,
@@ -303,6 +323,10 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
     return;
   }
   Scope const scope{context_};
+  if (to.size() > 1 && takes_kernel(sizes_bytes, kind)) {
+    cuda_check(options_.copy_kernel(to, from, sizes_bytes, stream));
+    return;
+  }
   // A batch with an empty copy in it is refused as a whole.
   bool const has_empty =
       std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
@@ -453,6 +477,30 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
     break;
   }
   return cudaMemcpyDeviceToDevice;
+}
+
+/// Loads the kernel, and forgets it if that was not compiled for this device.
+inline void CudaApi::load_copy_kernel() {
+  if (options_.copy_kernel != nullptr) {
+    Scope const scope{context_};
+    cudaError_t const status = options_.copy_kernel({}, {}, {}, nullptr);
+    if (status != cudaSuccess) {
+      detail::cuda_forgive(status);
+      options_.copy_kernel = nullptr;
+    }
+  }
+}
+
+/// Whether a kernel is to make copies of these sizes. Copy engines move large blocks to and from
+/// the host as fast as the link does, and leave the multiprocessors alone.
+inline bool CudaApi::takes_kernel(std::span<std::size_t const> sizes_bytes,
+                                  CopyKind kind) const noexcept {
+  constexpr std::size_t most_small_bytes = 64_KiB;
+  if (options_.copy_kernel == nullptr || kind == CopyKind::on_device) {
+    return options_.copy_kernel != nullptr;
+  }
+  std::size_t const bytes = std::accumulate(sizes_bytes.begin(), sizes_bytes.end(), std::size_t{0});
+  return has_host_addresses_ && bytes / sizes_bytes.size() < most_small_bytes;
 }
 
 /// Whether the runtime takes batches on `stream`. It refuses them on the null stream and on a

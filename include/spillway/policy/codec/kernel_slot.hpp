@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/core/config.hpp>
+#include <spillway/core/kernel.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>
@@ -16,25 +17,10 @@
 //           read and written 16 bytes at a time, as the link wants it. A format says what the parts
 //           are: a block has `Format::parts_of(bytes)` of them, and one is
 //           `Format::raw_bytes(part, bytes)` long before it is encoded.
-// Kernels   A kernel is an object with the arguments of a launch. `kernel(team, memory, i)` is what
-//           team `i` does with its `Kernel::Memory`, which its threads share.
-// Teams     A `Team` has `size` threads. `team.each(f)` calls `f(thread)` for each of them, and has
-//           all of them done when it returns. `team.exclusive_scan(values)` replaces the value of
-//           each thread by the sum of those before it, and returns the sum of all. On a GPU each
-//           thread runs the same function and comes to its own call; a test may call one after the
-//           other.
-// Launches  `launch(kernel, teams)` enqueues a kernel for `teams` > 0 teams, in order.
-
-#if defined(__CUDACC__)
-#  define SPILLWAY_KERNEL __device__
-#else
-#  define SPILLWAY_KERNEL
-#endif
+//
+// core/kernel.hpp says what a kernel and a team are.
 
 namespace spillway::detail {
-
-/// The threads of a team.
-inline constexpr unsigned team_size = 128;
 
 /// The unit in which a slot is read and written.
 struct alignas(16) SlotUnit {
@@ -115,16 +101,6 @@ class KernelSlot {
 };
 static_assert(granule_bytes % sizeof(SlotUnit) == 0);
 static_assert(granule_bytes >= sizeof(SlotHeader));
-
-/// Lets one thread of a team do something.
-template <class Team, class Function>
-SPILLWAY_KERNEL void once(Team const& team, Function function) {
-  team.each([&](unsigned thread) {
-    if (thread == 0) {
-      function();
-    }
-  });
-}
 
 /// Prefix sums of a team, over as many parts at a time as it has threads.
 struct TeamSums {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/config.hpp>
+#include <spillway/core/kernel.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/codec/kernel_slot.hpp>
 
@@ -11,8 +12,8 @@
 #include <span>
 
 // How a device encodes a block into a slot of pinned memory, and decodes it, by a compressor that
-// takes a batch of buffers of device memory, as nvCOMP's do. kernel_slot.hpp says what a slot, a
-// kernel and a team are.
+// takes a batch of buffers of device memory, as nvCOMP's do. kernel_slot.hpp says what a slot is,
+// core/kernel.hpp what a kernel and a team are.
 //
 // Planes      As `BytePlanes` does, of each four bytes the first ones are compressed together, the
 //             second ones, and so on. 64 KiB of a block are four planes of 16 KiB, which are the
@@ -130,9 +131,6 @@ class ScratchLayout {
   std::byte* memory_;
   std::size_t bytes_ = 0;
 };
-
-/// The shared memory of a team that needs none.
-struct NoMemory {};
 
 /// Makes planes of 64 KiB of a block, and a batch that packs them.
 struct SplitPlanes {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <spillway/core/config.hpp>
+#include <spillway/core/kernel.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
 #include <spillway/policy/codec/kernel_slot.hpp>
 
@@ -10,8 +11,8 @@
 #include <span>
 
 // How a device encodes a block into a slot of pinned memory, and decodes it, where what encodes a
-// part of it needs no memory but what a team of threads shares. kernel_slot.hpp says what a slot,
-// a kernel and a team are.
+// part of it needs no memory but what a team of threads shares. kernel_slot.hpp says what a slot
+// is, core/kernel.hpp what a kernel and a team are.
 //
 // Stripes   The parts of a block are stripes of 16 KiB. A team encodes a stripe in its memory and
 //           moves it to the slot.

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The kernels of `<spillway/cuda_codecs.hpp>`. Only nvcc compiles this. A source file from which
-/// sources of other compilers get them says `SPILLWAY_INSTANTIATE_CUDA_CODECS;` besides.
+/// The library's kernels: of `CudaCopyKernel` and of `<spillway/cuda_codecs.hpp>`. Only nvcc
+/// compiles this. A source file from which sources of other compilers get them says
+/// `SPILLWAY_INSTANTIATE_CUDA_KERNELS;` besides.
 
 #include <spillway/concepts/codec.hpp>
+#include <spillway/core/kernel.hpp>
 #include <spillway/cuda_codecs.hpp>
+#include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
 #include <spillway/device/cuda/cuda_context.hpp>
 #include <spillway/policy/codec/kernel_slot.hpp>
@@ -46,7 +49,7 @@ struct CudaTeam {
 };
 
 template <class Kernel>
-__global__ void run_teams(Kernel kernel) {
+__global__ void run_teams(__grid_constant__ Kernel const kernel) {
   __shared__ typename Kernel::Memory memory;
   kernel(CudaTeam{}, memory, blockIdx.x);
 }
@@ -57,13 +60,17 @@ struct CudaLaunch {
   /// @throws CudaError
   template <class Kernel>
   void operator()(Kernel kernel, std::uint64_t teams) const {
+    cuda_check(try_launch(kernel, teams));
+  }
+  template <class Kernel>
+  [[nodiscard]] cudaError_t try_launch(Kernel& kernel, std::uint64_t teams) const noexcept {
     void* arguments[] = {&kernel};
-    cuda_check(cudaLaunchKernel(reinterpret_cast<void const*>(&run_teams<Kernel>),
-                                dim3{static_cast<unsigned>(teams)},
-                                dim3{CudaTeam::size},
-                                arguments,
-                                0,
-                                stream));
+    return cudaLaunchKernel(reinterpret_cast<void const*>(&run_teams<Kernel>),
+                            dim3{static_cast<unsigned>(teams)},
+                            dim3{CudaTeam::size},
+                            arguments,
+                            0,
+                            stream);
   }
 
   cudaStream_t stream;
@@ -139,8 +146,38 @@ void CudaStripes<Stripe>::decode_on(CudaApi& device,
 
 }  // namespace detail
 
+template <class T>
+cudaError_t BasicCudaCopyKernel<T>::enqueue(std::span<void* const> to,
+                                            std::span<void const* const> from,
+                                            std::span<std::size_t const> sizes_bytes,
+                                            cudaStream_t stream) noexcept {
+  if (to.empty()) {
+    return detail::load_kernels<detail::CopyBlocks>();
+  }
+  cudaError_t status = cudaSuccess;
+  detail::CopyBlocks next;
+  auto const launch = [&] {
+    status = detail::CudaLaunch{stream}.try_launch(next, next.teams);
+    next = {};
+  };
+  for (std::size_t i = 0; i < to.size() && status == cudaSuccess; ++i) {
+    if (sizes_bytes[i] == 0) {
+      continue;
+    }
+    if (!next.takes(sizes_bytes[i])) {
+      launch();
+    }
+    next.add(to[i], from[i], sizes_bytes[i]);
+  }
+  if (status == cudaSuccess && next.count != 0) {
+    launch();
+  }
+  return status;
+}
+
 }  // namespace spillway
 
-#define SPILLWAY_INSTANTIATE_CUDA_CODECS                                                           \
+#define SPILLWAY_INSTANTIATE_CUDA_KERNELS                                                          \
+  template struct spillway::BasicCudaCopyKernel<>;                                                 \
   template struct spillway::detail::CudaStripes<spillway::detail::ZeroBitmapStripe>;               \
   template struct spillway::detail::CudaStripes<spillway::detail::Bfloat16Stripe>

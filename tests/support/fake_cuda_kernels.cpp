@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the library's codecs on the stand-in for a CUDA device, which has no cores: what
+// The library's kernels on the stand-in for a CUDA device, which has no cores: what
 // each of their threads does is done on the host, in the order of the stream.
+#include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/policy/codec/plane_kernels.hpp>
 #include <spillway/policy/codec/stripe_kernels.hpp>
 
@@ -54,6 +55,7 @@ std::vector<KnownKernel> const& known_kernels() {
     auto* const made = new std::vector<KnownKernel>;
     add_stripes<ZeroBitmapStripe>(*made, "ZeroBitmapStripe");
     add_stripes<Bfloat16Stripe>(*made, "Bfloat16Stripe");
+    made->push_back({"CopyBlocks", "", &work_of<CopyBlocks>});
     made->push_back({"PlaceStripes", "", &work_of<PlaceStripes>});
     made->push_back({"SplitPlanes", "", &work_of<SplitPlanes>});
     made->push_back({"PlacePlanes", "", &work_of<PlacePlanes>});

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+#include <spillway/core/kernel.hpp>
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace spillway {
+
+namespace detail {
+
+/// Copies many blocks: the kernel of `CudaCopyKernel`. The blocks are its arguments, of which a
+/// launch takes 4 KiB.
+struct CopyBlocks {
+  using Memory = NoMemory;
+
+  static constexpr unsigned most_blocks = 128;
+  static constexpr std::uint32_t piece_bytes = 32 * 1024;  // what one team copies
+  static constexpr std::uint32_t most_teams = 1U << 30U;
+
+  struct Block {
+    std::byte* to;
+    std::byte const* from;
+    std::uint64_t bytes;
+  };
+
+  [[nodiscard]] static constexpr std::uint64_t pieces_of(std::uint64_t bytes) noexcept {
+    return (bytes + piece_bytes - 1) / piece_bytes;
+  }
+
+  [[nodiscard]] bool takes(std::uint64_t bytes) const noexcept {
+    return count < most_blocks && (count == 0 || pieces_of(bytes) <= most_teams - teams);
+  }
+  /// @param bytes  more than 0
+  void add(void* to, void const* from, std::uint64_t bytes) noexcept {
+    blocks[count] = {static_cast<std::byte*>(to), static_cast<std::byte const*>(from), bytes};
+    first_team[count++] = teams;
+    teams += static_cast<std::uint32_t>(pieces_of(bytes));
+  }
+
+  template <class Team>
+  SPILLWAY_KERNEL void operator()(Team const& team, Memory& /*memory*/, std::uint64_t i) const {
+    unsigned block = 0;
+    for (unsigned above = count; above - block > 1;) {  // the last one that begins at `i` or before
+      unsigned const middle = (block + above) / 2;
+      (first_team[middle] <= i ? block : above) = middle;
+    }
+    std::uint64_t const at = (i - first_team[block]) * piece_bytes;
+    std::uint64_t const left = blocks[block].bytes - at;
+    copy(team,
+         blocks[block].to + at,
+         blocks[block].from + at,
+         left < piece_bytes ? static_cast<unsigned>(left) : piece_bytes);
+  }
+
+  Block blocks[most_blocks];
+  std::uint32_t first_team[most_blocks];
+  std::uint32_t teams = 0;
+  unsigned count = 0;
+
+ private:
+  struct alignas(16) Unit {
+    std::uint32_t words[4];
+  };
+  /// How many units a thread has read before it writes the first of them: enough are under way then
+  /// to hide the latency of memory.
+  static constexpr unsigned depth = 4;
+
+  template <class Team>
+  SPILLWAY_KERNEL static void
+  copy(Team const& team, std::byte* to, std::byte const* from, unsigned bytes) {
+    bool const is_aligned =
+        (reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from)) %
+            sizeof(Unit) ==
+        0;
+    constexpr unsigned unit_bytes = sizeof(Unit);
+    unsigned const units = is_aligned ? bytes / unit_bytes : 0;
+    auto* const target = reinterpret_cast<Unit*>(to);
+    auto const* const source = reinterpret_cast<Unit const*>(from);
+    team.each([&](unsigned thread) {
+      unsigned unit = thread;
+      for (; unit + (depth - 1) * Team::size < units; unit += depth * Team::size) {
+        Unit read[depth];
+        for (unsigned k = 0; k < depth; ++k) {
+          read[k] = source[unit + k * Team::size];
+        }
+        for (unsigned k = 0; k < depth; ++k) {
+          target[unit + k * Team::size] = read[k];
+        }
+      }
+      for (; unit < units; unit += Team::size) {
+        target[unit] = source[unit];
+      }
+      for (unsigned at = units * unit_bytes + thread; at < bytes; at += Team::size) {
+        to[at] = from[at];
+      }
+    });
+  }
+};
+static_assert(sizeof(CopyBlocks) <= 4096);
+
+}  // namespace detail
+
+/// Copies many blocks by a kernel, for `CudaOptions::copy_kernel`.
+///
+/// The kernel is in `<spillway/cuda_kernels.cuh>`, which nvcc compiles; see there how a program of
+/// other compilers gets it.
+///
+/// Example: `CudaApi device{0, {.copy_kernel = &CudaCopyKernel::enqueue}};`
+template <class = detail::Lazily>
+struct BasicCudaCopyKernel {
+  /// Enqueues the copies on `stream` of the current device. Host memory must be pinned. With no
+  /// copies it loads the kernel, which CUDA does at its first launch otherwise.
+  ///
+  /// @returns cudaSuccess; an error if the kernel was not compiled for this device, or if CUDA
+  ///          refuses a launch, and then some of the copies may have been enqueued
+  [[nodiscard]] static cudaError_t enqueue(std::span<void* const> to,
+                                           std::span<void const* const> from,
+                                           std::span<std::size_t const> sizes_bytes,
+                                           cudaStream_t stream) noexcept;
+};
+
+using CudaCopyKernel = BasicCudaCopyKernel<>;
+
+}  // namespace spillway
