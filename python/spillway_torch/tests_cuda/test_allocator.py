@@ -398,11 +398,10 @@ def test_kernels_that_are_compiled_from_text_take_what_is_away(lms):
 
 @pytest.mark.gpu
 def test_cudnn_benchmarks_its_algorithms():
-    torch.backends.cudnn.benchmark = True
-    try:
-        x = torch.randn(4, 8, 32, 32, device="cuda")
-        w = torch.randn(8, 8, 3, 3, device="cuda")
+    x = torch.randn(4, 8, 32, 32, device="cuda")
+    w = torch.randn(8, 8, 3, 3, device="cuda")
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         y = torch.nn.functional.conv2d(x, w, padding=1)
-        assert torch.allclose(y.cpu(), torch.nn.functional.conv2d(x.cpu(), w.cpu(), padding=1), atol=1e-3)
-    finally:
-        torch.backends.cudnn.benchmark = False
+
+    assert torch.allclose(y.cpu(), torch.nn.functional.conv2d(x.cpu(), w.cpu(), padding=1), atol=1e-3)
