@@ -158,7 +158,7 @@ cudaError_t BasicCudaCopyKernel<T>::enqueue(std::span<void* const> to,
   detail::CopyBlocks next;
   auto const launch = [&] {
     status = detail::CudaLaunch{stream}.try_launch(next, next.teams);
-    next = {};
+    next.clear();
   };
   for (std::size_t i = 0; i < to.size() && status == cudaSuccess; ++i) {
     if (sizes_bytes[i] == 0) {

@@ -64,7 +64,7 @@ TEST_SUITE("copy_kernel") {
 
     constexpr std::uint64_t half =
         std::uint64_t{CopyBlocks::most_teams} / 2 * CopyBlocks::piece_bytes;
-    blocks = {};
+    blocks.clear();
     blocks.add(&byte, &byte, half);
     CHECK(blocks.takes(half));
     CHECK_FALSE(blocks.takes(half + 1));

@@ -42,6 +42,7 @@ struct CopyBlocks {
     first_team[count++] = teams;
     teams += static_cast<std::uint32_t>(pieces_of(bytes));
   }
+  void clear() noexcept { teams = count = 0; }
 
   template <class Team>
   SPILLWAY_KERNEL void operator()(Team const& team, Memory& /*memory*/, std::uint64_t i) const {
