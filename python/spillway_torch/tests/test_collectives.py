@@ -46,6 +46,34 @@ print(int(gradient.to_dense().sum()), int(gradient.to_dense()[0, 0]), int(gradie
     assert out == ["128000 1 2\n"] * 2
 
 
+def test_a_collective_that_joins_its_tensors_takes_what_is_away(pair):
+    out = pair("""
+import torch.distributed._functional_collectives as functional
+group = dist.group.WORLD
+xs = [torch.full((3000 + i,), rank + i + 1.) for i in range(3)]
+parts = [[torch.zeros(3000 + i) for i in range(3)] for _ in range(2)]
+spillway_torch.reclaim_inactive()
+dist.all_reduce_coalesced(xs)
+spillway_torch.reclaim_inactive()
+dist.all_gather_coalesced(parts, xs)
+with dist._coalescing_manager():
+    for x in xs:
+        dist.all_reduce(x)
+print([int(x.mean()) for x in (*xs, *parts[0], *parts[1])])
+
+seen = []
+spillway_torch.reclaim_inactive()
+begun = group.allreduce_coalesced(xs, dist.AllreduceCoalescedOptions())
+future = begun.get_future().then(lambda future: seen.extend(int((x + 1).mean()) for x in future.value()))
+future.wait()
+spillway_torch.reclaim_inactive()
+seen += [int(x.mean()) for x in functional.all_reduce_coalesced(xs, "sum", group)]
+seen += [int(x.mean()) for x in functional.all_gather_into_tensor_coalesced(xs, group)]
+print(seen)
+""")
+    assert out == ["[6, 10, 14, 3, 5, 7, 3, 5, 7]\n[13, 21, 29, 24, 40, 56, 12, 20, 28]\n"] * 2
+
+
 def test_a_collective_that_runs_holds_its_tensors(pair):
     out = pair("""
 x = torch.full((1 << 20,), float(rank + 1))

@@ -686,8 +686,10 @@ class FrameHook {
     call(operands);
   }
 
+  /// Whether a thread of the communication uses operations on its operands, as for sparse tensors,
+  /// or for a list that it joins.
   template <class Values>
-  [[nodiscard]] static bool takes_sparse(Values const& values) {
+  [[nodiscard]] static bool takes_sparse_or_several(Values const& values) {
     auto const is_sparse = [](c10::IValue const& value) {
       return value.isTensor() && value.toTensor().defined() &&
              value.toTensor().layout() != at::kStrided;
@@ -695,7 +697,8 @@ class FrameHook {
     return std::any_of(values.begin(), values.end(), [&](c10::IValue const& value) {
       return is_sparse(value) ||
              (value.isTensorList() &&
-              std::any_of(value.toListRef().begin(), value.toListRef().end(), is_sparse));
+              (value.toListRef().size() > 1 ||
+               std::any_of(value.toListRef().begin(), value.toListRef().end(), is_sparse)));
     });
   }
 
@@ -710,10 +713,10 @@ class FrameHook {
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     {
       WithoutPythonObjects const begins_clean;
-      // A thread of the communication works on sparse tensors with operations, and goes on with the
-      // addresses of what these have made. Without the hook that does not leave.
+      // Such a thread goes on with the addresses of what its operations have made. Without the hook
+      // that does not leave.
       std::optional<c10::impl::ExcludeDispatchKeyGuard> without_hook;
-      if (takes_sparse(last(*stack, op.schema().arguments().size()))) {
+      if (takes_sparse_or_several(last(*stack, op.schema().arguments().size()))) {
         without_hook.emplace(Key);
       }
       op.redispatchBoxed(next, stack);
