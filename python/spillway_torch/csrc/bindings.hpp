@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "dlpack_exchange.hpp"
 #include "held.hpp"
 #include "interpreter.hpp"
 #include "released_lock.hpp"
@@ -40,6 +41,17 @@ class Bindings {
   // For `ForkHandlers`.
   static Leases* leases_if_any() { return is_installed() ? &installed().leases : nullptr; }
   static auto const* frame_of_thread() { return &Site::frames(); }
+
+  /// Brings a tensor in; keeps it on the device for good if `keeps`.
+  static void bring_in(at::Tensor const& tensor, bool keeps) {
+    spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
+      if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
+        State::Hook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
+      }
+    });
+  }
+  /// Whether the calling thread is inside of an operation or of `hold`.
+  static bool is_inside() { return is_installed() && State::Hook::is_inside(); }
 
  private:
   [[nodiscard]] static State& installed() {
@@ -70,14 +82,6 @@ class Bindings {
     return storage != nullptr && is_installed() && Leases::is_ours(*storage);
   }
 
-  /// Brings a tensor in; keeps it on the device for good if `keeps`.
-  static void bring_in(at::Tensor const& tensor, bool keeps) {
-    spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
-      if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
-        State::Hook::bring_in(*storage, part.unsafeGetTensorImpl(), keeps);
-      }
-    });
-  }
   static void bring_in_storage(pybind11::handle object, bool keeps) {
     if (!is_installed() || !torch::isStorage(object.ptr())) {
       return;
@@ -302,7 +306,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("bring_in", &bring_in, WithoutLock());
   m.def("bring_in_storage", &bring_in_storage);
   m.def("is_ours", &is_storage_ours);
-  m.def("is_holding", [] { return is_installed() && State::Hook::is_inside(); });
+  m.def("is_holding", &is_inside);
   m.def("end_all_holds", [] {
     if (is_installed()) {
       Site::leases().end_all_holds(Site::frames());
@@ -318,6 +322,9 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);
+  m.def("wrap_dlpack_exchange", &DlpackExchange<Bindings, /*is_read_only=*/false>::install);
+  m.def("wrap_read_only_dlpack_exchange",
+        &DlpackExchange<Bindings, /*is_read_only=*/true>::install);
   m.def("install_barriers", &install_barriers<Site>);
 }
 

@@ -515,6 +515,14 @@ def _wrap_packaged_graphs():
                           holding_all)
 
 
+def _wrap_dlpack_exchange():
+    """Code in C takes tensors by functions of these tables, and remembers the tables."""
+    if hasattr(torch._C, "_dlpack_exchange_api"):
+        _C.wrap_dlpack_exchange(torch._C._dlpack_exchange_api())
+    if hasattr(torch._C, "_const_dlpack_exchange_api"):
+        _C.wrap_read_only_dlpack_exchange(torch._C._const_dlpack_exchange_api())
+
+
 def _wrap_rpc(module):
     """Functions that other processes call."""
     module._run_function = _with_hook(module._run_function)
@@ -629,6 +637,7 @@ def install():
         if hasattr(torch._C, name):
             setattr(torch._C, name, _keeping(getattr(torch._C, name)))
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
+    _wrap_dlpack_exchange()
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
     # The first runs a kernel, and is no operation of the dispatcher.
     _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor", "_is_alias_of"),

@@ -2,6 +2,7 @@
 """Code beside operations: addresses that are given out, and Python that PyTorch calls back."""
 import copy
 import ctypes
+from functools import partial
 
 import numpy
 import pytest
@@ -57,6 +58,44 @@ def test_dlpack(lms):
     lms.evict()
     e.add_(1)
     assert d[99].item() == 100
+
+
+@pytest.fixture(params=[name for name in ("_dlpack_exchange_api", "_const_dlpack_exchange_api") if hasattr(torch._C, name)])
+def exchange(request):
+    """The functions by which code in C takes tensors: one that shares their memory, and one that asks for an address."""
+    pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+    table = pointer_of(getattr(torch._C, request.param)(), b"dlpack_exchange_api")
+    share, lend = ((ctypes.c_void_p * 7).from_address(table)[i] for i in (3, 5))  # after the header and the allocator
+    function = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
+
+    def address_of(take, tensor):
+        out = (ctypes.c_void_p * 8)()  # a DLTensor, whose address comes first, or a pointer
+        assert take(tensor, out) == 0
+        return out[0]
+    return partial(address_of, function(share)), partial(address_of, function(lend))
+
+
+def test_code_in_c_has_the_address_of_a_tensor_for_good(lms, exchange):
+    share, lend = exchange
+    a, b = torch.arange(100, dtype=torch.int32), torch.arange(100, dtype=torch.int32)
+    lms.evict()
+    assert share(a) != 0
+    address = lend(b)
+    lms.evict()
+    assert not lms.is_away(a) and not lms.is_away(b)
+    assert list((ctypes.c_int32 * 100).from_address(address)) == list(range(100)) and b.data_ptr() == address
+
+
+def test_code_in_c_has_the_address_of_a_tensor_inside_of_hold(lms, exchange):
+    _, lend = exchange
+    a = torch.arange(100, dtype=torch.int32)
+    lms.evict()
+    with spillway_torch.hold():
+        address = lend(a)
+        lms.evict()
+        assert list((ctypes.c_int32 * 100).from_address(address)) == list(range(100))
+    lms.evict()
+    assert lms.is_away(a)
 
 
 def test_data_ptr(lms):
