@@ -135,8 +135,9 @@ class BasicHostPagedApi : public HostApi {
   using Spares = std::multimap<std::size_t, std::byte*>;
 
   /// A range of several spare runs is made of none shorter than this: to move those saves little,
-  /// and the system's number of mappings is limited.
-  static constexpr std::size_t least_part_bytes = 256_KiB;
+  /// and the number of mappings is limited. The system moves as much as this in less time than it
+  /// takes to clear it.
+  static constexpr std::size_t least_part_bytes = 64_KiB;
   static constexpr std::size_t most_runs = 16'384;
   /// The most that may be spare beyond what was created: pieces are released one by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
