@@ -113,6 +113,25 @@ def train(steps=3):
     return losses, digest(net.parameters())
 """
 
+FLAT_FSDP = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+def train(steps=3):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    net = FullyShardedDataParallel(nn.Sequential(*layers), device_id=torch.device("cpu"), use_orig_params=True,
+                                   auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, nn.Linear))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    x, losses = torch.randn(256, 256), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses, digest(net.parameters())
+"""
+
 TENSOR_PARALLEL = """
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -162,7 +181,7 @@ end()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("code", [FSDP, TENSOR_PARALLEL], ids=["fsdp", "tensor_parallel"])
+@pytest.mark.parametrize("code", [FSDP, FLAT_FSDP, TENSOR_PARALLEL], ids=["fsdp", "flat_fsdp", "tensor_parallel"])
 def test_training_under_caps_is_bitwise_the_same(world, code, processes):
     assert world(code + RUN, processes) == ["[True, True, True, True, True] False"] * processes
 
