@@ -116,3 +116,21 @@ assert results == {i: {512.0 * i} for i in range(4)}, results
 print("good")
 """, PYTHONPATH=str(pathlib.Path(__file__).parent))
     assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+def test_a_batch_of_eager_calls_does_not_wait_for_itself(script):
+    done = script("""
+import tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+ones = tf.ones((256, 256)) + 0.0
+v = tf.Variable(ones)
+spillway_tf.reclaim_inactive()  # from now on room is scarce: operations run one by one
+
+@tf.nondifferentiable_batch_function(1, 256, 1000, autograph=False)
+def multiply(x):
+    with tf.control_dependencies([v.assign_add(ones)]):
+        return x @ v
+print(float(tf.reduce_sum(multiply(ones))))
+""")
+    assert done.stdout.split() == [str(256.0**3 * 2)], done.stderr[-2000:]

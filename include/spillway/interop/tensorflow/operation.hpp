@@ -145,8 +145,12 @@ enum class OperationKind : std::uint8_t {
 /// Whether an operation runs other operations, on this thread or others, or waits for some, before
 /// it returns.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
-  static constexpr std::array<std::string_view, 16> those{
+  static constexpr std::array<std::string_view, 22> those{
+      "Batch",
+      "BatchFunction",
       "EagerPyFunc",
+      "For",
+      "MapDefun",
       "MapPeek",
       "MapStage",
       "MapUnstage",
@@ -159,12 +163,14 @@ enum class OperationKind : std::uint8_t {
       "PyFuncStateless",
       "Stage",
       "StagePeek",
+      "Unbatch",
+      "UnbatchGrad",
       "Unstage",
       "XlaLaunch",
       "_XlaRun",
   };
   static_assert(std::is_sorted(those.begin(), those.end()));
-  return std::binary_search(those.begin(), those.end(), name);
+  return name.starts_with("Collective") || std::binary_search(those.begin(), those.end(), name);
 }
 
 /// Whether an operation with a resource that is no variable reads its operands and copies what it

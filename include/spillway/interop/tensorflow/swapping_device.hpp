@@ -98,6 +98,7 @@ class SwappingDevice : public Base {
 
   void Compute(tf::OpKernel* kernel, tf::OpKernelContext* context) override {
     auto const name = kernel->type_string_view();
+    note_batches(name);
     bool const is_program = belongs_to_program(*context);
     OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
     bool has_run = false;
@@ -120,9 +121,7 @@ class SwappingDevice : public Base {
                     tf::OpKernelContext* context,
                     tf::AsyncOpKernel::DoneCallback done) override {
     auto const name = kernel->type_string_view();
-    if (name == "BatchFunction") {
-      has_batches().store(true, std::memory_order_relaxed);
-    }
+    note_batches(name);
     bool const is_program = belongs_to_program(*context);
     OperationKind const kind = is_program ? kind_in(*context, *kernel) : kind_of(*kernel);
     if (is_program && kind == OperationKind::passes) {
@@ -204,6 +203,13 @@ class SwappingDevice : public Base {
   [[nodiscard]] static std::atomic<bool>& has_batches() {
     static std::atomic<bool> the_answer{false};
     return the_answer;
+  }
+
+  /// Eager programs run this operation by `Compute`, graphs by `ComputeAsync`.
+  static void note_batches(std::string_view name) noexcept {
+    if (name == "BatchFunction") {
+      has_batches().store(true, std::memory_order_relaxed);
+    }
   }
 
   [[nodiscard]] static bool goes_to_another_task(tf::OpKernelContext const& context) {
