@@ -152,25 +152,8 @@ void round_trip(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
 }
 
-/// The floor: a quarter of the capacity, as compaction moves, in one copy.
-template <class Policies, std::size_t capacity_bytes>
-void plain_copy(benchmark::State& state) {
-  typename Policies::device device;
-  auto const stream = device.create_stream();
-  constexpr std::size_t bytes = capacity_bytes / 4;
-  auto* const memory = static_cast<std::byte*>(device.try_reserve(2 * bytes));
-  device.fill(memory, 1, 2 * bytes, stream);
-  device.synchronize(stream);
-  for (auto _ : state) {
-    device.copy(memory + bytes, memory, bytes, spillway::CopyKind::on_device, stream);
-    device.synchronize(stream);
-  }
-  state.SetBytesProcessed(state.iterations() * static_cast<std::int64_t>(bytes));
-  device.release(memory, 2 * bytes);
-  device.destroy_stream(stream);
-}
-
-/// Blocks that lie side by side, a quarter of the capacity, each copied on its own.
+/// Blocks that lie side by side, a quarter of the capacity as compaction moves, each copied on its
+/// own. All of them as one block are the floor.
 template <class Policies, std::size_t capacity_bytes>
 void copies(benchmark::State& state) {
   typename Policies::device device;
@@ -220,7 +203,7 @@ void register_on(std::string const& device, bool goes_to_host = true) {
         ->UseRealTime()
         ->Unit(benchmark::kMicrosecond);
   };
-  add("plain_copy", plain_copy<Policies, capacity_bytes>);
+  add("plain_copy", copies<Policies, capacity_bytes>)->Arg(capacity_bytes / 4);
   for (std::size_t const block_bytes : {64_KiB, 256_KiB, 2_MiB, 16_MiB}) {
     auto const arg = static_cast<std::int64_t>(block_bytes);
     add("compaction", compaction<Policies, capacity_bytes>)->Arg(arg)->Iterations(5);
