@@ -92,16 +92,11 @@ end()
     assert out == ["True False False False 0.0 100000.0"] * 2
 
 
-FSDP = """
-from torch.distributed.fsdp import fully_shard
-
+# Trains what `sharded` makes of the layers.
+SHARDED = """
 def train(steps=3):
     torch.manual_seed(0)
-    net = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())])
-    for layer in net:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
+    net = sharded(nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     x, losses = torch.randn(256, 256), []
     for _ in range(steps):
@@ -113,23 +108,22 @@ def train(steps=3):
     return losses, digest(net.parameters())
 """
 
-FLAT_FSDP = """
+FSDP = SHARDED + """
+from torch.distributed.fsdp import fully_shard
+
+def sharded(net):
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+"""
+
+FLAT_FSDP = SHARDED + """
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-def train(steps=3):
-    torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]
-    net = FullyShardedDataParallel(nn.Sequential(*layers), device_id=torch.device("cpu"), use_orig_params=True,
-                                   auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, nn.Linear))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    x, losses = torch.randn(256, 256), []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item().hex())
-    return losses, digest(net.parameters())
+def sharded(net):
+    return FullyShardedDataParallel(net, device_id=torch.device("cpu"), use_orig_params=True,
+                                    auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, nn.Linear))
 """
 
 TENSOR_PARALLEL = """
