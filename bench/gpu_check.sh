@@ -195,8 +195,12 @@ run_torch() {
       [ "$status" -eq 5 ] || [ "$status" -le "$worst" ] || worst=$status  # 5: it has no test for this PyTorch
     done
     exit "$worst"' - "${preload[@]}"
-  on_gpu json torch_training 60 150 python3 examples/pytorch/bench_lms.py --device cuda --net resnet50 --batch 64 \
-    --size 224 --caps 0.5 0.3 --rounds 1 --steps 8 --json
+  training() {
+    on_gpu json "torch_training_$1" 60 150 python3 examples/pytorch/bench_lms.py --device cuda --net "$1" --batch 64 \
+      --size "$2" --caps 0.5 0.3 --recompute --rounds 1 --steps 8 --json
+  }
+  training resnet50 224
+  training transformer 1024
   on_gpu json torch_page 20 60 python3 examples/pytorch/bench_page.py --device cuda --width 4096 --json
 }
 

@@ -145,7 +145,8 @@ FIGURES = {
     "gpu_codec": gpu_codec,
     "virtual_memory": virtual_memory,
     "allocate_latency": latency,
-    "torch_training": torch_training,
+    "torch_training_resnet50": torch_training,
+    "torch_training_transformer": torch_training,
     "torch_page": torch_page,
 }
 

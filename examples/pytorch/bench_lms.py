@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What large-model support costs: time per step under caps, beside PyTorch's own ways to save memory.
 
-    python bench_lms.py [--net conv|mlp|resnet50] [--device cpu|cuda] [--caps 0.6 0.4 0.3 0.2 0.15] [--steps 8]
-                        [--rounds 3] [--batch N] [--size PIXELS] [--json]
+    python bench_lms.py [--net conv|mlp|resnet50|transformer] [--device cpu|cuda] [--caps 0.6 0.4 0.3 0.2 0.15]
+                        [--recompute] [--steps 8] [--rounds 3] [--batch N] [--size PIXELS | --size HIDDEN] [--json]
 
 Every line is a process of its own, on the CPU device one thread. Lines are run in turn, `rounds` times; a time is
 the least of all steps after the second. `P` is the peak of bytes in tensors without a cap. On CUDA PyTorch's
 algorithms are the deterministic ones, where it has them, so that losses and weights can be compared.
+
+With `--recompute` each cap has a second line, on which tensors may be made again instead of copied. The module tries
+its rules for that in the first steps, so that these lines go on for as many steps as are needed, and are timed then.
 """
 import argparse
 import contextlib
@@ -25,6 +28,8 @@ from host_copies import host_copy
 from progress import progress, say
 
 MIB = 1 << 20
+#: The module has tried all its rules for what is made again by then.
+STEPS_TO_TUNE = 26
 
 
 def saving(kind, lms, device):
@@ -36,44 +41,49 @@ def saving(kind, lms, device):
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: host_copy(tensor, lms), torch.clone)
 
 
-def forward(model, x, kind):
-    if kind != "checkpoint":
-        return model(x)
-    from torch.utils.checkpoint import checkpoint
-    for layer in model:
-        x = checkpoint(layer, x, use_reentrant=False) if isinstance(layer, nets.CHECKPOINTED) else layer(x)
-    return x
-
-
 def work(options):
     torch.set_num_threads(1)
     if options.device == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # which may not be deterministic nevertheless
     lms = None
     if options.limit:
         import spillway_torch
         spillway_torch.install(device=options.device, limit=options.limit)
-        spillway_torch.set_enabled_lms(options.kind == "none" and not options.off)
+        spillway_torch.set_enabled_lms(options.kind in ("none", "recompute") and not options.off)
+        spillway_torch.set_recompute(options.kind == "recompute")
         lms = spillway_torch._spillway_torch
     torch.manual_seed(0)
-    result = {"ok": True, "losses": [], "seconds": []}
+    result = {"ok": True}
+    before = {}
     try:
         model, x, y = nets.make(options.net, options.batch, options.size)
         model, x, y = model.to(options.device), x.to(options.device), y.to(options.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
-        for _ in range(options.steps):
-            start = time.perf_counter()
-            optimizer.zero_grad()
-            with saving(options.kind, lms, options.device):
-                loss = F.cross_entropy(forward(model, x, options.kind), y)
-            loss.backward()
-            optimizer.step()
-            result["losses"].append(loss.item().hex())
-            result["seconds"].append(time.perf_counter() - start)
+
+        def train():
+            """The losses of some steps, and their seconds."""
+            losses, seconds = [], []
+            for _ in range(options.steps):
+                start = time.perf_counter()
+                optimizer.zero_grad()
+                with saving(options.kind, lms, options.device):
+                    loss = F.cross_entropy(nets.checkpointed(model, x) if options.kind == "checkpoint" else model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item().hex())
+                seconds.append(time.perf_counter() - start)
+            return losses, seconds
+        result["losses"], result["seconds"] = train()
         digest = hashlib.sha256()
         for value in model.state_dict().values():
             digest.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         result["digest"] = digest.hexdigest()
+        if options.kind == "recompute":
+            for _ in range(0, STEPS_TO_TUNE, options.steps):
+                train()
+            before = spillway_torch.memory_stats()
+            _, result["seconds"] = train()
     except RuntimeError as error:
         result |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:300]}
     if options.device == "cuda":
@@ -81,7 +91,7 @@ def work(options):
     if lms is not None:
         stats = spillway_torch.memory_stats()
         result["peak"] = stats["tensor_bytes.all.peak"]
-        result["stats"] = {k: v for k, v in stats.items() if isinstance(v, int) and ".all." not in k and v}
+        result["stats"] = {k: v - before.get(k, 0) for k, v in stats.items() if isinstance(v, int) and ".all." not in k and v}
     print(json.dumps(result))
 
 
@@ -98,13 +108,15 @@ def run(**options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", default="conv", choices=["conv", "mlp", "resnet50"])
+    parser.add_argument("--net", default="conv", choices=["conv", "mlp", "resnet50", "transformer"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--caps", type=float, nargs="*", default=[0.6, 0.4, 0.3, 0.2, 0.15])
+    parser.add_argument("--recompute", action="store_true", help="each cap once more, on which tensors may be made again")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--batch", type=int, default=0, help="instead of 16 pictures, 4096 rows, or 4 pictures")
-    parser.add_argument("--size", type=int, default=0, help="of pictures, instead of 64 pixels, or 128 for resnet50")
+    parser.add_argument("--batch", type=int, default=0, help="instead of 16 pictures, 4096 rows, 4 pictures or 32 sequences")
+    parser.add_argument("--size", type=int, default=0,
+                        help="of pictures, instead of 64 pixels, or 128 for resnet50; of a transformer's words, instead of 128")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
@@ -128,6 +140,8 @@ def main():
     lines = {"PyTorch as it is": {}, "support on, no cap": {"limit": plenty}}
     for cap in options.caps:
         lines[f"cap {cap:g} P"] = {"limit": int(cap * peak)}
+        if options.recompute:
+            lines[f"cap {cap:g} P, recompute"] = {"limit": int(cap * peak), "kind": "recompute"}
     lines["save_on_cpu"] = {"kind": "cpu"}
     lines["checkpointing"] = {"kind": "checkpoint"}
     report = Report(options, peak)
@@ -155,8 +169,9 @@ class Report:
             return
         print(f"{options.net} on {options.device}: P = {peak / MIB:.1f} MiB, PyTorch {torch.__version__}, {options.rounds} rounds of "
               f"{options.steps} steps\n")
-        print("| | ms/step | over PyTorch | over no cap | bitwise | device MiB | out MiB/step | in | moved | prefetched in time / late / wasted |")
-        print("|---|---:|---:|---:|---|---:|---:|---:|---:|---:|", flush=True)
+        print("| | ms/step | over PyTorch | over no cap | bitwise | device MiB | out MiB/step | in | made again | moved | "
+              "prefetched in time / late / wasted |")
+        print("|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
 
     @staticmethod
     def print_json(value):
@@ -167,13 +182,15 @@ class Report:
         if not all(r["ok"] for r in runs):
             return {"line": name, "error": next(r["error"] for r in runs if not r["ok"])}
         stats = runs[0].get("stats", {})
-        per_step = {key: stats.get(key, 0) / MIB / self.options.steps for key in ("swap_out_bytes", "swap_in_bytes", "moved_bytes")}
+        per_step = {key: stats.get(f"{key}_bytes", 0) / MIB / self.options.steps
+                    for key in ("swap_out", "swap_in", "recomputed", "moved")}
         return {
             "line": name, "ms": 1e3 * least_step(runs), "ratio": least_step(runs) / least_step(stock),
             "ratio_uncapped": least_step(runs) / least_step(uncapped) if uncapped else None,
             "bitwise": all(r["losses"] == stock[0]["losses"] and r["digest"] == stock[0]["digest"] for r in runs),
             "peak_mib": min(runs[0].get("peak", self.peak), lines_cap(name, self.peak)) / MIB,
-            "out_mib": per_step["swap_out_bytes"], "in_mib": per_step["swap_in_bytes"], "moved_mib": per_step["moved_bytes"],
+            "out_mib": per_step["swap_out"], "in_mib": per_step["swap_in"], "recomputed_mib": per_step["recomputed"],
+            "moved_mib": per_step["moved"],
             "hits": stats.get("prefetch.hits", 0), "late": stats.get("prefetch.late", 0),
             "wasted": stats.get("prefetch.wasted", 0), "waits_ms": stats.get("host_wait_ns", 0) / 1e6 / self.options.steps,
         }
@@ -187,7 +204,8 @@ class Report:
         else:
             over_uncapped = f"{row['ratio_uncapped']:.3f}" if row["ratio_uncapped"] else ""
             say(f"| {name} | {row['ms']:.0f} | {row['ratio']:.3f} | {over_uncapped} | "
-                f"{'yes' if row['bitwise'] else 'no'} | {row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | {row['moved_mib']:.0f} | "
+                f"{'yes' if row['bitwise'] else 'no'} | {row['peak_mib']:.0f} | {row['out_mib']:.0f} | {row['in_mib']:.0f} | "
+                f"{row['recomputed_mib']:.0f} | {row['moved_mib']:.0f} | "
                 f"{row['hits']} / {row['late']} / {row['wasted']} |")
 
 

@@ -47,16 +47,6 @@ def over_link(copy, tensor, rate):
     return done
 
 
-def forward(model, x, kind):
-    if kind != "checkpoint":
-        return model(x)
-    from torch.utils.checkpoint import checkpoint
-    h = model.words(x)
-    for layer in model.body.layers:
-        h = checkpoint(layer, h, use_reentrant=False)
-    return model.head(h[:, 0])
-
-
 def work(options):
     import spillway_torch
     torch.set_num_threads(1)
@@ -79,7 +69,7 @@ def work(options):
         start = time.perf_counter()
         optimizer.zero_grad()
         with hooks():
-            loss = F.cross_entropy(forward(model, x, options.kind), y)
+            loss = F.cross_entropy(nets.checkpointed(model, x) if options.kind == "checkpoint" else model(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item().hex())

@@ -5,6 +5,7 @@ import types
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
@@ -119,7 +120,16 @@ def language_model(name, hidden, layers):
 
 
 #: Parts that checkpointing computes again.
-CHECKPOINTED = (Block, Bottleneck, nn.LayerNorm)
+CHECKPOINTED = (Block, Bottleneck, nn.LayerNorm, nn.TransformerEncoderLayer)
+
+
+def checkpointed(model, x):
+    """What `model(x)` returns, for a network of `make`, most of whose activations are computed again in backward."""
+    if isinstance(model, Transformer):
+        return model.head(checkpointed(model.body.layers, model.words(x))[:, 0])
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False) if isinstance(layer, CHECKPOINTED) else layer(x)
+    return x
 
 
 def make(net, batch=None, size=None):
@@ -132,7 +142,7 @@ def make(net, batch=None, size=None):
         return resnet50(), torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,))
     if net == "transformer":
         batch = batch or 32
-        return Transformer(), torch.randint(0, 1000, (batch, 128)), torch.randint(0, 10, (batch,))
+        return Transformer(size or 128), torch.randint(0, 1000, (batch, 128)), torch.randint(0, 10, (batch,))
     batch, size = batch or 16, size or 64
     return conv(), torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
 

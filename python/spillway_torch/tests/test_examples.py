@@ -74,12 +74,22 @@ def test_the_benchmark_of_swapping_separates_what_copies_cost(example):
     assert 0 < row["copies_ms"] < row["capped_ms"]
 
 
+def train_for_benchmark(example, *how):
+    return json.loads(example(FOLDER / "bench_lms.py", "--worker", "--steps", 3, "--batch", 2, *how))
+
+
 def test_the_benchmark_of_training_compares_equal_trainings(example):
-    def run(*how):
-        return json.loads(example(FOLDER / "bench_lms.py", "--worker", "--steps", 3, "--batch", 2, *how))
-    stock, capped = run(), run("--limit", 20 << 20)
+    stock, capped = train_for_benchmark(example), train_for_benchmark(example, "--limit", 20 << 20)
     assert capped["digest"] == stock["digest"] and capped["losses"] == stock["losses"]
     assert capped["stats"]["swap_out_bytes"] > 20 << 20 and len(capped["seconds"]) == 3
+
+
+def test_the_benchmark_of_training_times_recomputation_when_it_is_tuned(example):
+    net = ("--net", "transformer")
+    stock = train_for_benchmark(example, *net)
+    run = train_for_benchmark(example, *net, "--kind", "recompute", "--limit", 9 << 20)
+    assert run["digest"] == stock["digest"] and run["losses"] == stock["losses"] and len(run["seconds"]) == 3
+    assert 0 < run["stats"]["swap_out_bytes"] < 150 << 20, "of three steps, not of all"
 
 
 def test_paged_inference_reads_less_than_copying_all_layers(example):
