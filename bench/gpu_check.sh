@@ -154,6 +154,7 @@ run_core() {
   on_gpu json virtual_memory 5 30 "$bin/bench_virtual_memory" --benchmark_filter=^cuda --benchmark_format=json
   on_gpu json gpu_codec 5 30 "$bin/bench_gpu_codec" --benchmark_format=json
   on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
+  on_gpu json training_recompute 20 60 "$bin/train_beyond_memory" --device cuda --recompute --json
   # Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
   # compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that
   # waits for the host then waits in vain, so cases with a KernelGate are left out: `tests` has run them.

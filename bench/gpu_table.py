@@ -41,7 +41,8 @@ def training(result):
     for run in result["runs"]:
         if run["swapping"]:
             same = "same bits" if run["bitwise_equal"] else "OTHER BITS"
-            row(f"training at {run['capacity_factor']:g}x", f"{run['step_ms']:.1f} ms/step", same)
+            how = ", recompute" if run["recomputed_bytes"] else ""
+            row(f"training at {run['capacity_factor']:g}x{how}", f"{run['step_ms']:.1f} ms/step", same)
     return all(run["bitwise_equal"] for run in result["runs"] if run["swapping"])
 
 
@@ -138,6 +139,7 @@ OUTCOMES = {"0": "ok", "77": "SKIPPED", "late": "NO TIME LEFT", "not-run": "NOT 
 # How the figures of a step are printed. A function returns False if they are bad.
 FIGURES = {
     "training": training,
+    "training_recompute": training,
     "bandwidth": bandwidth,
     "bandwidth_file": bandwidth,
     "bandwidth_kernel": bandwidth,
