@@ -31,6 +31,7 @@ _STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename
 
 #: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
 _NAMING = {
+    "torch.nn.modules.rnn": ("flatten_parameters",),
     "torch.serialization": ("_save", "_load", "persistent_id", "load_tensor", "persistent_load"),
     "torch.distributed.checkpoint._state_dict_stager": ("_offload_tensor",),
     "torch.distributed.fsdp._fully_shard._fsdp_param": ("reset_sharded_param",),
@@ -43,6 +44,7 @@ _NAMING = {
     "huggingface_hub.serialization._torch": ("get_torch_storage_id", "_get_unique_id", "storage_ptr", "_is_complete",
                                              "_end_ptr", "_filter_shared_not_shared"),
     "accelerate.utils.modeling": ("id_tensor_storage",),
+    "peft.tuners.tuners_utils": ("_unload_and_optionally_merge",),
 }
 
 _is_installed = False

@@ -393,6 +393,14 @@ def test_transformers_and_accelerate_save_in_parts_without_keeping_anything(lms,
     assert outside(torch.load(tmp_path / "state.bin")["transformer.wte.weight"]) == wanted[0]
 
 
+def test_adapters_are_merged_without_keeping_tied_weights(lms):
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=64, n_embd=64, n_layer=1, n_head=4, n_positions=32))
+    merged = peft.get_peft_model(model, peft.LoraConfig(r=4, fan_in_fan_out=True)).merge_and_unload()
+    lms.evict()
+    assert merged.config.tie_word_embeddings and all(lms.is_away(p) for p in merged.parameters())
+
+
 def test_an_array_holds_its_tensor_until_it_dies(lms):
     a = torch.arange(100.)
     lms.evict()
