@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 
 namespace {
@@ -86,5 +87,21 @@ TEST_SUITE("monitor") {
     auto const late = monitor.wait_for_release(1ms, [] { return true; });
     CHECK(late.has_slept);
     CHECK(!late.is_released);
+  }
+
+  TEST_CASE("Monitor: a wait for a release may be meant to have no end") {
+    Monitor monitor;
+    std::jthread const other{[&](std::stop_token const& is_over) {
+      while (!is_over.stop_requested()) {
+        std::this_thread::sleep_for(20ms);
+        std::lock_guard const inner{monitor};
+        monitor.notify_release();
+      }
+    }};
+    std::lock_guard const guard{monitor};
+    Monitor::Exclusive const exclusive{monitor};
+    auto const result =
+        monitor.wait_for_release(std::chrono::milliseconds::max(), [] { return true; });
+    CHECK(result.is_released);
   }
 }
