@@ -14,10 +14,13 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <support/small_allocator.hpp>
@@ -431,6 +434,31 @@ TEST_SUITE("device_allocator") {
     CHECK(used(HostTier::pinned) <= pinned_bytes);
     CHECK(large.is_intact());
     CHECK(small.is_intact());
+  }
+
+  TEST_CASE("DeviceAllocator: what was freed and others are made from leaves host memory, too") {
+    auto options = support::small_options(1_MiB);
+    options.host.pageable_bytes = 256_KiB;
+    SmallBench bench{options};
+    std::optional<support::KnownBytes> operand{std::in_place, bench, 64_KiB, std::uint8_t{1}};
+    support::KnownBytes made{bench, 64_KiB, 1};
+    bench.allocator.set_recipe(made.buffer().id(),
+                               {operand->buffer().id()},
+                               std::chrono::nanoseconds{1},
+                               [&](auto stream, std::span<void const* const> from, void* to) {
+                                 bench.device.copy(
+                                     to, from[0], 64_KiB, CopyKind::on_device, stream);
+                               });
+    made.buffer().swap_out();
+    REQUIRE(bench.allocator.stats().spared.count == 1);
+    operand->buffer().swap_out();
+    operand.reset();
+
+    bench.allocator.set_first_host_tier(HostTier::pageable);
+    (void)bench.allocator.trim_host_sync();
+    CHECK(bench.allocator.host_stats().tier(HostTier::pinned).used_bytes == 0);
+    CHECK(bench.allocator.host_stats().tier(HostTier::pageable).used_bytes == 64_KiB);
+    CHECK(made.is_intact());
   }
 
   TEST_CASE("DeviceAllocator: what the file has no room for stays in host memory") {

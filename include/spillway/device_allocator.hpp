@@ -267,6 +267,7 @@ class DeviceAllocator {
   /// @stream enqueues on the incoming copy stream; does not wait
   void swap_in(BlockId id) {
     Call const call{*this};
+    (void)blocks_.expect(id);
     leases_.swap_in(id);
   }
 
@@ -997,7 +998,7 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
     detail::BlockRecord* block = blocks_.find(id);
     bool const is_away = block != nullptr && !block->is_resident();
     if (is_away && has_room) {
-      leases_.swap_in(id);
+      leases_.swap_in(id);  // its owner may have freed it: others may be made from it
     }
     Exclusive const exclusive{monitor_};
     block = blocks_.find(id);  // others may have freed it or brought it in

@@ -101,13 +101,12 @@ class Leases {
     return is_exact_event_wanted;
   }
 
-  /// Brings a block's bytes in without a lease. No effect on a block that is resident, has no
-  /// contents or is made again by its recipe: that needs a stream.
+  /// Brings a block's bytes in without a lease. No effect on a block that is gone, is resident, has
+  /// no contents or is made again by its recipe: that needs a stream.
   ///
   /// @throws as `acquire`
   void swap_in(BlockId id) {
     LeaseRequest const request{id, Access::read};
-    (void)blocks_.expect(id);
     blocks_.wait_until_settled(id, nullptr);
     BlockRecord const* const block = blocks_.find(id);
     if (block != nullptr && block->state() == BlockState::on_host) {
