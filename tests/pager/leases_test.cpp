@@ -5,8 +5,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include <support/pager_bench.hpp>
@@ -18,6 +24,24 @@ using spillway::Access;
 using spillway::Residency;
 using support::PagerBench;
 using support::Plain;
+
+/// A device that calls the program back, once, when a stream is about to wait for an event.
+class InterruptingDevice : public support::StubbornDevice {
+ public:
+  using support::StubbornDevice::StubbornDevice;
+
+  void wait(stream_type stream, event_type event) {
+    if (auto const call = std::exchange(before_wait, nullptr)) {
+      call();
+    }
+    support::StubbornDevice::wait(stream, event);
+  }
+
+  std::function<void()> before_wait;
+};
+struct Interrupting : Plain {
+  using device = InterruptingDevice;
+};
 
 }  // namespace
 
@@ -87,5 +111,57 @@ TEST_SUITE("pager") {
     CHECK(bench.allocator.stats().allocated.blocks.current == 0);
     bench.run();
     CHECK(bench.kernels.checks() == 1);
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: a block that a failed move costs its range meanwhile is had all the same") {
+    using Bench = support::SteppedBench<Interrupting>;
+    for (Access const access : {Access::read, Access::write}) {
+      CAPTURE(static_cast<int>(access));
+      auto options = PagerBench<Interrupting>::options(1_MiB, 16_MiB);
+      options.bounce_bytes = 0;
+      Bench bench{{.capacity_bytes = 64_MiB, .granularity_bytes = 4_KiB}, options, 2};
+      // A block with a gap of half its size on both sides, and a copy on the host.
+      std::map<void*, std::unique_ptr<Bench::Buffer>> small;
+      for (std::size_t i = 0; i < 16; ++i) {
+        auto buffer = std::make_unique<Bench::Buffer>(bench.allocator, 64_KiB);
+        void* const address = buffer->acquire(Access::write, bench.stream()).data();
+        small.emplace(address, std::move(buffer));
+      }
+      auto const at = [&](std::ptrdiff_t i) -> auto& {
+        return std::next(small.begin(), i)->second;
+      };
+      at(4).reset();
+      at(5).reset();
+      Bench::Buffer block{bench.allocator, 128_KiB};
+      bench.write(block, 1);
+      block.swap_out();
+      block.swap_in();
+      at(3).reset();
+      at(6).reset();
+      std::vector<Bench::Allocator::lease_type> held;
+      for (auto const& [address, buffer] : small) {
+        if (buffer != nullptr) {
+          held.push_back(buffer->acquire(Access::read_write, bench.stream()));
+        }
+      }
+
+      bench.device.before_wait = [&] {
+        bench.device.copies_left = 1;  // of a slide in two pieces; the way back is refused, too
+        CHECK_THROWS_AS(bench.allocator.compact(), spillway::BlockLost);
+        bench.device.copies_left = SIZE_MAX;
+      };
+      {
+        auto const lease = block.acquire(access, bench.streams[1]);
+        CHECK(!bench.device.before_wait);
+        REQUIRE(lease.data() != nullptr);
+        if (access == Access::write) {
+          bench.kernels.write(bench.device, bench.streams[1], lease.data(), 128_KiB, 1);
+        }
+      }
+      bench.check(block, 1);
+      bench.run();
+      CHECK(bench.kernels.checks() == 1);
+    }
   }
 }

@@ -583,12 +583,14 @@ class Leases {
                                 Pending const& group) {
     std::vector<Fence> waits;
     for (;;) {
-      // A block whose lease is counted may still move until its address is handed out.
-      bool has_waited = false;
+      // A block whose lease is counted may still move until its address is handed out, and a move
+      // that fails may leave it with its copy on the host alone.
+      bool has_changed = false;
       for (LeaseRequest const& request : requests) {
-        has_waited = blocks_.wait_until_settled(request.id, &group) || has_waited;
+        has_changed = blocks_.wait_until_settled(request.id, &group) || has_changed;
+        has_changed = has_changed || !blocks_.at(request.id).is_resident();
       }
-      if (has_waited) {
+      if (has_changed) {
         for (LeaseRequest const& request : requests) {
           if (!blocks_.at(request.id).is_resident()) {
             make_resident(request, prefetcher_.schedule().use_of(request.id), group);
