@@ -148,6 +148,16 @@ class HostSwapPool {
   /// @cost    pinning or writing a slab: milliseconds. Not for the hot path
   [[nodiscard]] bool try_grow(std::size_t bytes, CodingId coding = {});
 
+  /// Whether some tier might have room for such a slot, after `try_grow` and once `spare_bytes` of
+  /// what is in use are given back.
+  [[nodiscard]] bool
+  may_take(std::size_t bytes, CodingId coding = {}, std::size_t spare_bytes = 0) const {
+    std::scoped_lock const lock{mutex_};
+    return any_tier([&](HostTier tier) {
+      return ledger_.may_take(tier, needed_bytes(tier, bytes, coding), spare_bytes);
+    });
+  }
+
   /// Makes new slots begin with `tier`: the faster ones before it take and grow no more.
   void set_first_tier(HostTier tier) {
     std::scoped_lock const lock{mutex_};
@@ -342,7 +352,19 @@ class HostSwapPool {
     return ledger_.growth_ahead(HostTier::pinned, slab_bytes_) != 0;
   }
   void grow_ahead() noexcept;
-  [[nodiscard]] bool has_room(std::size_t bytes, CodingId coding) const noexcept;
+  /// Whether `is_it(tier)` is true for any tier that takes new slots.
+  template <class Predicate>
+  [[nodiscard]] bool any_tier(Predicate const& is_it) const noexcept {
+    auto i = static_cast<std::size_t>(ledger_.first_tier());
+    while (i < host_tier_count && !is_it(static_cast<HostTier>(i))) {
+      ++i;
+    }
+    return i < host_tier_count;
+  }
+  [[nodiscard]] bool has_room(std::size_t bytes, CodingId coding) const noexcept {
+    return any_tier(
+        [&](HostTier tier) { return ledger_.can_take(tier, needed_bytes(tier, bytes, coding)); });
+  }
   /// Returns the least bytes of a slot in a tier: where a codec needs more, none is used.
   [[nodiscard]] std::size_t
   needed_bytes(HostTier tier, std::size_t bytes, CodingId coding) const noexcept {
@@ -537,17 +559,6 @@ void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
       has_grown = false;
     }
   }
-}
-
-template <DeviceApi Device, FileIoApi FileIo>
-bool HostSwapPool<Device, FileIo>::has_room(std::size_t bytes, CodingId coding) const noexcept {
-  for (auto i = static_cast<std::size_t>(ledger_.first_tier()); i < host_tier_count; ++i) {
-    auto const tier = static_cast<HostTier>(i);
-    if (ledger_.can_take(tier, needed_bytes(tier, bytes, coding))) {
-      return true;
-    }
-  }
-  return false;
 }
 
 /// Releases the lock while it asks the system for memory.

@@ -414,6 +414,27 @@ TEST_SUITE("pager") {
     leases.clear();
   }
 
+  TEST_CASE("Reclaimer: no copy on the host is given up for a block that has no room even then") {
+    auto options = support::small_options(1_MiB);
+    options.host.pinned_bytes = 128_KiB;
+    support::SmallBench bench{options};
+    support::KnownBytes held{bench, 64_KiB, 1};
+    support::KnownBytes large{bench, 704_KiB, 2};
+    support::KnownBytes clean{bench, 128_KiB, 3};
+    clean.buffer().swap_out();
+    CHECK(clean.is_intact());  // it is on the device, and has a copy on the host
+    auto const lease = held.buffer().acquire(Access::read, bench.stream);
+
+    CHECK_THROWS_AS(large.buffer().swap_out(), spillway::OutOfHostMemory);
+    { support::SmallBuffer const room{bench.allocator, 256_KiB}; }
+
+    CHECK(bench.allocator.stats().swap_outs.count == 1);
+    CHECK(bench.allocator.stats().drops.count == 1);
+    for (auto* block : {&large, &clean}) {
+      CHECK(block->is_intact());
+    }
+  }
+
   TEST_CASE("Reclaimer: reservations that are too small together make way for a larger one") {
     auto options = support::small_options(1_MiB);
     options.initial_bytes = 0;

@@ -210,6 +210,15 @@ class BasicHostLedger {
            at(tier).map.can_take(std::max(bytes, std::size_t{1}), extra_bytes);
   }
 
+  /// The same once the tier has grown as far as it may, and `spare_bytes` of what is in use are
+  /// free. A tier does not grow where the system refused the last slab.
+  [[nodiscard]] bool
+  may_take(HostTier tier, std::size_t bytes, std::size_t spare_bytes) const noexcept {
+    Tier const& now = at(tier);
+    std::size_t const growth = now.is_refused ? 0 : now.growth_bytes();
+    return can_take(tier, bytes, growth + std::min(spare_bytes, now.used_bytes()));
+  }
+
   /// @throws std::bad_alloc, with nothing changed
   void add_slab(HostTier tier, HostSlab slab, std::size_t bytes) {
     Tier& grown = at(tier);

@@ -72,6 +72,13 @@ class Transfers {
     block.is_read_unchecked = false;  // from now on the pool itself tells of a failure
   }
 
+  /// Whether the host pool might have room for a block that must be copied, once `spare_bytes` of
+  /// what it holds are given up.
+  [[nodiscard]] bool may_take_host_slot(BlockRecord const& block, std::size_t spare_bytes) {
+    return (block.host != HostSlotId{} && pool_.takes_bytes(block.host, block.coding)) ||
+           pool_.may_take(block.requested_bytes, block.coding, spare_bytes);
+  }
+
   /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
   /// @returns the bytes that are to be carried by now
@@ -401,6 +408,9 @@ class Transfers {
       }
       if (!needless) {
         needless = needless_host_copies();
+        if (!may_take_host_slot(block, bytes_on_host(*needless))) {
+          return false;  // they would be given up for nothing
+        }
       }
       if (!give_up_one(*needless)) {
         return false;
@@ -427,6 +437,13 @@ class Transfers {
     add(true);
     add(false);
     return ids;
+  }
+  [[nodiscard]] std::size_t bytes_on_host(std::vector<BlockId> const& ids) {
+    std::size_t bytes = 0;
+    for (BlockId const id : ids) {
+      bytes += pool_.size_bytes(blocks_.at(id).host);
+    }
+    return bytes;
   }
   /// Frees the host slot of the last block of `needless` that still has one. @returns false if none
   /// does
