@@ -414,6 +414,24 @@ TEST_SUITE("pager") {
     leases.clear();
   }
 
+  TEST_CASE("Reclaimer: a block that the host has no room for keeps no smaller one from leaving") {
+    auto options = support::small_options(1_MiB);
+    options.host.pinned_bytes = 128_KiB;
+    support::SmallBench bench{options};
+    support::KnownBytes held{bench, 64_KiB, 1};
+    support::KnownBytes large{bench, 704_KiB, 2};  // the first to leave, if it could
+    support::KnownBytes first{bench, 128_KiB, 3};
+    support::KnownBytes second{bench, 128_KiB, 4};
+    {
+      auto const lease = held.buffer().acquire(Access::read, bench.stream);
+      support::SmallBuffer const room{bench.allocator, 128_KiB};
+      CHECK(first.buffer().residency() != Residency::device);
+    }
+    for (auto* block : {&held, &large, &first, &second}) {
+      CHECK(block->is_intact());
+    }
+  }
+
   TEST_CASE("Reclaimer: no copy on the host is given up for a block that has no room even then") {
     auto options = support::small_options(1_MiB);
     options.host.pinned_bytes = 128_KiB;

@@ -9,6 +9,7 @@
 #include <spillway/core/range.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/host/host_tier.hpp>
 #include <spillway/pager/block_state.hpp>
 #include <spillway/pager/blocks.hpp>
 #include <spillway/pager/journal.hpp>
@@ -214,21 +215,7 @@ class Reclaimer {
   ///
   /// @returns bytes given up; fewer than wanted if no more blocks may leave
   std::size_t evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
-    if (!options_.swapping) {
-      return 0;
-    }
-    std::vector<BlockId> victims;
-    victims.reserve(16);
-    for (std::size_t chosen_bytes = 0; chosen_bytes < wanted_bytes;) {
-      auto const victim = blocks_.victim(wanted_bytes - chosen_bytes, admits);
-      if (!victim) {
-        break;
-      }
-      victims.push_back(*victim);
-      blocks_.begin_swap_out(*victim);
-      chosen_bytes += blocks_.at(*victim).bytes;
-    }
-    return victims.empty() ? 0 : transfers_.swap_out(victims, reason);
+    return try_evict(wanted_bytes, reason, admits).value_or(0);
   }
 
   /// Moves blocks to join free ranges, for at most `budget_bytes`. @returns bytes moved
@@ -512,14 +499,42 @@ class Reclaimer {
     return victims.empty() ? 0 : transfers_.swap_out(victims, EvictionReason::pressure);
   }
 
+  /// As `evict`. @returns nothing if no block may leave
+  std::optional<std::size_t>
+  try_evict(std::size_t wanted_bytes, EvictionReason reason, BlockFilter admits) {
+    if (!options_.swapping) {
+      return std::nullopt;
+    }
+    std::vector<BlockId> victims;
+    victims.reserve(16);
+    for (std::size_t chosen_bytes = 0; chosen_bytes < wanted_bytes;) {
+      auto const victim = blocks_.victim(wanted_bytes - chosen_bytes, admits);
+      if (!victim) {
+        break;
+      }
+      victims.push_back(*victim);
+      blocks_.begin_swap_out(*victim);
+      chosen_bytes += blocks_.at(*victim).bytes;
+    }
+    return victims.empty() ? std::nullopt : std::optional{transfers_.swap_out(victims, reason)};
+  }
+
   /// Evicts blocks by the policy's choice because room is needed. @returns whether any has left
   bool evict_for_room(std::size_t wanted_bytes) {
-    // With the host pool full, blocks that need no room there may still leave.
-    auto const clean = [this](BlockId id) noexcept {
-      return blocks_.at(id).is_clean() || blocks_.may_drop(id);
-    };
-    return evict(wanted_bytes, EvictionReason::pressure, any_block) != 0 ||
-           evict(wanted_bytes, EvictionReason::pressure, clean) != 0;
+    auto evicted = try_evict(wanted_bytes, EvictionReason::pressure, any_block);
+    // If the host pool has no room for the blocks that were chosen, others may still leave: those
+    // that need none there, and smaller ones. What the pool expects may turn out to be wrong, once
+    // for each tier: when the system refuses a slab.
+    for (std::size_t tries = 0; evicted == std::size_t{0} && tries <= host_tier_count; ++tries) {
+      std::size_t const spare_bytes = transfers_.needless_host_bytes();
+      auto const has_place = [&](BlockId id) noexcept {
+        BlockRecord const& block = blocks_.at(id);
+        return block.is_clean() || blocks_.may_drop(id) ||
+               transfers_.may_take_host_slot(block, spare_bytes);
+      };
+      evicted = try_evict(wanted_bytes, EvictionReason::pressure, has_place);
+    }
+    return evicted.value_or(0) != 0;
   }
   /// Lets a block go that will leave before its next use anyway and needs no copy for it, or
   /// several of `bytes` in all. That costs nothing, and often joins free ranges, while a move may

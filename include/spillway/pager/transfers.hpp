@@ -78,6 +78,8 @@ class Transfers {
     return (block.host != HostSlotId{} && pool_.takes_bytes(block.host, block.coding)) ||
            pool_.may_take(block.requested_bytes, block.coding, spare_bytes);
   }
+  /// What resident blocks, which could do without, have in the host pool.
+  [[nodiscard]] std::size_t needless_host_bytes() { return bytes_on_host(needless_host_copies()); }
 
   /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
