@@ -14,12 +14,14 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -113,6 +115,24 @@ struct TrimWatch {
 };
 struct WatchedPolicies : support::SmallPolicies {
   using observer = TrimWatch;
+};
+
+/// Takes its time for each record.
+struct SlowObserver {
+  static constexpr bool is_enabled = true;
+
+  std::atomic<int> records{0};
+  std::atomic<int> calls{0};  // that have not returned
+
+  void on_record(Record const& /*record*/) noexcept {
+    ++calls;
+    ++records;
+    std::this_thread::sleep_for(std::chrono::milliseconds{100});
+    --calls;
+  }
+};
+struct SlowlyObservedPolicies : support::SmallPolicies {
+  using observer = SlowObserver;
 };
 
 /// Fills 1 MiB with a small block and large ones, then asks for more.
@@ -393,6 +413,18 @@ TEST_SUITE("device_allocator") {
 
     CHECK(memory.observer().releases == std::vector<std::uint64_t>{0});
     CHECK(device.calls().releases == 1);
+  }
+
+  TEST_CASE("DeviceAllocator: a fork waits until no observer is being told of anything") {
+    SimApi device{{.capacity_bytes = 64_MiB}};
+    DeviceAllocator<SlowlyObservedPolicies> memory{device, {.capacity_bytes = 4_MiB}};
+    std::jthread const other{[&] { memory.deallocate(memory.allocate(1_MiB)); }};
+    while (memory.observer().records == 0) {
+      std::this_thread::yield();
+    }
+    memory.before_fork();
+    CHECK(memory.observer().calls == 0);
+    memory.after_fork_in_parent();
   }
 
   TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the memory goes back") {

@@ -574,8 +574,12 @@ class DeviceAllocator {
     Call(Call const&) = delete;
     Call& operator=(Call const&) = delete;
     ~Call() {
+      if constexpr (observer_type::is_enabled) {
+        // Inside of the call: a fork must find no lock of the observer taken.
+        typename Monitor::Unlocked const unlocked{allocator_.monitor_};
+        allocator_.journal_.tell_observer();
+      }
       allocator_.monitor_.end_call();
-      allocator_.journal_.tell_observer();
     }
 
    private:
