@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -188,6 +189,7 @@ class BasicSlotCodecs {
   };
   struct Kind {
     CodecType const* type = nullptr;
+    std::unordered_map<std::uint64_t, CodingId> by_tag;
     std::array<Instance, 4> instances;  // by `SlotAccess`, in memory and then in the file
 
     [[nodiscard]] Instance& instance_for(HostSlot const& slot, SlotAccess access) noexcept {
@@ -196,7 +198,6 @@ class BasicSlotCodecs {
   };
   struct Coding {
     Kind* kind = nullptr;
-    std::uint64_t tag = 0;
     std::uint64_t raw_bytes = 0;
     std::uint64_t stored_bytes = 0;
     std::uint32_t misses = 0;   // blocks in a row that did not become smaller
@@ -236,11 +237,6 @@ class BasicSlotCodecs {
 
   /// The number of a codec with a tag, a new one if need be. @throws std::bad_alloc
   [[nodiscard]] CodingId coding_of(CodecType const& type, std::uint64_t tag) {
-    for (std::size_t i = 0; i < codings_.size(); ++i) {
-      if (codings_[i].kind->type == &type && codings_[i].tag == tag) {
-        return id_of(i);
-      }
-    }
     auto kind = std::find_if(
         kinds_.begin(), kinds_.end(), [&](Kind const& known) { return known.type == &type; });
     if (kind == kinds_.end()) {
@@ -259,8 +255,16 @@ class BasicSlotCodecs {
       made.type = &type;
       kind = std::prev(kinds_.end());
     }
-    codings_.push_back({.kind = &*kind, .tag = tag});
-    return id_of(codings_.size() - 1);
+    auto const [known, is_new] = kind->by_tag.try_emplace(tag, id_of(codings_.size()));
+    if (is_new) {
+      try {
+        codings_.push_back({.kind = &*kind});
+      } catch (...) {
+        kind->by_tag.erase(known);
+        throw;
+      }
+    }
+    return known->second;
   }
 
   /// Returns the room that a block needs with a codec.
