@@ -387,7 +387,8 @@ class DeviceAllocator {
   /// reservations that are wholly free, and where the arena grows in place every free piece.
   ///
   /// @returns bytes released
-  /// @throws DeviceError
+  /// @throws DeviceError; ContractViolation if a stream that used the memory is being captured into
+  ///         a graph and has no event from before. The next call releases that memory
   std::size_t trim_sync() {
     Call const call{*this};
     Exclusive const exclusive{monitor_};

@@ -6,6 +6,7 @@
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/schedule/access_schedule.hpp>
 #include <spillway/sim.hpp>
+#include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
 
@@ -476,6 +477,39 @@ TEST_SUITE("pager") {
     }
     CHECK_THROWS_AS((support::SmallBuffer{bench.allocator, 1_MiB}), spillway::OutOfDeviceMemory);
     CHECK(blocks[3].is_intact());
+  }
+
+  TEST_CASE("Reclaimer: memory whose last use cannot be waited for is given back the next time") {
+    struct Capturing : spillway::testing::SteppedSimApi {
+      using spillway::testing::SteppedSimApi::SteppedSimApi;
+      [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
+      bool captures = false;
+    };
+    struct Policies : Planned {
+      using device = Capturing;
+    };
+    for (bool const is_tried_again : {false, true}) {
+      CAPTURE(is_tried_again);
+      Capturing device{{.capacity_bytes = 16_MiB}};
+      {
+        spillway::DeviceAllocator<Policies> memory{
+            device, {.capacity_bytes = 4_MiB, .initial_bytes = 0, .bounce_bytes = 0}};
+        auto const stream = memory.create_stream();
+        BlockId const block = memory.allocate(1_MiB);
+        memory.acquire(block, Access::write, stream).release();
+        memory.deallocate(block);
+        device.captures = true;
+        CHECK_THROWS_AS((void)memory.trim_sync(), spillway::ContractViolation);
+        device.captures = false;
+        CHECK(device.usage().device_bytes == 1_MiB);
+        if (is_tried_again) {
+          CHECK(memory.trim_sync() == 1_MiB);
+          CHECK(device.usage().device_bytes == 0);
+          CHECK(memory.trim_sync() == 0);
+        }
+      }
+      CHECK(device.usage().device_bytes == 0);
+    }
   }
 
   TEST_CASE("Reclaimer: room that leases divide is mapped anew in one piece") {

@@ -96,6 +96,14 @@ class Reclaimer {
         options_{options} {}
   Reclaimer(Reclaimer const&) = delete;
   Reclaimer& operator=(Reclaimer const&) = delete;
+  /// All work on the memory must be over.
+  ~Reclaimer() {
+    if constexpr (GrowingArena<Arena>) {
+      if (leaving_) {
+        arena_.release(*leaving_);
+      }
+    }
+  }
 
   /// A range of `bytes` for block `owner`, which has none. While this thread waits for leases,
   /// others have the exclusive right: if one of them makes the block resident, there is no range.
@@ -191,20 +199,24 @@ class Reclaimer {
     std::size_t released = 0;
     if constexpr (GrowingArena<Arena>) {
       while (released < bytes) {
-        std::optional<Segment> const segment = arena_.trim(bytes - released);
-        if (!segment) {
-          break;
+        if (!leaving_) {
+          leaving_ = arena_.trim(bytes - released);
+          if (!leaving_) {
+            break;
+          }
+          journal_.trimmed(leaving_->bytes, leaving_->address);
         }
-        journal_.trimmed(segment->bytes, segment->address);
+        Segment const segment = *leaving_;
         std::uint64_t const start_ns = device_.clock_ns();
         {
           Unlocked const unlocked{monitor_};
-          wait_before_release(*segment);
+          wait_before_release(segment);
           journal_.tell_observer();  // while the memory is there: it may be registered elsewhere
-          arena_.release(*segment);
+          arena_.release(segment);
+          leaving_.reset();
         }
         journal_.host_waited(1, start_ns, device_.clock_ns());
-        released += segment->bytes;
+        released += segment.bytes;
       }
     }
     return released;
@@ -438,15 +450,17 @@ class Reclaimer {
 
   /// Waits on the host until no work uses memory that the arena has handed over. A wait that fails
   /// for want of an event is tried once more; if that fails, too, the device is dead, and the
-  /// memory is released as it is.
+  /// memory is released as it is. Where it cannot be waited for now, since a stream is being
+  /// captured, the memory is kept for the next call of `trim`.
   void wait_before_release(Segment const& segment) {
     try {
       order_.synchronize(segment.fence);
     } catch (DeviceError const&) {
       try {
         order_.synchronize(segment.fence);
-      } catch (...) {
+      } catch (DeviceError const&) {
         arena_.release(segment);
+        leaving_.reset();
         throw;
       }
     }
@@ -685,6 +699,9 @@ class Reclaimer {
   MonitorType& monitor_;
   PagerOptions const& options_;
   std::array<Search, most_failed_searches> failed_searches_{};
+  // What the arena has handed over and is not released yet. It belongs to the thread that has the
+  // exclusive right.
+  std::optional<Segment> leaving_;
 };
 
 }  // namespace spillway::detail
