@@ -2,12 +2,14 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/pager/block_state.hpp>
 #include <spillway/pager/transfers.hpp>
 #include <spillway/policy/codec/as_bfloat16.hpp>
 #include <spillway/policy/codec/identity.hpp>
 #include <spillway/policy/codec/zero_bitmap.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/prefetch/reverse_order.hpp>
+#include <spillway/schedule/use.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/swappable_tensor.hpp>
@@ -19,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -318,6 +322,37 @@ TEST_SUITE("pager") {
     } else {
       bench.check(second, 2);
     }
+    bench.run();
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: a policy without memory for a block that stays holds up no other one") {
+    /// Has no memory for a block that it is told of once more.
+    struct Strained : LruEviction {
+      std::set<BlockId> known;
+      void on_insert(BlockId id, std::size_t bytes, Use use) {
+        if (!known.insert(id).second) {
+          throw std::bad_alloc{};
+        }
+        LruEviction::on_insert(id, bytes, use);
+      }
+    };
+    struct Policies : Plain {
+      using eviction = Strained;
+    };
+    PagerBench<Policies> bench{384_KiB, 128_KiB};
+    PagerBench<Policies>::Buffer first{bench.allocator, 128_KiB};
+    PagerBench<Policies>::Buffer second{bench.allocator, 128_KiB};
+    bench.write(first, 1);
+    bench.write(second, 2);
+    PagerBench<Policies>::Buffer third{bench.allocator, 128_KiB};  // leaves without a copy
+    // The host has room for one block, so the second stays.
+    CHECK_THROWS_AS((PagerBench<Policies>::Buffer{bench.allocator, 384_KiB}), std::bad_alloc);
+    std::size_t in_transit = 0;
+    bench.allocator.for_each_block(
+        [&](BlockId, BlockRecord const& block) { in_transit += block.is_in_transit() ? 1U : 0U; });
+    REQUIRE(in_transit == 0);
+    bench.check(second, 2);
     bench.run();
   }
 

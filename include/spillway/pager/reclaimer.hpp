@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -526,7 +527,11 @@ class Reclaimer {
       if (!victim) {
         break;
       }
-      victims.push_back(*victim);
+      try {
+        victims.push_back(*victim);
+      } catch (std::bad_alloc const&) {
+        break;  // those that were chosen before must not stay in transit
+      }
       blocks_.begin_swap_out(*victim);
       chosen_bytes += blocks_.at(*victim).bytes;
     }

@@ -152,9 +152,9 @@ class Transfers {
     try {
       departures.reserve(victims.size());
     } catch (...) {
-      std::for_each(
-          victims.begin(), victims.end(), [&](BlockId id) { blocks_.cancel_swap_out(id); });
-      throw;
+      std::exception_ptr failure = std::current_exception();
+      std::for_each(victims.begin(), victims.end(), [&](BlockId id) { keep(id, failure); });
+      end(failure);
     }
     for (BlockId const id : victims) {
       BlockRecord& block = blocks_.at(id);
@@ -214,7 +214,7 @@ class Transfers {
             departure.id, is_copied, departure.copy, departure.is_vacated, reason);
       } else {
         departure.block->used.add(departure.copy.device_done);
-        blocks_.cancel_swap_out(departure.id);
+        keep(departure.id, failure);
       }
     }
     end(failure);
@@ -352,6 +352,16 @@ class Transfers {
             .bytes = block.requested_bytes,
             .after = after,
             .reservation = arena_.reservation(block.range)};
+  }
+
+  /// A block stays after all. If the eviction policy has no memory for it, the others must be
+  /// settled all the same before `failure` is passed on.
+  void keep(BlockId id, std::exception_ptr& failure) noexcept {
+    try {
+      blocks_.cancel_swap_out(id);
+    } catch (...) {
+      failure = failure ? failure : std::current_exception();
+    }
   }
 
   /// Wakes the threads that wait for the blocks, and passes a failure on.
