@@ -35,6 +35,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -494,9 +495,16 @@ class DeviceAllocator {
 
   /// To be called by a thread that forks, before and after `fork`: no other thread is inside of a
   /// call meanwhile. The child can use the allocator if its device is a `ForkingApi`, as `HostApi`
-  /// is. What other threads leased stays leased there.
+  /// is. What other threads leased stays leased there. A program with several allocators calls it
+  /// for each of them.
   void before_fork() {
-    monitor_.lock_between_calls();
+    while (!monitor_.try_lock_between_calls()) {
+      if constexpr (requires { device_->let_others_in(); }) {
+        device_->let_others_in();  // this thread may keep the device, for another allocator
+      } else {
+        std::this_thread::yield();
+      }
+    }
     if constexpr (ForkingApi<device_type>) {
       device_->before_fork();
     }

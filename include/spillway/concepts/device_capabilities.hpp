@@ -222,7 +222,10 @@ concept SteppedApi = DeviceApi<D> && requires(D d) {
 
 /// A device that a child process can use after `fork`. The thread that forks calls
 /// `d.before_fork()`, from which on no other thread is inside of a call, and then
-/// `d.after_fork_in_parent()` in the parent and `d.after_fork_in_child()` in the child.
+/// `d.after_fork_in_parent()` in the parent and `d.after_fork_in_child()` in the child. Where the
+/// device has several allocators, each of these is called once for each allocator. In between,
+/// `d.let_others_in()`, if there is one, lets other threads in for a moment: an allocator waits
+/// there for calls that they are inside of.
 template <class D>
 concept ForkingApi = DeviceApi<D> && requires(D d) {
   { d.before_fork()          }          -> std::same_as<void>;

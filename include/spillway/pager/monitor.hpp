@@ -158,15 +158,15 @@ class Monitor {
     return result;
   }
 
-  /// Takes the lock at a time when no thread is inside of a call, for `fork`: the child has none of
-  /// the other threads, which could not finish there what they had begun.
-  void lock_between_calls() {
+  /// Takes the lock if no thread is inside of a call, for `fork`: the child has none of the other
+  /// threads, which could not finish there what they had begun. @returns whether it has
+  [[nodiscard]] bool try_lock_between_calls() {
     lock_.lock();
-    while (calls_ != 0) {
+    if (calls_ != 0) {
       lock_.unlock();
-      std::this_thread::yield();
-      lock_.lock();
+      return false;
     }
+    return true;
   }
 
   [[nodiscard]] bool is_waiting(std::thread::id thread) const noexcept {

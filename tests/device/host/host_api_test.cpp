@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/device/host/host_api.hpp>
+#include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/testing/device_contracts.hpp>
 
@@ -346,6 +348,55 @@ TEST_SUITE("host_api") {
     others.request_stop();
     others.join();
     memory.deallocate(block);
+  }
+
+  TEST_CASE_TEMPLATE("HostApi: a forked child can use all allocators on one device",
+                     Device,
+                     HostApi,
+                     HostPagedApi) {
+    using Policies = PoliciesFor<Device>;
+    Device device;
+    typename DeviceAllocator<Policies>::Options const options{.capacity_bytes = 1_MiB,
+                                                              .host = {.pinned_bytes = 8_MiB}};
+    DeviceAllocator<Policies> first{device, options};
+    DeviceAllocator<Policies> second{device, options};
+    BlockId const block = first.allocate(512_KiB);
+    BlockId const other = second.allocate(256_KiB);
+    BlockId const busy = second.allocate(256_KiB);
+    first.acquire(block, Access::write, HostStream::caller).release();
+    second.acquire(other, Access::write, HostStream::caller).release();
+    second.acquire(busy, Access::write, HostStream::caller).release();
+    std::jthread others{[&](std::stop_token const& stop) {
+      while (!stop.stop_requested()) {
+        second.swap_out(busy);
+        second.acquire(busy, Access::read_write, HostStream::caller).release();
+      }
+    }};
+    for (int i = 0; i < 20; ++i) {
+      first.before_fork();
+      second.before_fork();
+      pid_t const child = ::fork();
+      if (child == 0) {
+        ::alarm(60);
+        second.after_fork_in_child();
+        first.after_fork_in_child();
+        first.swap_out(block);
+        first.acquire(block, Access::read, HostStream::caller).release();
+        second.swap_out(other);
+        second.acquire(other, Access::read, HostStream::caller).release();
+        ::_exit(0);
+      }
+      second.after_fork_in_parent();
+      first.after_fork_in_parent();
+      int status = -1;
+      REQUIRE(::waitpid(child, &status, 0) == child);
+      CHECK(status == 0);
+    }
+    others.request_stop();
+    others.join();
+    first.deallocate(block);
+    second.deallocate(other);
+    second.deallocate(busy);
   }
 
   TEST_CASE("HostApi: an allocator swaps blocks of three times its capacity and loses no byte") {

@@ -130,10 +130,15 @@ class BasicHostApi {
                                           .count());
   }
 
-  /// To be called before `fork`: waits until all streams are idle, and keeps other threads out.
+  /// To be called before `fork`: waits until all streams are idle, and keeps other threads out. The
+  /// thread may call it again, for another allocator on this device; after the fork each call has
+  /// one of its own.
   void before_fork();
+  /// Lets other threads in for a moment if this one keeps them out: what it waits for before it
+  /// calls `before_fork` again may need the device.
+  void let_others_in();
   /// To be called after `fork` in the parent: lets the streams and other threads continue.
-  void after_fork_in_parent() noexcept { mutex_.unlock(); }
+  void after_fork_in_parent() noexcept { end_fork(); }
   /// To be called after `fork` in the child, which has none of the parent's threads: from now on
   /// every stream is the caller.
   void after_fork_in_child() noexcept;
@@ -144,6 +149,10 @@ class BasicHostApi {
   /// that waits for it.
   void enqueue_task(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::task, .to = argument, .function = function});
+  }
+  /// How often this thread has called `before_fork`, without the calls after the fork.
+  [[nodiscard]] std::size_t forks() const noexcept {
+    return forker_ == std::this_thread::get_id() ? forks_ : 0;
   }
   /// Runs what is enqueued, and ends the streams' threads. To be called first by the destructor of
   /// a class whose members tasks use.
@@ -221,11 +230,21 @@ class BasicHostApi {
     stream.is_closing = true;
     stream.work.notify_one();
   }
+  void end_fork() noexcept {
+    if (--forks_ == 0) {
+      forker_ = std::thread::id{};
+      mutex_.unlock();
+      fork_mutex_.unlock();
+    }
+  }
   /// Null for the caller. @throws DeviceError for a handle that names no stream
   [[nodiscard]] Stream* find(stream_type stream, char const* call = __builtin_FUNCTION()) const;
   [[nodiscard]] Point& find(event_type event, char const* call = __builtin_FUNCTION());
 
   std::atomic<double> link_bytes_per_second_{0};
+  std::mutex fork_mutex_;  // held from the first `before_fork` to the last call after the fork
+  std::atomic<std::thread::id> forker_{};  // who holds it
+  std::size_t forks_ = 0;                  // the forker's
   mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
   std::condition_variable progress_;
   std::unordered_map<HostStream, Stream*> streams_;
@@ -572,7 +591,12 @@ void BasicHostApi<Lazy>::synchronize(stream_type stream) {
 
 template <class Lazy>
 void BasicHostApi<Lazy>::before_fork() {
-  mutex_.lock();
+  if (forks() == 0) {
+    fork_mutex_.lock();
+    forker_ = std::this_thread::get_id();
+    mutex_.lock();
+  }
+  ++forks_;
   Guard guard{mutex_, std::adopt_lock};
   // To wait for a stream releases the lock, and another may get work, or be created, meanwhile.
   for (bool has_waited = true; has_waited;) {
@@ -587,6 +611,17 @@ void BasicHostApi<Lazy>::before_fork() {
 }
 
 template <class Lazy>
+void BasicHostApi<Lazy>::let_others_in() {
+  if (forks() == 0) {
+    std::this_thread::yield();
+    return;
+  }
+  mutex_.unlock();
+  std::this_thread::yield();
+  mutex_.lock();
+}
+
+template <class Lazy>
 void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   has_threads_ = false;
   for (auto& stream : all_) {
@@ -596,7 +631,7 @@ void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   }
   all_.clear();
   leaving_.clear();
-  mutex_.unlock();
+  end_fork();
 }
 
 SPILLWAY_COMPILED_PART(class BasicHostApi<>);

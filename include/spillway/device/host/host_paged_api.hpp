@@ -107,15 +107,28 @@ class BasicHostPagedApi : public HostApi {
   }
 
   void before_fork() {
+    if (forks() != 0) {
+      pages_mutex_.unlock();  // what is waited for may need it
+    }
     HostApi::before_fork();
     pages_mutex_.lock();
   }
+  void let_others_in() {
+    bool const keeps_out = forks() != 0;
+    if (keeps_out) {
+      pages_mutex_.unlock();
+    }
+    HostApi::let_others_in();
+    if (keeps_out) {
+      pages_mutex_.lock();
+    }
+  }
   void after_fork_in_parent() noexcept {
-    pages_mutex_.unlock();
+    unlock_pages();
     HostApi::after_fork_in_parent();
   }
   void after_fork_in_child() noexcept {
-    pages_mutex_.unlock();
+    unlock_pages();
     HostApi::after_fork_in_child();
   }
 
@@ -141,6 +154,13 @@ class BasicHostPagedApi : public HostApi {
   static constexpr std::size_t most_runs = 16'384;
   /// The most that may be spare beyond what was created: pieces are released one by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
+
+  /// At the last of the calls after a fork.
+  void unlock_pages() noexcept {
+    if (forks() == 1) {
+      pages_mutex_.unlock();
+    }
+  }
 
   // The caller of each holds `pages_mutex_`.
 
