@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,6 +41,15 @@ struct HostPolicies : SimPolicies {
 struct TaskApi : HostApi {
   using HostApi::enqueue_task;
 };
+
+/// What the program has of the heap, or 0 where that cannot be asked.
+std::size_t bytes_in_use() {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+  return ::mallinfo2().uordblks;
+#else
+  return 0;
+#endif
+}
 
 }  // namespace
 
@@ -279,6 +290,38 @@ TEST_SUITE("host_api") {
     device.before_fork();
     CHECK(copy.to[4095] == 3);
     device.after_fork_in_parent();
+  }
+
+  TEST_CASE("HostApi: streams that come and go take no more memory") {
+    HostApi device;
+    unsigned char byte = 0;
+    std::vector<HostEvent> events;
+    auto const use_streams = [&](unsigned char value) {
+      for (int i = 0; i < 500; ++i) {
+        auto const stream = device.create_stream();
+        device.fill(&byte, value, 1, stream);
+        if (i % 100 == 0) {
+          events.push_back(device.create_event());
+          device.record(events.back(), stream);
+        }
+        device.synchronize(stream);
+        device.destroy_stream(stream);
+        REQUIRE(byte == value);
+        if (i % 10 == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds{2});  // threads end meanwhile
+        }
+      }
+    };
+    use_streams(1);
+    std::size_t const before = bytes_in_use();
+    for (unsigned char value = 2; value < 6; ++value) {
+      use_streams(value);
+    }
+    CHECK(bytes_in_use() < before + 400 * std::size_t{2000});
+    for (HostEvent const event : events) {
+      CHECK(device.is_complete(event));
+      device.destroy_event(event);
+    }
   }
 
   TEST_CASE("HostApi: a stream's thread is woken when it is asked twice for an event, not once") {

@@ -197,6 +197,13 @@ class BasicHostApi {
     [[nodiscard]] bool needs_thread() const noexcept {
       return !is_running && (is_closing || (is_due && !queue.empty()));
     }
+    /// Makes one that has ended another stream. Its counts go on: events that name its work are
+    /// still right.
+    void restart() noexcept {
+      is_closing = false;
+      has_ended = false;
+      link_free_at = {};
+    }
   };
   using Guard = std::unique_lock<std::mutex>;
 
@@ -250,6 +257,7 @@ class BasicHostApi {
   std::unordered_map<HostStream, Stream*> streams_;
   std::vector<std::unique_ptr<Stream>> all_;  // with those that were destroyed: events name them
   std::vector<Stream*> leaving_;              // streams destroyed whose threads are not joined
+  std::vector<Stream*> idle_;                 // and those that are joined, for streams made later
   std::unordered_map<HostEvent, Point> events_;
   std::uint32_t last_stream_ = 0;
   std::uint64_t last_event_ = 0;
@@ -488,14 +496,21 @@ auto BasicHostApi<Lazy>::create_stream() -> stream_type {
   Guard const guard{mutex_};
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);  // to destroy streams must not fail
-  Stream& stream = *all_.emplace_back(std::make_unique<Stream>());
+  idle_.reserve(idle_.size() + leaving_.size() + streams_.size() + 1);
+  if (idle_.empty()) {
+    idle_.push_back(all_.emplace_back(std::make_unique<Stream>()).get());
+  }
+  Stream& stream = *idle_.back();
   HostStream const name{++last_stream_};
   streams_.emplace(name, &stream);
+  idle_.pop_back();
+  stream.restart();
   if (has_threads_) {
     try {
       stream.thread = std::thread{[this, &stream] { serve(stream); }};
     } catch (std::exception const& error) {
       streams_.erase(name);
+      idle_.push_back(&stream);
       throw DeviceError{detail::Text{"HostApi: the system gave no thread for a stream: "} +
                         error.what()};
     }
@@ -509,18 +524,17 @@ void BasicHostApi<Lazy>::destroy_stream(stream_type stream) noexcept {
   auto const found = streams_.find(stream);
   if (found != streams_.end()) {
     close(*found->second);
-    if (has_threads_) {
-      leaving_.push_back(found->second);
-    }
+    (has_threads_ ? leaving_ : idle_).push_back(found->second);
     streams_.erase(found);
   }
 }
 
 template <class Lazy>
 void BasicHostApi<Lazy>::reap() noexcept {
-  std::erase_if(leaving_, [](Stream* stream) {
+  std::erase_if(leaving_, [this](Stream* stream) {
     if (stream->has_ended) {
       stream->thread.join();  // it has released the lock for the last time, so this is soon done
+      idle_.push_back(stream);
     }
     return stream->has_ended;
   });
@@ -631,6 +645,7 @@ void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   }
   all_.clear();
   leaving_.clear();
+  idle_.clear();
   end_fork();
 }
 
