@@ -471,6 +471,39 @@ def test_tables_copy_what_they_are_given(lms, evicted):
     assert np.array_equal(table.lookup(keys).numpy(), values.numpy())
 
 
+def test_tables_keep_the_keys_that_they_are_made_with(lms):
+    def key(number):
+        return tf.fill((1024,), tf.constant(number, tf.int64))
+    table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, key(3), empty_key=key(1), deleted_key=key(2),
+                                                  initial_num_buckets=64)
+    lms.evict()
+    table.insert(key(5)[None], key(7)[None])
+    lms.evict()
+    assert np.array_equal(table.lookup(tf.stack([key(5), key(6)]))[:, 0].numpy(), [7, 3])
+
+
+def test_sparse_tensors_that_another_operation_finds_by_a_handle(lms):
+    def add(start):
+        return tf.raw_ops.AddSparseToTensorsMap(
+            sparse_indices=tf.reshape(tf.range(4096, dtype=tf.int64), (4096, 1)) + 0, sparse_shape=tf.constant([4096], tf.int64),
+            sparse_values=tf.range(start, start + 4096), container="tests", shared_name="sparse")
+    handles = tf.stack([tf.function(add)(tf.constant(start)) for start in (0, 8192)])
+    lms.evict()
+    out = tf.raw_ops.TakeManySparseFromTensorsMap(sparse_handles=handles, dtype=tf.int32, container="tests", shared_name="sparse")
+    assert np.array_equal(out.sparse_values.numpy().reshape(2, -1), np.arange(4096) + [[0], [8192]])
+
+
+def test_gradients_of_batches_wait_for_each_other(lms):
+    def grad(rows, index, whole, number):
+        return tf.raw_ops.UnbatchGrad(original_input=whole, batch_index=index, grad=tf.fill((rows, 4096), float(number)),
+                                      id=tf.constant(number, tf.int64), container="tests", shared_name="unbatch")
+    nothing = grad(1, tf.zeros((0, 3), tf.int64), tf.zeros((0, 4096)), 1)
+    lms.evict()
+    both = grad(1, tf.constant([[0, 0, 1], [1, 1, 2]], tf.int64), tf.zeros((2, 4096)), 0)
+    assert nothing.shape == (0, 4096)
+    assert np.array_equal(both[:, 9].numpy(), [0, 1])
+
+
 def test_generators_and_random_states(evicted):
     generator = tf.random.Generator.from_seed(1)
     x = generator.normal((512, 512))

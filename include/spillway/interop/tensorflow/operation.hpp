@@ -124,6 +124,11 @@ enum class OperationKind : std::uint8_t {
       name == "_ParallelConcatUpdate") {
     return OperationKind::changes;
   }
+  // These keep references for a later operation, which finds them by a name.
+  if (name == "AddManySparseToTensorsMap" || name == "AddSparseToTensorsMap" ||
+      name == "UnbatchGrad") {
+    return OperationKind::gives_away;
+  }
   return OperationKind::touches;
 }
 
@@ -290,7 +295,7 @@ class Operands {
         add(context, *value.tensor);
       }
     }
-    captures_ = captures_ || (!has_variants_of_tensors_ && makes_variant(context));
+    captures_ = captures_ || (!has_variants_of_tensors_ && makes_container(context));
   }
 
   [[nodiscard]] std::vector<framework::BufferUse> const& uses() const noexcept { return uses_; }
@@ -387,11 +392,12 @@ class Operands {
     variables_.push_back(std::move(variable));
   }
 
-  /// Whether the results may keep references to the operands, as a data set does.
-  [[nodiscard]] static bool makes_variant(tf::OpKernelContext const& context) {
+  /// Whether the results may keep references to the operands, as a data set does, or a table.
+  [[nodiscard]] static bool makes_container(tf::OpKernelContext const& context) {
     auto const& kernel = context.op_kernel();
     for (int i = 0; i < kernel.num_outputs(); ++i) {
-      if (kernel.output_type(i) == tf::DT_VARIANT) {
+      tf::DataType const type = kernel.output_type(i);
+      if (type == tf::DT_VARIANT || type == tf::DT_RESOURCE || type == tf::DT_STRING_REF) {
         return !kernel.type_string_view().starts_with("TensorList");
       }
     }
