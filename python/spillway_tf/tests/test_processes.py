@@ -134,3 +134,40 @@ def multiply(x):
 print(float(tf.reduce_sum(multiply(ones))))
 """)
     assert done.stdout.split() == [str(256.0**3 * 2)], done.stderr[-2000:]
+
+
+def test_collectives_whose_operands_are_made_side_by_side(script):
+    done = script("""
+import tensorflow as tf, spillway_tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.ops import collective_ops
+from training import run_while_everything_leaves
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+config = tf.compat.v1.ConfigProto(device_count={"CPU": 2})
+config.experimental.collective_group_leader = "/job:localhost/replica:0/task:0"
+rewrites = config.graph_options.rewrite_options
+rewrites.scoped_allocator_optimization = rewriter_config_pb2.RewriterConfig.ON
+rewrites.scoped_allocator_opts.enable_op.append("CollectiveReduce")
+options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+options.experimental.collective_graph_key = 1
+
+def run():
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        one, sums = tf.compat.v1.placeholder(tf.float32, []), []
+        for device in range(2):
+            with tf.device(f"CPU:{device}"):
+                for k in range(3):
+                    x = tf.nn.relu(tf.fill((256, 256), one * (device + k)))
+                    sums.append(tf.reduce_sum(collective_ops.all_reduce(x, 2, 1, k, "Add", "Id")))
+        for _ in range(50):
+            data = config_pb2.RunMetadata()
+            seen.append(session.run(sums, {one: 1}, options=options, run_metadata=data))
+    operations.update(node.op for graph in data.partition_graphs for node in graph.node)
+seen, operations = [], set()
+run_while_everything_leaves(run)
+assert seen == [[65536.0 * (1 + 2 * (k % 3)) for k in range(6)]] * 50, seen
+assert "_ScopedAllocator" in operations, operations
+print("good")
+""", PYTHONPATH=str(pathlib.Path(__file__).parent))
+    assert done.stdout.strip() == "good", done.stderr[-2000:]

@@ -124,9 +124,11 @@ enum class OperationKind : std::uint8_t {
       name == "_ParallelConcatUpdate") {
     return OperationKind::changes;
   }
-  // These keep references for a later operation, which finds them by a name.
+  // The first three keep references for a later operation, which finds them by a name. The last
+  // one's result is memory that the operands of a collective operation are made in: these begin
+  // inside of it, at addresses that are not known.
   if (name == "AddManySparseToTensorsMap" || name == "AddSparseToTensorsMap" ||
-      name == "UnbatchGrad") {
+      name == "UnbatchGrad" || name == "_ScopedAllocator") {
     return OperationKind::gives_away;
   }
   return OperationKind::touches;
