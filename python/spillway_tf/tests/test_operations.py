@@ -301,6 +301,24 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     assert lms.stats()["num_allocs"] == allocs  # what a pipeline computes is the host's
 
 
+def test_a_reduction_of_a_data_set_assigns_to_a_variable(script):
+    done = script("""
+import tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+v = tf.Variable(tf.zeros((256, 256)))
+
+def add(total, i):
+    v.assign_add(tf.ones((256, 256)))
+    return total + i
+data = tf.data.Dataset.range(5)
+for reduce in data.reduce, tf.function(data.reduce):
+    spillway_tf.reclaim_inactive()
+    print(int(reduce(tf.constant(0, tf.int64), add)), float(tf.reduce_sum(v)) / 256**2)
+""")
+    assert done.stdout.split() == ["10", "5.0", "10", "10.0"], done.stderr[-2000:]
+
+
 def test_arrays_that_python_functions_keep(lms, evicted):
     seen = []
     x = random(512, 512)

@@ -152,7 +152,7 @@ enum class OperationKind : std::uint8_t {
 /// Whether an operation runs other operations, on this thread or others, or waits for some, before
 /// it returns.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
-  static constexpr std::array<std::string_view, 22> those{
+  static constexpr std::array<std::string_view, 23> those{
       "Batch",
       "BatchFunction",
       "EagerPyFunc",
@@ -168,6 +168,7 @@ enum class OperationKind : std::uint8_t {
       "OrderedMapUnstageNoKey",
       "PyFunc",
       "PyFuncStateless",
+      "ReduceDataset",
       "Stage",
       "StagePeek",
       "Unbatch",
