@@ -1016,7 +1016,7 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
     Exclusive const exclusive{monitor_};
     block = blocks_.find(id);  // others may have freed it or brought it in
     if (block == nullptr || !is_before(*block) || !block->is_resident() || block->is_in_transit() ||
-        block->state() == detail::BlockState::filling) {
+        block->state() == detail::BlockState::filling || transfers_.has_lost_bytes(*block)) {
       continue;
     }
     transfers_.give_up_host_copy(*block);

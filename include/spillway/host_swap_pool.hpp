@@ -267,6 +267,15 @@ class HostSwapPool {
     return slot.tier == HostTier::file || slot.has_codec();
   }
 
+  /// Whether the slot has not given back what was written: `check` would say so.
+  ///
+  /// @throws ContractViolation if `id` names no slot
+  [[nodiscard]] bool has_lost_bytes(HostSlotId id) {
+    std::scoped_lock const lock{mutex_};
+    std::optional<detail::FileFailure> const& failure = ledger_.at(id).failure;
+    return failure && failure->is_read;
+  }
+
   /// The same as `check(id)` for slots that were given back before their last read ran.
   ///
   /// @throws FileTierError once for what has happened since the last call

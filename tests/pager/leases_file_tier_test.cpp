@@ -103,6 +103,27 @@ TEST_SUITE("pager") {
     CHECK(bench.kernels.checks() == 2);
   }
 
+  TEST_CASE("DeviceAllocator: lost bytes that were changed before anybody knew are not kept") {
+    Bench bench;
+    Buffer buffer{bench.allocator, Bench::block_bytes};
+    bench.write(buffer, 1);
+    buffer.swap_out();
+    bench.device.run_all();
+    bench.truncate_file();
+    (void)buffer.acquire(Access::read_write, bench.stream());
+    bench.device.run_all();
+    buffer.swap_out();
+    bench.device.run_all();
+
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+    CHECK_THROWS_AS((void)buffer.acquire(Access::read, bench.stream()), FileTierError);
+    bench.write(buffer, 2);
+    buffer.swap_out();
+    bench.check(buffer, 2);
+    bench.run();
+    CHECK(bench.kernels.checks() == 1);
+  }
+
   TEST_CASE("DeviceAllocator: a loss of which no acquire told is told by begin_step, once") {
     Bench bench;
     Buffer buffer{bench.allocator, Bench::block_bytes};

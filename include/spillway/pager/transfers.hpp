@@ -72,6 +72,12 @@ class Transfers {
     block.is_read_unchecked = false;  // from now on the pool itself tells of a failure
   }
 
+  /// Whether a resident block is known to have got no bytes from its host slot, and was not written
+  /// anew since. There is nothing to keep but the slot, which says so to whoever reads the block.
+  [[nodiscard]] bool has_lost_bytes(BlockRecord const& block) {
+    return block.is_read_unchecked && pool_.has_lost_bytes(block.host);
+  }
+
   /// Whether the host pool might have room for a block that must be copied, once `spare_bytes` of
   /// what it holds are given up.
   [[nodiscard]] bool may_take_host_slot(BlockRecord const& block, std::size_t spare_bytes) {
@@ -158,6 +164,7 @@ class Transfers {
     }
     for (BlockId const id : victims) {
       BlockRecord& block = blocks_.at(id);
+      block.is_host_valid = block.is_host_valid || has_lost_bytes(block);
       departures.push_back({.id = id,
                             .block = &block,
                             .after = block.last_uses(),
@@ -227,6 +234,9 @@ class Transfers {
   /// @throws  DeviceError, FileTierError, std::bad_alloc; the block is then as it was
   bool copy_out(BlockId id) {
     BlockRecord& block = blocks_.at(id);
+    if (has_lost_bytes(block)) {
+      return false;
+    }
     block.status.become(BlockState::copying_out);
     TransferRequest request;
     std::exception_ptr failure;
@@ -431,13 +441,13 @@ class Transfers {
     return true;
   }
 
-  [[nodiscard]] static bool is_needless_on_host(BlockRecord const& block) noexcept {
+  [[nodiscard]] bool is_needless_on_host(BlockRecord const& block) {
     return block.host != HostSlotId{} && block.is_resident() && !block.is_in_transit() &&
-           block.state() != BlockState::filling;
+           block.state() != BlockState::filling && !has_lost_bytes(block);
   }
   /// The resident blocks that have a host slot. The last ones have nothing valid there; the others
   /// must be copied again when they leave, if they lose it.
-  [[nodiscard]] std::vector<BlockId> needless_host_copies() const {
+  [[nodiscard]] std::vector<BlockId> needless_host_copies() {
     std::vector<BlockId> ids;
     auto const add = [&](bool is_valid) {
       std::as_const(blocks_).for_each([&](BlockId id, BlockRecord const& block) {
