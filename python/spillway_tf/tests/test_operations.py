@@ -366,6 +366,16 @@ def test_sessions_give_out_arrays(lms):
         assert np.allclose(second, first + 2, atol=1e-5)
 
 
+def test_traces_of_sessions_name_the_allocator_as_tensorflow_does():
+    data = v1.RunMetadata()
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32)
+        session.run(tf.sin(x) + 1, {x: np.ones((512, 512))}, v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), data)
+    names = {memory.allocator_name for device in data.step_stats.dev_stats for node in device.node_stats
+             for memory in node.memory}
+    assert names and names <= {"cpu", "mklcpu"}
+
+
 def test_queues_hold_tensors(lms, evicted):
     x = random(512, 512)
     a, = evicted(x)

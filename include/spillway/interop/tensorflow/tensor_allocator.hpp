@@ -39,7 +39,8 @@ class TensorAllocator final : public ::tensorflow::Allocator {
   TensorAllocator(::tensorflow::Allocator& others, std::size_t least_bytes)
       : others_{&others}, least_bytes_{std::max(least_bytes, floor_bytes)} {}
 
-  std::string Name() override { return "spillway"; }
+  /// The name that programs look statistics up by.
+  std::string Name() override { return others_->Name(); }
 
   using ::tensorflow::Allocator::AllocateRaw;
   using ::tensorflow::Allocator::DeallocateRaw;
