@@ -7,7 +7,6 @@
 before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
 results. The names are those of IBM's TensorFlow Large Model Support.
 """
-import os
 import re
 import threading
 
@@ -70,8 +69,6 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
         if _C.kind == "gpu":
             tf.config.list_logical_devices()  # makes them, or says why it cannot
         _C.enable(False)
-        # Otherwise the runtime encodes what goes to another task without an operation.
-        os.environ.setdefault("TF_EAGER_REMOTE_USE_SEND_TENSOR_RPC", "0")
         _shims.install()
 
 

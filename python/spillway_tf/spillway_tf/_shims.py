@@ -9,6 +9,8 @@ import functools
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import context
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import script_ops
 
@@ -81,6 +83,39 @@ def _keeping(function):
     return call
 
 
+def _is_elsewhere(device):
+    """Whether a device, whose name may lack parts, belongs to another task."""
+    one, here = tf.DeviceSpec.from_string(device or ""), tf.DeviceSpec.from_string(context.context().host_address_space())
+    return (one.job or here.job, one.task or 0) != (here.job, here.task or 0)
+
+
+def _keeping_what_is_sent(function):
+    """For what runs operations. Operands of one that another task runs are encoded without an operation here."""
+    @functools.wraps(function)
+    def execute(*args, **kwargs):
+        operands = [leaf for leaf in tf.nest.flatten(args) if isinstance(leaf, (_base, tf.Variable))]
+        here = [operand for operand in operands if not _is_elsewhere(operand.device)]
+        scopes = [context.context().device_name, *(arg for arg in args[1:2] if str(arg).startswith("/"))]
+        if len(here) < len(operands) or any(map(_is_elsewhere, scopes)):
+            for address in [address_of(value) for operand in here for value in values_of(operand)]:
+                if address:
+                    C.keep(address)
+        return function(*args, **kwargs)
+    return execute
+
+
+def _keeping_from_now_on(function):
+    """For what connects the program to other tasks."""
+    @functools.wraps(function)
+    def connect(*args, **kwargs):
+        for name in ("TFE_Py_Execute", "TFE_Py_ExecuteCancelable", "TFE_Py_FastPathExecute"):
+            run = getattr(pywrap_tfe, name)
+            if not hasattr(run, "__wrapped__"):
+                setattr(pywrap_tfe, name, _keeping_what_is_sent(run))
+        return function(*args, **kwargs)
+    return connect
+
+
 def _reporting_first(function):
     """For `faulthandler.enable`, whose handler would be called instead of ours."""
     @functools.wraps(function)
@@ -112,5 +147,7 @@ def install():
         C.wrap_buffer(ops.EagerTensor, _copy_of)
         script_ops.FuncRegistry.__call__ = _copying_arguments(script_ops.FuncRegistry.__call__)
         faulthandler.enable = _reporting_first(faulthandler.enable)
+        for name in ("set_server_def", "update_server_def"):
+            setattr(context.Context, name, _keeping_from_now_on(getattr(context.Context, name)))
     _base.__dlpack__ = _keeping(_base.__dlpack__)
     tf.experimental.dlpack.to_dlpack = _keeping(tf.experimental.dlpack.to_dlpack)
