@@ -548,20 +548,26 @@ def _wrap_rpc_backends(module):
 
 
 def _wrap_distributed():
-    """The reducer of DistributedDataParallel works on its buckets and on gradients between operations."""
+    """The reducer of DistributedDataParallel works on its buckets and on gradients between operations.
+    The functions that compare processes fill and read tensors of their own between operations."""
     if not torch.distributed.is_available():
         return
-    from torch.nn.parallel import distributed
-    ddp = distributed.DistributedDataParallel
-    inner = ddp.__init__ = _keeping_new(ddp.__init__)
-    ddp._pre_forward = _keeping_new(ddp._pre_forward)  # makes the buckets anew after the first step
+    from torch._C import _distributed_c10d as c10d
+    cls = c10d.Reducer
+    inner = _keeping_new(cls.__init__)
+    cls._rebuild_buckets = _keeping_new(cls._rebuild_buckets)  # after the first step
 
-    def __init__(self, *args, **kwargs):
-        inner(self, *args, **kwargs)
-        for parameter in self.module.parameters():
+    def __init__(self, params, *args, **kwargs):
+        # The last of `args` may ask for buckets that are allocated in a backward pass, by a thread
+        # that keeps nothing.
+        kwargs.pop("lazy_bucket_allocation", None)
+        inner(self, params, *args[:13], **kwargs)
+        for parameter in params:
             if parameter.requires_grad:
                 _keep_gradients(parameter)
-    ddp.__init__ = _named_like(__init__, inner)
+    cls.__init__ = _named_like(__init__, inner)
+    for module in (c10d, torch.distributed):
+        _wrap_methods(module, ("_verify_params_across_processes", "_hash_tensors"), _holding)
 
 
 def _keeping_new(function):

@@ -108,6 +108,56 @@ dist.destroy_process_group()
     assert out == ["{True}\n3.0 3.0 [0.0, 1.0]\n"] * 2
 
 
+def test_a_reducer_that_is_used_by_itself_takes_what_is_away(pair):
+    out = pair("""
+model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.ReLU(), torch.nn.Linear(200, 1))
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.fill_(0.001)
+parameters = list(model.parameters())
+spillway_torch.reclaim_inactive()
+dist._verify_params_across_processes(dist.group.WORLD, parameters)
+reducer = dist.Reducer(parameters, [[3, 2], [1, 0]], [1 << 20, 1 << 20], dist.group.WORLD)
+for step in range(3):
+    spillway_torch.reclaim_inactive()
+    loss = model(torch.full((4, 200), rank + 1.)).mean()
+    if step:
+        reducer._rebuild_buckets()
+    reducer.prepare_for_backward(loss)
+    spillway_torch.reclaim_inactive()
+    loss.backward()
+    spillway_torch.reclaim_inactive()
+    print(f"{parameters[0].grad.sum().item():.3f}", f"{parameters[3].grad.sum().item():.3f}")
+    model.zero_grad()
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["60.000 1.000\n" * 3] * 2
+
+
+def test_buckets_that_are_allocated_in_a_backward_pass_keep_their_places(pair):
+    out = pair("""
+import inspect
+from torch.nn.parallel import DistributedDataParallel
+model = torch.nn.Linear(200, 100)
+with torch.no_grad():
+    model.weight.fill_(0.001)
+can_be_lazy = "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel.__init__).parameters
+model = DistributedDataParallel(model, **({"lazy_bucket_allocation": True} if can_be_lazy else {}))
+for step in range(3):
+    spillway_torch.reclaim_inactive()
+    loss = model(torch.full((4, 200), rank + 1.)).sum()
+    spillway_torch.reclaim_inactive()
+    loss.backward()
+    spillway_torch.reclaim_inactive()
+    print(model.module.weight.grad.sum().item())
+    model.zero_grad()
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["120000.0\n" * 3] * 2
+
+
 def test_a_collective_that_fails_lets_go(pair):
     out = pair("""
 x = torch.ones(1 << 20)
