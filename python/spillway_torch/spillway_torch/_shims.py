@@ -520,6 +520,32 @@ def _wrap_packaged_graphs():
                           holding_all)
 
 
+def _wrap_native_runners():
+    """Static modules and kernels of TorchScript's tensor expressions run without operations, and go
+    on with the weights that they were made of."""
+    C = torch._C
+    if hasattr(C, "StaticModule"):
+        to_static = _keeping_new(C._jit_to_static_module)  # freezing makes new weights
+
+        def to_static_module(part):
+            keep_tensors(_tensors_of(part))
+            return to_static(part)
+        C._jit_to_static_module = _named_like(to_static_module, to_static)
+        _wrap_methods(C.StaticModule, ("__call__", "benchmark", "benchmark_individual_ops"), _holding_leaves)
+        _wrap_methods(C.StaticModule, ("runAsync",), _keeping_leaves)
+    if hasattr(C, "_te"):
+        cls = C._te.TensorExprKernel
+        init = cls.__init__
+
+        def __init__(self, *args, **kwargs):
+            keep_tensors([tensor for part in (*args, *kwargs.values()) if isinstance(part, C.Graph)
+                          for tensor in _tensors_of(part)])
+            init(self, *args, **kwargs)
+        cls.__init__ = _named_like(__init__, init)
+        _wrap_methods(cls, ("run", "fallback"), _holding_leaves)
+        _wrap_methods(C._te.CodeGen, ("call",), _holding_leaves)
+
+
 def _wrap_dlpack_exchange():
     """Code in C takes tensors by functions of these tables, and remembers the tables."""
     if hasattr(torch._C, "_dlpack_exchange_api"):
@@ -663,6 +689,7 @@ def install():
     _wrap_futures()
     _wrap_captured_graphs()
     _wrap_packaged_graphs()
+    _wrap_native_runners()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)
     # A graph that Dynamo made of what is wrapped here would call itself.
     _after_import("torch._dynamo.trace_rules", lambda rules: rules.add(__package__))

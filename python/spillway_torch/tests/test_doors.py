@@ -843,3 +843,35 @@ many = extension.Rows.Kind.many
 print(extension.Rows.made, many == extension.Rows.Kind.many, isinstance(many, extension.Rows.Kind),
       pickle.loads(pickle.dumps(extension.row_sums)) is extension.row_sums)
 """).split() == ("2 1048576 1048576 True True 1000 1000 1 1000 1000 False False False 1 True 3 True True True").split()
+
+
+def test_static_modules_run_without_operations(lms):
+    if not hasattr(torch._C, "StaticModule"):
+        pytest.skip("this PyTorch has no static runtime")
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 20)).eval()
+    x = torch.rand(10, 30)
+    expected = outside(model(x))
+    static = torch._C._jit_to_static_module(torch.jit.freeze(torch.jit.script(model))._c)
+    results = []
+    for _ in range(3):  # from the second on in memory that was planned in the first
+        lms.evict()
+        results.append(static(x))
+        assert outside(results[-1]) == expected
+    lms.evict()
+    assert all(lms.is_away(one) for one in (x, *results)) and [outside(one) for one in results] == [expected] * 3
+    assert outside(static.runAsync((x,), {}).wait()) == expected
+
+
+def test_kernels_of_tensor_expressions_run_without_operations(lms):
+    te = torch._C._te
+    size, dtype = te.ExprHandle.int(100), te.Dtype.Float
+    a, b = (te.BufHandle(name, [size], dtype) for name in "ab")
+    sums = te.Compute("sums", [size], lambda i: a.load([i]) + b.load([i]))
+    loops = te.LoopNest([sums])
+    loops.prepare_for_codegen()
+    kernel = te.construct_codegen("ir_eval", te.simplify(loops.root_stmt()), [a, b, sums])
+    x, y, z = torch.full((100,), 2.), torch.full((100,), 3.), torch.zeros(100)
+    lms.evict()
+    kernel.call([x, y, z])
+    lms.evict()
+    assert all(lms.is_away(one) for one in (x, y, z)) and outside(z) == [5.] * 100
