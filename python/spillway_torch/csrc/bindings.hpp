@@ -320,6 +320,18 @@ void Bindings<Site>::define(pybind11::module_& m) {
       .def("__enter__", &Held<Site>::enter, WithoutLock())
       .def("returns", &Held<Site>::returns)
       .def("__exit__", [](Held<Site>& held, py::args const&) { held.exit(); });
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  py::class_<Communicating<Site>>(m, "Communicating")
+      .def(py::init<py::handle>())
+      .def("__enter__",
+           [](Communicating<Site>& call) -> Communicating<Site>& {
+             ReleasedLock const others_run;
+             call.enter();
+             return call;
+           })
+      .def("begun", &Communicating<Site>::begun)
+      .def("__exit__", [](Communicating<Site>& call, py::args const&) { call.exit(); });
+#endif
   py::class_<Lent<Site>>(m, "Lent").def(py::init<at::Tensor const&>(), WithoutLock());
   m.def("set_item_method", &set_item_method);
   m.def("wrap_dlpack_exchange", &DlpackExchange<Bindings, /*is_read_only=*/false>::install);

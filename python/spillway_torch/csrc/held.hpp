@@ -3,10 +3,12 @@
 
 #include <spillway/interop/torch.hpp>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "released_lock.hpp"
 #include "site.hpp"
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -47,6 +49,8 @@ class Held {
     operands_ = std::move(operands);
   }
   void exit() { hold_.reset(); }
+  /// The storages that it leases, between `enter` and `exit`.
+  [[nodiscard]] spillway::torch::Operands const& operands() const noexcept { return operands_; }
   /// To be called before `exit`, with what the function of an extension in between returns.
   void returns(std::vector<at::Tensor> const& results) const {
     if (hold_) {
@@ -84,6 +88,52 @@ class Held {
   std::optional<typename spillway::torch::NativeNodes<Hook>::Call> call_;
   std::optional<typename Hook::Hold> hold_;
 };
+
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+/// Surrounds a call that begins a communication without an operation, and goes on with the
+/// addresses of what it is given after it has returned.
+template <class Site>
+class Communicating {
+ public:
+  using Hook = typename Site::State::Hook;
+
+  explicit Communicating(pybind11::handle objects) : held_{objects, /*may_write=*/true} {}
+
+  void enter() {
+    held_.enter();
+    // A thread of the backend goes on with the addresses of what its operations make. Without the
+    // hook that does not leave.
+    without_hook_.emplace(hook_key);
+    without_objects_.emplace();
+  }
+  void exit() {
+    without_objects_.reset();
+    without_hook_.reset();
+    held_.exit();
+  }
+  /// To be called before `exit`, with the `Work` that the call has returned.
+  void begun(pybind11::handle work) const {
+    if (Site::state() == nullptr || held_.operands().empty()) {
+      return;
+    }
+    auto* const communication = work.cast<c10d::Work*>();
+    ReleasedLock const others_run;
+    auto use = std::make_shared<spillway::torch::ExtendedLease<Site>>(held_.operands());
+    if (communication == nullptr) {
+      use->keep();  // one of several, whose end only the last one tells
+      return;
+    }
+    Hook::lease_until_end(
+        spillway::torch::Communication::unsafe_reclaim_from_nonowning(communication),
+        std::move(use));
+  }
+
+ private:
+  Held<Site> held_;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> without_hook_;
+  std::optional<spillway::torch::WithoutPythonObjects> without_objects_;
+};
+#endif
 
 /// Leases tensors for as long as this object lives, for an object in Python that shares their
 /// memory.

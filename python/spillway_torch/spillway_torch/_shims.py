@@ -29,6 +29,12 @@ _STORAGE_HOLDING = ("__getitem__", "tolist", "clone", "_write_file", "_share_cud
 _STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename_cpu_", "_share_fd_cpu_", "byteswap",
                     "_set_from_file", "_resize_with_addr_")
 
+_COMMUNICATING = (
+    "broadcast", "reduce", "gather", "gather_single", "gather_into_tensor", "scatter", "send", "recv", "recv_anysource",
+    "allreduce", "allreduce_coalesced", "allreduce_sparse", "allgather", "_allgather_base", "allgather_coalesced",
+    "all_gather_single", "all_gather_single_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single")
+
 #: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
 _NAMING = {
     "torch.nn.modules.rnn": ("flatten_parameters",),
@@ -554,6 +560,22 @@ def _wrap_dlpack_exchange():
         _C.wrap_read_only_dlpack_exchange(torch._C._const_dlpack_exchange_api())
 
 
+def _wrap_backends():
+    """A process group that is used without `torch.distributed` calls no operations for its communication."""
+    if not torch.distributed.is_available():
+        return
+    from torch._C import _distributed_c10d as c10d
+
+    def communicating(function):
+        def call(*args, **kwargs):
+            with _C.Communicating((*args, *kwargs.values())) as communication:
+                work = function(*args, **kwargs)
+                communication.begun(work)
+                return work
+        return _named_like(call, function)
+    _wrap_methods(c10d.Backend, _COMMUNICATING, communicating)
+
+
 def _wrap_rpc(module):
     """Functions that other processes call."""
     module._run_function = _with_hook(module._run_function)
@@ -696,5 +718,6 @@ def install():
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)
     _wrap_distributed()
+    _wrap_backends()
     _C.install_barriers()
     _wrap_higher_order_operators()

@@ -108,6 +108,47 @@ dist.destroy_process_group()
     assert out == ["{True}\n3.0 3.0 [0.0, 1.0]\n"] * 2
 
 
+def test_a_backend_that_is_called_by_itself_holds_its_tensors(pair):
+    """Without `torch.distributed` a communication is no operation."""
+    out = pair("""
+backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+x, y = torch.full((1 << 20,), rank + 1.), torch.full((1 << 18,), float(rank))
+parts = [torch.zeros(1 << 18) for _ in range(2)]
+used = (x, y, *parts)
+
+def are_held():
+    return {_C.view(tensor)["has_address"] for tensor in used}
+
+spillway_torch.reclaim_inactive()
+if rank == 1:
+    store.wait(["go"])
+assert are_held() == {False}
+works = backend.allreduce([x]), backend.allgather([parts], [y])
+if rank == 0:
+    spillway_torch.reclaim_inactive()
+    assert are_held() == {True}  # the other one has not come yet
+    store.set("go", "")
+for work in works:
+    work.wait()
+while are_held() != {False}:  # until the threads that communicate have said that it is done
+    spillway_torch.reclaim_inactive()
+print(x.min().item(), x.max().item(), [part[-1].item() for part in parts])
+
+table = torch.sparse_coo_tensor([[rank, 5]], [1., 2.], (2000,))
+row = torch.zeros(1000)
+spillway_torch.reclaim_inactive()
+backend.allreduce([table]).wait()
+spillway_torch.reclaim_inactive()
+sent = backend.send([y], 1, 0) if rank == 0 else backend.recv([row.resize_(1 << 18)], 0, 0)
+spillway_torch.reclaim_inactive()
+sent.wait()
+print(table.to_dense()[:6].tolist(), row.sum().item())
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["3.0 3.0 [0.0, 1.0]\n[1.0, 1.0, 0.0, 0.0, 0.0, 4.0] 0.0\n"] * 2
+
+
 def test_a_reducer_that_is_used_by_itself_takes_what_is_away(pair):
     out = pair("""
 model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.ReLU(), torch.nn.Linear(200, 1))

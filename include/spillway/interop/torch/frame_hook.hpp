@@ -454,6 +454,20 @@ class FrameHook {
     return frames.depth > 0;
   }
 
+#if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  /// Makes the leases of what a communication uses last until it has ended.
+  static void lease_until_end(Communication const& communication,
+                              std::shared_ptr<ExtendedLease<Site>> use) {
+    if (auto const end = find_future(communication)) {
+      ExtendedLease<Site>::end_with(*end, std::move(use));
+    } else {
+      PendingCommunications& pending = Site::hook().communications;
+      pending.release_completed();
+      pending.add(communication, std::move(use));
+    }
+  }
+#endif
+
   /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. A
   /// program that asks for the address may write there; what a kernel writes its operation
   /// declares. Does nothing to a storage with memory of another allocator.
@@ -731,11 +745,7 @@ class FrameHook {
         pending.release_waited(storage);
       }
     } else if (auto const communication = find_communication(results)) {
-      if (auto const end = find_future(communication)) {
-        ExtendedLease<Site>::end_with(*end, std::move(use));
-      } else {
-        pending.add(communication, std::move(use));
-      }
+      lease_until_end(communication, std::move(use));
     } else if (!awaited.empty()) {
       std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
       for (c10::StorageImpl* const storage : awaited) {
