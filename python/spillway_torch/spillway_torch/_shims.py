@@ -537,6 +537,14 @@ def _wrap_native_runners():
             keep_tensors(_tensors_of(part))
             return to_static(part)
         C._jit_to_static_module = _named_like(to_static_module, to_static)
+        keys = C.DispatchKeySet(C._parse_dispatch_key(_C.hook_key()))
+
+        def without_hook(function):  # nor has it a thread that a script forks: what that makes does not leave
+            def call(*args, **kwargs):
+                with C._ExcludeDispatchKeyGuard(keys):
+                    return function(*args, **kwargs)
+            return _named_like(call, function)
+        _wrap_methods(C.StaticModule, ("__call__", "benchmark", "benchmark_individual_ops", "runAsync"), without_hook)
         _wrap_methods(C.StaticModule, ("__call__", "benchmark", "benchmark_individual_ops"), _holding_leaves)
         _wrap_methods(C.StaticModule, ("runAsync",), _keeping_leaves)
     if hasattr(C, "_te"):

@@ -862,6 +862,36 @@ def test_static_modules_run_without_operations(lms):
     assert outside(static.runAsync((x,), {}).wait()) == expected
 
 
+def test_static_modules_that_fork(lms):
+    if not hasattr(torch._C, "StaticModule"):
+        pytest.skip("this PyTorch has no static runtime")
+
+    def part(x: torch.Tensor):
+        x = ((x * 0.5 + 1) * 0.5 + 1) * 0.5 + 1
+        return ((x * 0.5 + 1) * 0.5 + 1) * 0.5 + 1
+
+    def forking(x: torch.Tensor):
+        first, second = torch.jit.fork(part, x), torch.jit.fork(part, x + 64)
+        return torch.jit.wait(first) + torch.jit.wait(second)
+
+    static = torch._C._jit_to_static_module(torch.jit.script(forking).graph)
+    x = torch.full((200_000,), 2.)
+    lms.evict()
+    ended = threading.Event()
+
+    def evict():
+        while not ended.is_set():
+            lms.evict()
+    thread = threading.Thread(target=evict)
+    thread.start()
+    try:
+        results = [static(x) for _ in range(5)] + [static.runAsync((x,), {}).wait()]
+        assert [(one.min().item(), one.max().item()) for one in results] == [(5., 5.)] * 6
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_kernels_of_tensor_expressions_run_without_operations(lms):
     te = torch._C._te
     size, dtype = te.ExprHandle.int(100), te.Dtype.Float
