@@ -15,9 +15,9 @@ namespace spillway_tf {
 template <class Site>
 class Held {
  public:
-  explicit Held(std::vector<std::size_t> const& addresses) {
+  explicit Held(std::vector<std::size_t> const& addresses, bool may_write = false) {
     for (std::size_t const address : addresses) {
-      uses_.push_back({reinterpret_cast<void*>(address), false});
+      uses_.push_back({reinterpret_cast<void*>(address), may_write});
     }
   }
   Held(Held const&) = delete;

@@ -16,7 +16,7 @@
 #include <string>
 #include <utility>
 
-#include "fault_report.hpp"
+#include "fault_handler.hpp"
 #include "site.hpp"
 #include <tensorflow/core/common_runtime/process_state.h>
 
@@ -63,7 +63,7 @@ struct HostSite {
         std::make_unique<spillway::tensorflow::SwappingCpuDeviceFactory<HostSite>>(),
         300,
         false);
-    FaultReport<HostSite>::install();
+    FaultHandler<HostSite>::install();
   }
   static bool is_installed() { return is_ready(); }
 

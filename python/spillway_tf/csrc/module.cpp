@@ -6,5 +6,5 @@
 PYBIND11_MODULE(SPILLWAY_TF_MODULE, m) {
   spillway_tf::Bindings<spillway_tf::HostSite>::define(m);
   m.def("wrap_buffer", &spillway_tf::wrap_buffer);
-  m.def("report_faults", &spillway_tf::FaultReport<spillway_tf::HostSite>::install);
+  m.def("handle_faults", &spillway_tf::FaultHandler<spillway_tf::HostSite>::install);
 }

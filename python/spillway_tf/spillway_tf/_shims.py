@@ -116,12 +116,12 @@ def _keeping_from_now_on(function):
     return connect
 
 
-def _reporting_first(function):
+def _handling_first(function):
     """For `faulthandler.enable`, whose handler would be called instead of ours."""
     @functools.wraps(function)
     def enable(*args, **kwargs):
         function(*args, **kwargs)
-        C.report_faults()
+        C.handle_faults()
     return enable
 
 
@@ -146,7 +146,7 @@ def install():
         _base._numpy = _numpy
         C.wrap_buffer(ops.EagerTensor, _copy_of)
         script_ops.FuncRegistry.__call__ = _copying_arguments(script_ops.FuncRegistry.__call__)
-        faulthandler.enable = _reporting_first(faulthandler.enable)
+        faulthandler.enable = _handling_first(faulthandler.enable)
         for name in ("set_server_def", "update_server_def"):
             setattr(context.Context, name, _keeping_from_now_on(getattr(context.Context, name)))
     _base.__dlpack__ = _keeping(_base.__dlpack__)

@@ -234,23 +234,83 @@ def test_installing_too_late_is_refused(script):
     assert "before the first operation" in done.stderr
 
 
+USED_OUTSIDE = """
+import ctypes, os, faulthandler, tensorflow as tf, spillway_tf
+from spillway_tf import _C, _shims
+spillway_tf.set_lms_enabled(True)
+def make(value):
+    x = tf.fill((512, 1024), value)
+    return x, _shims.address_of(x)
+def read(p, at=0):
+    return ctypes.c_float.from_address(p + 4 * at).value
+"""
+
+
+def test_a_use_that_is_not_known_of_brings_a_tensor_back(script):
+    done = script(USED_OUTSIDE + """
+import threading
+xs, ps = zip(*(make(float(i)) for i in range(9)))
+spillway_tf.reclaim_inactive()
+print({_C.view(p)["resident"] for p in ps})
+ctypes.memset(ps[8] + 4 * 9999, 0, 4)
+seen = []
+threads = [threading.Thread(target=lambda p: seen.append(read(p, 524287)), args=[ps[i % 8]]) for i in range(16)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+spillway_tf.reclaim_inactive()
+print(sorted(seen) == [float(i // 2) for i in range(16)], {_C.view(p)["may_leave"] for p in ps})
+print([read(p) for p in ps] == list(range(9)), float(tf.reduce_sum(xs[8])) == 8 * (512 * 1024 - 1))
+""")
+    assert done.stdout.split("\n") == ["{False}", "True {False}", "True True", ""], done.stderr[-2000:]
+    assert done.stderr.count("was used outside of any operation") == 1
+
+
+def test_a_tensor_on_a_parallel_device_is_printed(script):
+    done = script("""
+import tensorflow as tf, spillway_tf
+from tensorflow.python.distribute.parallel_device import parallel_device
+spillway_tf.install(limit=64 << 20, least_bytes=512)
+spillway_tf.set_lms_enabled(True)
+cpu, = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+with parallel_device.ParallelDevice(["CPU:0", "CPU:1"]):
+    x = tf.ones((1000,)) + 1.0
+    text = str(x)
+    spillway_tf.reclaim_inactive()
+    print("2 2 2" in text and str(x) == text)
+""")
+    assert done.stdout.split() == ["True"], done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("handler", ["", "faulthandler.enable()", "faulthandler.enable(); faulthandler.enable()"])
-def test_a_use_that_is_not_known_of_ends_loudly(script, handler):
-    done = script("import ctypes, faulthandler, tensorflow as tf, spillway_tf\n"
-                  "from spillway_tf import _shims\n"
-                  "spillway_tf.set_lms_enabled(True)\n"
-                  f"{handler}\n"
-                  "x = tf.random.normal((512, 1024))\n"
-                  "p = _shims.address_of(x)\n"
-                  "print(len(ctypes.string_at(p, 8)))\n"
+def test_a_use_of_memory_that_was_freed_ends_loudly(script, handler):
+    done = script(f"{USED_OUTSIDE}{handler}\n"
+                  "x, p = make(3.0)\n"
+                  "print(read(p), flush=True)\n"
                   "spillway_tf.reclaim_inactive()\n"
-                  "print('away', flush=True)\n"
-                  "ctypes.string_at(p, 8)\n"
+                  "del x\n"
+                  "read(p)\n"
                   "print('not reached')\n", PYTHONFAULTHANDLER="")
-    assert done.stdout.split() == ["8", "away"]
+    assert done.stdout.split() == ["3.0"]
     assert done.returncode == -signal.SIGSEGV
-    assert done.stderr.count("spillway_tf: the memory of a tensor was used outside of any operation") == 1
+    assert done.stderr.count("spillway_tf: the memory of a tensor was used after it was freed") == 1
     assert done.stderr.count("Fatal Python error: Segmentation fault") == bool(handler)
+
+
+def test_a_use_that_is_not_known_of_ends_a_forked_child_loudly(script):
+    done = script(USED_OUTSIDE + """
+x, p = make(3.0)
+spillway_tf.reclaim_inactive()
+child = os.fork()
+if child == 0:
+    read(p)
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), read(p))
+""", PYTHONFAULTHANDLER="")
+    assert done.stdout.split() == [str(-signal.SIGSEGV), "3.0"], done.stderr[-2000:]
+    assert done.stderr.count("was used outside of any operation, and is not there") == 1
 
 
 def test_a_fault_signal_that_a_program_sends_itself_ends_it(script):

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <string>
+#include <thread>
+
+#include "held.hpp"
+#include <semaphore.h>
+#include <unistd.h>
+
+namespace spillway_tf {
+
+/// Brings a tensor back when code outside of operations uses its address while it is swapped out:
+/// its pages are not accessible then, so that the access faults, and is tried again afterwards. The
+/// tensor never leaves again, as after `keep`. The first time a message on standard error says so.
+///
+/// A signal handler may do next to nothing, so that a thread of its own brings the tensor in while
+/// the thread that has faulted waits. That takes as long as a copy of the tensor.
+///
+/// Where it cannot be done (the tensor was freed, there is no room, its bytes are lost, or the
+/// process is a forked child, which does not have the thread), a message says so, and the program
+/// ends as it would have without this: the handlers that were there before are called.
+template <class Site>
+class FaultHandler {
+ public:
+  /// Puts the handler before the one that is there now, if that is another one. Called again, it is
+  /// the first one again.
+  static void install() {
+    struct sigaction action {};
+    action.sa_sigaction = &handle;
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    struct sigaction before {};
+    ::sigaction(SIGSEGV, &action, &before);
+    if (before.sa_sigaction == &handle) {
+      return;
+    }
+    Others& others = Others::of_process();
+    if (!others.is_known) {
+      others = {.is_known = true, .first = before, .latest = before};
+      Rescue::of_process().start();
+    }
+    others.latest = before;
+  }
+
+ private:
+  /// Handlers of others. The latest may have been put in front of this one, and then calls that
+  /// when it is done; the first is called in the end.
+  struct Others {
+    bool is_known = false;
+    struct sigaction first {};
+    struct sigaction latest {};
+
+    static Others& of_process() {
+      static Others the_others;
+      return the_others;
+    }
+  };
+
+  /// The thread that brings tensors in, and what it is asked for.
+  class Rescue {
+   public:
+    static Rescue& of_process() {
+      static auto* const the_rescue = new Rescue;  // its thread does not end
+      return *the_rescue;
+    }
+
+    void start() {
+      if (::sem_init(&asked_, 0, 0) != 0) {
+        return;
+      }
+      std::thread thread{[this] { serve(); }};
+      thread_ = thread.native_handle();
+      process_ = ::getpid();
+      thread.detach();
+    }
+    /// Asks for the tensor at an address and waits for it. Calls only functions that a signal
+    /// handler may call. @returns false if the access would fault again
+    [[nodiscard]] bool try_bring_in(void* address) noexcept {
+      if (process_ != ::getpid() || ::pthread_equal(thread_, ::pthread_self()) != 0) {
+        return false;
+      }
+      Request* const request = try_take();
+      if (request == nullptr) {
+        return false;
+      }
+      request->address = address;
+      request->state.store(State::asked);
+      (void)::sem_post(&asked_);
+      for (int i = 0; i < most_naps; ++i) {
+        State const state = request->state.load();
+        if (state != State::asked) {
+          request->state.store(State::unused);
+          return state == State::done;
+        }
+        nap();
+      }
+      return false;  // it waits for something that this thread holds
+    }
+
+   private:
+    enum class State { unused, taken, asked, done, refused };
+    struct Request {
+      std::atomic<State> state{State::unused};
+      void* address = nullptr;
+    };
+
+    static constexpr std::size_t most_requests = 64;
+    static constexpr long nap_ns = 50'000;
+    static constexpr int most_naps = 600'000;        // some 30 s; operations are waited for, too
+    static constexpr int most_vain_requests = 1000;  // in a row, when there is nothing to do
+
+    [[nodiscard]] Request* try_take() noexcept {
+      for (int i = 0; i < most_naps; ++i) {
+        for (Request& request : requests_) {
+          State expected = State::unused;
+          if (request.state.compare_exchange_strong(expected, State::taken)) {
+            return &request;
+          }
+        }
+        nap();
+      }
+      return nullptr;
+    }
+    static void nap() noexcept {
+      timespec const time{.tv_sec = 0, .tv_nsec = nap_ns};
+      (void)::nanosleep(&time, nullptr);
+    }
+    void serve() {
+      for (;;) {
+        while (::sem_wait(&asked_) != 0) {
+        }
+        for (Request& request : requests_) {
+          if (request.state.load() == State::asked) {
+            request.state.store(bring_in(request.address) ? State::done : State::refused);
+          }
+        }
+      }
+    }
+    [[nodiscard]] bool bring_in(void* address) noexcept {
+      try {
+        auto& leases = Site::leases();
+        std::array<void*, 1> const base{leases.base_of(address)};
+        if (base[0] == nullptr) {
+          std::fputs("\nspillway_tf: the memory of a tensor was used after it was freed.\n\n",
+                     stderr);
+          return false;
+        }
+        // Several threads may ask for one tensor, but not for ever.
+        bool const is_vain = !leases.view(base[0]).is_swappable;
+        vain_requests_ = is_vain ? vain_requests_ + 1 : 0;
+        if (vain_requests_ > most_vain_requests) {
+          return false;
+        }
+        Held<Site> held{{reinterpret_cast<std::size_t>(base[0])}, /*may_write=*/true};
+        held.enter();
+        leases.keep(base);
+        if (!has_warned_) {
+          has_warned_ = true;
+          std::fputs(
+              "\nspillway_tf: the memory of a tensor was used outside of any operation while the "
+              "tensor was swapped out. It was brought back and stays, as do others of which that "
+              "is found out. To write there is not safe before that: call "
+              "spillway_tf.keep(tensor) before its address is given to other code, or use it "
+              "inside spillway_tf.hold(tensor).\n\n",
+              stderr);
+        }
+        return true;
+      } catch (std::exception const& error) {
+        std::string const text =
+            std::string{"\nspillway_tf: the memory of a tensor was used outside of any operation "
+                        "while the tensor was swapped out, and it cannot be brought back: "} +
+            error.what() + "\n\n";
+        std::fputs(text.c_str(), stderr);
+        return false;
+      }
+    }
+
+    sem_t asked_{};
+    pthread_t thread_{};
+    pid_t process_ = 0;
+    std::array<Request, most_requests> requests_{};
+    int vain_requests_ = 0;
+    bool has_warned_ = false;
+  };
+
+  // Calls only functions that a signal handler may call.
+  static void handle(int signal, siginfo_t* info, void* /*context*/) {
+    Others& others = Others::of_process();
+    bool const is_fault = info->si_code > 0;
+    if (is_fault && Site::may_own(info->si_addr)) {
+      if (Rescue::of_process().try_bring_in(info->si_addr)) {
+        return;
+      }
+      constexpr char const* text =
+          "\nspillway_tf: the memory of a tensor was used outside of any operation, and is not "
+          "there. Call spillway_tf.keep(tensor) before its address is given to other code, or use "
+          "it inside spillway_tf.hold(tensor).\n\n";
+      (void)!::write(2, text, std::strlen(text));
+    }
+    ::sigaction(SIGSEGV, &others.latest, nullptr);
+    others.latest = others.first;
+    if (!is_fault) {
+      (void)::raise(signal);  // a fault comes again by itself, when the access is tried again
+    }
+  }
+};
+
+}  // namespace spillway_tf
