@@ -117,17 +117,23 @@ struct WatchedPolicies : support::SmallPolicies {
   using observer = TrimWatch;
 };
 
-/// Takes its time for each record.
+/// Is told of nothing until another thread is about to fork, and takes its time for that.
 struct SlowObserver {
   static constexpr bool is_enabled = true;
 
-  std::atomic<int> records{0};
+  std::atomic<bool> is_being_told{false};
+  std::atomic<bool> is_forking{false};
   std::atomic<int> calls{0};  // that have not returned
 
   void on_record(Record const& /*record*/) noexcept {
     ++calls;
-    ++records;
-    std::this_thread::sleep_for(std::chrono::milliseconds{100});
+    is_being_told = true;
+    while (!is_forking) {
+      std::this_thread::yield();
+    }
+    for (int i = 0; i < 10'000; ++i) {
+      std::this_thread::yield();
+    }
     --calls;
   }
 };
@@ -419,9 +425,10 @@ TEST_SUITE("device_allocator") {
     SimApi device{{.capacity_bytes = 64_MiB}};
     DeviceAllocator<SlowlyObservedPolicies> memory{device, {.capacity_bytes = 4_MiB}};
     std::jthread const other{[&] { memory.deallocate(memory.allocate(1_MiB)); }};
-    while (memory.observer().records == 0) {
+    while (!memory.observer().is_being_told) {
       std::this_thread::yield();
     }
+    memory.observer().is_forking = true;
     memory.before_fork();
     CHECK(memory.observer().calls == 0);
     memory.after_fork_in_parent();

@@ -93,9 +93,11 @@ TEST_SUITE("monitor") {
     Monitor monitor;
     std::jthread const other{[&](std::stop_token const& is_over) {
       while (!is_over.stop_requested()) {
-        std::this_thread::sleep_for(20ms);
-        std::lock_guard const inner{monitor};
-        monitor.notify_release();
+        {
+          std::lock_guard const inner{monitor};
+          monitor.notify_release();
+        }
+        std::this_thread::yield();
       }
     }};
     std::lock_guard const guard{monitor};

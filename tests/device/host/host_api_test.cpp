@@ -10,7 +10,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -307,9 +306,6 @@ TEST_SUITE("host_api") {
         device.synchronize(stream);
         device.destroy_stream(stream);
         REQUIRE(byte == value);
-        if (i % 10 == 0) {
-          std::this_thread::sleep_for(std::chrono::milliseconds{2});  // threads end meanwhile
-        }
       }
     };
     use_streams(1);
