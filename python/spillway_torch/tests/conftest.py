@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import gc
 import os
+import threading
 
 import pytest
 import torch
@@ -31,6 +33,23 @@ class Lms:
     """Shorthands for what tests ask about one tensor."""
 
     evict = staticmethod(spillway_torch.reclaim_inactive)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def evicting():
+        """Everything that nothing uses leaves again and again, on another thread."""
+        ended = threading.Event()
+
+        def evict():
+            while not ended.is_set():
+                spillway_torch.reclaim_inactive()
+        thread = threading.Thread(target=evict)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     @staticmethod
     def view(tensor):

@@ -5,7 +5,6 @@ import copy
 import gc
 import io
 import json
-import threading
 import typing
 import zipfile
 
@@ -533,20 +532,10 @@ def test_scripts_read_and_print_what_is_away(lms, capfd, make):
     expected = script(x), capfd.readouterr().out
     assert "[0, 1, 2, 3], [[0.0, 1.0], [2.0, 3.0]]" in str(expected[0])
     spillway_torch.set_enabled_lms(True)
-    stop = threading.Event()
-
-    def keep_evicting():
-        while not stop.is_set():
-            lms.evict()
-    evicting = threading.Thread(target=keep_evicting)
-    evicting.start()
-    try:
+    with lms.evicting():
         for _ in range(50):
             lms.evict()
             assert (script(x), capfd.readouterr().out) == expected
-    finally:
-        stop.set()
-        evicting.join()
     lms.evict()
     assert lms.is_away(x)
 
@@ -845,9 +834,11 @@ print(extension.Rows.made, many == extension.Rows.Kind.many, isinstance(many, ex
 """).split() == ("2 1048576 1048576 True True 1000 1000 1 1000 1000 False False False 1 True 3 True True True").split()
 
 
+has_static_runtime = pytest.mark.skipif(not hasattr(torch._C, "StaticModule"), reason="this PyTorch has no static runtime")
+
+
+@has_static_runtime
 def test_static_modules_run_without_operations(lms):
-    if not hasattr(torch._C, "StaticModule"):
-        pytest.skip("this PyTorch has no static runtime")
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 20)).eval()
     x = torch.rand(10, 30)
     expected = outside(model(x))
@@ -862,10 +853,8 @@ def test_static_modules_run_without_operations(lms):
     assert outside(static.runAsync((x,), {}).wait()) == expected
 
 
+@has_static_runtime
 def test_static_modules_that_fork(lms):
-    if not hasattr(torch._C, "StaticModule"):
-        pytest.skip("this PyTorch has no static runtime")
-
     def part(x: torch.Tensor):
         x = ((x * 0.5 + 1) * 0.5 + 1) * 0.5 + 1
         return ((x * 0.5 + 1) * 0.5 + 1) * 0.5 + 1
@@ -877,19 +866,9 @@ def test_static_modules_that_fork(lms):
     static = torch._C._jit_to_static_module(torch.jit.script(forking).graph)
     x = torch.full((200_000,), 2.)
     lms.evict()
-    ended = threading.Event()
-
-    def evict():
-        while not ended.is_set():
-            lms.evict()
-    thread = threading.Thread(target=evict)
-    thread.start()
-    try:
+    with lms.evicting():
         results = [static(x) for _ in range(5)] + [static.runAsync((x,), {}).wait()]
         assert [(one.min().item(), one.max().item()) for one in results] == [(5., 5.)] * 6
-    finally:
-        ended.set()
-        thread.join()
 
 
 def test_kernels_of_tensor_expressions_run_without_operations(lms):
