@@ -8,7 +8,6 @@
 #include <spillway/interop/framework/fork_handlers.hpp>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -78,12 +77,7 @@ struct Bindings {
   }
 
   /// Brings a buffer in and keeps it on the device for good.
-  static void keep(std::size_t address) {
-    Held<Site> held{{address}};
-    held.enter();
-    std::array<void*, 1> const addresses{reinterpret_cast<void*>(address)};
-    Site::leases().keep(addresses);
-  }
+  static void keep(std::size_t address) { Held<Site>::keep(reinterpret_cast<void*>(address)); }
 
   /// Without addresses: for all buffers that are made from now on.
   static void set_codec(std::optional<std::string> const& name,

@@ -148,21 +148,19 @@ class FaultHandler {
     [[nodiscard]] bool bring_in(void* address) noexcept {
       try {
         auto& leases = Site::leases();
-        std::array<void*, 1> const base{leases.base_of(address)};
-        if (base[0] == nullptr) {
+        void* const base = leases.base_of(address);
+        if (base == nullptr) {
           std::fputs("\nspillway_tf: the memory of a tensor was used after it was freed.\n\n",
                      stderr);
           return false;
         }
         // Several threads may ask for one tensor, but not for ever.
-        bool const is_vain = !leases.view(base[0]).is_swappable;
+        bool const is_vain = !leases.view(base).is_swappable;
         vain_requests_ = is_vain ? vain_requests_ + 1 : 0;
         if (vain_requests_ > most_vain_requests) {
           return false;
         }
-        Held<Site> held{{reinterpret_cast<std::size_t>(base[0])}, /*may_write=*/true};
-        held.enter();
-        leases.keep(base);
+        Held<Site>::keep(base, /*may_write=*/true);
         if (!has_warned_) {
           has_warned_ = true;
           std::fputs(

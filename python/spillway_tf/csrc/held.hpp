@@ -3,6 +3,7 @@
 
 #include <spillway/interop/framework/buffer_leases.hpp>
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <stdexcept>
@@ -23,6 +24,14 @@ class Held {
   Held(Held const&) = delete;
   Held& operator=(Held const&) = delete;
   ~Held() { exit(); }
+
+  /// Brings a buffer in and keeps it on the device for good. @throws as `enter`
+  static void keep(void* address, bool may_write = false) {
+    Held held{{reinterpret_cast<std::size_t>(address)}, may_write};
+    held.enter();
+    std::array<void*, 1> const addresses{address};
+    Site::leases().keep(addresses);
+  }
 
   void enter() {
     if (frame_ != nullptr || !Site::is_ready()) {
