@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/core/error.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/block_state.hpp>
 #include <spillway/pager/transfers.hpp>
@@ -143,6 +144,49 @@ TEST_SUITE("pager") {
     CHECK(bench.device.calls().bytes_to_host == before.bytes_to_host + capacity_bytes);
     CHECK(bench.allocator.stats().swap_outs.count == 128);
     CHECK(full.torn() == 0);
+  }
+
+  TEST_CASE("DeviceAllocator: a block is copied out beside the work that only reads it") {
+    constexpr std::uint64_t kernel_ns = 1'000'000;
+    // In a room for two blocks, one is written and then used again, and leaves for a third one.
+    auto const nanoseconds = [](Access last_access) {
+      ModelApi device{{.capacity_bytes = 2_MiB, .link_bytes_per_second = 1'000'000'000}};
+      DeviceAllocator<PoliciesFor<ModelApi>> allocator{
+          device,
+          {.capacity_bytes = capacity_bytes,
+           .bounce_bytes = 0,
+           .host = {.pinned_bytes = 1_MiB, .slab_bytes = 1_MiB}}};
+      auto const writer = device.create_stream();
+      auto const reader = device.create_stream();
+      auto const use = [&](BlockId id, Access access, auto stream) {
+        auto const lease = allocator.acquire(id, access, stream);
+        device.compute(stream, kernel_ns);
+      };
+      BlockId const block = allocator.allocate(capacity_bytes / 2);
+      BlockId const other = allocator.allocate(capacity_bytes / 2);
+      use(other, Access::write, writer);
+      use(block, Access::write, writer);
+      use(block, last_access, reader);
+      allocator.swap_out(block);
+      BlockId const third = allocator.allocate(capacity_bytes / 2);
+      use(third, Access::write, writer);
+      device.synchronize(writer);
+      std::uint64_t const end_ns = device.clock_ns();
+      for (BlockId const id : {block, other, third}) {
+        allocator.deallocate(id);
+      }
+      for (auto const stream : {writer, reader}) {
+        allocator.retire_stream(stream);
+        device.destroy_stream(stream);
+      }
+      return end_ns;
+    };
+
+    // The copy takes less time than a kernel. The third block gets the range, and so waits for the
+    // kernel that reads all the same.
+    constexpr std::uint64_t copy_ns = capacity_bytes / 2;
+    CHECK(nanoseconds(Access::read) == 4 * kernel_ns);
+    CHECK(nanoseconds(Access::read_write) == 4 * kernel_ns + copy_ns);
   }
 
   TEST_CASE("DeviceAllocator: small blocks that do not touch go in batches") {

@@ -11,7 +11,8 @@ exit status 77 where it is missing), or proves a lower bound within the time lim
 
 The program is a relaxation: no plan can take less time than its optimum, but the optimum need not be a plan. It leaves out
 - what happens between two moments: the capacity holds when an operation begins and when it ends, and copies and recomputations
-  in between may come in any order, several parts of a copy at different times;
+  in between may come in any order, several parts of a copy at different times. Only a block that leaves and comes back between the same two
+  moments is copied out before it is copied in, and of two blocks that are made again there and stay, the second is made beside the first;
 - what the step before has left to do: a step may begin with any weights there, as long as it ends with the same, and all weights have
   their copies on the host;
 - addresses: free bytes are one range, and nothing is ever moved.
@@ -240,6 +241,20 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
     idle = collections.defaultdict(list)
     link = link_gbps / scale  # bytes in one unit of time
 
+    out = collections.defaultdict(dict)  # by block and stretch: the part that is copied out in it
+    copied = collections.defaultdict(dict)  # by block and stretch: the part that is copied in
+    made = collections.defaultdict(dict)  # by block and stretch: whether it is made again
+
+    def after_copy_out(block, moment, copied_in):
+        """What is copied in was copied out whole before, also in the same stretch: then one comes after the other."""
+        if block in graph.weights:
+            return
+        is_on_host = program.column(integral=True)
+        program.row([(is_on_host, 1.0)] + [(column, -1.0) for at, column in out[block].items() if at <= moment], 0.0)
+        program.row([(copied_in, 1.0), (is_on_host, -1.0)], 0.0)
+        if moment in out[block]:
+            program.row([(stretch[moment], -link), (out[block][moment], graph.sizes[block]), (copied_in, graph.sizes[block])], 0.0)
+
     for block, operations in uses.items():
         size = float(graph.sizes[block])
         is_weight = block in graph.weights
@@ -265,7 +280,9 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
                     program.row([(gap.there[at], 1.0)] + negative(gap.there_after(moment - 1)), 0.0)
                 room[moment].append((gap.room[at], size))
                 ins[moment].append((gap.copied_in[at], size))
+                copied[block][moment] = gap.copied_in[at]
                 if gap.made:
+                    made[block][moment] = gap.made[at]
                     work[moment].append((gap.made[at], kernel[operations[0]]))
             if must_return:
                 program.row(negative(gap.there_after(last)), -1.0)
@@ -273,20 +290,19 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
             # The next step begins as this one does.
             at_first = [(idle[block][-2].there[0], 1.0)] if operations[0] > 0 else []
             program.row(at_first + negative(idle[block][-1].there_after(count - 1)), 0.0 if at_first else -1.0)
-        if gaps and not is_weight:
-            # What is copied in was copied out whole before.
-            out = []
-            for moment in range(2 * operations[0] + 1, gaps[-1][1] + 1):
-                gap = next((gap for gap in idle[block] if gap.first <= moment <= gap.last), None)
-                if gap is not None:
-                    is_on_host = program.column(integral=True)
-                    program.row([(is_on_host, 1.0)] + [(column, -1.0) for column in out], 0.0)
-                    program.row([(gap.copied_in[moment - gap.first], 1.0), (is_on_host, -1.0)], 0.0)
-                out.append(program.column())
-                outs[moment].append((out[-1], size))
-                if gap is not None:
-                    program.row([(out[-1], 1.0)] + negative(gap.there_after(moment)), 0.0)
-            program.row([(column, 1.0) for column in out], 1.0)
+        returns_until = max([operations[-1] * 2] + [last + 1 for _, last, _ in gaps])
+        for moment in range(2 * operations[0] + 1, 0 if is_weight else returns_until):
+            out[block][moment] = program.column()
+            outs[moment].append((out[block][moment], size))
+        if out[block]:
+            program.row([(column, 1.0) for column in out[block].values()], 1.0)
+        for gap in idle[block]:
+            for moment in range(gap.first, gap.last + 1):
+                after_copy_out(block, moment, gap.copied_in[moment - gap.first])
+                if moment in out[block]:
+                    is_there = [(gap.there[moment - gap.first], 1.0)]
+                    is_made = [(gap.made[moment - gap.first], 1.0)] if gap.made else []
+                    program.row([(out[block][moment], 1.0)] + negative(is_there + is_made), 0.0)
 
     def gap_at(block, moment):
         return next((gap for gap in idle[block] if gap.first <= moment <= gap.last), None)
@@ -314,40 +330,59 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
                 back += [(before.copied_in[moment - before.first], -1.0)]
                 back += [(before.made[moment - before.first], -1.0)] if before.made else []
             else:
-                copied = program.column()
-                ins[moment].append((copied, size))
-                back.append((copied, -1.0))
+                copied[block][moment] = program.column()
+                ins[moment].append((copied[block][moment], size))
+                after_copy_out(block, moment, copied[block][moment])
+                back.append((copied[block][moment], -1.0))
                 if block in recipes:
-                    made = program.column()
-                    work[moment].append((made, kernel[born[block]]))
-                    back.append((made, -1.0))
+                    made[block][moment] = program.column(integral=True)
+                    work[moment].append((made[block][moment], kernel[born[block]]))
+                    back.append((made[block][moment], -1.0))
             if after:
                 program.row([*back, (after.there[moment + 1 - after.first], 1.0)], 1.0)
             else:
                 program.row(back, 0.0)
 
+    def needed_to_make(block):
+        return {block, *recipes[block]}
+
+    def there_at(block, moment):
+        """A term that is 1 if the block takes room at a moment, and a constant to be added to it."""
+        gap = gap_at(block, moment)
+        return ([(gap.room[moment - gap.first], 1.0)], 0.0) if gap else ([], float(is_in_use(block, moment)))
+
     for block, operands in recipes.items():
-        for gap in idle[block]:
-            for moment, made in zip(range(gap.first, gap.last + 1), gap.made):
-                if moment % 2 == 1:
-                    needed = {block, *operands}
-                    others = {other: terms for other, terms in through[moment].items() if other not in needed}
-                    needed_bytes = float(sum(graph.sizes[other] for other in needed))
-                    all_bytes = needed_bytes + sum(graph.sizes[other] for other in others)
-                    if all_bytes > capacity:  # a constraint only if the block is made
-                        most = 1.0 - needed_bytes / capacity + (all_bytes - capacity) / capacity
-                        terms = [(made, (all_bytes - capacity) / capacity)]
-                        for other, (columns, constant) in others.items():
-                            part = graph.sizes[other] / capacity
-                            there = program.column()
-                            program.row([(there, -1.0), *columns], -constant)
-                            terms.append((there, part))
-                        program.row(terms, most)
-                for other in operands:
-                    if moment // 2 not in uses[other]:
-                        other_gap = next((gap for gap in idle[other] if gap.first <= moment <= gap.last), None)
-                        there = [] if other_gap is None else other_gap.there_after(moment)
-                        program.row([(made, 1.0)] + negative(there), 0.0)
+        for moment, is_made in made[block].items():
+            if moment % 2 == 0:
+                continue
+            needed = needed_to_make(block)
+            others = {other: terms for other, terms in through[moment].items() if other not in needed}
+            needed_bytes = float(sum(graph.sizes[other] for other in needed))
+            all_bytes = needed_bytes + sum(graph.sizes[other] for other in others)
+            if all_bytes > capacity:  # a constraint only if the block is made
+                most = 1.0 - needed_bytes / capacity + (all_bytes - capacity) / capacity
+                terms = [(is_made, (all_bytes - capacity) / capacity)]
+                for other, (columns, constant) in others.items():
+                    part = graph.sizes[other] / capacity
+                    there = program.column()
+                    program.row([(there, -1.0), *columns], -constant)
+                    terms.append((there, part))
+                program.row(terms, most)
+            for other in operands:
+                if not is_in_use(other, moment):
+                    other_gap = gap_at(other, moment)
+                    there = [] if other_gap is None else other_gap.there_after(moment)
+                    program.row([(is_made, 1.0)] + negative(there), 0.0)
+            # Of two blocks that are made and stay, the second one is made beside the first.
+            for other in recipes:
+                if other <= block or moment not in made[other]:
+                    continue
+                bytes_at_least = min(sum(graph.sizes[one] for one in needed_to_make(second) | {first})
+                                     for first, second in ((block, other), (other, block)))
+                if bytes_at_least > capacity:
+                    stays, constant = zip(there_at(block, moment + 1), there_at(other, moment + 1))
+                    program.row([(is_made, 1.0), (made[other][moment], 1.0), *stays[0], *stays[1],
+                                 (copied[block][moment], -1.0), (copied[other][moment], -1.0)], 3.0 - sum(constant))
 
     for moment in range(count):
         if moment % 2 == 1:

@@ -182,7 +182,7 @@ class Transfers {
           departure.may_leave = true;
         }
         if (departure.may_leave && departure.needs_copy) {
-          requests.push_back(request_for(*departure.block, departure.after));
+          requests.push_back(request_for(*departure.block));
         }
       }
       Unlocked const unlocked{monitor_};
@@ -242,7 +242,7 @@ class Transfers {
     std::exception_ptr failure;
     try {
       if (take_host_slot(block)) {
-        request = request_for(block, block.written);
+        request = request_for(block);
         Unlocked const unlocked{monitor_};
         streams_.swap_out({&request, 1});
       }
@@ -356,11 +356,13 @@ class Transfers {
     }
   }
 
-  [[nodiscard]] TransferRequest request_for(BlockRecord const& block, Fence const& after) const {
+  /// A copy to the host. Work that only reads the block may still run beside it; only whoever gets
+  /// the block's range waits for that.
+  [[nodiscard]] TransferRequest request_for(BlockRecord const& block) const {
     return {.slot = block.host,
             .device = block.address,
             .bytes = block.requested_bytes,
-            .after = after,
+            .after = block.written,
             .reservation = arena_.reservation(block.range)};
   }
 
