@@ -880,7 +880,7 @@ void DeviceAllocator<Policies>::swap_out(BlockId id) {
   }
   std::size_t const bytes = block.bytes;
   blocks_.begin_swap_out(id);
-  if (transfers_.swap_out({id}, EvictionReason::requested) == 0) {
+  if (transfers_.swap_out({&id, 1}, EvictionReason::requested) == 0) {
     throw OutOfHostMemory{bytes, pool_.free_bytes(), pool_.advice_when_full()};
   }
 }
@@ -1022,7 +1022,7 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
     transfers_.give_up_host_copy(*block);
     if (is_away && block->can_leave()) {
       blocks_.begin_swap_out(id);
-      has_room = transfers_.swap_out({id}, EvictionReason::requested) != 0;
+      has_room = transfers_.swap_out({&id, 1}, EvictionReason::requested) != 0;
       if (!has_room) {  // back to where it came from
         struct Lifted {
           explicit Lifted(HostSwapPool<device_type>& all) : pool{all}, tier{all.first_tier()} {
@@ -1035,7 +1035,7 @@ std::size_t DeviceAllocator<Policies>::trim_host_sync() {
           HostTier tier;
         } const lifted{pool_};
         blocks_.begin_swap_out(id);
-        (void)transfers_.swap_out({id}, EvictionReason::requested);
+        (void)transfers_.swap_out({&id, 1}, EvictionReason::requested);
       }
     }
   }

@@ -313,11 +313,13 @@ class BasicRecipes {
     try {
       recipe.operands.reserve(recipe.operands.size() + operands.size());
       for (BlockId const operand : operands) {
-        if (std::find(recipe.operands.begin(), recipe.operands.end(), operand) ==
-            recipe.operands.end()) {
+        bool const is_linked = std::find(recipe.operands.begin(), recipe.operands.end(), operand) !=
+                               recipe.operands.end();
+        // In the order in which `make` wants their addresses; and first, so that `unlink` comes by.
+        recipe.operands.push_back(operand);
+        if (!is_linked) {
           node(operand).dependents.push_back(id);
         }
-        recipe.operands.push_back(operand);  // in the order in which `make` wants their addresses
       }
     } catch (...) {
       unlink(id);

@@ -22,6 +22,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -153,7 +154,7 @@ class Transfers {
   ///
   /// @returns the bytes of device ranges given up
   /// @throws DeviceError, FileTierError once what could be committed is committed; std::bad_alloc
-  std::size_t swap_out(std::vector<BlockId> const& victims, EvictionReason reason) {
+  std::size_t swap_out(std::span<BlockId const> victims, EvictionReason reason) {
     std::vector<Departure> departures;
     try {
       departures.reserve(victims.size());
