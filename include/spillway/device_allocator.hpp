@@ -288,7 +288,9 @@ class DeviceAllocator {
   ///                  `std::span<void const* const>`, has the addresses in the order of the blocks,
   ///                  and `result`, a `void*`, is where the bytes are to be. It must be copyable,
   ///                  always make the same bytes, enqueue nothing on another stream and not call
-  ///                  the allocator. What it throws comes out of `acquire`
+  ///                  the allocator. What it throws comes out of `acquire`. What it holds, such as
+  ///                  operands that are to live as long, may call the allocator when it ends: it
+  ///                  does so once the recipe has died, without the lock
   /// @pre     the block holds what the recipe would make now, and no operand is leased for writing
   ///          or acquired for it meanwhile
   /// @throws  ContractViolation for a block that is unknown, was never written, is its own operand
@@ -583,6 +585,11 @@ class DeviceAllocator {
     Call(Call const&) = delete;
     Call& operator=(Call const&) = delete;
     ~Call() {
+      while (allocator_.blocks_.recipes().has_dead()) {
+        detail::Recipe::Make dead = allocator_.blocks_.recipes().take_dead();
+        typename Monitor::Unlocked const unlocked{allocator_.monitor_};
+        dead = nullptr;  // what it holds may call the allocator when it ends
+      }
       if constexpr (observer_type::is_enabled) {
         // Inside of the call: a fork must find no lock of the observer taken.
         typename Monitor::Unlocked const unlocked{allocator_.monitor_};
@@ -891,11 +898,12 @@ void DeviceAllocator<Policies>::set_recipe(BlockId id,
                                            std::span<BlockId const> operands,
                                            std::chrono::nanoseconds cost,
                                            Make make) {
+  detail::Recipe::Make callable = on_any_stream(std::move(make));  // outlives the call
   Call const call{*this};
   check_recipe(id, operands);
   expects(!blocks_.at(id).needs_recipe(),
           "the block needs the recipe that it has: acquire it before it is given another");
-  blocks_.recipes().give(id, operands, count_of(cost), on_any_stream(std::move(make)));
+  blocks_.recipes().give(id, operands, count_of(cost), std::move(callable));
   blocks_.note_price(id, blocks_.at(id));
 }
 
@@ -906,13 +914,11 @@ bool DeviceAllocator<Policies>::extend_recipe(lease_type const& lease,
                                               std::chrono::nanoseconds cost,
                                               Make make) {
   expects(!lease.empty(), "a recipe is extended by the holder of a lease");
+  detail::Recipe::Make callable = on_any_stream(std::move(make));  // outlives the call
   Call const call{*this};
   check_recipe(lease.block(), operands);
-  bool const is_extended = blocks_.recipes().extend(lease.block(),
-                                                    lease.record_.serial,
-                                                    operands,
-                                                    count_of(cost),
-                                                    on_any_stream(std::move(make)));
+  bool const is_extended = blocks_.recipes().extend(
+      lease.block(), lease.record_.serial, operands, count_of(cost), std::move(callable));
   if (is_extended) {
     blocks_.note_price(lease.block(), blocks_.at(lease.block()));
   }

@@ -1002,6 +1002,104 @@ TEST_SUITE("recipes") {
     CHECK(bytes_copied(spillway::RecomputeIfCheaper{1, true}, true) == 128_KiB);
   }
 
+  namespace {
+
+  /// A lock that notes when the thread that has it takes it once more.
+  struct WatchedLock {
+    void lock() noexcept {
+      was_taken_twice = was_taken_twice || is_taken;
+      is_taken = true;
+    }
+    void unlock() noexcept { is_taken = false; }
+    bool try_lock() noexcept { return !is_taken && (lock(), true); }
+    bool is_taken = false;
+    static inline bool was_taken_twice = false;
+  };
+  struct Watched : Stepped {
+    using lock = WatchedLock;
+  };
+
+  /// A recipe that holds the last reference to its operand.
+  struct HoldsOperand {
+    using Allocator = spillway::DeviceAllocator<Watched>;
+    using Buffer = spillway::SwappableBuffer<Allocator>;
+
+    HoldsOperand() {
+      WatchedLock::was_taken_twice = false;
+      (void)operand->acquire(Access::write, stream);
+      (void)made.acquire(Access::write, stream);
+    }
+    ~HoldsOperand() { allocator.retire_stream(stream); }
+    HoldsOperand(HoldsOperand const&) = delete;
+    HoldsOperand& operator=(HoldsOperand const&) = delete;
+
+    [[nodiscard]] auto recipe() {
+      return [held = operand](Stream, std::span<void const* const>, void*) {};
+    }
+    void give() {
+      allocator.set_recipe(made.id(), {operand->id()}, 1us, recipe());
+      operand.reset();
+      REQUIRE(allocator.stats().allocated.blocks.current == 2);
+    }
+    /// The operand is gone, and went without the lock.
+    void check_end() const {
+      CHECK(allocator.stats().allocated.blocks.current == 1);
+      CHECK_FALSE(WatchedLock::was_taken_twice);
+    }
+
+    Capturing device{{.capacity_bytes = 64_MiB}};
+    Allocator allocator{device, {.capacity_bytes = 1_MiB}};
+    Stream stream = device.create_stream();
+    std::shared_ptr<Buffer> operand = std::make_shared<Buffer>(allocator, 64_KiB);
+    Buffer made{allocator, 64_KiB};
+  };
+
+  }  // namespace
+
+  TEST_CASE("A recipe that dies lets go of the buffers that it holds") {
+    HoldsOperand bench;
+    SUBCASE("when its block is written") {
+      bench.give();
+      (void)bench.made.acquire(Access::write, bench.stream);
+      bench.check_end();
+    }
+    SUBCASE("when its block is given another one") {
+      bench.give();
+      bench.allocator.set_recipe(
+          bench.made.id(), {}, 1us, [](Stream, std::span<void const* const>, void*) {});
+      bench.check_end();
+    }
+    SUBCASE("when its block is freed") {
+      bench.give();
+      HoldsOperand::Buffer const other{bench.allocator, 64_KiB};
+      bench.made.reset();
+      bench.check_end();
+    }
+    SUBCASE("if it is refused") {
+      HoldsOperand::Buffer unwritten{bench.allocator, 64_KiB};
+      auto const set = [&] {
+        bench.allocator.set_recipe(bench.made.id(),
+                                   {unwritten.id()},
+                                   1us,
+                                   [held = std::exchange(bench.operand, nullptr)](
+                                       Stream, std::span<void const* const>, void*) {});
+      };
+      CHECK_THROWS_AS(set(), spillway::ContractViolation);
+      unwritten.reset();
+      bench.check_end();
+    }
+    SUBCASE("if there is none that it could extend") {
+      auto const lease = bench.made.acquire(Access::read_write, bench.stream);
+      CHECK_FALSE(
+          bench.allocator.extend_recipe(lease,
+                                        {},
+                                        1us,
+                                        [held = std::exchange(bench.operand, nullptr)](
+                                            Stream, std::span<void const* const>, void*) {}));
+      bench.check_end();
+    }
+  }
+
   TEST_CASE("Pressure drops blocks that can be made again") {
     Bench bench{512_KiB};
     Buffer x{bench.allocator, 64_KiB};

@@ -37,6 +37,10 @@ namespace spillway::detail {
 /// bytes that no recipe makes. It dies with an operand, with another lease for writing, and where
 /// the lease ends without a word, when the block is written or freed next.
 ///
+/// The callables are the user's, and so is what they hold: buffers, for example, that call the
+/// allocator when they end. None is copied or destroyed here. Those of recipes that have died are
+/// kept until `take_dead`, which is called where their end may do whatever it wants.
+///
 /// Changes links between records and never a block's state. Thread-unsafe: `Blocks` owns it, under
 /// the lock.
 template <class = Lazily>
@@ -52,10 +56,13 @@ class BasicRecipes {
 
   /// Gives a block that is not dropped a recipe, in place of the one it may have.
   ///
-  /// @throws std::bad_alloc; the block then has none
+  /// @throws std::bad_alloc; the block then has none, and `make` is as it was
   void
-  give(BlockId id, std::span<BlockId const> operands, std::uint64_t cost_ns, Recipe::Make make) {
+  give(BlockId id, std::span<BlockId const> operands, std::uint64_t cost_ns, Recipe::Make&& make) {
     forget(id);
+    if (dead_.capacity() <= dead_.size() + nodes_) {  // each recipe may die before `take_dead`
+      dead_.reserve(2 * (dead_.size() + nodes_) + 16);
+    }
     link(id, operands);
     Recipe& recipe = node(id);
     recipe.cost_ns = cost_ns;
@@ -76,12 +83,12 @@ class BasicRecipes {
   /// The holder of a lease says what it has changed: `make` does the same to what the recipe makes.
   ///
   /// @returns false if there is no recipe any more that waits for this lease
-  /// @throws  std::bad_alloc; the block then has no recipe
+  /// @throws  std::bad_alloc; the block then has no recipe, and `make` is as it was
   bool extend(BlockId id,
               std::uint32_t lease_serial,
               std::span<BlockId const> operands,
               std::uint64_t cost_ns,
-              Recipe::Make make) {
+              Recipe::Make&& make) {
     BlockRecord const& block = at(id);
     if (block.recipe == nullptr || !block.recipe->is_suspended ||
         block.recipe->changing_lease != lease_serial) {
@@ -91,12 +98,17 @@ class BasicRecipes {
     std::size_t const first = recipe.operands.size();
     link(id, operands);
     try {
+      struct Steps {
+        Recipe::Make before;
+        Recipe::Make make;
+      };
+      auto const steps = std::make_shared<Steps>();
       Recipe::Make both =
-          [before = recipe.make, first, make = std::move(make)](
-              void const* stream, std::span<void const* const> addresses, void* result) {
-            before(stream, addresses.first(first), result);
-            make(stream, addresses.subspan(first), result);
+          [steps, first](void const* stream, std::span<void const* const> addresses, void* result) {
+            steps->before(stream, addresses.first(first), result);
+            steps->make(stream, addresses.subspan(first), result);
           };
+      *steps = {std::move(recipe.make), std::move(make)};
       recipe.make = std::move(both);
     } catch (...) {
       forget(id);
@@ -199,6 +211,15 @@ class BasicRecipes {
     if (at(id).recipe->is_orphan) {
       look_at(id);
     }
+  }
+
+  /// Whether a recipe has died since its callable was last taken.
+  [[nodiscard]] bool has_dead() const noexcept { return !dead_.empty(); }
+  /// The callable of a recipe that has died. @pre `has_dead()`
+  [[nodiscard]] Recipe::Make take_dead() noexcept {
+    Recipe::Make make = std::move(dead_.back());
+    dead_.pop_back();
+    return make;
   }
 
   /// A recomputation holds a block with leases that its owner does not know of.
@@ -339,7 +360,9 @@ class BasicRecipes {
       }
     }
     recipe.operands.clear();
-    recipe.make = nullptr;
+    if (recipe.make) {
+      dead_.push_back(std::exchange(recipe.make, nullptr));  // `give` has made room for it
+    }
     recipe.is_suspended = false;
     recipe.extensions = 0;
     prune(at(id));
@@ -408,7 +431,8 @@ class BasicRecipes {
 
   BlockTable<BlockRecord>& table_;
   std::vector<BlockId> orphans_;  // that have bytes, or no dependents
-  std::size_t nodes_ = 0;         // records that have a `Recipe`
+  std::vector<Recipe::Make> dead_;
+  std::size_t nodes_ = 0;  // records that have a `Recipe`
 };
 
 using Recipes = BasicRecipes<>;
