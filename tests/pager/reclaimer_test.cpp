@@ -626,4 +626,20 @@ TEST_SUITE("pager") {
       gaps.clear();
     }
   }
+
+  TEST_CASE("DeviceAllocator: nothing leaves for a block that is larger than a lowered capacity") {
+    support::SmallBench bench{support::small_options(1_MiB)};
+    support::KnownBytes const small{bench, 128_KiB, 1};
+    BlockId const large = bench.allocator.declare(768_KiB);
+    bench.allocator.set_capacity(512_KiB);
+
+    CHECK_THROWS_AS((void)bench.allocator.acquire(large, Access::write, bench.stream),
+                    spillway::OutOfDeviceMemory);
+
+    CHECK(bench.allocator.stats().resident.bytes.current == 128_KiB);
+    CHECK(bench.allocator.stats().swap_outs.count == 0);
+    bench.allocator.set_capacity(1_MiB);
+    (void)bench.allocator.acquire(large, Access::write, bench.stream);
+    bench.allocator.deallocate(large);
+  }
 }

@@ -121,6 +121,9 @@ class Reclaimer {
         journal_.range_found(source);
         return placement;
       }
+      if (exceeds_capacity(bytes)) {
+        break;
+      }
       auto const reclaimed_by = reclaim(bytes);
       if (blocks_.at(owner).is_resident()) {
         return std::nullopt;
@@ -140,6 +143,9 @@ class Reclaimer {
   try_take_range_for_prefetch(std::size_t bytes, BlockId owner, BlockFilter admits) {
     auto placement = blocks_.try_place(bytes, owner);
     RangeSource source = RangeSource::free_range;
+    if (!placement && exceeds_capacity(bytes)) {
+      return std::nullopt;
+    }
     if (!placement && arena_.free_bytes() < bytes) {
       std::uint64_t const copies = journal_.stats().swap_outs.count;
       if (evict(bytes - arena_.free_bytes(), EvictionReason::prefetch, admits) == 0) {
@@ -334,6 +340,12 @@ class Reclaimer {
   }
   [[nodiscard]] std::size_t first_search(std::size_t bytes) const noexcept {
     return arena_.first_search(few_ranges(bytes));
+  }
+
+  /// Whether nothing that leaves makes room for a block: the capacity has been lowered since it was
+  /// made.
+  [[nodiscard]] bool exceeds_capacity(std::size_t bytes) const noexcept {
+    return bytes > arena_.capacity_bytes();
   }
 
   /// How many bytes should leave next to make room for `bytes`.
