@@ -434,6 +434,15 @@ TEST_SUITE("device_allocator") {
     memory.after_fork_in_parent();
   }
 
+  TEST_CASE("DeviceAllocator: a point that another allocator has marked is refused") {
+    SmallBench bench;
+    SmallBench other;
+    auto const more = other.allocator.create_stream();
+    CHECK_THROWS_AS(bench.allocator.order_after(bench.stream, other.allocator.mark(more)),
+                    ContractViolation);
+    bench.allocator.order_after(bench.stream, bench.allocator.mark(bench.stream));
+  }
+
   TEST_CASE("DeviceAllocator: what is in host memory moves to the file, and the memory goes back") {
     FileBench file{16_MiB};
     SmallBench& bench = file.bench;

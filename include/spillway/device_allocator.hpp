@@ -455,14 +455,18 @@ class DeviceAllocator {
     Elsewhere const call{monitor_};
     return order_.mark(index_of(stream));
   }
-  /// Makes later work on `stream` run after what `mark` has returned. Use it for memory that more
-  /// streams use than hold a lease on it.
+  /// Makes later work on `stream` run after what `mark` of this allocator has returned. Use it for
+  /// memory that more streams use than hold a lease on it.
   ///
   /// @throws DeviceError; ContractViolation if a stream in `fence` is being captured into a graph
-  ///         and has no event from before. The call may be repeated later.
+  ///         and has no event from before, and the call may be repeated later; or if `fence` is
+  ///         seen to be another allocator's
   /// @stream enqueues at most one event and one wait for each stream in `fence`; does not wait
   void order_after(stream_type stream, Fence const& fence) {
     Elsewhere const call{monitor_};
+    expects(order_.has_marked(fence),
+            "the point was marked by another allocator: use an event of the device, which orders "
+            "the streams of all");
     order_.wait(index_of(stream), fence);
   }
   /// Makes later work on `stream` run after all work on all streams that leases were acquired on or

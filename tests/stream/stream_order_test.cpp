@@ -293,6 +293,22 @@ TEST_SUITE("stream_order") {
     CHECK_NOTHROW((void)order.index_of(device.create_stream()));
   }
 
+  TEST_CASE("StreamOrder: points of another order are told from its own") {
+    Bench bench;
+    Fence own{bench.order.mark(bench.index[0])};
+    own.add(bench.order.mark(bench.index[2]));
+    CHECK(bench.order.has_marked({}));
+    CHECK(bench.order.has_marked(own));
+    CHECK(bench.order.has_marked(Ticket::everything()));
+    bench.order.retire(bench.streams[2]);
+    CHECK(bench.order.has_marked(own));
+
+    // Of a stream that is not known here, and of one that has come further there.
+    CHECK_FALSE(bench.order.has_marked(Ticket{StreamIndex{4}, 1}));
+    Ticket const last = bench.order.mark(bench.index[1]);
+    CHECK_FALSE(bench.order.has_marked(Ticket{last.stream(), last.sequence() + 1}));
+  }
+
   TEST_CASE("StreamOrder: a failed record or wait leaves the order usable") {
     for (auto const call :
          {spillway::SimCall::create_event, spillway::SimCall::record, spillway::SimCall::wait}) {

@@ -69,7 +69,19 @@ class StreamOrder {
   /// Never asks the device, so false may only mean that the device has not been asked yet.
   [[nodiscard]] bool is_ordered(Fence const& fence, StreamIndex stream) const noexcept;
 
-  /// Makes later work on `stream` run after `fence`.
+  /// Whether the points of `fence` can have been marked here. False for most fences of another
+  /// object; a wait for one of these would make later waits for points of this one seem done.
+  [[nodiscard]] bool has_marked(Fence const& fence) const noexcept {
+    std::scoped_lock const lock{mutex_};
+    auto const is_known = [this](Ticket ticket) {
+      return ticket.is_none() || ticket.stream() == StreamIndex::every ||
+             (static_cast<std::size_t>(ticket.stream()) < stream_count_ &&
+              ticket.sequence() <= at(ticket.stream()).epoch.last());
+    };
+    return std::all_of(fence.tickets().begin(), fence.tickets().end(), is_known);
+  }
+
+  /// Makes later work on `stream` run after `fence`, whose points have been marked here.
   ///
   /// @stream  enqueues at most one event record and one wait for each ticket; does not wait
   /// @throws  DeviceError, and ContractViolation for a point on a stream that is being captured
