@@ -17,6 +17,7 @@ from tensorflow.python.ops import script_ops
 from ._load import C
 
 _is_installed = False
+_earlier_tasks = set()  # that this process was, before it was connected as another one
 _base = ops._EagerTensorBase  # what every eager tensor is
 _numpy_of = _base._numpy
 _to_dlpack = tf.experimental.dlpack.to_dlpack
@@ -83,18 +84,33 @@ def _keeping(function):
     return call
 
 
+def _task_of(device):
+    spec = tf.DeviceSpec.from_string(device or "")
+    return spec.job, spec.task or 0
+
+
+# Both answers are remembered until the program is connected anew: to ask takes longer than many an operation.
+@functools.lru_cache(maxsize=None)
 def _is_elsewhere(device):
     """Whether a device, whose name may lack parts, belongs to another task."""
-    one, here = tf.DeviceSpec.from_string(device or ""), tf.DeviceSpec.from_string(context.context().host_address_space())
-    return (one.job or here.job, one.task or 0) != (here.job, here.task or 0)
+    job, task = _task_of(device)
+    here = _task_of(context.context().host_address_space())
+    return (job or here[0], task) != here
+
+
+@functools.lru_cache(maxsize=None)
+def _comes_from_elsewhere(device):
+    """The same for the device of a tensor, which still names what this task was when the tensor was made."""
+    return _is_elsewhere(device) and _task_of(device) not in _earlier_tasks
 
 
 def _keeping_what_is_sent(function):
-    """For what runs operations. Operands of one that another task runs are encoded without an operation here."""
+    """For what runs operations, or copies a tensor. Operands of an operation that another task runs are encoded without an
+    operation here."""
     @functools.wraps(function)
     def execute(*args, **kwargs):
         operands = [leaf for leaf in tf.nest.flatten(args) if isinstance(leaf, (_base, tf.Variable))]
-        here = [operand for operand in operands if not _is_elsewhere(operand.device)]
+        here = [operand for operand in operands if not _comes_from_elsewhere(operand.device)]
         scopes = [context.context().device_name, *(arg for arg in args[1:2] if str(arg).startswith("/"))]
         if len(here) < len(operands) or any(map(_is_elsewhere, scopes)):
             for address in [address_of(value) for operand in here for value in values_of(operand)]:
@@ -104,15 +120,25 @@ def _keeping_what_is_sent(function):
     return execute
 
 
+_SENDERS = [(pywrap_tfe, "TFE_Py_Execute"), (pywrap_tfe, "TFE_Py_ExecuteCancelable"), (pywrap_tfe, "TFE_Py_FastPathExecute"),
+            (ops.EagerTensor, "_copy_to_device")]
+
+
 def _keeping_from_now_on(function):
     """For what connects the program to other tasks."""
     @functools.wraps(function)
-    def connect(*args, **kwargs):
-        for name in ("TFE_Py_Execute", "TFE_Py_ExecuteCancelable", "TFE_Py_FastPathExecute"):
-            run = getattr(pywrap_tfe, name)
-            if not hasattr(run, "__wrapped__"):
-                setattr(pywrap_tfe, name, _keeping_what_is_sent(run))
-        return function(*args, **kwargs)
+    def connect(self, *args, **kwargs):
+        for module, name in _SENDERS:
+            send = getattr(module, name)
+            if not hasattr(send, "__wrapped__"):
+                setattr(module, name, _keeping_what_is_sent(send))
+        if self._initialized:
+            _earlier_tasks.add(_task_of(self.host_address_space()))
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            _is_elsewhere.cache_clear()
+            _comes_from_elsewhere.cache_clear()
     return connect
 
 

@@ -68,10 +68,13 @@ def evicted():
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs Python code in a process of its own and returns how it ended and what it printed."""
-    def run(code, **environment):
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
+    """Runs Python code in a process of its own and returns how it ended and what it printed. Unless that is what is tested,
+    no tensor may be used outside of operations while it is away."""
+    def run(code, is_used_outside=False, **environment):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path,
                               env={**os.environ, **environment})
+        assert ("of a tensor was used outside of any operation" in done.stderr) == is_used_outside, done.stderr[-2000:]
+        return done
     return run
 
 

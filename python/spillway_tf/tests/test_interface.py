@@ -262,7 +262,7 @@ for thread in threads:
 spillway_tf.reclaim_inactive()
 print(sorted(seen) == [float(i // 2) for i in range(16)], {_C.view(p)["may_leave"] for p in ps})
 print([read(p) for p in ps] == list(range(9)), float(tf.reduce_sum(xs[8])) == 8 * (512 * 1024 - 1))
-""")
+""", is_used_outside=True)
     assert done.stdout.split("\n") == ["{False}", "True {False}", "True True", ""], done.stderr[-2000:]
     assert done.stderr.count("was used outside of any operation") == 1
 
@@ -280,7 +280,7 @@ with parallel_device.ParallelDevice(["CPU:0", "CPU:1"]):
     text = str(x)
     spillway_tf.reclaim_inactive()
     print("2 2 2" in text and str(x) == text)
-""")
+""", is_used_outside=True)
     assert done.stdout.split() == ["True"], done.stderr[-2000:]
 
 
@@ -292,7 +292,7 @@ def test_a_use_of_memory_that_was_freed_ends_loudly(script, handler):
                   "spillway_tf.reclaim_inactive()\n"
                   "del x\n"
                   "read(p)\n"
-                  "print('not reached')\n", PYTHONFAULTHANDLER="")
+                  "print('not reached')\n", is_used_outside=True, PYTHONFAULTHANDLER="")
     assert done.stdout.split() == ["3.0"]
     assert done.returncode == -signal.SIGSEGV
     assert done.stderr.count("spillway_tf: the memory of a tensor was used after it was freed") == 1
@@ -308,7 +308,7 @@ if child == 0:
     read(p)
     os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), read(p))
-""", PYTHONFAULTHANDLER="")
+""", is_used_outside=True, PYTHONFAULTHANDLER="")
     assert done.stdout.split() == [str(-signal.SIGSEGV), "3.0"], done.stderr[-2000:]
     assert done.stderr.count("was used outside of any operation, and is not there") == 1
 

@@ -96,29 +96,59 @@ os._exit(0)  # the server would not end
     assert done.stdout.split() == ["524288.0"], done.stderr[-2000:]
 
 
-def test_another_task_that_cannot_reach_this_one_is_given_tensors(script):
-    done = script("""
+SERVER_OF_ITS_OWN = """
 import os, tensorflow as tf, spillway_tf
 from tensorflow.core.protobuf import cluster_pb2, tensorflow_server_pb2
 from tensorflow.python.eager import context
 spillway_tf.install(limit=64 << 20, least_bytes=512)
 spillway_tf.set_lms_enabled(True)
 server = tf.distribute.Server.create_local_server()
-cluster = cluster_pb2.ClusterDef()
-cluster.job.add(name="client").tasks[0] = "127.0.0.1:0"
-cluster.job.add(name="local").tasks[0] = server.target.removeprefix("grpc://")
-context.set_server_def(tensorflow_server_pb2.ServerDef(cluster=cluster, job_name="client", protocol="grpc"))
+def connect():
+    cluster = cluster_pb2.ClusterDef()
+    cluster.job.add(name="client").tasks[0] = "127.0.0.1:0"
+    cluster.job.add(name="local").tasks[0] = server.target.removeprefix("grpc://")
+    context.set_server_def(tensorflow_server_pb2.ServerDef(cluster=cluster, job_name="client", protocol="grpc"))
+there = "/job:local/replica:0/task:0/device:CPU:0"
+"""
+
+
+def test_another_task_that_cannot_reach_this_one_is_given_tensors(script):
+    done = script(SERVER_OF_ITS_OWN + """
+connect()
 ones = tf.ones((512, 512))
 x, y, variable = ones + 0.0, ones + 1.0, tf.Variable(ones * 2)
 spillway_tf.reclaim_inactive()
-with tf.device("/job:local/task:0"):
-    there = tf.Variable(x + 1.0)
-    sums = [tf.reduce_sum(z) for z in (there, variable + 1.0, tf.function(lambda: x + 3.0)())]
-there.assign_add(y)
-print([float(z) / 512**2 for z in sums + [tf.reduce_sum(there)]], flush=True)
+with tf.device(there):
+    remote = tf.Variable(x + 1.0)
+    sums = [tf.reduce_sum(z) for z in (remote, variable + 1.0, tf.function(lambda: x + 3.0)())]
+remote.assign_add(y)
+print([float(z) / 512**2 for z in sums + [tf.reduce_sum(remote)]], flush=True)
 os._exit(0)  # the server would not end
 """)
     assert done.stdout.strip() == "[2.0, 3.0, 4.0, 4.0]", done.stderr[-2000:]
+
+
+def test_another_task_is_given_tensors_from_before_the_program_was_connected(script):
+    done = script(SERVER_OF_ITS_OWN + """
+x = tf.ones((512, 512)) + 0.0
+connect()
+spillway_tf.reclaim_inactive()
+with tf.device(there):
+    print(float(tf.reduce_sum(x + 1.0)) / 512**2, flush=True)
+os._exit(0)  # the server would not end
+""")
+    assert done.stdout.strip() == "2.0", done.stderr[-2000:]
+
+
+def test_a_tensor_that_is_away_is_copied_to_another_task(script):
+    done = script(SERVER_OF_ITS_OWN + """
+connect()
+x = tf.ones((512, 512)) + 0.0
+spillway_tf.reclaim_inactive()
+print(float(tf.reduce_sum(x._copy_to_device(there))) / 512**2, flush=True)
+os._exit(0)  # the server would not end
+""")
+    assert done.stdout.strip() == "1.0", done.stderr[-2000:]
 
 
 def test_batches_of_calls(script):
