@@ -301,6 +301,18 @@ def test_input_pipelines_use_tensors_outside_of_operations(lms, evicted):
     assert lms.stats()["num_allocs"] == allocs  # what a pipeline computes is the host's
 
 
+def test_a_data_set_keeps_what_it_is_given_beside_lists_and_optional_values(lms):
+    optional = tf.experimental.Optional.from_value(tf.ones((64, 64)))
+    a_list = tf.TensorArray(tf.float32, 4, element_shape=[10]).unstack(tf.ones((4, 10)))
+    for seed, other in enumerate((optional, a_list)):
+        x = random(64, 64, seed=seed)
+        expected = x.numpy()
+        rows = tf.data.Dataset.from_tensors((other, x)).map(lambda _, t: t)
+        assert not lms.view(x)["may_leave"]
+        lms.evict()
+        assert np.array_equal(rows.batch(1).get_single_element()[0].numpy(), expected)
+
+
 def test_a_reduction_of_a_data_set_assigns_to_a_variable(script):
     done = script("""
 import tensorflow as tf, spillway_tf

@@ -298,11 +298,12 @@ class Operands {
         add(context, *value.tensor);
       }
     }
-    captures_ = captures_ || (!has_variants_of_tensors_ && makes_container(context));
+    captures_ = captures_ || makes_resource(context);
   }
 
   [[nodiscard]] std::vector<framework::BufferUse> const& uses() const noexcept { return uses_; }
-  /// Whether code outside of operations may use the operands from now on.
+  /// Whether code outside of operations may use the operands from now on. That of an operation that
+  /// makes a data set is known once `results` has been called.
   [[nodiscard]] bool captures() const noexcept { return captures_; }
 
   /// Drops references to variables' memory, which would make the operation copy what it can change
@@ -316,7 +317,7 @@ class Operands {
   }
 
   /// Returns the buffers of the results, and those that its variables have now.
-  [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) const {
+  [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) {
     std::vector<void*> addresses;
     auto const add_address = [&addresses](tf::Tensor const& tensor) {
       if (void* const p = base_of(tensor); p != nullptr && Site::may_own(p)) {
@@ -325,7 +326,8 @@ class Operands {
     };
     for (int i = 0; i < context.num_outputs(); ++i) {
       if (tf::Tensor const* const tensor = context.mutable_output(i)) {
-        for_each_plain(*tensor, add_address);
+        bool const is_known = for_each_plain(*tensor, add_address);
+        captures_ = captures_ || !is_known;  // a data set keeps what it is made of
       }
     }
     for (auto const& variable : variables_) {
@@ -348,7 +350,6 @@ class Operands {
       bool const is_known =
           for_each_plain(tensor, [this](tf::Tensor const& part) { add_plain(part); });
       captures_ = captures_ || !is_known;
-      has_variants_of_tensors_ = true;
     } else {
       add_plain(tensor);
     }
@@ -395,13 +396,13 @@ class Operands {
     variables_.push_back(std::move(variable));
   }
 
-  /// Whether the results may keep references to the operands, as a data set does, or a table.
-  [[nodiscard]] static bool makes_container(tf::OpKernelContext const& context) {
+  /// Whether a result is a resource, which may keep references to the operands, as a table does.
+  [[nodiscard]] static bool makes_resource(tf::OpKernelContext const& context) {
     auto const& kernel = context.op_kernel();
     for (int i = 0; i < kernel.num_outputs(); ++i) {
       tf::DataType const type = kernel.output_type(i);
-      if (type == tf::DT_VARIANT || type == tf::DT_RESOURCE || type == tf::DT_STRING_REF) {
-        return !kernel.type_string_view().starts_with("TensorList");
+      if (type == tf::DT_RESOURCE || type == tf::DT_STRING_REF) {
+        return true;
       }
     }
     return false;
@@ -416,7 +417,6 @@ class Operands {
 
   OperationKind kind_;
   bool captures_;
-  bool has_variants_of_tensors_ = false;  // lists or optional values are among the operands
   std::vector<framework::BufferUse> uses_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> held_;
   std::vector<tf::core::RefCountPtr<tf::TensorBuffer>> variables_held_;
@@ -477,17 +477,11 @@ class Operation {
           absl::StrCat("the operands of ", name(), " cannot be brought in: ", error.what())));
     }
     operands_.drop_variables_memory();
-    if (is_open_ && must_keep()) {
-      std::vector<void*> kept;
-      for (framework::BufferUse const& use : operands_.uses()) {
-        kept.push_back(use.address);
-      }
-      Site::leases().keep(kept);
-    }
     return is_open_;
   }
 
-  /// Called after the operation has run: its results may be swapped out from now on.
+  /// Called after the operation has run: its results may be swapped out from now on, or nothing of
+  /// what it had in use any more.
   void finish() {
     if (std::size_t const bytes = frame_.refused_bytes(); bytes != 0 && !Site::is_whole_device) {
       context_->SetStatus(
@@ -502,8 +496,11 @@ class Operation {
                                                     ": ",
                                                     Site::leases().last_failure())));
     }
-    auto const results = operands_.results(*context_);
+    auto results = operands_.results(*context_);
     if (must_keep()) {
+      for (framework::BufferUse const& use : operands_.uses()) {
+        results.push_back(use.address);
+      }
       Site::leases().keep(results);
     } else {
       Site::leases().make_swappable(results);
