@@ -436,6 +436,21 @@ def test_checkpoints(tmp_path, evicted):
     assert np.array_equal(loaded.weights[0].numpy(), model.weights[0].numpy())
 
 
+def test_large_tensors_of_a_checkpoint_leave_and_need_not_fit_together(tmp_path, lms):
+    size = 17 << 20  # those with more elements than 16 Mi are read by threads of the operation's own
+    checkpoint = tf.train.Checkpoint(weights=[tf.Variable(tf.fill([size], tf.constant(i, tf.uint8))) for i in range(8)])
+    path = checkpoint.write(str(tmp_path / "checkpoint"))
+    for variable in checkpoint.weights:
+        variable.assign(tf.zeros([size], tf.uint8))
+    spillway_tf.set_lms_limit(3 * size)
+    checkpoint.read(path)
+    for i, variable in enumerate(checkpoint.weights):
+        assert lms.is_ours(variable)
+        assert (int(tf.reduce_min(variable)), int(tf.reduce_max(variable))) == (i, i)
+    lms.evict()
+    assert all(map(lms.is_away, checkpoint.weights))
+
+
 def test_strategies_reduce_over_replicas(evicted):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():

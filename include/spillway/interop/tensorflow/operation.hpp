@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -187,6 +188,12 @@ enum class OperationKind : std::uint8_t {
   return name == "LookupTableFindV2" || name == "LookupTableInsertV2" ||
          name == "WriteAudioSummary" || name == "WriteHistogramSummary" ||
          name == "WriteImageSummary" || name == "WriteScalarSummary";
+}
+
+/// Whether an operation allocates results on threads of its own, which have no frame: tensors of a
+/// checkpoint that are large are read side by side.
+[[nodiscard]] inline bool allocates_on_other_threads(std::string_view name) noexcept {
+  return name == "RestoreV2";
 }
 
 /// Whether an operation is part of a program's computation, so that only operations use its
@@ -496,6 +503,10 @@ class Operation {
                                                     ": ",
                                                     Site::leases().last_failure())));
     }
+    if (!Site::is_whole_device && is_program_ &&
+        allocates_on_other_threads(context_->op_kernel().type_string_view())) {
+      move_results();
+    }
     auto results = operands_.results(*context_);
     if (must_keep()) {
       for (framework::BufferUse const& use : operands_.uses()) {
@@ -524,6 +535,31 @@ class Operation {
   }
   [[nodiscard]] bool must_keep() const noexcept { return !is_program_ || operands_.captures(); }
   [[nodiscard]] std::string const& name() const { return context_->op_kernel().name(); }
+  /// Moves results that are others' memory to memory that can be swapped out. Each can before the
+  /// next one is moved, so that they need not fit together; one that finds no room stays as it is.
+  void move_results() {
+    for (int i = 0; i < context_->num_outputs(); ++i) {
+      tf::Tensor* const tensor = context_->mutable_output(i);
+      if (tensor == nullptr || !tf::DataTypeCanUseMemcpy(tensor->dtype()) ||
+          tensor->TotalBytes() < Site::tensors().least_bytes() || Site::may_own(base_of(*tensor))) {
+        continue;
+      }
+      Frame frame{depth()};
+      if (!Site::leases().try_enter(frame, {}).empty()) {
+        continue;
+      }
+      {
+        InFrame<Site> const inside{&frame};
+        tf::Tensor moved{&Site::tensors(), tensor->dtype(), tensor->shape()};
+        if (void* const p = base_of(moved); Site::may_own(p)) {
+          std::memcpy(p, base_of(*tensor), tensor->TotalBytes());
+          *tensor = std::move(moved);
+          Site::leases().make_swappable(std::array<void*, 1>{p});
+        }
+      }
+      Site::leases().exit(frame);
+    }
+  }
 
   tf::OpKernelContext* context_;
   bool is_program_;
