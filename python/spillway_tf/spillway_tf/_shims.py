@@ -30,6 +30,8 @@ def address_of(tensor):
         return 0
     if C.kind == "gpu":
         return C.base_of(_gpu_address_of(tensor))
+    if not _is_memory_here(tensor.device):
+        return 0
     return _base_of_array(_numpy_of(tensor)) if tensor.dtype.is_numpy_compatible else 0
 
 
@@ -89,7 +91,7 @@ def _task_of(device):
     return spec.job, spec.task or 0
 
 
-# Both answers are remembered until the program is connected anew: to ask takes longer than many an operation.
+# These answers are remembered until the program is connected anew: to ask takes longer than many an operation.
 @functools.lru_cache(maxsize=None)
 def _is_elsewhere(device):
     """Whether a device, whose name may lack parts, belongs to another task."""
@@ -102,6 +104,13 @@ def _is_elsewhere(device):
 def _comes_from_elsewhere(device):
     """The same for the device of a tensor, which still names what this task was when the tensor was made."""
     return _is_elsewhere(device) and _task_of(device) not in _earlier_tasks
+
+
+@functools.lru_cache(maxsize=None)
+def _is_memory_here(device):
+    """Whether what lies on a device is in this process' memory. It is not on another task's, and on one that stands for
+    several devices, as that of packed tensors does, it cannot be asked for."""
+    return tf.DeviceSpec.from_string(device).device_type == "CPU" and not _comes_from_elsewhere(device)
 
 
 def _keeping_what_is_sent(function):
@@ -137,8 +146,8 @@ def _keeping_from_now_on(function):
         try:
             return function(self, *args, **kwargs)
         finally:
-            _is_elsewhere.cache_clear()
-            _comes_from_elsewhere.cache_clear()
+            for answers in (_is_elsewhere, _comes_from_elsewhere, _is_memory_here):
+                answers.cache_clear()
     return connect
 
 

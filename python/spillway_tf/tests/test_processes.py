@@ -152,6 +152,18 @@ os._exit(0)  # the server would not end
     assert done.stdout.strip() == "1.0", done.stderr[-2000:]
 
 
+def test_another_task_is_given_a_packed_tensor(script):
+    done = script(SERVER_OF_ITS_OWN + """
+from tensorflow.python.framework import ops
+connect()
+with tf.device(there):
+    packed = ops.pack_eager_tensors([tf.ones((512, 512))])
+    print(float(tf.function(lambda x: tf.reduce_sum(x + 1.0))(packed)) / 512**2, flush=True)
+os._exit(0)  # the server would not end
+""")
+    assert done.stdout.strip() == "2.0", done.stderr[-2000:]
+
+
 def test_batches_of_calls(script):
     done = script("""
 import functools, tensorflow as tf, spillway_tf
