@@ -123,6 +123,8 @@ def _on_borrower_gone(borrower):
 
 def _lending(function):
     def call(self, *args, **kwargs):
+        if kwargs.get("force") and not torch.overrides.has_torch_function_unary(self):
+            self = self.detach().cpu().resolve_conj().resolve_neg()  # as `force` does, but what that makes could leave
         lease = _C.Lent(self)
         result = function(self, *args, **kwargs)
         borrower = _Borrower(result, _on_borrower_gone)

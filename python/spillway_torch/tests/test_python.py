@@ -32,6 +32,15 @@ def test_numpy_of_a_view_keeps_the_base(lms):
     assert a[35].item() == 5
 
 
+@pytest.mark.parametrize("view", [torch.conj, lambda t: t.conj().imag])
+def test_numpy_is_forced_on_tensors_whose_bytes_differ_from_their_values(lms, view):
+    a = view(torch.complex(torch.arange(100.), torch.arange(100.)).requires_grad_())
+    lms.evict()
+    array = a.numpy(force=True)
+    lms.evict()
+    assert array[3] == view(torch.tensor(3 + 3j)).item()
+
+
 @pytest.mark.parametrize("convert", [numpy.asarray, numpy.array, lambda t: numpy.add(t, 0)])
 def test_numpy_functions_take_tensors(lms, convert):
     a = torch.arange(100.)
