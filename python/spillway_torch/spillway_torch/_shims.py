@@ -24,7 +24,7 @@ from . import _chosen as _C, _compiled
 _KEEPING = ("__dlpack__", "share_memory_", "_share_memory_")
 _HOLDING = ("tolist",)
 _WRITING = ("apply_", "map_", "map2_")
-_STORAGE_HOLDING = ("__getitem__", "tolist", "clone", "_write_file", "_share_cuda_", "cpu", "hex", "is_shared", "_get_filename",
+_STORAGE_HOLDING = ("tolist", "clone", "_write_file", "_share_cuda_", "cpu", "hex", "is_shared", "_get_filename",
                     "_get_shared_fd", "_shared_incref", "_shared_decref")
 _STORAGE_WRITING = ("__setitem__", "fill_", "copy_", "resize_", "_share_filename_cpu_", "_share_fd_cpu_", "byteswap",
                     "_set_from_file", "_resize_with_addr_")
@@ -95,6 +95,17 @@ def _storage_addressing(function):
             return self._cdata  # a number that names the storage; the address may change meanwhile
         _C.bring_in_storage(self, not _C.is_holding())
         return function(self)
+    return _named_like(call, function)
+
+
+def _storage_indexing(function):
+    """A slice of a storage is a storage that goes on with the address."""
+    holding = _holding(function)
+
+    def call(self, index):
+        if isinstance(index, slice):
+            _C.bring_in_storage(self, True)
+        return holding(self, index)
     return _named_like(call, function)
 
 
@@ -700,6 +711,7 @@ def install():
     torch.Tensor.__setitem__ = _C.set_item_method()
     _wrap_methods(torch._C, ("_data_address",), _addressing)
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)
+    _wrap_methods(torch.UntypedStorage, ("__getitem__",), _storage_indexing)
     _wrap_methods(torch.UntypedStorage, _STORAGE_HOLDING, _holding)
     _wrap_methods(torch.UntypedStorage, _STORAGE_WRITING, _writing)
     for name in ("_to_dlpack", "_to_dlpack_versioned"):

@@ -143,6 +143,20 @@ def test_bytes_of_a_storage(lms):
     assert a.tolist() == [4] * 3
 
 
+def test_a_slice_of_a_storage_shares_its_memory(lms):
+    a = torch.arange(100, dtype=torch.uint8)
+    part = a.untyped_storage()[10:20]
+    twin = torch.empty(0, dtype=torch.uint8).set_(part)
+    lms.evict()
+    other = torch.zeros(4096)  # what would be there if the memory had been given away
+    a += 1
+    lms.evict()
+    assert part.tolist() == list(range(11, 21)) == twin.tolist()
+    part[0] = 77
+    lms.evict()
+    assert a[10].item() == 77 and other.sum().item() == 0
+
+
 def test_typed_storages(lms):
     a = torch.arange(10.)
     storage = a.storage()
