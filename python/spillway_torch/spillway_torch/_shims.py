@@ -9,6 +9,7 @@ import _thread
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import io
 import mmap
 import re
 import sys
@@ -217,8 +218,24 @@ def _reads_tensors(graph):
                for kind in _READING for node in graph.findAllNodes(kind) for value in node.inputs())
 
 
+#: Whether a script may have been compiled into kernels of oneDNN's fuser, which it keeps when that is switched off.
+_may_be_fused = False
+
+
+def _note_fusion(on):
+    global _may_be_fused
+    _may_be_fused = _may_be_fused or bool(on)
+
+
+def _noting_fusion(set_enabled):
+    def call(on):
+        _note_fusion(on)
+        return set_enabled(on)
+    return _named_like(call, set_enabled)
+
+
 def _reading(run):
-    """A script that reads tensors counts as one operation."""
+    """A script that reads tensors, or has kernels that do so, counts as one operation."""
     keep = _keeping_leaves(run)
 
     def call(self, *args, **kwargs):
@@ -231,7 +248,7 @@ def _reading(run):
             self._spillway_reads = reads
         if reads == "native":  # a method in C++, whose object may go on with the tensors that it is given
             return keep(self, *args, **kwargs)
-        if not reads:
+        if not reads and not _may_be_fused:
             return run(self, *args, **kwargs)
         if isinstance(self, torch._C.ScriptMethod):
             own = _tensors_of_script(self.owner)
@@ -252,12 +269,36 @@ def _wrap_scripts():
     for cls in (C.Graph, C.Node, C.Value):
         _wrap_methods(cls, ("__str__", "__repr__", "str", "copy"), _holding_what_is_shown)
     _wrap_methods(C, [name for name in dir(C) if re.match(
-        "_save_jit_module|_freeze_module|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant))", name)], _holding_scripts)
+        "_save_jit_module|_freeze_module|_hack_do_not_use_clone|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant))", name)], _holding_scripts)
     _wrap_methods(C.FileCheck, ("run",), _holding_what_is_shown)
-    C._jit_set_texpr_fuser_enabled(False)  # its kernels ask for addresses by themselves, outside of operations
+    for name in ("import_ir_module", "import_ir_module_from_buffer", "_import_ir_module_from_package", "_load_for_lite_interpreter",
+                 "_load_for_lite_interpreter_from_buffer"):
+        _wrap_methods(C, (name,), _loading)
+    # The kernels of fusers ask for addresses by themselves, outside of operations.
+    C._jit_set_texpr_fuser_enabled(False)
+    _note_fusion(C._jit_llga_enabled())
+    _wrap_methods(C, ("_jit_set_llga_enabled",), _noting_fusion)
     for cls in (C.ScriptMethod, C.ScriptFunction):
         _wrap_methods(cls, ("code", "code_with_constants"), lambda code: property(_holding_scripts(code.fget)))
         _wrap_methods(cls, ("__call__",), _reading)
+
+
+def _loading(function):
+    """A file of TorchScript may have objects that are written in C++. They are made while it is read, outside of operations,
+    of tensors with whose addresses they go on. So what such a file has stays."""
+    keeping = _keeping_new(function)
+
+    def call(*args):
+        file = next(argument for argument in args if isinstance(argument, (str, bytes, torch._C.PyTorchFileReader)))
+        return (keeping if _has_objects(file) else function)(*args)
+    return _named_like(call, function)
+
+
+def _has_objects(file):
+    reader = file
+    if not isinstance(file, torch._C.PyTorchFileReader):
+        reader = torch._C.PyTorchFileReader(io.BytesIO(file) if isinstance(file, bytes) else file)
+    return any("/torch/classes/" in name for name in reader.get_all_records())
 
 
 def _holding_scripts(function, holds=lambda tensor: True):

@@ -323,6 +323,67 @@ def test_scripts_are_saved(lms, make, tmp_path):
         assert outside(loaded(torch.ones(2, 10))) == wanted
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif("x86" not in torch.backends.quantized.supported_engines, reason="no quantized operators")
+@pytest.mark.parametrize("way", ["file", "buffer", "package", "lite"])
+def test_objects_that_are_written_in_cpp_are_loaded(lms, way, tmp_path, monkeypatch):
+    torch.backends.quantized.engine = "x86"
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    net = torch.jit.script(torch.ao.quantization.quantize_dynamic(net))
+    x, path = torch.ones(2, 8), str(tmp_path / "net")
+    wanted = outside(net(x))
+    if way == "package":
+        monkeypatch.setattr(torch.package.package_exporter, "_gate_torchscript_serialization", False)
+        with torch.package.PackageExporter(path) as exporter:
+            exporter.save_pickle("net", "net.pkl", net)
+    elif way == "lite":
+        net._save_for_lite_interpreter(path)
+    else:
+        net.save(path)
+    lms.evict()
+    if way == "package":
+        loaded = torch.package.PackageImporter(path).load_pickle("net", "net.pkl")
+    elif way == "lite":
+        from torch.jit.mobile import _load_for_lite_interpreter
+        loaded = _load_for_lite_interpreter(path)
+    else:
+        with open(path, "rb") as file:
+            loaded = torch.jit.load(path if way == "file" else file)
+    lms.evict()
+    assert outside(loaded(x)) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_are_cloned(lms):
+    net = torch.jit.script(torch.nn.Linear(10, 10))
+    wanted = outside(net(torch.ones(2, 10)))
+    lms.evict()
+    twin = torch.jit._recursive.wrap_cpp_module(
+        torch._C._hack_do_not_use_clone_module_with_class(net._c, [], []))
+    lms.evict()
+    assert lms.is_away(net.weight)
+    assert outside(twin(torch.ones(2, 10))) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_are_fused_by_onednn(lms):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval()
+    x = torch.ones(1, 3, 16, 16)
+    with torch.no_grad():
+        torch.jit.enable_onednn_fusion(True)
+        try:
+            script = torch.jit.freeze(torch.jit.trace(net, x))
+            first = script(x)
+            for _ in range(3):  # it is compiled in the second call, or the third
+                lms.evict()
+                result = script(x)
+        finally:
+            torch.jit.enable_onednn_fusion(False)
+        assert "oneDNNFusionGroup" in str(torch.jit.last_executed_optimized_graph())
+        lms.evict()
+        assert torch.equal(script(x), result) and torch.allclose(result, first)
+
+
 def test_packages(lms, tmp_path):
     net, file = torch.nn.Linear(10, 10), str(tmp_path / "net.zip")
     wanted = outside(net(torch.ones(2, 10)))
