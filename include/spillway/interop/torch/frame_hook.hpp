@@ -455,10 +455,19 @@ class FrameHook {
   }
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
+  /// Gives the hook to the thread that completes a future, if the calling thread has it. Callbacks
+  /// that are added later run in that thread, with operations on what was leased until then.
+  static void end_in_hooked_thread(c10::ivalue::Future& future) {
+    if (c10::impl::tls_is_dispatch_key_included(Key)) {
+      future.addCallback(
+          [](c10::ivalue::Future const&) { c10::impl::tls_set_dispatch_key_included(Key, true); });
+    }
+  }
   /// Makes the leases of what a communication uses last until it has ended.
   static void lease_until_end(Communication const& communication,
                               std::shared_ptr<ExtendedLease<Site>> use) {
     if (auto const end = find_future(communication)) {
+      end_in_hooked_thread(*end);
       ExtendedLease<Site>::end_with(*end, std::move(use));
     } else {
       PendingCommunications& pending = Site::hook().communications;
