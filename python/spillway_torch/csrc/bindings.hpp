@@ -19,6 +19,7 @@
 #include "rpc.hpp"
 #include "site.hpp"
 #include "statistics.hpp"
+#include "tracing.hpp"
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/DynamicTypes.h>
@@ -338,6 +339,7 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("wrap_read_only_dlpack_exchange",
         &DlpackExchange<Bindings, /*is_read_only=*/true>::install);
   m.def("install_barriers", &install_barriers<Site>);
+  m.def("holding_after_program", &holding_after_program<Site>);
 }
 
 }  // namespace spillway_torch

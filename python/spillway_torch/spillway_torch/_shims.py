@@ -271,6 +271,13 @@ def _wrap_scripts():
     _wrap_methods(C, [name for name in dir(C) if re.match(
         "_save_jit_module|_freeze_module|_hack_do_not_use_clone|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant))", name)], _holding_scripts)
     _wrap_methods(C.FileCheck, ("run",), _holding_what_is_shown)
+    for position, owner, names in ((0, C, ("_create_graph_by_tracing",)),
+                                   (1, C, ("_create_function_from_trace", "_create_function_from_trace_with_dict")),
+                                   (2, C.ScriptModule, ("_create_method_from_trace", "_create_method_from_trace_with_dict"))):
+        for name in names:
+            method = _C.holding_after_program(getattr(owner, name), position)
+            # Dynamo puts functions into sets, and methods of this kind cannot be in one.
+            setattr(owner, name, method if isinstance(owner, type) else method.__func__)
     for name in ("import_ir_module", "import_ir_module_from_buffer", "_import_ir_module_from_package", "_load_for_lite_interpreter",
                  "_load_for_lite_interpreter_from_buffer"):
         _wrap_methods(C, (name,), _loading)

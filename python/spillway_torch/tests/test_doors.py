@@ -354,6 +354,28 @@ def test_objects_that_are_written_in_cpp_are_loaded(lms, way, tmp_path, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_outputs_that_cannot_be_traced_are_named(lms):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return {"sum": (2 * x, 1)}
+
+        def total(self, x):
+            return {"sum": (2 * x, 1)}
+    x = torch.ones(4)
+    lms.evict()
+    for trace in (lambda: torch.jit.trace(Net(), x, strict=False),
+                  lambda: torch.jit.trace_module(Net(), {"total": x}, strict=False),
+                  lambda: torch.jit.trace(lambda x: Net()(x), x, strict=False),
+                  lambda: torch.jit.trace(lambda x: Net()(x), example_kwarg_inputs={"x": x}, strict=False),
+                  lambda: torch.jit._get_trace_graph(lambda x: Net()(x), x)):
+        lms.evict()
+        with pytest.raises(RuntimeError, match="cannot be understood by the tracer"):
+            trace()
+    lms.evict()
+    assert lms.is_away(x)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_scripts_are_cloned(lms):
     net = torch.jit.script(torch.nn.Linear(10, 10))
     wanted = outside(net(torch.ones(2, 10)))
