@@ -296,15 +296,18 @@ def _loading(function):
     keeping = _keeping_new(function)
 
     def call(*args):
-        file = next(argument for argument in args if isinstance(argument, (str, bytes, torch._C.PyTorchFileReader)))
-        return (keeping if _has_objects(file) else function)(*args)
+        file = next((argument for argument in args if isinstance(argument, (str, bytes, torch._C.PyTorchFileReader))), None)
+        return (keeping if file is not None and _has_objects(file) else function)(*args)
     return _named_like(call, function)
 
 
 def _has_objects(file):
     reader = file
     if not isinstance(file, torch._C.PyTorchFileReader):
-        reader = torch._C.PyTorchFileReader(io.BytesIO(file) if isinstance(file, bytes) else file)
+        try:
+            reader = torch._C.PyTorchFileReader(io.BytesIO(file) if isinstance(file, bytes) else file)
+        except RuntimeError:  # it is no archive: another format, or what PyTorch itself will complain of
+            return False
     return any("/torch/classes/" in name for name in reader.get_all_records())
 
 

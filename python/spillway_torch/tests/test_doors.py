@@ -354,6 +354,20 @@ def test_objects_that_are_written_in_cpp_are_loaded(lms, way, tmp_path, monkeypa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_scripts_are_loaded_from_what_is_no_archive(lms, tmp_path):
+    from torch.jit.mobile import _load_for_lite_interpreter
+    net, x, path = torch.jit.script(torch.nn.Linear(8, 3)), torch.ones(2, 8), str(tmp_path / "net")
+    wanted = outside(net(x))
+    net._save_for_lite_interpreter(path, _use_flatbuffer=True)
+    lms.evict()
+    loaded = _load_for_lite_interpreter(path)
+    lms.evict()
+    assert outside(loaded(x)) == wanted
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        torch._C.import_ir_module(1)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_outputs_that_cannot_be_traced_are_named(lms):
     class Net(torch.nn.Module):
         def forward(self, x):
