@@ -97,6 +97,7 @@ set(SPILLWAY_HEADERS
     spillway/pager/blocks.hpp
     spillway/pager/copy_streams.hpp
     spillway/pager/journal.hpp
+    spillway/pager/kept_copies.hpp
     spillway/pager/leases.hpp
     spillway/pager/look_ahead.hpp
     spillway/pager/monitor.hpp

@@ -189,6 +189,43 @@ TEST_SUITE("pager") {
     CHECK(nanoseconds(Access::read_write) == 4 * kernel_ns + copy_ns);
   }
 
+  TEST_CASE("DeviceAllocator: in a full host pool outdated copies go first, then the newest one") {
+    auto options = small_options(1_MiB);
+    options.host.pinned_bytes = 256_KiB;
+    options.host.slab_bytes = 256_KiB;
+    SmallBench bench{options};
+    auto const make = [&](std::uint8_t seed) {
+      return std::make_unique<KnownBytes>(bench, 64_KiB, seed);
+    };
+    std::array<std::unique_ptr<KnownBytes>, 4> const blocks{make(0), make(1), make(2), make(3)};
+    for (auto const& block : blocks) {
+      block->buffer().swap_out();
+    }
+    for (std::size_t const i : {3U, 2U, 0U, 1U}) {
+      Access const access = i == 2 ? Access::read_write : Access::read;
+      (void)blocks[i]->buffer().acquire(access, bench.stream);
+    }
+    auto const copies = [&] { return bench.allocator.stats().swap_outs.count; };
+    std::uint64_t const before = copies();
+
+    // Each needs a slot: the first one gets that of block 2, the second one that of block 1.
+    auto const first = make(4);
+    first->buffer().swap_out();
+    auto const second = make(5);
+    second->buffer().swap_out();
+    CHECK(copies() == before + 2);
+    blocks[0]->buffer().swap_out();
+    blocks[3]->buffer().swap_out();
+    CHECK(copies() == before + 2);  // they still had theirs
+    CHECK_THROWS_AS(blocks[1]->buffer().swap_out(), OutOfHostMemory);
+    CHECK_THROWS_AS(blocks[2]->buffer().swap_out(), OutOfHostMemory);
+    for (auto const& block : blocks) {
+      CHECK(block->is_intact());
+    }
+    CHECK(first->is_intact());
+    CHECK(second->is_intact());
+  }
+
   TEST_CASE("DeviceAllocator: small blocks that do not touch go in batches") {
     SmallBench bench{small_options(capacity_bytes)};
     FullOfSmallBlocks full{1000, bench};  // rounded up: the bytes in between are nobody's

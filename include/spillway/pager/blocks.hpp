@@ -15,6 +15,7 @@
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/pager/block_state.hpp>
 #include <spillway/pager/journal.hpp>
+#include <spillway/pager/kept_copies.hpp>
 #include <spillway/pager/monitor.hpp>
 #include <spillway/pager/recipes.hpp>
 #include <spillway/schedule/access_schedule.hpp>
@@ -115,6 +116,7 @@ class Blocks {
     std::size_t const bytes = arena_.rounded_bytes(size_bytes);
     BlockId const id = table_.emplace({.requested_bytes = size_bytes, .bytes = bytes});
     try {
+      kept_copies_.reserve(id);
       prefetcher_.on_create(id, bytes);
     } catch (...) {
       table_.erase(id);
@@ -128,6 +130,7 @@ class Blocks {
   void refuse(BlockId id) noexcept {
     journal_.block_refused(id, at(id));
     prefetcher_.on_destroy(id);
+    kept_copies_.erase(id);
     table_.erase(id);
   }
 
@@ -179,6 +182,14 @@ class Blocks {
 
   /// How many blocks could be swapped in: the host has their only valid copy.
   [[nodiscard]] std::size_t on_host_count() const noexcept { return on_host_count_; }
+  /// The resident blocks that have a host slot.
+  [[nodiscard]] KeptCopies& kept_copies() noexcept { return kept_copies_; }
+  /// Lists a resident block among them if it has a host slot.
+  void note_host_slot(BlockId id, BlockRecord const& block) noexcept {
+    if (block.host != HostSlotId{}) {
+      kept_copies_.note(id, block.is_host_valid);
+    }
+  }
   /// Bytes that were swapped in ahead of need and not used yet.
   [[nodiscard]] std::size_t prefetched_bytes() const noexcept { return prefetched_bytes_; }
 
@@ -393,6 +404,7 @@ class Blocks {
     } else {
       block.status.become(before == BlockState::vacant ? BlockState::blank : BlockState::lost);
     }
+    note_host_slot(id, block);
     journal_.made_resident(id, block);
   }
 
@@ -404,13 +416,15 @@ class Blocks {
   }
 
   /// A lease was granted: the block is in use, and its bytes may be others from now on.
-  void use(BlockRecord& block, Access access) noexcept {
+  void use(BlockId id, BlockRecord& block, Access access) noexcept {
     BlockState const state = block.state();
     if (access != Access::read) {
       if (state != BlockState::resident) {
         block.status.become(BlockState::resident);
       }
-      block.is_host_valid = false;
+      if (std::exchange(block.is_host_valid, false)) {
+        note_host_slot(id, block);
+      }
       if (access == Access::write) {
         block.is_read_unchecked = false;
       }
@@ -453,6 +467,7 @@ class Blocks {
     prefetched_bytes_ += is_prefetch ? block.bytes : 0;
     block.written = done;
     block.is_read_unchecked = pool_.may_lose_bytes(block.host);
+    note_host_slot(id, block);
     journal_.swapped_in(id, block, is_prefetch);
   }
   /// The block has found no range.
@@ -500,6 +515,7 @@ class Blocks {
   void cancel_swap_out(BlockId id) {
     BlockRecord& block = at(id);
     block.status.go_back();
+    note_host_slot(id, block);
     eviction_.on_insert(id, block.bytes, prefetcher_.schedule().use_of(id));
   }
 
@@ -522,6 +538,7 @@ class Blocks {
       eviction_.on_erase(id);
     }
     leave_memory(id, block);
+    kept_copies_.erase(id);
     table_.erase(id);
     monitor_.notify_release();
   }
@@ -689,6 +706,7 @@ class Blocks {
   MonitorType& monitor_;
   BlockTable<BlockRecord> table_;
   Recipes recipes_{table_};
+  KeptCopies kept_copies_;
   Eviction eviction_;
   Recompute recompute_;
   std::atomic<bool> wants_recipes_{true};

@@ -214,7 +214,7 @@ class Leases {
 
   /// Makes a lease of one that was counted.
   LeaseRecord grant(BlockRecord& block, LeaseRequest request, StreamIndex stream) noexcept {
-    blocks_.use(block, request.access);
+    blocks_.use(request.id, block, request.access);
     ++block.granted;
     return {.block = request.id,
             .record = &block,

@@ -86,7 +86,14 @@ class Transfers {
            pool_.may_take(block.requested_bytes, block.coding, spare_bytes);
   }
   /// What resident blocks, which could do without, have in the host pool.
-  [[nodiscard]] std::size_t needless_host_bytes() { return bytes_on_host(needless_host_copies()); }
+  [[nodiscard]] std::size_t needless_host_bytes() {
+    std::size_t bytes = 0;
+    each_needless_on_host([&](BlockRecord const& block) {
+      bytes += pool_.size_bytes(block.host);
+      return true;
+    });
+    return bytes;
+  }
 
   /// Adds a block that is `swapping_in` to those that the next `swap_in` carries to their ranges.
   ///
@@ -259,6 +266,7 @@ class Transfers {
     } else if (request.state == TransferState::torn) {
       forget_host_copy(block);
     }
+    blocks_.note_host_slot(id, block);
     end(failure);
     return is_copied;
   }
@@ -309,7 +317,7 @@ class Transfers {
         block.used.clear();
         journal_.moved(id, block);
       } else {
-        block.used.add(moved);  // part of the move may have been enqueued, and its way back
+        block.written.add(moved);  // part of the move may be enqueued, and its way back
       }
     }
     for (Move const& move : plan.moves) {
@@ -417,7 +425,7 @@ class Transfers {
     if (block.host != HostSlotId{} && !pool_.takes_bytes(block.host, block.coding)) {
       give_up_host_copy(block);
     }
-    std::optional<std::vector<BlockId>> needless;
+    bool has_asked = false;
     while (block.host == HostSlotId{}) {
       if (auto const slot = pool_.try_take(block.requested_bytes, block.coding)) {
         block.host = *slot;
@@ -431,57 +439,54 @@ class Transfers {
       if (has_grown) {
         continue;
       }
-      if (!needless) {
-        needless = needless_host_copies();
-        if (!may_take_host_slot(block, bytes_on_host(*needless))) {
-          return false;  // they would be given up for nothing
-        }
+      if (!std::exchange(has_asked, true) && !may_take_with_needless_ones(block)) {
+        return false;  // they would be given up for nothing
       }
-      if (!give_up_one(*needless)) {
+      if (!give_up_needless_one()) {
         return false;
       }
     }
     return true;
   }
 
-  [[nodiscard]] bool is_needless_on_host(BlockRecord const& block) {
-    return block.host != HostSlotId{} && block.is_resident() && !block.is_in_transit() &&
-           block.state() != BlockState::filling && !has_lost_bytes(block);
-  }
-  /// The resident blocks that have a host slot. The last ones have nothing valid there; the others
-  /// must be copied again when they leave, if they lose it.
-  [[nodiscard]] std::vector<BlockId> needless_host_copies() {
-    std::vector<BlockId> ids;
-    auto const add = [&](bool is_valid) {
-      std::as_const(blocks_).for_each([&](BlockId id, BlockRecord const& block) {
-        if (is_needless_on_host(block) && block.is_host_valid == is_valid) {
-          ids.push_back(id);
-        }
-      });
-    };
-    add(true);
-    add(false);
-    return ids;
-  }
-  [[nodiscard]] std::size_t bytes_on_host(std::vector<BlockId> const& ids) {
-    std::size_t bytes = 0;
-    for (BlockId const id : ids) {
-      bytes += pool_.size_bytes(blocks_.at(id).host);
-    }
-    return bytes;
-  }
-  /// Frees the host slot of the last block of `needless` that still has one. @returns false if none
-  /// does
-  bool give_up_one(std::vector<BlockId>& needless) {
-    while (!needless.empty()) {
-      BlockRecord* const block = blocks_.find(needless.back());
-      needless.pop_back();
-      if (block != nullptr && is_needless_on_host(*block)) {
-        give_up_host_copy(*block);
-        return true;
+  /// Calls `visit(block)` until it returns false for the resident blocks that have a host slot and
+  /// could do without. The first ones have nothing valid there; the others must be copied again
+  /// when they leave, if they lose it.
+  template <class Visit>
+  void each_needless_on_host(Visit visit) {
+    blocks_.kept_copies().each([&](BlockId id) {
+      using enum KeptCopies::Visited;
+      BlockRecord& block = blocks_.at(id);
+      if (!block.is_resident() || block.host == HostSlotId{}) {
+        return goes;
       }
+      bool const is_needless =
+          !block.is_in_transit() && block.state() != BlockState::filling && !has_lost_bytes(block);
+      return !is_needless || visit(block) ? stays : ends_the_visit;
+    });
+  }
+  /// Whether the host pool might have room for a block once enough of them are given up.
+  [[nodiscard]] bool may_take_with_needless_ones(BlockRecord const& block) {
+    std::size_t spare_bytes = 0;
+    bool may_take = may_take_host_slot(block, 0);
+    if (!may_take) {
+      each_needless_on_host([&](BlockRecord const& other) {
+        spare_bytes += pool_.size_bytes(other.host);
+        may_take = may_take_host_slot(block, spare_bytes);
+        return !may_take;
+      });
     }
-    return false;
+    return may_take;
+  }
+  /// Frees the host slot of the first of them. @returns false if there is none
+  bool give_up_needless_one() {
+    bool is_given_up = false;
+    each_needless_on_host([&](BlockRecord& block) {
+      give_up_host_copy(block);
+      is_given_up = true;
+      return false;
+    });
+    return is_given_up;
   }
 
   Device& device_;
