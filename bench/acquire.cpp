@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a lease costs: acquire and release of blocks that are resident and that nobody else uses.
+// What a lease costs: acquire and release of blocks that are resident and that nobody else uses;
+// and what it costs to find room for a block that is away.
 //
 // usage: bench_acquire [--benchmark_filter=REGEX ...]
 
+#include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
@@ -13,6 +16,7 @@
 #include <cstddef>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -144,12 +148,47 @@ void two_locks(benchmark::State& state) {
   }
 }
 
+// On a device whose copies take no time.
+struct Uncopied : spillway::PoliciesFor<spillway::ModelApi> {
+  using eviction = spillway::LruEviction;
+  using prefetch = spillway::NoPrefetch;
+};
+
+/// Blocks in any order, of which a quarter is resident and half are written. The host pool has room
+/// for those that are away and for one in fifty besides, so that most blocks that leave get the
+/// slot of another one.
+void full_host_pool(benchmark::State& state) {
+  auto const count = static_cast<std::size_t>(state.range(0));
+  spillway::ModelApi device{{.capacity_bytes = 2 * count * block_bytes}};
+  spillway::DeviceAllocator<Uncopied>::Options options{.capacity_bytes = count / 4 * block_bytes};
+  options.host.slab_bytes = 64_KiB;
+  options.host.pinned_bytes = (count - count / 4 + count / 50) * block_bytes;
+  spillway::DeviceAllocator<Uncopied> allocator{device, options};
+  auto const stream = device.create_stream();
+  std::vector<spillway::BlockId> ids;
+  for (std::size_t i = 0; i < count; ++i) {
+    ids.push_back(allocator.allocate(block_bytes));
+    (void)allocator.acquire(ids.back(), Access::write, stream);
+  }
+  std::minstd_rand random{1};
+  for (auto _ : state) {
+    Access const access = random() % 2 == 0 ? Access::read : Access::read_write;
+    (void)allocator.acquire(ids[random() % count], access, stream);
+  }
+  for (spillway::BlockId const id : ids) {
+    allocator.deallocate(id);
+  }
+  allocator.retire_stream(stream);
+  device.destroy_stream(stream);
+}
+
 BENCHMARK(one_block<Unlocked>)->Name("unlocked/read")->Arg(static_cast<int>(Access::read));
 BENCHMARK(one_block<Unlocked>)->Name("unlocked/write")->Arg(static_cast<int>(Access::write));
 BENCHMARK(one_block<Locked>)->Name("locked/read")->Arg(static_cast<int>(Access::read));
 BENCHMARK(one_block<Locked>)->Name("locked/write")->Arg(static_cast<int>(Access::write));
 BENCHMARK(repeating_step<Locked>)->Name("locked/repeating_step");
 BENCHMARK(four_operands<Locked>)->Name("locked/four_operands");
+BENCHMARK(full_host_pool)->Arg(1000)->Arg(10'000)->Arg(100'000);
 BENCHMARK(two_locks);
 BENCHMARK(two_locks)->Name("threads/two_locks")->ThreadRange(1, 8)->UseRealTime();
 BENCHMARK(threads)
