@@ -204,11 +204,7 @@ class BasicRecipes {
       if (dependent_in_need(id)) {
         continue;
       }
-      bool const is_parted = block.is_uncounted && block.state() == BlockState::dropped;
       if (may_stay_dropped(id)) {
-        if (is_parted) {
-          continue;
-        }
         return Parting{id, false};
       }
       recipe.is_orphan = false;
