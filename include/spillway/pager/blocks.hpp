@@ -430,7 +430,6 @@ class Blocks {
       }
       if (state == BlockState::filling) {
         block.filler = nullptr;
-        recipes_.on_need_ended(id);
         monitor_.notify();
       }
     } else if (state == BlockState::arriving) {
@@ -510,9 +509,6 @@ class Blocks {
     }
     block.written = copy.host_done;  // what `residency` asks about
     block.used.clear();
-    if (block.state() != BlockState::dropped) {
-      recipes_.on_need_ended(id);
-    }
     journal_.evicted(block, reason);
   }
   /// The block stays after all. @throws std::bad_alloc; the eviction policy does not know it then
@@ -520,7 +516,6 @@ class Blocks {
     BlockRecord& block = at(id);
     block.status.go_back();
     note_host_slot(id, block);
-    recipes_.on_need_ended(id);
     eviction_.on_insert(id, block.bytes, prefetcher_.schedule().use_of(id));
   }
 

@@ -176,7 +176,6 @@ class BasicRecipes {
     block.is_abandoned = true;
     block.recipe->is_orphan = true;
     look_at(id);
-    on_need_ended(id);
     return false;
   }
 
@@ -185,53 +184,32 @@ class BasicRecipes {
     BlockId id{};
     bool is_for_good = false;  // else it stays, dropped, for what is made from it
   };
-  /// An orphan whose bytes nothing needs any more, if there is one. Those that are needed are
-  /// looked at again once the need of a block ends that is made from them.
+  /// An orphan whose bytes nothing needs any more, if there is one.
   std::optional<Parting> take_orphan() noexcept {
-    if (orphans_.empty()) {
+    auto const found = std::find_if(orphans_.begin(), orphans_.end(), [this](BlockId id) {
+      BlockRecord const& block = at(id);
+      return !block.is_leased() && !block.is_in_transit() && !dependent_in_need(id);
+    });
+    if (found == orphans_.end()) {
       return std::nullopt;
     }
-    for (auto next = orphans_.begin(); next != orphans_.end();) {
-      BlockId const id = *next;
-      BlockRecord const& block = at(id);
-      if (block.is_leased() || block.is_in_transit()) {
-        ++next;
-        continue;
-      }
-      next = orphans_.erase(next);
-      Recipe& recipe = *block.recipe;
-      recipe.is_looked_at = false;
-      if (dependent_in_need(id)) {
-        continue;
-      }
-      if (may_stay_dropped(id)) {
-        return Parting{id, false};
-      }
-      recipe.is_orphan = false;
-      forget_dependents(id);
-      forget(id);
-      return Parting{id, true};
+    BlockId const id = *found;
+    orphans_.erase(found);
+    Recipe& recipe = *at(id).recipe;
+    recipe.is_looked_at = false;
+    if (may_stay_dropped(id)) {
+      return Parting{id, false};
     }
-    SPILLWAY_ASSERT(!has_forgotten_orphan());
-    return std::nullopt;
+    recipe.is_orphan = false;
+    forget_dependents(id);
+    forget(id);
+    return Parting{id, true};
   }
 
   /// A block has been made again: if it is an orphan, its bytes are not needed for long.
   void on_recompute(BlockId id) noexcept {
     if (at(id).recipe->is_orphan) {
       look_at(id);
-    }
-    on_need_ended(id);
-  }
-  /// A block has bytes that its recipe need not make, or has ceased to need them: what it is made
-  /// from may be needed no more.
-  void on_need_ended(BlockId id) noexcept {
-    if (at(id).recipe != nullptr) {
-      std::size_t visits = 0;
-      look_below(id, visits);
-      if (visits >= most_visits) {
-        look_at_all();
-      }
     }
   }
 
@@ -350,34 +328,6 @@ class BasicRecipes {
     }
   }
 
-  /// The same for all orphans that a block is made from, also by way of orphans.
-  void look_below(BlockId id, std::size_t& visits) noexcept {
-    for (BlockId const operand : at(id).recipe->operands) {
-      Recipe const* const recipe = at(operand).recipe.get();
-      if (recipe != nullptr && recipe->is_orphan && ++visits < most_visits) {
-        look_at(operand);
-        look_below(operand, visits);
-      }
-    }
-  }
-  void look_at_all() noexcept {
-    table_.for_each([this](BlockId id, BlockRecord const& block) {
-      if (block.recipe != nullptr && block.recipe->is_orphan) {
-        look_at(id);
-      }
-    });
-  }
-  /// Whether an orphan has bytes that nothing needs, and will not be looked at.
-  [[nodiscard]] bool has_forgotten_orphan() const noexcept {
-    bool is_any = false;
-    std::as_const(table_).for_each([&](BlockId id, BlockRecord const& block) {
-      is_any = is_any ||
-               (block.recipe != nullptr && block.recipe->is_orphan && !block.recipe->is_looked_at &&
-                block.state() != BlockState::dropped && !dependent_in_need(id));
-    });
-    return is_any;
-  }
-
   /// Adds operands to a block's recipe. @throws std::bad_alloc; it then has none
   void link(BlockId id, std::span<BlockId const> operands) {
     Recipe& recipe = node(id);
@@ -399,11 +349,13 @@ class BasicRecipes {
   }
 
   void unlink(BlockId id) noexcept {
-    on_need_ended(id);
     Recipe& recipe = *at(id).recipe;
     for (BlockId const operand : recipe.operands) {
       if (BlockRecord& block = at(operand); block.recipe != nullptr) {
         remove_last(block.recipe->dependents, id);
+        if (block.recipe->is_orphan && block.recipe->dependents.empty()) {
+          look_at(operand);
+        }
         prune(block);
       }
     }
@@ -478,7 +430,7 @@ class BasicRecipes {
   }
 
   BlockTable<BlockRecord>& table_;
-  std::vector<BlockId> orphans_;  // that may have to go
+  std::vector<BlockId> orphans_;  // that have bytes, or no dependents
   std::vector<Recipe::Make> dead_;
   std::size_t nodes_ = 0;  // records that have a `Recipe`
 };
