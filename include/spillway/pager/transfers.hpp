@@ -21,7 +21,6 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
