@@ -16,12 +16,13 @@
 # SPILLWAY_GPU_SECONDS        time for all steps; 540
 # SPILLWAY_GPU_ARCHITECTURES  builds for another GPU than the one there
 # SPILLWAY_GPU_BUILD          build folder; build-gpu
+# SPILLWAY_GPU_BUILT=1        builds nothing: the programs are in the build folder, and the module in its folder torch
 # SPILLWAY_CUDA_STAND_IN=1    runs what needs no kernels on a stand-in for the CUDA runtime: a rehearsal of
 #                             this script on a machine without a GPU, whose figures mean nothing
 #
 # It changes no setting of the card and asks for no more memory than is free.
 set -uo pipefail
-usage() { sed -n '3,23s/^# \?//p' "$0" >&2; exit 2; }
+usage() { sed -n '3,24s/^# \?//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 part=$1
 case $part in core | torch) ;; *) usage ;; esac
@@ -33,6 +34,7 @@ cd "$(dirname "$0")/.."
 source=$PWD
 build=${SPILLWAY_GPU_BUILD:-$source/build-gpu}
 seconds=${SPILLWAY_GPU_SECONDS:-540}
+built=${SPILLWAY_GPU_BUILT:-0}
 stand_in=${SPILLWAY_CUDA_STAND_IN:-0}
 export PATH=$PATH:/usr/local/cuda/bin
 
@@ -82,15 +84,11 @@ step() {
   if [ "$left" -lt "$least" ]; then
     record "$name" late 0
     echo "$name skipped: it needs $least s, and $left s of $seconds are left"
-    failed=1
     return 1
   fi
   timeout -k 5 "$((most < left ? most : left))" "$@" >"$work/$name.txt" 2>&1 || status=$?
   record "$name" "$status" $((SECONDS - start))
-  if [ "$status" -ne 0 ]; then
-    failed=1
-    tail -n 15 "$work/$name.txt"
-  fi
+  [ "$status" -eq 0 ] || tail -n 15 "$work/$name.txt"
   python3 bench/gpu_table.py "$work" "$name"
   return "$status"
 }
@@ -125,23 +123,39 @@ else
   export SPILLWAY_REQUIRE_GPU=1
 fi
 
-run_core() {
-  local prefix=() bin=$build/bin small=() architectures=native
+build_core() {
+  local prefix=() architectures=native targets=(spillway-bandwidth)
   [ -z "$dependencies" ] ||
     prefix=("-DCMAKE_PREFIX_PATH=$dependencies/usr" "-Dnvcomp_DIR=$dependencies/nvcomp/nvidia/libnvcomp/lib64/cmake/nvcomp")
-  if [ "$stand_in" = 1 ]; then
-    architectures=90
-    small=(--max-size 16MiB)
-  fi
+  [ "$stand_in" = 0 ] || architectures=90
   step configure 10 60 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DSPILLWAY_CUDA=ON \
     "-DSPILLWAY_CUDA_ARCHITECTURES=${SPILLWAY_GPU_ARCHITECTURES:-$architectures}" -DSPILLWAY_INSTALL=OFF \
     "${prefix[@]}" || broken=configure
-  local targets=(spillway-bandwidth)
   [ "$stand_in" = 1 ] || targets+=(spillway_gpu_tests gpu_hello train_beyond_memory spillway-replay bench_device_moves
                                    bench_allocate_latency bench_gpu_codec bench_virtual_memory)
   step build 60 300 cmake --build "$build" --target "${targets[@]}" || broken=${broken:-build}
+}
 
-  on_gpu step tests 30 120 ctest --test-dir "$build" -L gpu --output-on-failure --no-tests=error
+# Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
+# compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that
+# waits for the host then waits in vain, so cases with a KernelGate are left out: `tests` has run them.
+sanitizer() {
+  SPILLWAY_GPU_TEST_SCALE=1 on_gpu step "$1_$2" 20 90 compute-sanitizer --tool "$1" --error-exitcode 9 \
+    "$build/tests/gpu/bin/test_gpu" "--source-file=*/$2_test.cu" "${@:3}" --no-intro
+}
+
+run_core() {
+  local bin=$build/bin small=()
+  [ "$stand_in" = 0 ] || small=(--max-size 16MiB)
+  [ "$built" = 1 ] || build_core
+
+  # What is not timed runs at once.
+  on_gpu step tests 30 120 ctest --test-dir "$build/tests/gpu" -L gpu -j 8 --output-on-failure --no-tests=error &
+  sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *' &
+  sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*' &
+  sanitizer racecheck codec -tc='CudaZeroBitmap*' &
+  sanitizer memcheck copy_kernel &
+  wait
   json bandwidth 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --tier pinned --json "${small[@]}"
   on_gpu json bandwidth_kernel 10 30 "$bin/spillway-bandwidth" --device cuda --tier pinned --json --copy-kernel \
     --max-size 16KiB
@@ -155,23 +169,14 @@ run_core() {
   on_gpu json gpu_codec 5 30 "$bin/bench_gpu_codec" --benchmark_format=json
   on_gpu json training 20 90 "$bin/train_beyond_memory" --device cuda --json
   on_gpu json training_recompute 20 60 "$bin/train_beyond_memory" --device cuda --recompute --json
-  # Each access takes a hundred times as long here, so the allocator's test works on a sixteenth of its bytes.
-  # compute-sanitizer may wait for each kernel before it returns from the launch (NVIDIA/stdexec#964). A kernel that
-  # waits for the host then waits in vain, so cases with a KernelGate are left out: `tests` has run them.
-  sanitizer() {
-    on_gpu step "$1_$2" 20 60 compute-sanitizer --tool "$1" --error-exitcode 9 "$build/tests/gpu/bin/test_gpu" \
-      "--source-file=*/$2_test.cu" "${@:3}" --no-intro
-  }
-  export SPILLWAY_GPU_TEST_SCALE=1
-  sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *'
-  sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*'
-  sanitizer racecheck codec -tc='CudaZeroBitmap*'
   json bandwidth_file 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --json --tier file \
     --file-folder "$work" --max-size 16MiB --repetitions 3
 }
 
 run_torch() {
-  export PYTHONPATH=$work/torch:$dependencies/python:$source/python/spillway_torch/tests_cuda:${PYTHONPATH-}
+  local module=$work/torch
+  [ "$built" = 0 ] || module=$build/torch
+  export PYTHONPATH=$module:$dependencies/python:$source/python/spillway_torch/tests_cuda:${PYTHONPATH-}
   # Each test that is a program of its own imports PyTorch, which takes twice as long without byte code.
   unset PYTHONDONTWRITEBYTECODE
   export PYTHONPYCACHEPREFIX=$work/pycache
@@ -185,17 +190,17 @@ run_torch() {
     TORCH_CUDA_ARCH_LIST=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1)
     export TORCH_CUDA_ARCH_LIST
   fi
-  step torch_build 60 300 scripts/build-pytorch.sh "$work/torch" || broken=torch_build
-  # A process for each file: after an error of a kernel nothing of its process can use the GPU.
-  # shellcheck disable=SC2016
-  step torch_tests 60 300 bash -c '
-    worst=0
-    for file in python/spillway_torch/tests_cuda/test_*.py; do
-      status=0
-      "$@" python3 -m pytest -q --tb=short -p no:cacheprovider "$file" || status=$?
-      [ "$status" -eq 5 ] || [ "$status" -le "$worst" ] || worst=$status  # 5: it has no test for this PyTorch
-    done
-    exit "$worst"' - "${preload[@]}"
+  [ "$built" = 1 ] || step torch_build 60 300 scripts/build-pytorch.sh "$module" || broken=torch_build
+  # A process for each file, several at once: after an error of a kernel nothing of its process can use the GPU.
+  local file name
+  for file in python/spillway_torch/tests_cuda/test_*.py; do
+    [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
+    name=$(basename "$file" .py)
+    # shellcheck disable=SC2016 # A file may have no test for this PyTorch: 5.
+    step "torch_$name" 30 200 bash -c '"$@" || [ $? -eq 5 ]' - "${preload[@]}" python3 -m pytest -q --tb=short \
+      -p no:cacheprovider "$file" &
+  done
+  wait
   training() {
     on_gpu json "torch_training_$1" 60 150 python3 examples/pytorch/bench_lms.py --device cuda --net "$1" --batch 64 \
       --size "$2" --caps 0.5 0.3 --recompute --rounds 1 --steps 8 --json
