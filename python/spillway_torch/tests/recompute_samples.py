@@ -43,9 +43,10 @@ samples = {
     "_softmax": lambda: [x.softmax(-1), batch.softmax(1)], "_log_softmax": lambda: [x.log_softmax(-1)],
     "native_layer_norm": lambda: [F.layer_norm(x, (128,), few, few), F.layer_norm(x, (128,))],
     "native_group_norm": lambda: [F.group_norm(images, 4, channels, channels)],
-    "native_batch_norm": lambda: [F.batch_norm(images, mean, variance, channels, more, training=True),
-                                  F.batch_norm(images, None, None, training=True),
-                                  F.batch_norm(images, fixed_mean, fixed_variance, channels, channels)],
+    "native_batch_norm": lambda: on_gpu(normalized, enabled=False) if x.is_cuda else normalized(),
+    "cudnn_batch_norm": lambda: on_gpu(normalized)[::2] if x.is_cuda and torch.backends.cudnn.enabled else [],
+    "convolution": lambda: on_gpu(lambda: [F.conv2d(large, filters), F.conv2d(large, filters, channels, padding=1)],
+                                  deterministic=True) if x.is_cuda else [],
     "avg_pool2d": lambda: [F.avg_pool2d(large, 2, 1)],
     "mm": lambda: [x @ square], "addmm": lambda: [torch.addmm(few, x, square), F.linear(x, square, few)],
     "bmm": lambda: [batch @ weights],
@@ -97,7 +98,17 @@ samples = {
     "hardtanh_": lambda: [F.hardtanh_(x.clone())], "hardswish_": lambda: [F.hardswish(x.clone(), inplace=True)],
 }
 chances = torch.rand(64, 128)
+filters = torch.randn(16, 16, 3, 3)
 
+def normalized():
+    return [F.batch_norm(images, mean, variance, channels, more, training=True),
+            F.batch_norm(images, None, None, training=True),
+            F.batch_norm(images, fixed_mean, fixed_variance, channels, channels)]
+def on_gpu(make, enabled=None, deterministic=False):
+    '''With cuDNN or without.'''
+    enabled = torch.backends.cudnn.enabled if enabled is None else enabled
+    with torch.backends.cudnn.flags(enabled=enabled, deterministic=deterministic):
+        return make()
 def mine():
     return torch.Generator(x.device).manual_seed(9)
 def empty():

@@ -388,7 +388,7 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
 /// Batch normalization also updates statistics of its own: when it runs again it is given none.
 /// Operations that draw random numbers run again with the state that the generator had. Operations
 /// in place are added to the recipe of what they change, if it has one.
-inline constexpr std::array<std::string_view, 94> recomputable{
+inline constexpr std::array<std::string_view, 96> recomputable{
     "aten::add.Tensor",
     "aten::add.Scalar",
     "aten::sub.Tensor",
@@ -435,6 +435,8 @@ inline constexpr std::array<std::string_view, 94> recomputable{
     "aten::native_layer_norm",
     "aten::native_group_norm",
     "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::convolution",
     "aten::avg_pool2d",
     "aten::mm",
     "aten::addmm",
@@ -501,6 +503,13 @@ inline constexpr std::array<std::string_view, 11> overwriting{
     "aten::random_.from",
     "aten::random_.to",
 };
+/// Normalizations whose fourth and fifth arguments are statistics, which they update if the sixth
+/// says so.
+inline constexpr std::array<std::string_view, 2> updating_statistics{"aten::native_batch_norm",
+                                                                     "aten::cudnn_batch_norm"};
+/// Operations for which cuDNN chooses one of several algorithms. Only results that it has computed
+/// are made again: on a processor a convolution takes longer than a copy of its result.
+inline constexpr std::array<std::string_view, 1> choosing_algorithm{"aten::convolution"};
 /// Operations whose results are zeros and ones.
 inline constexpr std::array<std::string_view, 2> drawing_bits{"aten::bernoulli_.float",
                                                               "aten::bernoulli_.Tensor"};
@@ -541,11 +550,13 @@ struct RecomputeTraits {
 
   /// It is listed, and writes and returns nothing but new tensors or its first argument.
   bool is_recomputable = false;
-  bool is_in_place = false;     ///< it writes its first argument, and returns that
-  bool is_overwriting = false;  ///< without having read it
-  bool reads_shapes = false;    ///< and no bytes of operands
-  bool draws = false;           ///< random numbers
-  bool draws_bits = false;      ///< zeros and ones
+  bool is_in_place = false;         ///< it writes its first argument, and returns that
+  bool is_overwriting = false;      ///< without having read it
+  bool reads_shapes = false;        ///< and no bytes of operands
+  bool draws = false;               ///< random numbers
+  bool draws_bits = false;          ///< zeros and ones
+  bool updates_statistics = false;  ///< at its fourth and fifth argument, if the sixth is true
+  bool chooses_algorithm = false;   ///< of several that round differently
   std::uint8_t generator_position = no_position;  ///< of the argument that is a generator
   std::uint8_t type_position = no_position;  ///< of the argument that is the type of the results
 
@@ -573,6 +584,8 @@ struct RecomputeTraits {
     reads_shapes = is_among(detail::shaped_like_operand);
     draws = op.hasTag(at::Tag::nondeterministic_seeded);
     draws_bits = is_among(detail::drawing_bits);
+    updates_statistics = is_among(detail::updating_statistics);
+    chooses_algorithm = is_among(detail::choosing_algorithm);
   }
 };
 

@@ -10,6 +10,7 @@
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -52,11 +53,19 @@ namespace detail {
 struct ProcessSettings {
   using Reduction = decltype(at::globalContext().allowFP16ReductionCuBLAS());
 
-  at::Float32Backend backend;  ///< of the device: each has a precision of its own
+  /// What has a precision of its own.
+  static constexpr std::array precise_operations{at::Float32Op::MATMUL, at::Float32Op::CONV};
+  template <class Value>
+  using ForEachPrecise = std::array<Value, precise_operations.size()>;
+
+  at::Float32Backend backend;  ///< of the device: each has precisions of its own
   bool is_deterministic = at::globalContext().deterministicAlgorithms();
   bool warns_only = at::globalContext().deterministicAlgorithmsWarnOnly();
   bool uses_mkldnn = at::globalContext().userEnabledMkldnn();
-  at::Float32Precision product_precision = precision_of_products();
+  bool uses_cudnn = at::globalContext().userEnabledCuDNN();
+  bool is_cudnn_deterministic = at::globalContext().deterministicCuDNN();
+  bool searches_algorithms = at::globalContext().benchmarkCuDNN();
+  ForEachPrecise<at::Float32Precision> precisions = precisions_of_process();
   bool accumulates_in_half = at::globalContext().allowFP16AccumulationCuBLAS();
   Reduction half_reduction = at::globalContext().allowFP16ReductionCuBLAS();
   Reduction bfloat16_reduction = at::globalContext().allowBF16ReductionCuBLAS();
@@ -66,6 +75,14 @@ struct ProcessSettings {
 
   explicit ProcessSettings(at::Float32Backend of) : backend{of} {}
   friend bool operator==(ProcessSettings const&, ProcessSettings const&) noexcept = default;
+
+  /// Whether cuDNN computes the same bits whenever it gets the same shapes. It does not where it
+  /// measures which of its algorithms is the fastest, nor where it may take one that adds in any
+  /// order.
+  [[nodiscard]] bool repeats_algorithms() const noexcept {
+    return backend == at::Float32Backend::CUDA && !searches_algorithms &&
+           (is_deterministic || is_cudnn_deterministic);
+  }
 
   /// Makes these hold in the place of `others`. What they have in common is left alone, since
   /// another thread may be changing it.
@@ -77,8 +94,19 @@ struct ProcessSettings {
     if (uses_mkldnn != others.uses_mkldnn) {
       context.setUserEnabledMkldnn(uses_mkldnn);
     }
-    if (product_precision != others.product_precision) {
-      set_precision_of_products(product_precision);
+    if (uses_cudnn != others.uses_cudnn) {
+      context.setUserEnabledCuDNN(uses_cudnn);
+    }
+    if (is_cudnn_deterministic != others.is_cudnn_deterministic) {
+      context.setDeterministicCuDNN(is_cudnn_deterministic);
+    }
+    if (searches_algorithms != others.searches_algorithms) {
+      context.setBenchmarkCuDNN(searches_algorithms);
+    }
+    for (std::size_t i = 0; i < precisions.size(); ++i) {
+      if (precisions[i] != others.precisions[i]) {
+        set_precision(i, precisions[i]);
+      }
     }
     if (accumulates_in_half != others.accumulates_in_half) {
       context.setAllowFP16AccumulationCuBLAS(accumulates_in_half);
@@ -95,29 +123,35 @@ struct ProcessSettings {
     }
   }
 
-  void set_precision_of_products(at::Float32Precision precision) const {
-    at::globalContext().setFloat32Precision(backend, at::Float32Op::MATMUL, precision);
+  /// @param which  the position of the operations among `precise_operations`
+  void set_precision(std::size_t which, at::Float32Precision precision) const {
+    at::globalContext().setFloat32Precision(backend, precise_operations[which], precision);
   }
-  /// The precision that is set for products alone, `NONE` if they have that of more than products.
-  [[nodiscard]] at::Float32Precision own_precision_of_products() const {
-    at::Float32Precision const before = declared_precision_of_products();
-    set_precision_of_products(at::Float32Precision::NONE);
-    if (declared_precision_of_products() == before) {
+  /// The precision that is set for these operations alone, `NONE` if they have that of more than
+  /// these.
+  [[nodiscard]] at::Float32Precision own_precision(std::size_t which) const {
+    at::Float32Precision const before = declared_precision(which);
+    set_precision(which, at::Float32Precision::NONE);
+    if (declared_precision(which) == before) {
       return at::Float32Precision::NONE;
     }
-    set_precision_of_products(before);
+    set_precision(which, before);
     return before;
   }
 
  private:
-  [[nodiscard]] at::Float32Precision declared_precision_of_products() const {
-    return at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
+  [[nodiscard]] at::Float32Precision declared_precision(std::size_t which) const {
+    return at::globalContext().float32Precision(backend, precise_operations[which]);
   }
   /// Nothing that is set means full precision. That is said, since `NONE` would be replaced by what
-  /// is set for more than products when the operation runs again.
-  [[nodiscard]] at::Float32Precision precision_of_products() const {
-    at::Float32Precision const precision = declared_precision_of_products();
-    return precision == at::Float32Precision::NONE ? at::Float32Precision::IEEE : precision;
+  /// is set for more than these operations when one of them runs again.
+  [[nodiscard]] ForEachPrecise<at::Float32Precision> precisions_of_process() const {
+    ForEachPrecise<at::Float32Precision> all{};
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      at::Float32Precision const precision = declared_precision(i);
+      all[i] = precision == at::Float32Precision::NONE ? at::Float32Precision::IEEE : precision;
+    }
+    return all;
   }
   [[nodiscard]] static bool is_reduced(Reduction wanted) noexcept {
     return wanted == Reduction::AllowReducedPrecisionWithSplitK;
@@ -180,8 +214,10 @@ class SettingsGuard {
       before_.reset();
       return;
     }
-    if (before_->process.product_precision != wanted.process.product_precision) {
-      own_precision_ = before_->process.own_precision_of_products();
+    for (std::size_t i = 0; i < own_precisions_.size(); ++i) {
+      if (before_->process.precisions[i] != wanted.process.precisions[i]) {
+        own_precisions_[i] = before_->process.own_precision(i);
+      }
     }
     wanted.replace(*before_);
   }
@@ -190,8 +226,10 @@ class SettingsGuard {
   ~SettingsGuard() {
     if (before_) {
       before_->replace(wanted_);
-      if (own_precision_) {
-        before_->process.set_precision_of_products(*own_precision_);
+      for (std::size_t i = 0; i < own_precisions_.size(); ++i) {
+        if (own_precisions_[i]) {
+          before_->process.set_precision(i, *own_precisions_[i]);
+        }
       }
     }
   }
@@ -201,7 +239,7 @@ class SettingsGuard {
   std::shared_lock<std::shared_mutex> together_;
   std::unique_lock<std::shared_mutex> alone_;
   std::optional<NumericSettings> before_;  // nothing if they are those wanted
-  std::optional<at::Float32Precision> own_precision_;
+  ProcessSettings::ForEachPrecise<std::optional<at::Float32Precision>> own_precisions_;
 };
 
 /// The shape of an operand, and where it begins in its storage.
@@ -270,6 +308,14 @@ class OperationRecipe {
         c10::autograd_dispatch_keyset_with_ADInplaceOrView |
         c10::DispatchKeySet{c10::DispatchKey::Dense, c10::DispatchKey::BackendSelect};
     return (next.raw_repr() & ~plain.raw_repr()) == 0;
+  }
+
+  /// Whether an operation for which an algorithm is chosen computes the same bits when it runs
+  /// again. A thread to which memory was refused may remember an algorithm that needs less.
+  [[nodiscard]] static bool repeats_algorithms() {
+    return !Site::leases().has_refused() &&
+           detail::ProcessSettings{detail::NumericSettings::backend_of(Site::device())}
+               .repeats_algorithms();
   }
 
   /// @param draws_from  the state of the generator that it has drawn from
@@ -386,7 +432,7 @@ class OperationRecipe {
   [[nodiscard]] bool try_detach() {
     combine(reinterpret_cast<std::uintptr_t>(&op_.schema()));
     combine(static_cast<std::uint64_t>(settings_.threads));
-    if (op_.schema().name() == "aten::native_batch_norm" && arguments_[5].toBool()) {
+    if (traits_.updates_statistics && arguments_[5].toBool()) {
       arguments_[3] = arguments_[4] = c10::IValue{};
     }
     if (traits_.is_in_place) {
@@ -697,6 +743,7 @@ class RecipeWriter {
              c10::DispatchKey hook) {
     are_wanted_ =
         traits.is_recomputable && Recipe::is_plain_call(next) &&
+        (!traits.chooses_algorithm || Recipe::repeats_algorithms()) &&
         (!traits.draws ||
          Random::draws_as_told(op, traits.generator_position != RecomputeTraits::no_position));
     if (are_wanted_) {
@@ -761,6 +808,9 @@ class RecipeWriter {
     Work& work = *work_;
     try {
       work.time.stop();
+      if (work.traits.chooses_algorithm && !Recipe::repeats_algorithms()) {
+        return;  // it may just have been refused memory
+      }
       auto recipe = Recipe::make(work.op,
                                  work.traits,
                                  box(),

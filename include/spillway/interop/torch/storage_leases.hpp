@@ -487,6 +487,10 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
            recomputes_.load(std::memory_order_relaxed) && memory_->wants_recipes();
   }
   /// Held by the recipes that run: together, or alone by one that changes settings of the process.
+  /// Whether an allocation has failed since the start of the program.
+  [[nodiscard]] bool has_refused() const noexcept {
+    return has_refused_.load(std::memory_order_relaxed);
+  }
   [[nodiscard]] std::shared_mutex& running_recipes() noexcept { return running_recipes_; }
   /// Gives a result a recipe, unless it or an operand may have been written since the operation, or
   /// can be written without being acquired.
@@ -737,6 +741,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   std::shared_mutex running_recipes_;
   std::atomic<bool> ends_frames_early_{false};
   std::atomic<bool> has_warned_{false};
+  std::atomic<bool> has_refused_{false};
 };
 
 template <class Site>
@@ -1230,6 +1235,7 @@ template <class Site>
 void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
                                               std::size_t bytes,
                                               framework::Refusal const& refusal) {
+  has_refused_.store(true, std::memory_order_relaxed);
   std::string const held =
       (this->is_enabled_ ? "" : " Support for large models is off: set_enabled_lms(True).") +
       describe_residents(views());
