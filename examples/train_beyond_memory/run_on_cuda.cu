@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/cuda.hpp>
+#include <spillway/cuda_kernels.cuh>
 #include <spillway/device/cuda/cuda_api.hpp>
 
 #include <cuda_runtime_api.h>
@@ -26,7 +27,8 @@ struct CudaPlatform {
   }
   [[nodiscard]] static std::unique_ptr<spillway::CudaApi> make_device(std::size_t,
                                                                       std::optional<double>) {
-    return std::make_unique<spillway::CudaApi>();
+    return std::make_unique<spillway::CudaApi>(
+        0, spillway::CudaOptions{.copy_kernel = &spillway::CudaCopyKernel::enqueue});
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/core/kernel.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/cuda_codecs.hpp>
 #include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/device/cuda/cuda_api.hpp>
@@ -146,31 +147,49 @@ void CudaStripes<Stripe>::decode_on(CudaApi& device,
 
 }  // namespace detail
 
+namespace detail {
+
+/// Copies as many as fit into one launch, from number `next` on, which it moves behind them.
+template <class Blocks>
+[[nodiscard]] cudaError_t launch_copies(std::span<void* const> to,
+                                        std::span<void const* const> from,
+                                        std::span<std::size_t const> sizes_bytes,
+                                        CopyKind kind,
+                                        cudaStream_t stream,
+                                        std::size_t& next) noexcept {
+  Blocks blocks;
+  for (; next < to.size() && (sizes_bytes[next] == 0 || blocks.takes(sizes_bytes[next])); ++next) {
+    if (sizes_bytes[next] != 0) {
+      blocks.add(to[next], from[next], sizes_bytes[next]);
+    }
+  }
+  if (blocks.count == 0) {
+    return cudaSuccess;
+  }
+  std::uint32_t const teams = blocks.share_among(most_copy_teams(kind));
+  return CudaLaunch{stream}.try_launch(blocks, teams);
+}
+
+}  // namespace detail
+
 template <class T>
 cudaError_t BasicCudaCopyKernel<T>::enqueue(std::span<void* const> to,
                                             std::span<void const* const> from,
                                             std::span<std::size_t const> sizes_bytes,
+                                            CopyKind kind,
                                             cudaStream_t stream) noexcept {
+  using detail::FewCopyBlocks;
+  using detail::ManyCopyBlocks;
   if (to.empty()) {
-    return detail::load_kernels<detail::CopyBlocks>();
+    return detail::load_kernels<FewCopyBlocks, ManyCopyBlocks>();
   }
   cudaError_t status = cudaSuccess;
-  detail::CopyBlocks next;
-  auto const launch = [&] {
-    status = detail::CudaLaunch{stream}.try_launch(next, next.teams);
-    next.clear();
-  };
-  for (std::size_t i = 0; i < to.size() && status == cudaSuccess; ++i) {
-    if (sizes_bytes[i] == 0) {
-      continue;
-    }
-    if (!next.takes(sizes_bytes[i])) {
-      launch();
-    }
-    next.add(to[i], from[i], sizes_bytes[i]);
-  }
-  if (status == cudaSuccess && next.count != 0) {
-    launch();
+  for (std::size_t next = 0; next < to.size() && status == cudaSuccess;) {
+    // Arguments take time to hand over, so few blocks do not go with the room for many.
+    bool const are_few = to.size() - next <= FewCopyBlocks::most_blocks;
+    status = are_few
+                 ? detail::launch_copies<FewCopyBlocks>(to, from, sizes_bytes, kind, stream, next)
+                 : detail::launch_copies<ManyCopyBlocks>(to, from, sizes_bytes, kind, stream, next);
   }
   return status;
 }

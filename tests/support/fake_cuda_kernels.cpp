@@ -55,7 +55,8 @@ std::vector<KnownKernel> const& known_kernels() {
     auto* const made = new std::vector<KnownKernel>;
     add_stripes<ZeroBitmapStripe>(*made, "ZeroBitmapStripe");
     add_stripes<Bfloat16Stripe>(*made, "Bfloat16Stripe");
-    made->push_back({"CopyBlocks", "", &work_of<CopyBlocks>});
+    made->push_back({"CopyBlocks", "128", &work_of<FewCopyBlocks>});
+    made->push_back({"CopyBlocks", "1000", &work_of<ManyCopyBlocks>});
     made->push_back({"PlaceStripes", "", &work_of<PlaceStripes>});
     made->push_back({"SplitPlanes", "", &work_of<SplitPlanes>});
     made->push_back({"PlacePlanes", "", &work_of<PlacePlanes>});

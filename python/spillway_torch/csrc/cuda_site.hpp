@@ -5,6 +5,7 @@
 #if defined(SPILLWAY_WITH_CUDA_CODECS)
 #  include <spillway/cuda_codecs.hpp>
 #endif
+#include <spillway/device/cuda/copy_kernel.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/torch.hpp>
@@ -36,6 +37,14 @@ struct spillway::framework::CodecsOn<spillway::CudaApi> {
 
 namespace spillway_torch {
 
+inline spillway::CudaOptions cuda_device_options() {
+  spillway::CudaOptions options;
+#if defined(SPILLWAY_WITH_CUDA_CODECS)  // the module has the library's kernels
+  options.copy_kernel = &spillway::CudaCopyKernel::enqueue;
+#endif
+  return options;
+}
+
 /// CUDA tensors of one device.
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
@@ -63,7 +72,7 @@ struct CudaSite {
     Timer timer{device};
 
     State(allocator_type::Options options, std::size_t least, c10::DeviceIndex the_ordinal)
-        : SiteState{std::move(options), least, int{the_ordinal}},
+        : SiteState{std::move(options), least, int{the_ordinal}, cuda_device_options()},
           ordinal{the_ordinal},
           uncaptured_stream{device.create_stream()},
           joining_stream{device.create_stream()},

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
 #include <spillway/device/cuda/copy_kernel.hpp>
 
 #include <doctest/doctest.h>
@@ -14,20 +15,28 @@
 TEST_SUITE("copy_kernel") {
   namespace {
 
-  using spillway::detail::CopyBlocks;
+  using spillway::CopyKind;
+  using spillway::detail::FewCopyBlocks;
+  using spillway::detail::ManyCopyBlocks;
+  using spillway::detail::most_copy_teams;
   using spillway::test::HostTeam;
 
-  void run(CopyBlocks const& blocks) {
-    CopyBlocks::Memory memory;
-    for (std::uint32_t team = 0; team < blocks.teams; ++team) {
+  template <class Blocks>
+  void run(Blocks& blocks, std::uint32_t most_teams) {
+    typename Blocks::Memory memory;
+    std::uint32_t const teams = blocks.share_among(most_teams);
+    for (std::uint32_t team = 0; team < teams; ++team) {
       blocks(HostTeam{}, memory, team);
     }
   }
 
   }  // namespace
 
-  TEST_CASE(
-      "CopyBlocks: blocks of all lengths and alignments are copied, and nothing beside them") {
+  TEST_CASE_TEMPLATE(
+      "CopyBlocks: blocks of all lengths and alignments are copied, and nothing beside them",
+      CopyBlocks,
+      FewCopyBlocks,
+      ManyCopyBlocks) {
     for (std::uint32_t seed = 1; seed <= 6; ++seed) {
       CAPTURE(seed);
       std::mt19937 random{seed};
@@ -48,12 +57,15 @@ TEST_SUITE("copy_kernel") {
         REQUIRE(blocks.takes(bytes));
         blocks.add(to.data() + at, from.data() + at, bytes);
       }
-      run(blocks);
+      run(blocks, most_copy_teams(seed % 2 == 0 ? CopyKind::on_device : CopyKind::to_host));
       CHECK(to == expected);
     }
   }
 
-  TEST_CASE("CopyBlocks: a launch takes so many blocks and teams, and any block alone") {
+  TEST_CASE_TEMPLATE("CopyBlocks: a launch takes so many blocks and pieces, and any block alone",
+                     CopyBlocks,
+                     FewCopyBlocks,
+                     ManyCopyBlocks) {
     CopyBlocks blocks{};
     std::byte byte{};
     for (unsigned i = 0; i < CopyBlocks::most_blocks; ++i) {
@@ -63,11 +75,12 @@ TEST_SUITE("copy_kernel") {
     CHECK_FALSE(blocks.takes(1));
 
     constexpr std::uint64_t half =
-        std::uint64_t{CopyBlocks::most_teams} / 2 * CopyBlocks::piece_bytes;
-    blocks.clear();
-    blocks.add(&byte, &byte, half);
-    CHECK(blocks.takes(half));
-    CHECK_FALSE(blocks.takes(half + 1));
+        std::uint64_t{CopyBlocks::most_pieces} / 2 * CopyBlocks::piece_bytes;
+    CopyBlocks large{};
+    large.add(&byte, &byte, half);
+    CHECK(large.takes(half));
+    CHECK_FALSE(large.takes(half + 1));
+    CHECK(large.share_among(64) == 64);
     CHECK(CopyBlocks{}.takes(2 * half + 1));
   }
 }

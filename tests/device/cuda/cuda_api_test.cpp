@@ -333,6 +333,7 @@ TEST_SUITE("cuda_api") {
     CudaOptions const options{.copy_kernel = [](std::span<void* const> to,
                                                 std::span<void const* const>,
                                                 std::span<std::size_t const>,
+                                                CopyKind,
                                                 cudaStream_t) noexcept {
       launches.push_back(to.size());
       return status;
@@ -371,14 +372,14 @@ TEST_SUITE("cuda_api") {
       copy(api, CopyKind::on_device);
       CHECK(launches == std::vector<std::size_t>{0, 4});
     }
-    SUBCASE("copies of less than 64 KiB on average to or from the host") {
+    SUBCASE("copies of less than 512 KiB on average to or from the host") {
       CudaApi api{0, options};
       for (CopyKind const kind : {CopyKind::to_host, CopyKind::to_device}) {
         launches.clear();
-        sizes = {1_KiB, 128_KiB, 64_KiB, 64_KiB};
+        sizes = {1_KiB, 1_MiB, 512_KiB, 512_KiB};
         copy(api, kind);
         CHECK(launches.empty());
-        sizes = {1_KiB, 128_KiB, 64_KiB, 62_KiB};
+        sizes = {1_KiB, 1_MiB, 512_KiB, 510_KiB};
         copy(api, kind);
         CHECK(launches == std::vector<std::size_t>{4});
       }

@@ -3,6 +3,7 @@
 
 #include <spillway/core/config.hpp>
 #include <spillway/core/kernel.hpp>
+#include <spillway/core/types.hpp>
 
 #include <cuda_runtime_api.h>
 
@@ -14,14 +15,16 @@ namespace spillway {
 
 namespace detail {
 
-/// Copies many blocks: the kernel of `CudaCopyKernel`. The blocks are its arguments, of which a
-/// launch takes 4 KiB.
+/// Copies many blocks: the kernel of `CudaCopyKernel`. The blocks are its arguments.
+///
+/// @tparam most  the most blocks that a launch takes
+template <unsigned most>
 struct CopyBlocks {
   using Memory = NoMemory;
 
-  static constexpr unsigned most_blocks = 128;
-  static constexpr std::uint32_t piece_bytes = 32 * 1024;  // what one team copies
-  static constexpr std::uint32_t most_teams = 1U << 30U;
+  static constexpr unsigned most_blocks = most;
+  static constexpr std::uint32_t piece_bytes = 8 * 1024;  // what a team copies at once
+  static constexpr std::uint32_t most_pieces = 1U << 30U;
 
   struct Block {
     std::byte* to;
@@ -34,33 +37,41 @@ struct CopyBlocks {
   }
 
   [[nodiscard]] bool takes(std::uint64_t bytes) const noexcept {
-    return count < most_blocks && (count == 0 || pieces_of(bytes) <= most_teams - teams);
+    return count < most_blocks && (count == 0 || pieces_of(bytes) <= most_pieces - pieces);
   }
   /// @param bytes  more than 0
   void add(void* to, void const* from, std::uint64_t bytes) noexcept {
     blocks[count] = {static_cast<std::byte*>(to), static_cast<std::byte const*>(from), bytes};
-    first_team[count++] = teams;
-    teams += static_cast<std::uint32_t>(pieces_of(bytes));
+    first_piece[count++] = pieces;
+    pieces += static_cast<std::uint32_t>(pieces_of(bytes));
   }
-  void clear() noexcept { teams = count = 0; }
+  /// To be called when all blocks have been added. @returns how many teams are to be launched
+  [[nodiscard]] std::uint32_t share_among(std::uint32_t most_teams) noexcept {
+    teams = pieces < most_teams ? pieces : most_teams;
+    return teams;
+  }
 
   template <class Team>
   SPILLWAY_KERNEL void operator()(Team const& team, Memory& /*memory*/, std::uint64_t i) const {
-    unsigned block = 0;
-    for (unsigned above = count; above - block > 1;) {  // the last one that begins at `i` or before
-      unsigned const middle = (block + above) / 2;
-      (first_team[middle] <= i ? block : above) = middle;
+    for (; i < pieces; i += teams) {
+      unsigned block = 0;
+      for (unsigned above = count;
+           above - block > 1;) {  // the last one that begins there or before
+        unsigned const middle = (block + above) / 2;
+        (first_piece[middle] <= i ? block : above) = middle;
+      }
+      std::uint64_t const at = (i - first_piece[block]) * piece_bytes;
+      std::uint64_t const left = blocks[block].bytes - at;
+      copy(team,
+           blocks[block].to + at,
+           blocks[block].from + at,
+           left < piece_bytes ? static_cast<unsigned>(left) : piece_bytes);
     }
-    std::uint64_t const at = (i - first_team[block]) * piece_bytes;
-    std::uint64_t const left = blocks[block].bytes - at;
-    copy(team,
-         blocks[block].to + at,
-         blocks[block].from + at,
-         left < piece_bytes ? static_cast<unsigned>(left) : piece_bytes);
   }
 
   Block blocks[most_blocks];
-  std::uint32_t first_team[most_blocks];
+  std::uint32_t first_piece[most_blocks];
+  std::uint32_t pieces = 0;
   std::uint32_t teams = 0;
   unsigned count = 0;
 
@@ -103,7 +114,23 @@ struct CopyBlocks {
     });
   }
 };
-static_assert(sizeof(CopyBlocks) <= 4096);
+/// What every GPU takes as arguments of a kernel: 4 KiB.
+using FewCopyBlocks = CopyBlocks<128>;
+static_assert(sizeof(FewCopyBlocks) <= 4096);
+
+#if CUDART_VERSION >= 13000
+/// What the GPUs that CUDA 13 knows take: 32764 bytes.
+using ManyCopyBlocks = CopyBlocks<1000>;
+static_assert(sizeof(ManyCopyBlocks) <= 32764);
+#else
+using ManyCopyBlocks = FewCopyBlocks;
+#endif
+
+/// How many teams make copies of this kind. A link is busy with few, and the multiprocessors are
+/// left to other kernels.
+[[nodiscard]] constexpr std::uint32_t most_copy_teams(CopyKind kind) noexcept {
+  return kind == CopyKind::on_device ? std::uint32_t{1} << 30U : 64;
+}
 
 }  // namespace detail
 
@@ -115,14 +142,16 @@ static_assert(sizeof(CopyBlocks) <= 4096);
 /// Example: `CudaApi device{0, {.copy_kernel = &CudaCopyKernel::enqueue}};`
 template <class = detail::Lazily>
 struct BasicCudaCopyKernel {
-  /// Enqueues the copies on `stream` of the current device. Host memory must be pinned. With no
-  /// copies it loads the kernel, which CUDA does at its first launch otherwise.
+  /// Enqueues the copies, all of one kind, on `stream` of the current device. Host memory must be
+  /// pinned, and is addressed as on the host. With no copies it loads the kernels, which CUDA does
+  /// at their first launch otherwise.
   ///
   /// @returns cudaSuccess; an error if the kernel was not compiled for this device, or if CUDA
   ///          refuses a launch, and then some of the copies may have been enqueued
   [[nodiscard]] static cudaError_t enqueue(std::span<void* const> to,
                                            std::span<void const* const> from,
                                            std::span<std::size_t const> sizes_bytes,
+                                           CopyKind kind,
                                            cudaStream_t stream) noexcept;
 };
 
