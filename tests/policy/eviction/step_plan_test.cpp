@@ -20,6 +20,7 @@ namespace {
 
 using namespace spillway;
 using namespace spillway::detail;
+using namespace spillway::literals;
 using testing::block;
 
 constexpr PlanOptions exact{.ahead_ops = 0};
@@ -242,6 +243,18 @@ TEST_SUITE("eviction") {
       CHECK(!plan.leaves_for_nothing(entry));
       CHECK(plan.returns_at(entry) == 0);
     }
+  }
+
+  TEST_CASE("StepPlan: small blocks stay unless the others cannot make the room") {
+    AccessSchedule const schedule = reading({256, 1_MiB, 1_MiB}, {0, 1, 2, 1, 0});
+    StepPlan plan{exact};
+    plan.make(schedule, 2_MiB, 0, all);
+    CHECK(plan.must_leave(3));   // block 1
+    CHECK(!plan.must_leave(4));  // block 0, which would be large enough
+
+    AccessSchedule const two = reading({256, 1_MiB}, {0, 1, 0});
+    plan.make(two, 1_MiB, 0, all);
+    CHECK(plan.must_leave(2));
   }
 
   TEST_CASE("StepPlan: what blocks unknown to the record take up is not planned with") {
