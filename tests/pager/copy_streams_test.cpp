@@ -126,8 +126,8 @@ TEST_SUITE("copy_streams") {
       requests.push_back(link.request_for(i));
     }
     link.streams.swap_out(requests);
-    CHECK(link.time_after(requests[0].done.device_done) == 4 * Link::copy_ns);
-    CHECK(link.time_after(requests[5].done.device_done) == 8 * Link::copy_ns);
+    CHECK(link.time_after(requests[0].done.device_done) == 8 * Link::copy_ns);
+    CHECK(link.time_after(requests[9].done.device_done) == 16 * Link::copy_ns);
     CHECK(link.time_after(requests[19].done.device_done) == 20 * Link::copy_ns);
   }
 }
