@@ -149,8 +149,8 @@ run_core() {
   [ "$stand_in" = 0 ] || small=(--max-size 16MiB)
   [ "$built" = 1 ] || build_core
 
-  # What is not timed runs at once.
-  on_gpu step tests 30 120 ctest --test-dir "$build/tests/gpu" -L gpu -j 8 --output-on-failure --no-tests=error &
+  # What is not timed runs at once, except for tests that look at the device's free memory.
+  on_gpu step tests 30 120 ctest --test-dir "$build/tests/gpu" -L gpu -j 8 --output-on-failure --no-tests=error
   sanitizer memcheck allocator -sce='compaction moves blocks behind work in flight*,three streams: *' &
   sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*' &
   sanitizer racecheck codec -tc='CudaZeroBitmap*' &

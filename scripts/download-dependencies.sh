@@ -9,7 +9,7 @@ set -euo pipefail
 mkdir -p "$1"
 "$(dirname "$0")"/fetch-nvcomp.sh "$1/nvcomp" >/dev/null
 cd "$1"
-packages=(doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev libbenchmark1debian)
+packages=(doctest-dev libcli11-dev nlohmann-json3-dev libbenchmark-dev libbenchmark1debian liburing-dev liburing2)
 apt-get download -q "${packages[@]}"
 for package in *.deb; do
   dpkg -x "$package" .

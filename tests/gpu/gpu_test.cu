@@ -2,6 +2,7 @@
 // Tests on a GPU as one unit: most of what they take to compile is the library's headers.
 #include "allocator_test.cu"
 #include "codec_test.cu"
+#include "copy_kernel_test.cu"
 #include "graph_test.cu"
 #include "interop_test.cu"
 #if defined(SPILLWAY_WITH_NVCOMP)
