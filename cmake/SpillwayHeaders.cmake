@@ -35,6 +35,7 @@ set(SPILLWAY_HEADERS
     spillway/core/range.hpp
     spillway/core/range_table.hpp
     spillway/core/record.hpp
+    spillway/core/sort.hpp
     spillway/core/stats.hpp
     spillway/core/streaming_store.hpp
     spillway/core/tensor_view.hpp

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 TEST_SUITE("range_map") {
   // What `DefragArena` relies on, one rule at a time. `defrag_arena_model_test.cpp` runs random
@@ -210,5 +211,35 @@ TEST_SUITE("range_map") {
     REQUIRE(rig.take(8) != no_node);
     CHECK(waits_for(rig.fence, {StreamIndex{2}, 3}));
     CHECK(waits_for(rig.fence, {StreamIndex{4}, 8}));
+  }
+
+  TEST_CASE("RangeMap: moves need no memory for ranges that there are not") {
+    // Every other block is freed and the others slide together, which only joins free ranges.
+    constexpr std::uint32_t blocks = 64;
+    MapRig rig{2 * blocks};
+    for (std::uint32_t i = 0; i < 2 * blocks; ++i) {
+      (void)rig.take(1);
+    }
+    std::vector<std::uint32_t> nodes;
+    auto const& list = rig.map.list();
+    for (std::uint32_t node = list.front(0); node != list.span(0).wall; node = rig.map[node].next) {
+      nodes.push_back(node);
+    }
+    for (std::size_t i = 0; i < nodes.size(); i += 2) {
+      rig.map.give_back(nodes[i], {});
+    }
+    MoveClaims claims;
+    claims.version = rig.map.version();
+    claims.pieces.push_back({nodes[0], 0, 2 * blocks});
+    for (std::uint32_t i = 0; i < blocks; ++i) {
+      claims.steps.push_back({nodes[2 * i + 1], i});
+    }
+    std::size_t const before = rig.map.table().nodes();
+    rig.map.begin_moves(claims);
+    rig.map.commit_moves(claims, blocks / 2, {});
+
+    CHECK(rig.map.table().nodes() <= before + 1);
+    CHECK(rig.map.table().taken_ranges == blocks);
+    CHECK(rig.map.table().free_granules() == blocks);
   }
 }

@@ -293,6 +293,24 @@ TEST_SUITE("arena") {
     }
   }
 
+  TEST_CASE("DefragArena: where all that is free is one range, a pass is not searched for") {
+    FragmentedArena rig{2_MiB, 8, 1};
+    std::size_t looks = 0;
+    auto const can_move = [&](BlockId) {
+      ++looks;
+      return true;
+    };
+    for (auto plan = rig.arena.plan_pass(no_budget, can_move); plan;
+         plan = rig.arena.plan_pass(no_budget, can_move)) {
+      rig.arena.begin_moves(*plan);
+      rig.arena.commit_moves(*plan, plan->moves.size(), {});
+    }
+    REQUIRE(rig.arena.largest_free_bytes() == rig.arena.free_bytes());
+    looks = 0;
+    CHECK_FALSE(rig.arena.plan_pass(no_budget, can_move));
+    CHECK(looks == 0);
+  }
+
   TEST_CASE("DefragArena: lets more be free than is asked for only where there are many ranges, "
             "and a small part") {
     FragmentedArena const few{1_MiB, 1024, 1};

@@ -8,6 +8,7 @@
 #include <spillway/core/fence.hpp>
 #include <spillway/core/growing_array.hpp>
 #include <spillway/core/range_table.hpp>
+#include <spillway/core/sort.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -360,26 +361,21 @@ class RangeMap {
   ///
   /// @throws ContractViolation if something has changed since the plan was made; std::bad_alloc;
   ///         nothing has changed then
+  /// @cost   O(m) for m steps of blocks in order of address, else O(m log m)
   void begin_moves(MoveClaims& claims) {
     expects(claims.version == version_ && !claims.is_begun,
             "the arena has changed since the plan was made");
-    std::size_t const steps = claims.steps.size();
-    std::size_t most_claims = 0;
-    for (Piece const& piece : claims.pieces) {
-      for_each_free_in(piece, [&](std::uint32_t node, std::uint32_t, std::uint32_t) noexcept {
-        ++most_claims;
-        return node;
-      });
-    }
-    claims.nodes.reserve(most_claims + steps);
-    claims.sections.reserve(most_claims + steps);
-    claims.blocks.reserve(steps);
-    // Two for each claim that leaves something on both sides, and one for the free range beside
-    // each block or claim at the end.
-    std::size_t const most_spare = 3 * most_claims + 2 * steps;
-    claims.spare.reserve(most_spare);
+    list_blocks(claims);
+    Needs const needs = needs_of(claims);
+    claims.nodes.reserve(needs.claims + claims.blocks.size());
+    claims.sections.reserve(needs.sections);
+    // A section has at most one free range more than blocks in the end, and for these there are
+    // the nodes of what is claimed now.
+    std::size_t const most_gaps = claims.blocks.size() + needs.sections;
+    std::size_t const spare = needs.cuts + most_gaps - std::min(most_gaps, needs.claims);
+    claims.spare.reserve(spare + needs.claims);
     try {
-      while (claims.spare.size() < most_spare) {
+      while (claims.spare.size() < spare) {
         claims.spare.push_back(list_.acquire());
       }
     } catch (...) {
@@ -389,27 +385,28 @@ class RangeMap {
       throw;
     }
 
+    for (std::uint32_t i = 0; i < claims.blocks.size(); ++i) {
+      RangeNode& range = list_.table[claims.blocks[i].node];
+      SPILLWAY_ASSERT(range.state == RangeState::taken);
+      range.state = RangeState::moving;
+      range.tag = i;
+    }
+    auto block = claims.blocks.cbegin();
+    auto const add_blocks_below = [&](std::uint32_t granule) noexcept {
+      for (; block != claims.blocks.cend() && block->first < granule; ++block) {
+        claims.nodes.push_back(block->node);
+      }
+    };
     for (Piece const& piece : claims.pieces) {
       for_each_free_in(piece,
                        [&](std::uint32_t node, std::uint32_t first, std::uint32_t end) noexcept {
                          std::uint32_t const claimed = claim(node, first, end, claims.spare);
+                         add_blocks_below(first);
                          claims.nodes.push_back(claimed);
                          return claimed;
                        });
     }
-    for (Step const& step : claims.steps) {
-      RangeNode& range = list_.table[step.node];
-      if (range.state == RangeState::taken) {
-        range.state = RangeState::moving;
-        range.tag = static_cast<std::uint32_t>(claims.blocks.size());
-        claims.blocks.push_back({step.node, range.first});
-        claims.nodes.push_back(step.node);
-      }
-    }
-    std::sort(
-        claims.nodes.begin(), claims.nodes.end(), [&](std::uint32_t a, std::uint32_t b) noexcept {
-          return list_.table[a].first < list_.table[b].first;
-        });
+    add_blocks_below(RangeList::line_granules);
     claims.is_begun = true;
     ++version_;
   }
@@ -417,15 +414,14 @@ class RangeMap {
   /// Puts each block where the first `done` steps left it and frees all else that was claimed.
   ///
   /// @param moved  what later users of the places that blocks left wait for
+  /// @cost  as `begin_moves`
   void commit_moves(MoveClaims& claims, std::size_t done, Fence const& moved) noexcept {
     SPILLWAY_ASSERT(claims.is_begun && done <= claims.steps.size());
     for (std::size_t i = 0; i < done; ++i) {
       Step const& step = claims.steps[i];
       claims.blocks[list_.table[step.node].tag].first = step.first;
     }
-    std::sort(claims.blocks.begin(),
-              claims.blocks.end(),
-              [](Step const& a, Step const& b) noexcept { return a.first < b.first; });
+    sort_runs(claims.blocks, is_lower);
     collect_sections(claims);
     // From the top down, since what add_free takes away is at the upper side of what it joins.
     for (; !claims.sections.empty(); claims.sections.pop_back()) {
@@ -452,6 +448,60 @@ class RangeMap {
   using Piece = MoveClaims::Piece;
   using Section = MoveClaims::Section;
   using Step = MoveClaims::Step;
+
+  // How much a plan claims.
+  struct Needs {
+    std::size_t claims = 0;  // free ranges, or parts of them
+    std::size_t cuts = 0;    // at most: nodes for the parts that free ranges are cut into
+    std::size_t sections = 0;
+  };
+
+  static bool is_lower(Step const& a, Step const& b) noexcept { return a.first < b.first; }
+
+  // Lists each block that moves once, where it is now, in order of address.
+  void list_blocks(MoveClaims& claims) const {
+    claims.blocks.clear();
+    claims.blocks.reserve(claims.steps.size());
+    for (Step const& step : claims.steps) {
+      claims.blocks.push_back({step.node, list_.table[step.node].first});
+    }
+    sort_runs(claims.blocks, is_lower);
+    claims.blocks.erase(
+        std::unique(claims.blocks.begin(),
+                    claims.blocks.end(),
+                    [](Step const& a, Step const& b) noexcept { return a.node == b.node; }),
+        claims.blocks.end());
+  }
+
+  [[nodiscard]] Needs needs_of(MoveClaims const& claims) {
+    Needs needs;
+    std::uint32_t section_end = 0;  // granule 0 may be the first of a section, so this is one more
+    auto const add = [&](std::uint32_t first, std::uint32_t end) noexcept {
+      needs.sections += first + 1 != section_end ? 1U : 0U;
+      section_end = end + 1;
+    };
+    auto block = claims.blocks.cbegin();
+    auto const add_blocks_below = [&](std::uint32_t granule) noexcept {
+      for (; block != claims.blocks.cend() && block->first < granule; ++block) {
+        add(block->first, list_.table[block->node].end());
+      }
+    };
+    for (Piece const& piece : claims.pieces) {
+      for_each_free_in(piece,
+                       [&](std::uint32_t node, std::uint32_t first, std::uint32_t end) noexcept {
+                         RangeNode const& whole = list_.table[node];
+                         add_blocks_below(first);
+                         add(first, end);
+                         ++needs.claims;
+                         bool const is_whole = first == whole.first && end == whole.end();
+                         bool const is_middle = first != whole.first && end != whole.end();
+                         needs.cuts += is_whole ? 0U : is_middle ? 2U : 1U;
+                         return node;
+                       });
+    }
+    add_blocks_below(RangeList::line_granules);
+    return needs;
+  }
 
   // Chooses without a branch, where a compiler would take one: 0 - 1 wraps to all bits set.
   static std::uint32_t pick(bool is_first, std::uint32_t first, std::uint32_t second) noexcept {
@@ -585,7 +635,7 @@ class RangeMap {
       if (range.state == RangeState::claimed) {
         section.fence.add(list_.fence(node));
         table.taken_granules -= range.count;
-        table.release(node);
+        claims.spare.push_back(node);
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <spillway/core/config.hpp>
 #include <spillway/core/range.hpp>
 #include <spillway/core/range_table.hpp>
+#include <spillway/core/sort.hpp>
 #include <spillway/core/types.hpp>
 
 #include <algorithm>
@@ -244,7 +245,7 @@ class BasicLayoutSnapshot {
   /// The moves of `answer`, a planner's answer to this layout. Call once for each `read`.
   ///
   /// @throws std::bad_alloc
-  /// @cost   O(m log n) for m moves
+  /// @cost   O(m) for m moves in order of address, else O(m log n)
   [[nodiscard]] CompactionPlan to_plan(RangeList const& list, LayoutPlan const& answer) {
     CompactionPlan plan;
     plan.makes_bytes = std::size_t{answer.count} * granule_bytes;
@@ -256,10 +257,10 @@ class BasicLayoutSnapshot {
     plan.moves.reserve(answer.moves.size());
     claims.steps.reserve(answer.moves.size());
     claims.pieces.reserve(answer.moves.size() + 1);
-    claims.pieces.push_back({node_before(list, answer.first), answer.first, answer.count});
+    std::size_t near = 0;
     for (auto const [block, to] : answer.moves) {
       std::uint32_t const count = blocks_[block].count;
-      std::uint32_t const before = node_before(list, to);
+      std::uint32_t const before = node_before(list, to, near);
       Move move;
       move.range = RangeId{nodes_[block]};
       move.owner = list.table[nodes_[block]].owner();
@@ -276,6 +277,7 @@ class BasicLayoutSnapshot {
       claims.steps.push_back({nodes_[block], to});
       claims.pieces.push_back({before, to, count});
     }
+    MoveClaims::Piece const room{node_before(list, answer.first, near), answer.first, answer.count};
     // Only now, since node_before looks at the places: a block may move more than once.
     for (std::size_t i = 0; i < plan.moves.size(); ++i) {
       LayoutMove const& move = answer.moves[i];
@@ -284,9 +286,12 @@ class BasicLayoutSnapshot {
       blocks_[move.block].first = move.to;
     }
 
-    std::sort(claims.pieces.begin(), claims.pieces.end(), [](auto const& a, auto const& b) {
+    auto const is_lower = [](MoveClaims::Piece const& a, MoveClaims::Piece const& b) {
       return a.first < b.first;
-    });
+    };
+    sort_runs(claims.pieces, is_lower);
+    claims.pieces.insert(
+        std::upper_bound(claims.pieces.begin(), claims.pieces.end(), room, is_lower), room);
     std::size_t last = 0;
     for (MoveClaims::Piece const& piece : claims.pieces) {
       MoveClaims::Piece& into = claims.pieces[last];
@@ -302,13 +307,26 @@ class BasicLayoutSnapshot {
 
  private:
   // The last range that starts at or before `granule`, or the one after where a stretch starts.
-  [[nodiscard]] std::uint32_t node_before(RangeList const& list, std::uint32_t granule) const {
+  // `near` is the number of the block after one that was found before, and becomes that of this
+  // one: what is looked for next mostly lies behind the same block or the one above it.
+  [[nodiscard]] std::uint32_t
+  node_before(RangeList const& list, std::uint32_t granule, std::size_t& near) const {
+    auto const is_after = [&](std::size_t i) {
+      return (i == 0 || blocks_[i - 1].first <= granule) &&
+             (i == blocks_.size() || granule < blocks_[i].first);
+    };
+    if (!is_after(near)) {
+      near = near != blocks_.size() && is_after(near + 1) ? near + 1 : number_after(granule);
+    }
+    return near == 0 ? list.front(list.segments().front()) : nodes_[near - 1];
+  }
+  // The number of the first block that starts after `granule`.
+  [[nodiscard]] std::size_t number_after(std::uint32_t granule) const {
     auto const after = std::upper_bound(
         blocks_.begin(), blocks_.end(), granule, [](std::uint32_t at, LayoutBlock const& block) {
           return at < block.first;
         });
-    return after == blocks_.begin() ? list.front(list.segments().front())
-                                    : nodes_[static_cast<std::size_t>(after - blocks_.begin()) - 1];
+    return static_cast<std::size_t>(after - blocks_.begin());
   }
 
   void add(LayoutBlock block, std::uint32_t node) {
@@ -367,10 +385,13 @@ class RoomSearch {
   template <class Map, std::predicate<BlockId> CanMove>
   [[nodiscard]] std::optional<CompactionPlan>
   plan_largest(Map const& map, std::uint64_t budget, CanMove can_move) {
-    look_at(map, all_ranges);
-    snapshot_.read(map.list(), scope_, can_move);
     std::uint64_t reached = map.largest();
     std::uint64_t missed = map.table().free_granules() + 1;
+    if (reached + 1 == missed) {
+      return std::nullopt;  // without a look at all ranges
+    }
+    look_at(map, all_ranges);
+    snapshot_.read(map.list(), scope_, can_move);
     std::optional<LayoutPlan> best;
     // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
     for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {
