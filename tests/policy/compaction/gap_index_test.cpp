@@ -136,4 +136,35 @@ TEST_SUITE("gap_index") {
     CHECK(index.looks() == before + count - 1);
     CHECK(index.fill(line, 8, last, index.looks() + count) == line.gap_first(count - 1));
   }
+
+  TEST_CASE("GapIndex: a gap that is closed costs no look, until it is opened again") {
+    constexpr std::uint32_t count = 100;
+    std::vector<LayoutBlock> blocks;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      blocks.push_back({(2 * i + 1) * 8, 8, false});
+    }
+    LayoutLine const line{Layout{blocks, 2 * count * 8}};
+    GapIndex index;
+    index.read(line);
+    auto const any = [](std::size_t) { return true; };
+    REQUIRE(index.fill(line, 4, any) == line.gap_first(0));
+    std::size_t const mark = index.mark();
+    for (std::size_t gap = 0; gap <= count; ++gap) {  // the last one is empty, and stays so
+      if (gap != count - 1) {
+        index.close(line, gap);
+      }
+    }
+    std::uint64_t const before = index.looks();
+    CHECK(index.fill(line, 8, any) == line.gap_first(count - 1));
+    CHECK_FALSE(index.fill(line, 8, any).has_value());
+    CHECK(index.looks() == before + 1);
+    CHECK(index.fill(line, 4, any) == line.gap_first(0) + 4);  // a part of it was filled
+
+    std::vector<GapIndex::Fill> const fills = index.since(mark);
+    index.undo(mark);
+    CHECK(index.fill(line, 8, any) == line.gap_first(1));
+    index.undo(mark);
+    index.redo(fills);
+    CHECK_FALSE(index.fill(line, 8, any).has_value());
+  }
 }

@@ -83,4 +83,20 @@ TEST_SUITE("sliding_compaction") {
     REQUIRE(plan);
     spillway::testing::check_plan(layout.view(), *plan, layout.room());
   }
+
+  TEST_CASE(
+      "SlidingCompaction: of many blocks of one size, every other one freed, half are moved") {
+    for (std::uint32_t const blocks : {100U, 2'000U, 5'000U, 60'000U}) {
+      CAPTURE(blocks);
+      OwnedLayout layout;
+      for (std::uint32_t i = 0; i < blocks; ++i) {
+        layout.blocks.push_back({(2 * i + 1) * 8, 8, false});
+      }
+      layout.end = 2 * blocks * 8;
+      auto const plan = SlidingCompaction{}.plan(layout.view(), layout.room(), no_bound);
+      REQUIRE(plan);
+      spillway::testing::check_plan(layout.view(), *plan, layout.room());
+      CHECK(plan->cost == blocks / 2 * 8);
+    }
+  }
 }

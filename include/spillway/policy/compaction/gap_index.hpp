@@ -22,8 +22,8 @@ template <class = Lazily>
 class BasicGapIndex {
  public:
   struct Fill {
-    std::size_t gap = 0;
-    std::uint32_t count = 0;
+    std::uint32_t gap = 0;
+    std::uint32_t count = 0;       ///< 0: the gap was closed
     std::uint32_t left_class = 0;  ///< the size class of the rest of the gap
   };
 
@@ -90,23 +90,36 @@ class BasicGapIndex {
       return std::nullopt;
     }
     std::uint32_t const first = line.gap_first(best) + filled_[best];
-    add({best, count, static_cast<std::uint32_t>(class_of(best_left - count))});
+    add({static_cast<std::uint32_t>(best),
+         count,
+         static_cast<std::uint32_t>(class_of(best_left - count))});
     return first;
+  }
+
+  /// Closes gap `i`: `fill` does not look at it any more, unless a part of it was filled before. A
+  /// window that is vacated has many gaps, and to look at each of them for each of its blocks would
+  /// take the most time.
+  void close(LayoutLine const& line, std::size_t i) {
+    if (line.gap(i) != 0 && filled_[i] == 0) {
+      add({static_cast<std::uint32_t>(i), 0, 0});
+    }
   }
 
   /// How much of gap `i` has been filled, from its low end.
   [[nodiscard]] std::uint32_t filled(std::size_t i) const noexcept { return filled_[i]; }
 
-  /// The number of fills so far, for `undo`.
+  /// The number of fills so far, and of gaps closed, for `undo`.
   [[nodiscard]] std::size_t mark() const noexcept { return fills_.size(); }
-  /// Takes back every fill after `mark`.
+  /// Takes back every fill after `mark`, and opens the gaps that were closed.
   void undo(std::size_t mark) noexcept {
     for (; fills_.size() > mark; fills_.pop_back()) {
       Fill const& fill = fills_.back();
       filled_[fill.gap] -= fill.count;
-      remnants_[fill.left_class].pop_back();
+      if (fill.count != 0) {
+        remnants_[fill.left_class].pop_back();
+      }
       if (filled_[fill.gap] == 0) {
-        link(static_cast<std::uint32_t>(fill.gap));
+        link(fill.gap);
       }
     }
   }
@@ -132,14 +145,15 @@ class BasicGapIndex {
   }
 
   void add(Fill const& fill) {
-    auto const gap = static_cast<std::uint32_t>(fill.gap);
     fills_.push_back(fill);
-    remnants_[fill.left_class].push_back(gap);
-    if (filled_[gap] == 0) {
-      next_[previous_[gap]] = next_[gap];
-      previous_[next_[gap]] = previous_[gap];
+    if (fill.count != 0) {
+      remnants_[fill.left_class].push_back(fill.gap);
     }
-    filled_[gap] += fill.count;
+    if (filled_[fill.gap] == 0) {
+      next_[previous_[fill.gap]] = next_[fill.gap];
+      previous_[next_[fill.gap]] = previous_[fill.gap];
+    }
+    filled_[fill.gap] += fill.count;
   }
   /// Puts a gap between those that it names as its neighbours.
   void link(std::uint32_t gap) noexcept {
@@ -152,8 +166,8 @@ class BasicGapIndex {
   }
 
   // The gaps of which nothing is filled: for each size class a circular list, by address. A gap
-  // that is filled keeps its links, and undo puts it back there, since fills are taken back in the
-  // opposite order.
+  // that is filled or closed keeps its links, and undo puts it back there, since that is undone in
+  // the opposite order.
   std::vector<std::uint32_t> next_;
   std::vector<std::uint32_t> previous_;
   std::vector<std::uint32_t> filled_;

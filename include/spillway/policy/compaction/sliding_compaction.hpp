@@ -91,6 +91,7 @@ class BasicSlidingCompaction {
                                         detail::BlockSpan const& span) {
     LayoutPlan plan;
     plan.cost = span.cost;
+    plan.moves.reserve(span.to - span.from);
     std::uint32_t at = line.gap_first(span.from);
     for (std::size_t i = span.from; i < span.to; ++i) {
       plan.moves.push_back({static_cast<std::uint32_t>(i), at});

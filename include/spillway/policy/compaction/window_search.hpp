@@ -4,6 +4,7 @@
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
+#include <spillway/core/sort.hpp>
 #include <spillway/policy/compaction/gap_index.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 
@@ -278,11 +279,15 @@ class BasicWindowSearch {
                  ? line_.block(a).count > line_.block(b).count
                  : a < b;
     };
-    std::sort(blocks.begin(), blocks.end(), by_size);
+    sort_runs(blocks, by_size);
     looks_ += 4 * blocks.size();
 
     trial.closed.push_back(window);
+    for (std::size_t gap = window.from; gap <= window.to; ++gap) {
+      gaps_.close(line_, gap);
+    }
     trial.cost += window.cost;
+    trial.moves.reserve(trial.moves.size() + blocks.size());
     std::vector<std::uint32_t> stay;
     std::vector<std::uint32_t> unplaced;
     auto const leave = [&](std::uint32_t block, std::uint32_t to) {
@@ -341,6 +346,8 @@ class BasicWindowSearch {
         window && trial.cost + window->cost < bound) {
       Trial slid = trial;
       place = vacate(slid, *window, count, true, bound);
+      fills = gaps_.since(mark);
+      gaps_.undo(mark);
       best = std::move(slid);
       bound = best.cost;
     }
