@@ -342,6 +342,28 @@ TEST_SUITE("move_batch") {
     CHECK(device.copies == blocks);
   }
 
+  TEST_CASE("enqueue_moves: the first of very many moves are enqueued before the last are looked "
+            "at") {
+    constexpr std::size_t at_once = spillway::detail::moves_at_once;
+    constexpr std::size_t blocks = 2 * at_once + 5;
+    Layout layout{3 * blocks * 2};
+    layout.add_row(1, blocks, 1, 2);
+    for (std::size_t i = 0; i < blocks; ++i) {
+      layout.move(i, 2 * blocks + 2 * i);
+    }
+    BatchWatch device;
+    std::size_t done = 0;
+    std::size_t most_ahead = 0;
+    spillway::enqueue_moves(
+        device, layout.moves, HostStream::caller, {}, done, [&](std::size_t move) {
+          most_ahead = std::max(most_ahead, move + 1 - device.copies);
+        });
+    CHECK(done == blocks);
+    CHECK(device.calls == 3);
+    CHECK(most_ahead == at_once);
+    CHECK(layout.is_whole(layout.places_after(blocks)));
+  }
+
   TEST_CASE("enqueue_moves: no copy crosses from one reservation into another") {
     Layout layout{4096};
     layout.add(1024, 512);

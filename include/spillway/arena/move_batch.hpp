@@ -5,6 +5,7 @@
 #include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/sort.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/stream/copy_batch.hpp>
 
@@ -64,17 +65,19 @@ struct MoveCopies {
   static constexpr std::size_t most_refusals = 8;  ///< of copies back, before a block is given up
 };
 
-/// The moves of a plan, merged where that is possible, which are enqueued in batches. The copies of
-/// a batch may be made in any order: none of them writes what another one reads or writes.
+/// Moves of a plan, merged where that is possible, which are enqueued in batches. The copies of a
+/// batch may be made in any order: none of them writes what another one reads or writes.
 ///
-/// Threads  thread-compatible.
-/// Cost     O(m log m) for m moves.
+/// Threads  thread-compatible. Keeps its memory.
 template <class = detail::Lazily>
 class BasicMergedMoves {
  public:
   /// @param moves  in order of execution: each finds its destination free after those before it
   /// @throws std::bad_alloc
-  explicit BasicMergedMoves(std::span<Move const> moves) {
+  /// @cost   O(m) for m moves if their sources and their destinations are in order of address, else
+  ///         O(m log m)
+  void read(std::span<Move const> moves) {
+    merged_.clear();
     for (std::size_t i = 0; i < moves.size(); ++i) {
       if (i == 0 || !try_join(moves[i - 1], moves[i])) {
         merged_.push_back({moves[i].to, moves[i].from, moves[i].bytes, 1, 0});
@@ -126,36 +129,62 @@ class BasicMergedMoves {
     return true;
   }
 
-  /// Sets `after` of each: sorts what all of them read and write by address and compares what
-  /// overlaps.
+  /// Sets `after` of each: goes through what all of them read and write in order of address and
+  /// compares what overlaps.
   void find_order() {
-    std::vector<Side> sides;
-    sides.reserve(2 * merged_.size());
+    reads_.clear();
+    writes_.clear();
     for (std::size_t i = 0; i < merged_.size(); ++i) {
       MergedMove const& move = merged_[i];
-      sides.push_back({move.from, move.from + move.bytes, i, false});
-      sides.push_back({move.to, move.to + move.bytes, i, true});
+      reads_.push_back({move.from, move.from + move.bytes, i, false});
+      writes_.push_back({move.to, move.to + move.bytes, i, true});
     }
-    std::sort(sides.begin(), sides.end(), [](Side const& a, Side const& b) {
+    // Blocks that slide down, and those that go to gaps of their own size, are in order already.
+    auto const is_lower = [](Side const& a, Side const& b) {
       return std::less<>{}(a.begin, b.begin);
-    });
-    std::vector<Side> open;  // what reaches beyond the begin of the side that is looked at
-    for (Side const& side : sides) {
-      std::erase_if(open, [&](Side const& other) { return other.end <= side.begin; });
-      for (Side const& other : open) {
-        if (other.move != side.move && (other.is_written || side.is_written)) {
-          auto const [first, second] = std::minmax(other.move, side.move);
-          merged_[second].after = std::max(merged_[second].after, first + 1);
-        }
-      }
-      open.push_back(side);
+    };
+    sort_runs(reads_, is_lower);
+    sort_runs(writes_, is_lower);
+    open_.clear();
+    auto read = reads_.cbegin();
+    auto write = writes_.cbegin();
+    while (write != writes_.cend()) {
+      bool const is_read = read != reads_.cend() && is_lower(*read, *write);
+      compare_with_open(is_read ? *read++ : *write++);
     }
+    std::for_each(read, reads_.cend(), [this](Side const& side) { compare_with_open(side); });
+  }
+
+  /// Compares `side` with what reaches beyond its begin, and adds it to that.
+  void compare_with_open(Side const& side) {
+    for (std::size_t i = 0; i < open_.size();) {
+      Side const& other = open_[i];
+      if (other.end <= side.begin) {
+        open_[i] = open_.back();
+        open_.pop_back();
+        continue;
+      }
+      if (other.move != side.move && (other.is_written || side.is_written)) {
+        auto const [first, second] = std::minmax(other.move, side.move);
+        merged_[second].after = std::max(merged_[second].after, first + 1);
+      }
+      ++i;
+    }
+    open_.push_back(side);
   }
 
   std::vector<MergedMove> merged_;
+  // Of `find_order`.
+  std::vector<Side> reads_;
+  std::vector<Side> writes_;
+  std::vector<Side> open_;  // what reaches beyond the begin of the side that is looked at
 };
 
 using MergedMoves = BasicMergedMoves<>;
+
+/// How many moves are looked at together. A batch is not longer than that. To look at so many takes
+/// some 100 us, in which the device could move a few of them.
+inline constexpr std::size_t moves_at_once = 8192;
 
 /// Enqueues the copies of a move that overlaps itself.
 ///
@@ -221,19 +250,22 @@ void enqueue_slide(Device& device,
 /// where they would be many. If the device refuses a copy, the blocks of that batch, or of those
 /// pieces, stay whole where they were.
 ///
+/// Of very many moves the first `detail::moves_at_once` are enqueued before the others are looked
+/// at, so that the device does not wait for the host.
+///
 /// Example: of 1024 blocks of 1 KiB every second one is gone, and the others slide down. The second
 /// one goes to where the first was, so it must wait for the first; the third goes into a gap, and
 /// the fourth to where the second was. These are 10 batches, each twice as long as the one before.
 ///
 /// @param bounce  scratch that nothing else uses meanwhile; may be empty
 /// @param done    set to the number of moves that are enqueued, from the front; also if this throws
-/// @param before  called with the number of each move before it is enqueued: makes `stream` wait
-///                for the last uses of its destination and of its block
+/// @param before  called with the number of each move, in order, before it is enqueued: makes
+///                `stream` wait for the last uses of its destination and of its block
 /// @throws  DeviceError, std::bad_alloc, what `before` throws, with the other blocks where they
 ///          were; BlockLost if move number `done` was torn: the way back was refused too, again and
 ///          again
 /// @stream  enqueues the copies; does not wait
-/// @cost    O(m log m + copies) for m moves
+/// @cost    O(copies) and that of `detail::MergedMoves` for m moves
 template <DeviceApi Device, std::invocable<std::size_t> Before>
 void enqueue_moves(Device& device,
                    std::span<Move const> moves,
@@ -242,39 +274,42 @@ void enqueue_moves(Device& device,
                    std::size_t& done,
                    Before before) {
   done = 0;
-  detail::MergedMoves const merged{moves};
+  detail::MergedMoves merged;
   detail::CopyBatch copies;
-  for (std::size_t at = 0; at < merged.size();) {
-    std::span<detail::MergedMove const> const batch = merged.batch(at);
-    std::size_t end = done;
-    for (detail::MergedMove const& move : batch) {
-      end += move.moves;
-    }
-    for (std::size_t i = done; i < end; ++i) {
-      before(i);
-    }
-    if (batch.front().overlaps_itself()) {
-      std::size_t moved_bytes = 0;
-      try {
-        detail::enqueue_slide(device, batch.front(), stream, bounce, moved_bytes);
-      } catch (BlockLost const&) {
-        for (; moves[done].bytes <= moved_bytes; ++done) {
-          moved_bytes -= moves[done].bytes;
-        }
-        if (moved_bytes == 0) {
-          throw DeviceError{"a move was refused half-way, between two blocks"};  // both are whole
-        }
-        throw;
-      }
-    } else {
-      copies.clear();
+  while (done < moves.size()) {
+    merged.read(moves.subspan(done, std::min(detail::moves_at_once, moves.size() - done)));
+    for (std::size_t at = 0; at < merged.size();) {
+      std::span<detail::MergedMove const> const batch = merged.batch(at);
+      std::size_t end = done;
       for (detail::MergedMove const& move : batch) {
-        copies.add(move.to, move.from, move.bytes, false);
+        end += move.moves;
       }
-      copies.enqueue(device, CopyKind::on_device, stream);
+      for (std::size_t i = done; i < end; ++i) {
+        before(i);
+      }
+      if (batch.front().overlaps_itself()) {
+        std::size_t moved_bytes = 0;
+        try {
+          detail::enqueue_slide(device, batch.front(), stream, bounce, moved_bytes);
+        } catch (BlockLost const&) {
+          for (; moves[done].bytes <= moved_bytes; ++done) {
+            moved_bytes -= moves[done].bytes;
+          }
+          if (moved_bytes == 0) {
+            throw DeviceError{"a move was refused half-way, between two blocks"};  // both are whole
+          }
+          throw;
+        }
+      } else {
+        copies.clear();
+        for (detail::MergedMove const& move : batch) {
+          copies.add(move.to, move.from, move.bytes, false);
+        }
+        copies.enqueue(device, CopyKind::on_device, stream);
+      }
+      done = end;
+      at += batch.size();
     }
-    done = end;
-    at += batch.size();
   }
 }
 
