@@ -275,14 +275,18 @@ class Transfers {
   /// @throws DeviceError after committing the moves that were enqueued; std::bad_alloc
   template <class Plan>
   void move(Plan& plan) {
-    std::vector<Fence> after;
-    after.reserve(plan.moves.size());
-    for (Move const& move : plan.moves) {
-      after.push_back(blocks_.at(move.owner).last_uses());
-    }
+    // Each loop over the blocks comes to records that are in no cache any more, so there are two.
+    std::vector<BlockRecord*> blocks;
+    blocks.reserve(plan.moves.size());
+    std::vector<Uses> uses;
+    uses.reserve(plan.moves.size());
     arena_.begin_moves(plan);
     for (Move const& move : plan.moves) {
       BlockRecord& block = blocks_.at(move.owner);
+      if (Fence const last = block.last_uses(); uses.empty() || uses.back().last != last) {
+        uses.push_back({blocks.size(), last});
+      }
+      blocks.push_back(&block);
       if (!block.is_in_transit()) {  // a plan may move a block more than once
         block.status.become(BlockState::moving);
       }
@@ -294,9 +298,16 @@ class Transfers {
       Unlocked const unlocked{monitor_};
       auto const& stream = streams_.moves();
       order_.wait(stream.index(), plan.fence);
+      auto next = uses.cbegin();
+      Fence freed;  // what the stream waits for before it writes to the last destination
       auto const wait_for_uses = [&](std::size_t i) {
-        order_.wait(stream.index(), plan.moves[i].fence);
-        order_.wait(stream.index(), after[i]);
+        if (plan.moves[i].fence != freed) {
+          freed = plan.moves[i].fence;
+          order_.wait(stream.index(), freed);
+        }
+        if (next != uses.cend() && next->first_move == i) {
+          order_.wait(stream.index(), (next++)->last);
+        }
       };
       enqueue_moves(device_, plan.moves, stream.handle(), plan.bounce, done, wait_for_uses);
     } catch (BlockLost const&) {
@@ -307,25 +318,22 @@ class Transfers {
     }
     Fence const moved = streams_.moves().mark();
     arena_.commit_moves(plan, done, moved);
-    for (std::size_t i = 0; i < plan.moves.size(); ++i) {
-      BlockId const id = plan.moves[i].owner;
-      BlockRecord& block = blocks_.at(id);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      BlockRecord& block = *blocks[i];
       if (i < done) {
         block.address = arena_.address(block.range);
         block.written = moved;
         block.used.clear();
-        journal_.moved(id, block);
+        journal_.moved(plan.moves[i].owner, block);
       } else {
         block.written.add(moved);  // part of the move may be enqueued, and its way back
       }
-    }
-    for (Move const& move : plan.moves) {
-      BlockRecord& block = blocks_.at(move.owner);
-      if (block.state() == BlockState::moving && move.owner == torn) {
-        blocks_.lose_bytes(move.owner, block);
-      } else if (block.state() == BlockState::moving) {
+      if (block.state() == BlockState::moving && plan.moves[i].owner != torn) {
         block.status.go_back();
       }
+    }
+    if (torn != BlockId{}) {
+      blocks_.lose_bytes(torn, blocks_.at(torn));
     }
     journal_.compaction_pass();
     end(failure);
@@ -347,6 +355,12 @@ class Transfers {
     bool needs_copy = false;
     bool may_leave = false;
     bool is_vacated = false;
+  };
+
+  /// The last uses of the blocks that a plan moves, from one move on until the next of these.
+  struct Uses {
+    std::size_t first_move = 0;
+    Fence last;
   };
 
   /// Blocks up to this size are worth being copied in the order of their addresses.
