@@ -23,8 +23,9 @@ class BasicGapIndex {
  public:
   struct Fill {
     std::uint32_t gap = 0;
-    std::uint32_t count = 0;       ///< 0: the gap was closed
-    std::uint32_t left_class = 0;  ///< the size class of the rest of the gap
+    std::uint32_t count = 0;       ///< 0: gaps were closed, this one the first
+    std::uint32_t left_class = 0;  ///< the size class of the rest of the gap; of closed ones, how
+                                   ///< many there are
   };
 
   /// Indexes all gaps that are not empty. @throws std::bad_alloc. @cost O(n)
@@ -38,14 +39,13 @@ class BasicGapIndex {
     for (std::size_t c = 0; c < classes; ++c) {
       next_[head(c)] = previous_[head(c)] = head(c);
     }
-    for (std::size_t i = 0; i <= n; ++i) {
-      if (std::uint32_t const count = line.gap(i); count != 0) {
-        std::uint32_t const after = head(class_of(count));
-        auto const gap = static_cast<std::uint32_t>(i);
-        next_[gap] = after;
-        previous_[gap] = previous_[after];
-        link(gap);
-      }
+    for (std::uint32_t gap = 0; gap <= n; ++gap) {
+      std::uint32_t const count = line.gap(gap);
+      std::uint32_t const after = count != 0 ? head(class_of(count)) : gap;  // else in no list
+      next_[gap] = after;
+      previous_[gap] = count != 0 ? previous_[after] : gap;
+      next_[previous_[gap]] = gap;
+      previous_[after] = gap;
     }
   }
 
@@ -96,13 +96,11 @@ class BasicGapIndex {
     return first;
   }
 
-  /// Closes gap `i`: `fill` does not look at it any more, unless a part of it was filled before. A
-  /// window that is vacated has many gaps, and to look at each of them for each of its blocks would
-  /// take the most time.
-  void close(LayoutLine const& line, std::size_t i) {
-    if (line.gap(i) != 0 && filled_[i] == 0) {
-      add({static_cast<std::uint32_t>(i), 0, 0});
-    }
+  /// Closes the gaps from `first` to `last`: `fill` looks at none of them any more, but at those of
+  /// which a part is filled. A window that is vacated has many gaps, and to look at each of them
+  /// for each of its blocks would take the most time.
+  void close(std::size_t first, std::size_t last) {
+    add({static_cast<std::uint32_t>(first), 0, static_cast<std::uint32_t>(last - first + 1)});
   }
 
   /// How much of gap `i` has been filled, from its low end.
@@ -118,8 +116,11 @@ class BasicGapIndex {
       if (fill.count != 0) {
         remnants_[fill.left_class].pop_back();
       }
-      if (filled_[fill.gap] == 0) {
-        link(fill.gap);
+      for (std::uint32_t gap = end_of(fill); gap-- > fill.gap;) {
+        if (filled_[gap] == 0) {
+          next_[previous_[gap]] = gap;
+          previous_[next_[gap]] = gap;
+        }
       }
     }
   }
@@ -149,16 +150,17 @@ class BasicGapIndex {
     if (fill.count != 0) {
       remnants_[fill.left_class].push_back(fill.gap);
     }
-    if (filled_[fill.gap] == 0) {
-      next_[previous_[fill.gap]] = next_[fill.gap];
-      previous_[next_[fill.gap]] = previous_[fill.gap];
+    for (std::uint32_t gap = fill.gap; gap != end_of(fill); ++gap) {
+      if (filled_[gap] == 0) {
+        next_[previous_[gap]] = next_[gap];
+        previous_[next_[gap]] = previous_[gap];
+      }
     }
     filled_[fill.gap] += fill.count;
   }
-  /// Puts a gap between those that it names as its neighbours.
-  void link(std::uint32_t gap) noexcept {
-    next_[previous_[gap]] = gap;
-    previous_[next_[gap]] = gap;
+  /// The gap after those that leave their lists.
+  [[nodiscard]] static std::uint32_t end_of(Fill const& fill) noexcept {
+    return fill.gap + (fill.count != 0 ? 1 : fill.left_class);
   }
   /// The place of the list of a class, behind those of the gaps.
   [[nodiscard]] std::uint32_t head(std::size_t size_class) const noexcept {

@@ -283,9 +283,7 @@ class BasicWindowSearch {
     looks_ += 4 * blocks.size();
 
     trial.closed.push_back(window);
-    for (std::size_t gap = window.from; gap <= window.to; ++gap) {
-      gaps_.close(line_, gap);
-    }
+    gaps_.close(window.from, window.to);
     trial.cost += window.cost;
     trial.moves.reserve(trial.moves.size() + blocks.size());
     std::vector<std::uint32_t> stay;
