@@ -3,6 +3,7 @@
 
 #include <spillway/concepts/compaction_policy.hpp>
 #include <spillway/core/config.hpp>
+#include <spillway/core/sort.hpp>
 #include <spillway/policy/compaction/exchange_search.hpp>
 #include <spillway/policy/compaction/layout_line.hpp>
 #include <spillway/policy/compaction/window_search.hpp>
@@ -61,8 +62,8 @@ class BasicSlidingCompaction {
         !span.is_none() && span.cost < bound) {
       take(slide(line, span));
     }
-    detail::WindowSearch{line, layout.is_part ? quick_search(line) : detail::WindowSearch::Limits{}}
-        .search(count, bound, take);
+    detail::WindowSearch{line, layout.is_part ? quick_search(line) : full_search(line)}.search(
+        count, bound, take);
     bool const is_dear = !best || 2 * best->cost > count;
     if (is_dear && is_searched_long(layout)) {
       detail::ExchangeSearch::Limits limits;
@@ -86,6 +87,14 @@ class BasicSlidingCompaction {
   [[nodiscard]] static detail::WindowSearch::Limits
   quick_search(detail::LayoutLine const& line) noexcept {
     return detail::WindowSearch::Limits{.tries = 12, .nested_tries = 2, .looks = 8 * line.size()};
+  }
+  /// Of very many blocks it goes on until a window of half of them, which has as many gaps as
+  /// blocks, can have been vacated: to slide all of them takes longer than that.
+  [[nodiscard]] static detail::WindowSearch::Limits
+  full_search(detail::LayoutLine const& line) noexcept {
+    detail::WindowSearch::Limits limits;
+    limits.looks = std::max<std::uint64_t>(limits.looks, 4 * line.size());
+    return limits;
   }
   [[nodiscard]] static LayoutPlan slide(detail::LayoutLine const& line,
                                         detail::BlockSpan const& span) {
@@ -121,9 +130,8 @@ class BasicSlidingCompaction {
         arrived_.push_back({to, line.block(block).count, false});
       }
     }
-    std::sort(arrived_.begin(), arrived_.end(), [](LayoutBlock const& a, LayoutBlock const& b) {
-      return a.first < b.first;
-    });
+    detail::sort_runs(arrived_,
+                      [](LayoutBlock const& a, LayoutBlock const& b) { return a.first < b.first; });
     std::uint64_t taken = count;
     for (std::size_t i = 0; i < line.size(); ++i) {
       taken += line.block(i).count;
