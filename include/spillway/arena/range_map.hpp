@@ -627,7 +627,10 @@ class RangeMap {
     for (std::uint32_t const node : claims.nodes) {
       RangeNode const range = table[node];
       if (claims.sections.empty() || claims.sections.back().next != node) {
-        claims.sections.push_back({range.first, 0, range.prev, 0, range.segment, {}});
+        Section& section = claims.sections.emplace_back();
+        section.first = range.first;
+        section.prev = range.prev;
+        section.segment = range.segment;
       }
       Section& section = claims.sections.back();
       section.end = range.end();

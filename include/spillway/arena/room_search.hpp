@@ -261,7 +261,7 @@ class BasicLayoutSnapshot {
     for (auto const [block, to] : answer.moves) {
       std::uint32_t const count = blocks_[block].count;
       std::uint32_t const before = node_before(list, to, near);
-      Move move;
+      Move& move = plan.moves.emplace_back();  // in its place, so that it is written once
       move.range = RangeId{nodes_[block]};
       move.owner = list.table[nodes_[block]].owner();
       move.to = list.address(to);
@@ -273,7 +273,6 @@ class BasicLayoutSnapshot {
           move.fence.add(list.fence(node));
         }
       }
-      plan.moves.push_back(move);
       claims.steps.push_back({nodes_[block], to});
       claims.pieces.push_back({before, to, count});
     }

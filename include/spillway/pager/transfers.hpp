@@ -321,7 +321,7 @@ class Transfers {
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       BlockRecord& block = *blocks[i];
       if (i < done) {
-        block.address = arena_.address(block.range);
+        block.address = plan.moves[i].to;
         block.written = moved;
         block.used.clear();
         journal_.moved(plan.moves[i].owner, block);
