@@ -13,9 +13,15 @@
 //                                  are live
 // widen/<live blocks>/<percent>    planning a pass for the largest free range that can be made by
 //                                  moving at most 1/64 of the capacity, every 10 000 calls
+// join/<blocks>                    the processor's time for each block that `compact` moves where
+//                                  every other block of a full allocator has been freed, and until
+//                                  the first copy is enqueued
 
 #include <spillway/defrag_arena.hpp>
 #include <spillway/device/sim/model_api.hpp>
+#include <spillway/device_allocator.hpp>
+#include <spillway/policies.hpp>
+#include <spillway/swappable_buffer.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -23,8 +29,10 @@
 #include <ctime>
 #include <limits>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "workloads.hpp"
@@ -136,6 +144,65 @@ void run(benchmark::State& state, Workload const& workload, std::size_t widen_ca
   }
 }
 
+double thread_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return 1e9 * static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec);
+}
+
+/// A device whose copies cost nothing, and that tells when the first one was enqueued.
+struct FreeCopies : ModelApi {
+  FreeCopies() : ModelApi{{.capacity_bytes = 64_GiB}} {}
+  void copy(void* /*to*/, void const* /*from*/, std::size_t, CopyKind, stream_type) { note(); }
+  void copy_batch(std::span<void* const> /*to*/,
+                  std::span<void const* const> /*from*/,
+                  std::span<std::size_t const> /*sizes_bytes*/,
+                  CopyKind,
+                  stream_type) {
+    note();
+  }
+
+  double first_ns = 0;
+
+ private:
+  void note() { first_ns = first_ns == 0 ? thread_ns() : first_ns; }
+};
+struct FreeCopiesPolicies : PoliciesFor<FreeCopies> {};
+
+void join(benchmark::State& state, std::size_t blocks) {
+  constexpr std::size_t block_bytes = 64_KiB;
+  FreeCopies device;
+  auto const stream = device.create_stream();
+  using Allocator = DeviceAllocator<FreeCopiesPolicies>;
+  double ns = 0;
+  double ns_before = 0;
+  double moves = 0;
+  for ([[maybe_unused]] auto _ : state) {
+    Allocator allocator{device, {.capacity_bytes = blocks * block_bytes}};
+    std::vector<SwappableBuffer<Allocator>> kept;
+    std::vector<SwappableBuffer<Allocator>> freed;
+    for (std::size_t i = 0; i < blocks; ++i) {
+      SwappableBuffer<Allocator> buffer{allocator, block_bytes};
+      (void)buffer.acquire(Access::write, stream);
+      (i % 2 == 0 ? freed : kept).push_back(std::move(buffer));
+    }
+    freed.clear();
+    device.first_ns = 0;
+    double const start_ns = thread_ns();
+    while (allocator.compact() != 0) {
+    }
+    ns += thread_ns() - start_ns;
+    ns_before += device.first_ns - start_ns;
+    moves += static_cast<double>(allocator.stats().moves.count);
+    kept.clear();
+    allocator.retire_stream(stream);
+  }
+  device.destroy_stream(stream);
+  state.counters["moves"] = moves / static_cast<double>(state.iterations());
+  state.counters["ns_per_move"] = ns / moves;
+  state.counters["until_first_copy"] = ns_before / moves;
+}
+
 template <class Make>
 void add(std::string const& name, std::size_t widen_calls, Make make) {
   auto const bench = [=](benchmark::State& state) { run(state, make(), widen_calls); };
@@ -161,6 +228,12 @@ void register_all() {
       add("plan/" + rest, 0, make);
       add("widen/" + rest, 10'000, make);
     }
+  }
+  for (std::size_t const blocks : {512U, 2'000U, 20'000U, 131'072U}) {
+    std::string const name = "join/" + std::to_string(blocks);
+    benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& state) {
+      join(state, blocks);
+    })->Iterations(10);
   }
 }
 
