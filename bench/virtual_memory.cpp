@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What it costs to give a block its place by mapping pages instead of moving bytes: the device's
-// own calls by size, and the leases of address-stable blocks that take each other's pages.
+// own calls by size, and the leases of address-stable blocks that take each other's memory.
 //
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 
@@ -15,6 +15,7 @@
 #  include <spillway/cuda.hpp>
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -78,24 +79,30 @@ Device make_unchecked_device() {
   }
 }
 
-/// Two blocks, room for one, no bytes to carry: each lease takes the other's pages.
-template <class Policies>
+/// Blocks of `range(0)` granules times `eighths` / 8 each, room for the largest, no bytes to carry:
+/// each lease takes the others' memory. Blocks of several sizes do not find it in pieces of theirs.
+template <class Policies, std::size_t... eighths>
 void leases_in_turn(benchmark::State& state) {
   using Allocator = spillway::DeviceAllocator<Policies>;
   auto device = make_unchecked_device<typename Policies::device>();
   auto const stream = device.create_stream();
-  std::size_t const bytes = static_cast<std::size_t>(state.range(0)) * device.granularity_bytes();
+  std::size_t const granule = device.granularity_bytes();
+  auto const count = static_cast<std::size_t>(state.range(0));
   {
-    typename Allocator::Options options{.capacity_bytes = bytes};
+    typename Allocator::Options options{.capacity_bytes = count * granule};
     options.host.pinned_bytes = 4_MiB;
     Allocator allocator{device, options};
-    spillway::SwappableBuffer<Allocator> a{allocator, bytes};
-    spillway::SwappableBuffer<Allocator> b{allocator, bytes};
-    for (auto _ : state) {  // neither has contents: they leave for nothing
-      benchmark::DoNotOptimize(a.acquire(Access::read, stream).data());
-      benchmark::DoNotOptimize(b.acquire(Access::read, stream).data());
+    std::vector<spillway::SwappableBuffer<Allocator>> buffers;
+    for (std::size_t const share : {eighths...}) {
+      buffers.emplace_back(allocator, std::max<std::size_t>(1, count * share / 8) * granule);
     }
-    state.SetItemsProcessed(2 * state.iterations());
+    for (auto _ : state) {  // none has contents: they leave for nothing
+      for (auto& buffer : buffers) {
+        benchmark::DoNotOptimize(buffer.acquire(Access::read, stream).data());
+      }
+    }
+    state.SetItemsProcessed(static_cast<std::int64_t>(buffers.size()) * state.iterations());
+    buffers.clear();
     allocator.retire_stream(stream);
   }
   device.destroy_stream(stream);
@@ -119,9 +126,10 @@ void register_on(std::string const& device) {
   };
   add("map", pages<Policies, true, true>);
   add("unmap", pages<Policies, false, true>);
-  add("map_pieces", pages<Policies, true, false>);  // as an arena of pages does
+  add("map_pieces", pages<Policies, true, false>);
   add("unmap_pieces", pages<Policies, false, false>);
-  add("stable_lease", leases_in_turn<Stable<Policies>>);
+  add("stable_lease", leases_in_turn<Stable<Policies>, 8, 8>);
+  add("stable_lease_of_sizes", leases_in_turn<Stable<Policies>, 8, 6, 3, 1>);
 }
 
 }  // namespace

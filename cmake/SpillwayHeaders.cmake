@@ -4,6 +4,7 @@
 
 set(SPILLWAY_HEADERS
     spillway/arena/arena_memory.hpp
+    spillway/arena/free_pieces.hpp
     spillway/arena/move_batch.hpp
     spillway/arena/move_plan.hpp
     spillway/arena/range_map.hpp

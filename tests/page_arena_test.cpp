@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <spillway/concepts/arena.hpp>
+#include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/range.hpp>
+#include <spillway/core/record.hpp>
 #include <spillway/device/sim/sim_api.hpp>
+#include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
+#include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/fit/segregated_fit.hpp>
+#include <spillway/policy/null_policies.hpp>
+#include <spillway/sim.hpp>
 #include <spillway/stream/stream_order.hpp>
+#include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
 #include <doctest/doctest.h>
@@ -17,7 +24,7 @@
 #include <deque>
 #include <limits>
 #include <random>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 TEST_SUITE("page_arena") {
@@ -29,34 +36,105 @@ TEST_SUITE("page_arena") {
   using Device = testing::SteppedSimApi;
 
   constexpr std::size_t page = 16_KiB;
+  constexpr std::size_t gpu_page = 2_MiB;  // for what depends on the cost of large pieces
 
-  template <bool Stable>
+  /// A device to which pieces are all one.
+  struct CheapPieces : Device {
+    using Device::Device;
+    static constexpr bool has_cheap_pieces = true;
+  };
+  static_assert(CheapPiecesApi<CheapPieces> && !CheapPiecesApi<Device>);
+
+  /// A device that others use, too: they take memory as soon as it is released.
+  template <class Base>
+  struct Shared : Base {
+    using Base::Base;
+    void release_physical(typename Base::physical_type physical) noexcept {
+      Base::release_physical(physical);
+      if (wanted_bytes != 0) {
+        if (auto const taken = Base::try_create_physical(wanted_bytes)) {
+          taken_by_others.push_back(*taken);
+          bytes_of_others += std::exchange(wanted_bytes, 0);
+        }
+      }
+    }
+    void end_others() {
+      for (; !taken_by_others.empty(); taken_by_others.pop_back()) {
+        Base::release_physical(taken_by_others.back());
+      }
+      bytes_of_others = 0;
+    }
+
+    std::size_t wanted_bytes = 0;
+    std::size_t bytes_of_others = 0;
+    std::vector<typename Base::physical_type> taken_by_others;
+  };
+
+  struct TrimWatch {
+    static constexpr bool is_enabled = true;
+
+    std::size_t trimmed_bytes = 0;
+
+    void on_record(Record const& record) noexcept {
+      trimmed_bytes += record.kind == RecordKind::trim ? record.bytes : 0;
+    }
+  };
+
+  template <bool Stable, class D = Device>
   struct PageRig {
-    explicit PageRig(std::size_t pages)
-        : arena{device,
+    static constexpr bool is_stable = Stable;
+
+    /// On a device with no more memory than that.
+    explicit PageRig(std::size_t pages, std::size_t bytes = page)
+        : page_bytes{bytes},
+          device{{.capacity_bytes = pages * bytes, .granularity_bytes = bytes}},
+          arena{device,
                 order,
-                {.capacity_bytes = pages * page,
-                 .initial_bytes = pages * page,
-                 .growth_bytes = page}},
+                {.capacity_bytes = pages * bytes,
+                 .initial_bytes = pages * bytes,
+                 .growth_bytes = bytes}},
           stream{device.create_stream()},
           on{order.index_of(stream)} {}
     ~PageRig() { device.run_all(); }
 
     Placement take(std::size_t pages) {
-      auto const placement = arena.try_take(pages * page, BlockId{1});
+      auto const placement = arena.try_take(pages * page_bytes, BlockId{1});
       REQUIRE(placement);
       return *placement;
     }
+    MappedRange map(Placement const& placement) {
+      MappedRange const mapped = arena.map(placement.range);
+      REQUIRE_FALSE(mapped.is_refused);
+      return mapped;
+    }
+    Placement take_mapped(std::size_t pages) {
+      Placement const placement = take(pages);
+      (void)map(placement);
+      return placement;
+    }
     /// A fence of work that runs only when the device is told to.
     Fence use(void* at) {
-      device.fill(at, 1, page, stream);
+      device.fill(at, 1, page_bytes, stream);
       return Fence{order.mark(on)};
     }
+    /// Takes a parked range back, and parks it again.
+    void lease(Placement const& placement) requires Stable {
+      REQUIRE(arena.try_retake(placement.range));
+      (void)map(placement);
+      arena.park(placement.range, use(placement.address));
+      device.run_all();
+    }
+    Placement take_parked(std::size_t pages) requires Stable {
+      Placement const placement = take_mapped(pages);
+      arena.park(placement.range, {});
+      return placement;
+    }
 
-    Device device{{.capacity_bytes = 1_MiB, .granularity_bytes = page}};
-    StreamOrder<Device> order{device};
-    PageArena<Device, SegregatedFit, Stable> arena;
-    Device::stream_type stream;
+    std::size_t page_bytes;
+    D device;
+    StreamOrder<D> order{device};
+    PageArena<D, SegregatedFit, Stable> arena;
+    typename D::stream_type stream;
     StreamIndex on;
   };
 
@@ -65,13 +143,13 @@ TEST_SUITE("page_arena") {
   TEST_CASE("PageArena: pages that are still mapped at a range's address cost no call") {
     PageRig<false> rig{4};
     Placement const first = rig.take(2);
-    CHECK(rig.arena.map(first.range).host_waits == 0);
+    CHECK(rig.map(first).host_waits == 0);
     rig.arena.give_back(first.range, rig.use(first.address));
     auto const before = rig.device.calls();
 
     Placement const again = rig.take(2);
     REQUIRE(again.address == first.address);
-    MappedRange const mapped = rig.arena.map(again.range);
+    MappedRange const mapped = rig.map(again);
 
     CHECK(rig.device.calls() == before);  // no wait either: the order of streams is enough
     CHECK(mapped.host_waits == 0);
@@ -83,7 +161,7 @@ TEST_SUITE("page_arena") {
     PageRig<false> rig{8};
     auto const before = rig.device.calls();
     Placement const all = rig.take(8);
-    (void)rig.arena.map(all.range);
+    (void)rig.map(all);
     CHECK(rig.device.calls().maps - before.maps == 1);
     rig.arena.give_back(all.range, {});
     auto const segment = rig.arena.trim(8 * page);
@@ -98,33 +176,305 @@ TEST_SUITE("page_arena") {
     std::vector<Placement> small;
     for (int i = 0; i < 6; ++i) {
       small.push_back(rig.take(1));
-      (void)rig.arena.map(small.back().range);
+      (void)rig.map(small.back());
     }
     for (std::size_t const i : {0U, 2U, 4U}) {
       rig.arena.give_back(small[i].range, {});
     }
     CHECK(rig.arena.largest_free_bytes() == 3 * page);
     Placement const large = rig.take(3);
-    CHECK(rig.arena.map(large.range).host_waits == 0);
+    CHECK(rig.map(large).host_waits == 0);
     rig.device.fill(large.address, 7, 3 * page, rig.stream);  // refused where nothing is mapped
     rig.device.run_all();
+  }
+
+  TEST_CASE("PageArena: leases in turn of ranges of a size map and unmap one piece each") {
+    PageRig<true> rig{64, gpu_page};
+    Placement const a = rig.take_parked(64);
+    Placement const b = rig.take_parked(64);
+    for (int i = 0; i < 3; ++i) {
+      for (Placement const& placement : {a, b}) {
+        SimCalls const before = rig.device.calls();
+        rig.lease(placement);
+        SimCalls const after = rig.device.calls();
+        CHECK(after.maps - before.maps == 1);
+        CHECK(after.mapped_pieces - before.mapped_pieces == 1);
+        CHECK(after.unmaps - before.unmaps == 1);
+        CHECK(after.unmapped_pieces - before.unmapped_pieces == 1);
+        CHECK(after.physical_creations == before.physical_creations);
+      }
+    }
+  }
+
+  TEST_CASE("PageArena: leases in turn of ranges of several sizes create nothing in the end") {
+    PageRig<true> rig{64, gpu_page};
+    Placement const a = rig.take_parked(64);
+    Placement const b = rig.take_parked(48);
+    Placement const c = rig.take_parked(1);
+    auto const round = [&] {
+      for (Placement const& placement : {a, b, c}) {
+        rig.lease(placement);
+      }
+    };
+    round();
+    round();
+    SimCalls const before = rig.device.calls();
+    round();
+    SimCalls const after = rig.device.calls();
+    CHECK(after.physical_creations == before.physical_creations);
+    CHECK(after.mapped_pieces - before.mapped_pieces <= 5);
+    CHECK(after.unmapped_pieces - before.unmapped_pieces <= 5);
+    CHECK(rig.arena.reserved_bytes() == 64 * gpu_page);
+  }
+
+  TEST_CASE("PageArena: pieces that add up are mapped as they are where that takes less time") {
+    PageRig<true> rig{64, gpu_page};
+    Placement const halves[] = {rig.take_mapped(32), rig.take_mapped(32)};
+    for (Placement const& half : halves) {
+      rig.arena.park(half.range, {});
+    }
+    SimCalls const before = rig.device.calls();
+    (void)rig.take_mapped(64);
+    SimCalls const after = rig.device.calls();
+    CHECK(after.mapped_pieces - before.mapped_pieces == 2);
+    CHECK(after.maps - before.maps == 1);  // they have one size
+    CHECK(after.physical_creations == before.physical_creations);
+  }
+
+  TEST_CASE("PageArena: small pieces become a large one on a device without room for both") {
+    PageRig<true> rig{64, gpu_page};
+    std::vector<Placement> small;
+    for (int i = 0; i < 64; ++i) {
+      small.push_back(rig.take_mapped(1));
+    }
+    for (Placement const& placement : small) {
+      rig.arena.park(placement.range, {});
+    }
+    SimCalls const before = rig.device.calls();
+    Placement const large = rig.take_mapped(64);
+    SimCalls const after = rig.device.calls();
+    CHECK(after.mapped_pieces - before.mapped_pieces == 1);
+    CHECK(after.physical_creations - before.physical_creations == 1);
+    CHECK(after.physical_releases - before.physical_releases == 64);
+    rig.arena.give_back(large.range, {});
+    CHECK(rig.arena.free_bytes() == 64 * gpu_page);
+    CHECK(rig.device.usage().device_bytes == 64 * gpu_page);
+  }
+
+  TEST_CASE("PageArena: a large piece is cut for many small ranges in a few steps") {
+    PageRig<true> rig{64, gpu_page};
+    SimCalls const before = rig.device.calls();
+    for (int i = 0; i < 64; ++i) {
+      (void)rig.take_mapped(1);
+    }
+    SimCalls const after = rig.device.calls();
+    CHECK(after.physical_releases - before.physical_releases == 6);
+    CHECK(after.physical_creations - before.physical_creations == 64 + 5);
+    CHECK(after.mapped_pieces - before.mapped_pieces == 64);
+  }
+
+  TEST_CASE("PageArena: a piece is cut once its last use has finished") {
+    PageRig<true> rig{4};
+    Placement const parked = rig.take_mapped(4);
+    rig.arena.park(parked.range, rig.use(parked.address));
+    Placement const small = rig.take(1);
+    CHECK(rig.map(small).host_waits == 1);  // the device ends the program if it is unmapped before
+    rig.arena.give_back(small.range, {});
+  }
+
+  TEST_CASE("PageArena: where pieces are cheap they are single pages, and mapped in runs") {
+    PageRig<true, CheapPieces> rig{8};
+    Placement const small = rig.take_parked(3);
+    Placement const large = rig.take_parked(8);
+    SimCalls const before = rig.device.calls();
+    rig.lease(small);
+    rig.lease(large);
+    SimCalls const after = rig.device.calls();
+    CHECK(after.physical_creations == 8);
+    CHECK(after.physical_releases == 0);
+    CHECK(after.maps - before.maps == 2);
+    CHECK(after.mapped_pieces - before.mapped_pieces == 6);
+  }
+
+  TEST_CASE("PageArena: what others take while a piece is made anew is reserved no more") {
+    PageRig<true, Shared<Device>> rig{8};
+    Placement const kept = rig.take_mapped(2);
+    rig.device.fill(kept.address, 7, 2 * page, rig.stream);
+    rig.device.run_all();
+    auto const expect_consistent = [&](std::size_t pages) {
+      CHECK(rig.arena.reserved_bytes() == pages * page);
+      CHECK(rig.device.usage().device_bytes - rig.device.bytes_of_others == pages * page);
+    };
+
+    // Of 6 pages others take 2: the 3 that are needed can be created, what is left cannot.
+    rig.device.wanted_bytes = 2 * page;
+    Placement const range = rig.take(3);
+    CHECK(rig.arena.map(range.range).is_refused);
+    rig.arena.give_back(range.range, {});
+    expect_consistent(5);
+    (void)rig.take_mapped(3);
+    CHECK(rig.arena.free_bytes() == 0);
+
+    rig.device.end_others();
+    Segment growth = rig.arena.growth_for(3 * page);
+    REQUIRE(growth.bytes == 3 * page);
+    REQUIRE(rig.arena.try_reserve(growth));
+    rig.arena.add_segment(growth);
+    expect_consistent(8);
+
+    // Of 3 pages others take 2: only what is left can be created, and the range stays parked.
+    Placement const parked = rig.take_parked(3);
+    rig.arena.park(rig.take_mapped(3).range, {});
+    rig.device.wanted_bytes = 2 * page;
+    Placement const other = rig.take(2);
+    CHECK(rig.arena.map(other.range).is_refused);
+    rig.arena.park(other.range, {});
+    expect_consistent(6);
+    CHECK_FALSE(rig.arena.try_retake(parked.range));
+    CHECK_FALSE(rig.arena.try_retake(other.range));
+
+    auto* const host = static_cast<unsigned char*>(rig.device.try_allocate_pinned(2 * page, -1));
+    REQUIRE(host != nullptr);
+    rig.device.copy(host, kept.address, 2 * page, CopyKind::to_host, rig.stream);
+    rig.device.run_all();
+    CHECK(std::count(host, host + 2 * page, 7) == 2 * page);
+    rig.device.free_pinned(host, 2 * page);
+    rig.device.end_others();
+  }
+
+  TEST_CASE("PageArena: a piece that cannot be created for an error is reserved no more") {
+    PageRig<true> rig{8};
+    Placement const kept = rig.take_mapped(2);
+    Placement const range = rig.take(2);
+    rig.device.fail(SimCall::create_physical, 1);
+    CHECK_THROWS_AS((void)rig.arena.map(range.range), DeviceError);
+    rig.arena.give_back(range.range, {});
+    CHECK(rig.arena.reserved_bytes() == rig.device.usage().device_bytes);
+    Segment growth = rig.arena.growth_for(6 * page);
+    CHECK(rig.arena.try_reserve(growth));
+    rig.arena.add_segment(growth);
+    CHECK(rig.arena.reserved_bytes() == 8 * page);
+    (void)rig.take_mapped(6);
+    rig.arena.give_back(kept.range, {});
+  }
+
+  TEST_CASE("PageArena: a wait that fails leaves all memory where it is") {
+    PageRig<true> rig{8};
+    Placement const parked = rig.take_mapped(8);
+    rig.arena.park(parked.range, rig.use(parked.address));
+    Placement const range = rig.take(2);
+    rig.device.fail(SimCall::synchronize, 1);
+    CHECK_THROWS_AS((void)rig.arena.map(range.range), DeviceError);
+    rig.arena.give_back(range.range, {});
+    CHECK(rig.arena.reserved_bytes() == 8 * page);
+    CHECK(rig.arena.free_bytes() == 8 * page);
+    Placement const again = rig.take_mapped(3);
+    CHECK(rig.device.usage().device_bytes == 8 * page);
+    rig.arena.give_back(again.range, {});
+    REQUIRE(rig.arena.try_retake(parked.range));
+    (void)rig.map(parked);
+    rig.arena.give_back(parked.range, {});
+  }
+
+  TEST_CASE("PageArena: whole pieces are handed over, the smallest that suffice") {
+    PageRig<true> rig{8};
+    std::vector<Placement> ranges;
+    for (std::size_t const pages : {5U, 2U, 1U}) {
+      ranges.push_back(rig.take_mapped(pages));
+    }
+    for (Placement const& placement : ranges) {
+      rig.arena.park(placement.range, {});
+    }
+    auto const trimmed = [&](std::size_t pages) {
+      auto const segment = rig.arena.trim(pages * page);
+      REQUIRE(segment);
+      rig.arena.release(*segment);
+      CHECK(rig.device.usage().device_bytes == rig.arena.reserved_bytes());
+      return segment->bytes / page;
+    };
+    CHECK(trimmed(3) == 3);
+    CHECK(trimmed(1) == 5);  // nothing smaller is left
+    CHECK_FALSE(rig.arena.trim(page));
+  }
+
+  TEST_CASE("PageArena: blocks of an allocator stay valid when others take memory that it had") {
+    struct Policies : SimPolicies {
+      using device = Shared<SimApi>;
+      using arena = StableAddresses;
+      using eviction = LruEviction;
+      using prefetch = NoPrefetch;
+      using observer = TrimWatch;
+    };
+    Policies::device device{SimOptions{.capacity_bytes = 8 * page, .granularity_bytes = page}};
+    using Allocator = DeviceAllocator<Policies>;
+    auto const stream = device.create_stream();
+    Allocator::Options options{.capacity_bytes = 8 * page};
+    options.host.pinned_bytes = 1_MiB;
+    options.paging.lease_wait = {};
+    {
+      Allocator memory{device, options};
+      auto* const host = static_cast<unsigned char*>(device.try_allocate_pinned(8 * page, -1));
+      REQUIRE(host != nullptr);
+      using Buffer = SwappableBuffer<Allocator>;
+      auto const write = [&](Buffer& buffer, int byte) {
+        device.fill(buffer.acquire(Access::write, stream).data(),
+                    static_cast<unsigned char>(byte),
+                    buffer.size_bytes(),
+                    stream);
+      };
+      auto const holds = [&](Buffer& buffer, int byte) {
+        std::size_t const bytes = buffer.size_bytes();
+        auto const lease = buffer.acquire(Access::read, stream);
+        device.copy(host, lease.data(), bytes, CopyKind::to_host, stream);
+        device.synchronize(stream);
+        return std::count(host, host + bytes, byte) == static_cast<std::ptrdiff_t>(bytes);
+      };
+      Buffer large{memory, 8 * page};
+      write(large, 3);
+
+      device.wanted_bytes = 2 * page;  // of the 8 pages: half of them can be created
+      Buffer small{memory, 4 * page};
+      write(small, 4);
+      CHECK(device.bytes_of_others == 2 * page);
+      CHECK(memory.stats().reserved_bytes == 4 * page);
+      CHECK(memory.observer().trimmed_bytes == 4 * page);
+      CHECK_THROWS_AS((void)large.acquire(Access::read, stream), OutOfDeviceMemory);
+      CHECK(holds(small, 4));
+      device.end_others();
+      CHECK(holds(large, 3));  // in two pieces
+      CHECK(memory.stats().reserved_bytes == 8 * page);
+
+      device.wanted_bytes = 2 * page;  // of a piece of 4: the 3 are made of the other piece then
+      Buffer smallest{memory, 3 * page};
+      write(smallest, 5);
+      CHECK(device.bytes_of_others == 2 * page);
+      CHECK(memory.stats().reserved_bytes == 5 * page);
+      CHECK(holds(small, 4));
+      CHECK(holds(smallest, 5));
+      device.end_others();
+      CHECK(holds(large, 3));
+      CHECK(holds(smallest, 5));
+      device.free_pinned(host, 8 * page);
+      memory.retire_stream(stream);
+    }
+    device.destroy_stream(stream);
   }
 
   TEST_CASE("PageArena: a page is mapped elsewhere once its last use has finished") {
     PageRig<true> rig{2};
     Placement const parked = rig.take(2);
-    (void)rig.arena.map(parked.range);
+    (void)rig.map(parked);
     rig.arena.park(parked.range, rig.use(parked.address));
     Placement const other = rig.take(2);
     REQUIRE(other.address != parked.address);
-    CHECK(rig.arena.map(other.range).host_waits == 1);
+    CHECK(rig.map(other).host_waits == 1);
     CHECK_FALSE(rig.arena.try_retake(parked.range));  // its pages serve others
 
     rig.arena.give_back(other.range, {});
     auto const back = rig.arena.try_retake(parked.range);
     REQUIRE(back);
     CHECK(back->address == parked.address);
-    CHECK(rig.arena.map(back->range).host_waits == 0);
+    CHECK(rig.map(*back).host_waits == 0);
     rig.arena.give_back(back->range, {});
   }
 
@@ -134,7 +484,7 @@ TEST_SUITE("page_arena") {
     Placement const second = rig.take(1);
     Placement const third = rig.take(1);
     for (Placement const& placement : {first, second, third}) {
-      (void)rig.arena.map(placement.range);
+      (void)rig.map(placement);
     }
     rig.arena.give_back(second.range, {});
     rig.arena.give_back(first.range, {});
@@ -144,7 +494,7 @@ TEST_SUITE("page_arena") {
 
     auto const before = rig.device.calls();
     Placement const again = rig.take(1);
-    (void)rig.arena.map(again.range);
+    (void)rig.map(again);
     CHECK(again.address == first.address);
     CHECK(rig.device.calls().maps == before.maps);  // the page of `first` is still there
   }
@@ -153,8 +503,8 @@ TEST_SUITE("page_arena") {
     PageRig<false> rig{3};
     Placement const idle = rig.take(1);
     Placement const busy = rig.take(1);
-    (void)rig.arena.map(idle.range);
-    (void)rig.arena.map(busy.range);
+    (void)rig.map(idle);
+    (void)rig.map(busy);
     rig.arena.give_back(rig.take(1).range, {});
     rig.arena.give_back(idle.range, {});
     rig.arena.give_back(busy.range, rig.use(busy.address));
@@ -180,8 +530,14 @@ TEST_SUITE("page_arena") {
   TEST_CASE_TEMPLATE("PageArena: agrees with the count of each page, in any order of calls",
                      Rig,
                      PageRig<false>,
-                     PageRig<true>) {
-    constexpr bool parks = std::is_same_v<Rig, PageRig<true>>;
+                     PageRig<true>,
+                     PageRig<false, Shared<Device>>,
+                     PageRig<true, Shared<Device>>,
+                     PageRig<true, CheapPieces>) {
+    constexpr bool parks = Rig::is_stable;
+    constexpr bool is_shared = requires(Rig rig) {
+      rig.device.wanted_bytes;
+    };
     constexpr unsigned seed = 20263;
     MESSAGE("seed ", seed);
     std::mt19937 random{seed};
@@ -206,6 +562,7 @@ TEST_SUITE("page_arena") {
     std::size_t reserved = most;
     std::size_t capacity = most;
     std::size_t refused = 0;
+    std::size_t lost = 0;  // pieces that others took
     std::size_t trims = 0;
     auto const taken = [&] {
       std::size_t pages = 0;
@@ -224,26 +581,59 @@ TEST_SUITE("page_arena") {
     auto const usable = [&] {
       return std::min(reserved - taken(), capacity - std::min(capacity, taken()));
     };
-    // Maps the range and writes it; what was there before may still be read.
+    auto const bytes_of_others = [&]() -> std::size_t {
+      if constexpr (is_shared) {
+        return rig.device.bytes_of_others;
+      } else {
+        return 0;
+      }
+    };
+    // Maps the range, which only a shared device may refuse, and writes it; what was there before
+    // may still be read.
     auto const fill = [&](Range& range) {
+      if constexpr (is_shared) {
+        std::size_t const left = most * page - rig.device.usage().device_bytes;
+        rig.device.wanted_bytes = random() % 2 == 0 ? left + (1 + random() % 3) * page : 0;
+      }
       MappedRange const mapped = arena.map(range.placement.range);
+      if constexpr (is_shared) {
+        rig.device.wanted_bytes = 0;
+      }
+      if (mapped.is_refused) {
+        REQUIRE(bytes_of_others() != 0);
+        return false;
+      }
       range.on = random() % 2;
       rig.order.wait(indices[range.on], mapped.fence);
       range.byte = static_cast<unsigned char>(random());
       rig.device.fill(range.placement.address, range.byte, range.pages * page, streams[range.on]);
+      return true;
+    };
+    // What a map that was refused has left is what the arena says; the device's count must agree.
+    auto const count_lost = [&] {
+      REQUIRE(arena.reserved_bytes() < reserved * page);
+      reserved = arena.reserved_bytes() / page;
+      ++lost;
     };
     for (int i = 0; i < 6000; ++i) {
       CAPTURE(i);
       auto const at = ranges.begin() +
                       static_cast<std::ptrdiff_t>(ranges.empty() ? 0 : random() % ranges.size());
+      if constexpr (is_shared) {
+        if (random() % 4 == 0) {
+          rig.device.end_others();
+        }
+      }
       switch (random() % 8) {
       case 0:
       case 1: {
         std::size_t const pages = 1 + random() % longest;
         auto const placement = arena.try_take(pages * page, BlockId{1});
         REQUIRE(placement.has_value() == (pages <= usable()));
-        if (placement) {
-          fill(ranges.emplace_back(Range{*placement, pages}));
+        if (placement && !fill(ranges.emplace_back(Range{*placement, pages}))) {
+          arena.give_back(placement->range, {});
+          ranges.pop_back();
+          count_lost();
         }
         break;
       }
@@ -270,8 +660,11 @@ TEST_SUITE("page_arena") {
             bool const is_retaken = arena.try_retake(at->placement.range).has_value();
             REQUIRE(is_retaken == (at->pages <= usable()));
             if (is_retaken) {
-              at->is_parked = false;
-              fill(*at);
+              at->is_parked = !fill(*at);
+              if (at->is_parked) {
+                arena.park(at->placement.range, {});
+                count_lost();
+              }
             }
           }
         }
@@ -280,8 +673,10 @@ TEST_SUITE("page_arena") {
         std::size_t const wanted = 1 + random() % 6;
         std::size_t const free = reserved - taken();
         auto const segment = arena.trim(wanted * page);
-        REQUIRE((segment ? segment->bytes / page : 0) == std::min(wanted, free));
+        REQUIRE(segment.has_value() == (free != 0));
         if (segment) {
+          REQUIRE(segment->bytes >= std::min(wanted, free) * page);
+          REQUIRE(segment->bytes <= free * page);
           leaving.push_back(*segment);
           reserved -= segment->bytes / page;
           ++trims;
@@ -304,7 +699,8 @@ TEST_SUITE("page_arena") {
         if (growth.bytes == 0) {
           break;
         }
-        bool const has_room = reserved + leaving_pages() + growth.bytes / page <= most;
+        bool const has_room =
+            reserved + leaving_pages() + (growth.bytes + bytes_of_others()) / page <= most;
         REQUIRE(arena.try_reserve(growth) == has_room);
         if (has_room) {
           arena.add_segment(growth);
@@ -328,12 +724,17 @@ TEST_SUITE("page_arena") {
       REQUIRE(arena.reserved_bytes() == reserved * page);
       REQUIRE(arena.trimmable_bytes() == (reserved - taken()) * page);
       REQUIRE(arena.free_bytes() == usable() * page);
-      REQUIRE(rig.device.usage().device_bytes == (reserved + leaving_pages()) * page);
+      REQUIRE(rig.device.usage().device_bytes ==
+              (reserved + leaving_pages()) * page + bytes_of_others());
     }
     rig.device.run_all();
     rig.device.free_pinned(host, longest * page);
+    if constexpr (is_shared) {
+      rig.device.end_others();
+    }
     CHECK(trims > 100);
     CHECK(refused > 20);
+    CHECK((lost > 20) == is_shared);
   }
 
   TEST_CASE("PageArena: a device that runs out of pages half-way keeps none") {

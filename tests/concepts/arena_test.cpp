@@ -186,7 +186,7 @@ class MappedArena : public FirstFitArena<Device> {
   MappedArena(Device& device, StreamOrder<Device>& /*order*/, ArenaOptions const& options)
       : FirstFitArena<Device>{device, options} {}
 
-  [[nodiscard]] MappedRange map(RangeId /*range*/) { return {this->last_uses(), 0}; }
+  [[nodiscard]] MappedRange map(RangeId /*range*/) { return {this->last_uses()}; }
 };
 
 struct Unmoved {

@@ -36,13 +36,14 @@ struct AllOfThem : HostPagedApi {
   };
   [[nodiscard]] HostWorker* make_host_worker(stream_type);
   [[maybe_unused]] static constexpr bool pins_slowly = true;
+  [[maybe_unused]] static constexpr bool has_cheap_pieces = true;
   [[nodiscard]] bool shares_host_memory() const noexcept;
   [[nodiscard]] bool checks_reads() const noexcept;
   [[nodiscard]] event_type create_timed_event();
   [[nodiscard]] std::uint64_t elapsed_ns(event_type, event_type);
 };
 static_assert(BatchCopyApi<AllOfThem> && VirtualMemoryApi<AllOfThem> && VacatingApi<AllOfThem>);
-static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem>);
+static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem> && CheapPiecesApi<AllOfThem>);
 static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelTimeApi<AllOfThem>);
 static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem> && ForkingApi<AllOfThem>);
 static_assert(HostWorkApi<AllOfThem> && SlowPinningApi<AllOfThem> && SharedMemoryApi<AllOfThem>);
@@ -52,11 +53,13 @@ struct NoDevice {
   [[maybe_unused]] static constexpr bool holds_bytes = true;
   [[maybe_unused]] static constexpr bool is_addressable = true;
   [[maybe_unused]] static constexpr bool pins_slowly = true;
+  [[maybe_unused]] static constexpr bool has_cheap_pieces = true;
   [[nodiscard]] int ordinal() const noexcept;
   std::size_t run_all();
 };
 static_assert(!ByteHoldingApi<NoDevice> && !NumberedApi<NoDevice> && !SteppedApi<NoDevice>);
 static_assert(!SlowPinningApi<NoDevice> && !AddressableApi<NoDevice>);
+static_assert(!CheapPiecesApi<NoDevice>);
 
 struct BatchOfMutableSources : AllOfThem {
   void copy_batch(std::span<void* const>,
@@ -125,6 +128,11 @@ struct WorkerTakesNoArgument : AllOfThem {
 };
 static_assert(!HostWorkApi<WorkerTakesNoArgument>);
 
+struct HasDearPieces : AllOfThem {
+  [[maybe_unused]] static constexpr bool has_cheap_pieces = false;
+};
+static_assert(!CheapPiecesApi<HasDearPieces>);
+
 struct PinsFast : AllOfThem {
   [[maybe_unused]] static constexpr bool pins_slowly = false;
 };
@@ -168,6 +176,7 @@ TEST_CASE("The library's devices have the abilities that are theirs") {
   CHECK((VirtualMemoryApi<SimApi> && VirtualMemoryApi<HostPagedApi>));
   CHECK((!VirtualMemoryApi<HostApi>));
   CHECK((VacatingApi<HostPagedApi> && !VacatingApi<SimApi>));
+  CHECK((CheapPiecesApi<HostPagedApi> && !CheapPiecesApi<SimApi>));
   CHECK((ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>));
   CHECK((CallerStreamApi<HostApi> && !CallerStreamApi<SimApi>));
   CHECK((!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>));

@@ -33,9 +33,9 @@ struct ArenaOptions {
   bool grows_in_place = false;
   /// The pages of an arena that maps them, of which every block takes whole ones: rounded up to a
   /// power of two, and at least the device's granularity. Or the pieces of one that grows in place:
-  /// rounded up to the granularity, and with 0 as large as `growth_bytes`, at least 2 MiB. Each is
-  /// created, mapped and released by one call of the device, so larger ones cost less for large
-  /// blocks.
+  /// rounded up to the granularity, and with 0 as large as `growth_bytes`, at least 2 MiB. Such a
+  /// piece is created, mapped and released by one call of the device, so larger ones cost less for
+  /// large blocks.
   std::size_t page_bytes = 0;
   /// Reserved beside the capacity, for moves that overlap themselves; 0 for none. Without it such
   /// a move takes more copies.
@@ -202,10 +202,12 @@ concept MovingArena =
 /// | `A(device, order, options)` | take a `StreamOrder` of the device, in place of the            |
 /// |                             | constructor above                                              |
 /// | `a.map(r)`                  | put memory behind range `r`, which was just taken; may wait on |
-/// |                             | the host; a throw leaves the range taken                       |
+/// |                             | the host. If it throws, or the result says that the device has |
+/// |                             | refused memory, the range stays taken, and is to be given back |
+/// |                             | or parked. What was refused is then neither free nor reserved  |
 ///
-/// `map` is called without the lock, one call at a time; the `MappedRange` that it returns says
-/// what the first user of the range waits for.
+/// `map` is called without the lock, one call at a time, while no other thread takes ranges; the
+/// `MappedRange` that it returns says what the first user of the range waits for.
 template <class A>
 concept MappingArena =
     Arena<A> && requires(A a, RangeId r) {

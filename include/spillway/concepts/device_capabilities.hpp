@@ -17,6 +17,8 @@
 /// |----------------------|-------------------------------|---------------------------------------|
 /// | `BatchCopyApi`       | `copy_batch`                  | copies many blocks at once            |
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
+/// | `CheapPiecesApi`     | `has_cheap_pieces` is true    | maps single pages, and makes no       |
+/// |                      |                               | larger pieces                         |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |
 /// | `HostWorkApi`        | `make_host_worker`            | runs copies in memory and file calls  |
@@ -100,6 +102,11 @@ concept VirtualMemoryApi =
       { d.map(p, n, ms)          }          -> std::same_as<void>;
       { d.unmap(p, n)            } noexcept -> std::same_as<void>;
     };
+
+/// A virtual memory device to which it is all one in how many pieces memory is created, mapped and
+/// unmapped. Says so with `D::has_cheap_pieces`.
+template <class D>
+concept CheapPiecesApi = VirtualMemoryApi<D> && requires { requires D::has_cheap_pieces; };
 
 /// A virtual memory device that can unmap in stream order: `d.vacate(p, n, s)` does `d.unmap(p, n)`
 /// once the work that was enqueued on `s` before is done.

@@ -32,6 +32,7 @@ struct Placement {
 struct MappedRange {
   Fence fence;                   ///< the first user of the range waits for it
   std::uint64_t host_waits = 0;  ///< how often the host waited for the memory's last use elsewhere
+  bool is_refused = false;       ///< the device has not enough memory; nothing is mapped then
 };
 
 /// One range, as `for_each_range` shows it.

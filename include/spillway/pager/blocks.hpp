@@ -219,26 +219,20 @@ class Blocks {
 
   // Ranges.
 
-  /// A range for a block if one is free. Pages are mapped, where they are, with the lock released:
-  /// the caller has the exclusive right then.
+  /// A range for a block if one is free. Memory is mapped, where that is done, with the lock
+  /// released: the caller has the exclusive right then.
   ///
   /// @throws DeviceError if pages cannot be mapped; nothing is taken then
   [[nodiscard]] std::optional<Placement> try_place(std::size_t bytes, BlockId owner) {
     if constexpr (!maps_pages) {
       return arena_.try_take(bytes, owner);
     } else {
-      std::optional<Placement> placement;
-      if constexpr (keeps_addresses) {
-        BlockRecord const& block = at(owner);
-        placement =
-            block.is_parked ? arena_.try_retake(block.range) : arena_.try_take(bytes, owner);
-      } else {
-        placement = arena_.try_take(bytes, owner);
+      for (;;) {  // ends, since what the device has refused is not free the next time
+        std::optional<Placement> placement = try_take_unmapped(bytes, owner);
+        if (!placement || try_map(*placement, owner)) {
+          return placement;
+        }
       }
-      if (placement) {
-        map_pages(*placement, owner);
-      }
-      return placement;
     }
   }
 
@@ -593,22 +587,44 @@ class Blocks {
   /// How a block leaves its range: for good, or to come back; then perhaps the device unmaps it.
   enum class Leaves : std::uint8_t { for_good, parked, vacated };
 
-  void map_pages(Placement& placement, BlockId owner) requires maps_pages {
-    std::uint64_t waits = 0;
+  [[nodiscard]] std::optional<Placement> try_take_unmapped(std::size_t bytes, BlockId owner) {
+    if constexpr (keeps_addresses) {
+      if (BlockRecord const& block = at(owner); block.is_parked) {
+        return arena_.try_retake(block.range);
+      }
+    }
+    return arena_.try_take(bytes, owner);
+  }
+
+  /// Maps memory to a range. @returns false if the device has refused it
+  /// @throws DeviceError. Without memory the range is given back
+  [[nodiscard]] bool try_map(Placement& placement, BlockId owner) requires maps_pages {
+    MappedRange mapped;
     std::uint64_t start_ns = 0;
     std::uint64_t end_ns = 0;
     try {
       typename MonitorType::Unlocked const unlocked{monitor_};
       start_ns = device_.clock_ns();
-      MappedRange const mapped = arena_.map(placement.range);
+      mapped = arena_.map(placement.range);
       end_ns = device_.clock_ns();
-      placement.fence = mapped.fence;
-      waits = mapped.host_waits;
     } catch (...) {
-      unplace(owner, placement, {});
+      unplace_unmapped(owner, placement);
       throw;
     }
-    journal_.host_waited(waits, start_ns, end_ns);
+    journal_.host_waited(mapped.host_waits, start_ns, end_ns);
+    placement.fence = mapped.fence;
+    if (mapped.is_refused) {
+      unplace_unmapped(owner, placement);
+    }
+    return !mapped.is_refused;
+  }
+  /// Gives back a range without memory. What the device has refused leaves the reservation then.
+  void unplace_unmapped(BlockId owner, Placement const& placement) noexcept requires maps_pages {
+    std::size_t const before = arena_.reserved_bytes();
+    unplace(owner, placement, {});
+    if (std::size_t const now = arena_.reserved_bytes(); now != before) {
+      journal_.trimmed(before - now, nullptr);
+    }
   }
 
   void take_range(BlockRecord& block, Placement const& placement) noexcept {

@@ -351,7 +351,9 @@ TEST_SUITE("sim_api") {
                                      .physical_creations = 1,
                                      .physical_releases = 1,
                                      .maps = 1,
-                                     .unmaps = 1});
+                                     .unmaps = 1,
+                                     .mapped_pieces = 1,
+                                     .unmapped_pieces = 1});
   }
 
   TEST_CASE_TEMPLATE("SimApi: a fault strikes the call it was armed for, once, without effect",

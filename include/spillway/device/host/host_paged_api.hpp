@@ -47,6 +47,8 @@ class BasicHostPagedApi : public HostApi {
 
   using physical_type = HostPhysical;
 
+  static constexpr bool has_cheap_pieces = true;  // memory is moved in runs, whatever it is made of
+
   static constexpr std::size_t least_granularity_bytes = 16_KiB;
   static constexpr std::size_t most_granularity_bytes = 2_MiB;
 

@@ -476,11 +476,12 @@ void BasicSimApi<Executor>::map(void* p, std::size_t bytes, std::span<physical_t
     }
   } catch (...) {
     if (mapped != 0) {
-      memory_.unmap(p, mapped * bytes);
+      (void)memory_.unmap(p, mapped * bytes);
     }
     throw;
   }
   ++calls_.maps;
+  calls_.mapped_pieces += pieces.size();
 }
 
 template <class Executor>
@@ -490,7 +491,7 @@ void BasicSimApi<Executor>::unmap(void* p, std::size_t bytes) noexcept {
     detail::sim_misuse(Text{"unmap of "} + detail::describe_range(p, bytes) +
                        " while enqueued work still uses it");
   }
-  memory_.unmap(p, bytes);
+  calls_.unmapped_pieces += memory_.unmap(p, bytes);
   executor_.forget(p, bytes);
   ++calls_.unmaps;
 }

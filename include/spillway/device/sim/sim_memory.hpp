@@ -146,7 +146,8 @@ class SimMemory {
   [[nodiscard]] std::optional<SimPhysical> try_create_physical(std::size_t bytes);
   void release_physical(SimPhysical physical) noexcept;
   void map(void* p, std::size_t bytes, SimPhysical physical);
-  void unmap(void* p, std::size_t bytes) noexcept;
+  /// @returns how many pieces were mapped there
+  std::size_t unmap(void* p, std::size_t bytes) noexcept;
 
  private:
   struct Physical {
@@ -372,7 +373,8 @@ void SimMemory<Backing, Barrier>::map(void* p, std::size_t bytes, SimPhysical ph
 }
 
 template <class Backing, class Barrier>
-void SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
+std::size_t SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
+  std::size_t pieces = 0;
   std::uintptr_t const end = address_of(p) + bytes;
   auto it = device_.find(p);
   std::uintptr_t at = address_of(p);
@@ -385,8 +387,10 @@ void SimMemory<Backing, Barrier>::unmap(void* p, std::size_t bytes) noexcept {
     at += it->second.bytes;
     --physical_.expect(it->second.physical, "unmap").mappings;
     it = device_.erase(it);
+    ++pieces;
   }
   backing_.unmap(p, bytes);
+  return pieces;
 }
 
 template <class Backing, class Barrier>

@@ -84,6 +84,8 @@ struct SimCalls {
   std::uint64_t physical_releases = 0;
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
+  std::uint64_t mapped_pieces = 0;    ///< pieces that calls of `map` put at addresses
+  std::uint64_t unmapped_pieces = 0;  ///< pieces that calls of `unmap` took away
 
   [[nodiscard]] std::uint64_t copies() const noexcept {
     return copies_to_host + copies_to_device + copies_on_device;

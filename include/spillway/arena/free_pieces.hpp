@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+/// The free pieces of a `PageArena`'s memory: in the order in which they became free, and for each
+/// size in that order, too.
+///
+/// Units    pages; a piece is a number below what the constructor was told.
+/// Threads  thread-compatible.
+/// Cost     O(1), and for the nearest size in use O(distance / 64).
+class FreePieces {
+ public:
+  static constexpr bool is_thread_safe = false;
+  static constexpr std::uint32_t none = UINT32_MAX;
+
+  /// Of pieces below `pieces`, each of at most `most_pages`. @throws std::bad_alloc
+  FreePieces(std::size_t pieces, std::size_t most_pages)
+      : nodes_(pieces), sizes_(most_pages + 1), sizes_in_use_(most_pages / 64 + 1) {}
+
+  /// Adds a piece, which has become free last.
+  void add(std::uint32_t piece, std::uint32_t pages) noexcept {
+    nodes_[piece] = {{Links{all_.last, none}, Links{sizes_[pages].last, none}}, pages, 0};
+    link(piece);
+  }
+  void take(std::uint32_t piece) noexcept {
+    Node& node = nodes_[piece];
+    unlink<by_age>(all_, node);
+    unlink<by_size>(sizes_[node.pages], node);
+    if (sizes_[node.pages].first == none) {
+      sizes_in_use_[node.pages / 64] &= ~(std::uint64_t{1} << (node.pages % 64));
+    }
+    node.pages_before = std::exchange(node.pages, 0);
+  }
+  /// Undoes `take`: the piece has its old place in the order. The last one taken is put back first.
+  void put_back(std::uint32_t piece) noexcept {
+    nodes_[piece].pages = nodes_[piece].pages_before;
+    link(piece);
+  }
+
+  [[nodiscard]] bool has(std::uint32_t piece) const noexcept { return nodes_[piece].pages != 0; }
+
+  // Each gives the piece that has been free for longest of those it asks for, or none.
+
+  [[nodiscard]] std::uint32_t oldest() const noexcept { return all_.first; }
+  [[nodiscard]] std::uint32_t of_size(std::size_t pages) const noexcept {
+    return sizes_[pages].first;
+  }
+  /// Of the largest size up to `pages`.
+  [[nodiscard]] std::uint32_t at_most(std::size_t pages) const noexcept {
+    std::uint64_t wanted = ~std::uint64_t{0} >> (63 - pages % 64);
+    for (std::size_t at = pages / 64 + 1; at-- > 0; wanted = ~std::uint64_t{0}) {
+      if (std::uint64_t const found = sizes_in_use_[at] & wanted; found != 0) {
+        return sizes_[at * 64 + static_cast<std::size_t>(std::bit_width(found)) - 1].first;
+      }
+    }
+    return none;
+  }
+  /// Of the smallest size from `pages` on.
+  [[nodiscard]] std::uint32_t at_least(std::size_t pages) const noexcept {
+    std::uint64_t wanted = ~std::uint64_t{0} << (pages % 64);
+    for (std::size_t at = pages / 64; at < sizes_in_use_.size(); ++at, wanted = ~std::uint64_t{0}) {
+      if (std::uint64_t const found = sizes_in_use_[at] & wanted; found != 0) {
+        return sizes_[at * 64 + static_cast<std::size_t>(std::countr_zero(found))].first;
+      }
+    }
+    return none;
+  }
+
+ private:
+  static constexpr std::size_t by_age = 0;
+  static constexpr std::size_t by_size = 1;
+
+  struct Links {
+    std::uint32_t previous = none;
+    std::uint32_t next = none;
+  };
+  struct Node {
+    std::array<Links, 2> links;
+    std::uint32_t pages = 0;         // 0: not free
+    std::uint32_t pages_before = 0;  // when it was taken last
+  };
+  struct List {
+    std::uint32_t first = none;
+    std::uint32_t last = none;
+  };
+
+  void link(std::uint32_t piece) noexcept {
+    Node const& node = nodes_[piece];
+    link<by_age>(all_, piece);
+    link<by_size>(sizes_[node.pages], piece);
+    sizes_in_use_[node.pages / 64] |= std::uint64_t{1} << (node.pages % 64);
+  }
+  /// Puts a piece between the two that its links name.
+  template <std::size_t order>
+  void link(List& list, std::uint32_t piece) noexcept {
+    Links const links = nodes_[piece].links[order];
+    (links.previous == none ? list.first : nodes_[links.previous].links[order].next) = piece;
+    (links.next == none ? list.last : nodes_[links.next].links[order].previous) = piece;
+  }
+  template <std::size_t order>
+  void unlink(List& list, Node const& node) noexcept {
+    Links const links = node.links[order];
+    (links.previous == none ? list.first : nodes_[links.previous].links[order].next) = links.next;
+    (links.next == none ? list.last : nodes_[links.next].links[order].previous) = links.previous;
+  }
+
+  std::vector<Node> nodes_;
+  std::vector<List> sizes_;  // by number of pages
+  std::vector<std::uint64_t> sizes_in_use_;
+  List all_;
+};
+
+}  // namespace spillway::detail
