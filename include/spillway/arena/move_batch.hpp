@@ -182,8 +182,8 @@ class BasicMergedMoves {
 
 using MergedMoves = BasicMergedMoves<>;
 
-/// How many moves are looked at together. A batch is not longer than that. To look at so many takes
-/// some 100 us, in which the device could move a few of them.
+/// How many moves are looked at together, and the most that are one batch. To look at so many takes
+/// the host some 100 us.
 inline constexpr std::size_t moves_at_once = 8192;
 
 /// Enqueues the copies of a move that overlaps itself.

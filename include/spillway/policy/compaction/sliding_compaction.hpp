@@ -30,7 +30,8 @@ namespace spillway {
 /// and where the other two are dear.
 ///
 /// Threads  thread-compatible.
-/// Cost     O(n) for n blocks, and a search that is bounded by constants
+/// Cost     O(n) for n blocks, and a search of at most as many looks as a constant says, or of 4 n
+///          if that is more
 template <class = detail::Lazily>
 class BasicSlidingCompaction {
  public:
