@@ -3,15 +3,44 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 namespace spillway::detail {
 
+/// Merges the sorted ranges [first, middle) and [middle, last) without memory, unlike
+/// `std::inplace_merge`: halves the longer one, brings the lower parts of both in front of the
+/// upper ones, and merges these two and those two.
+///
+/// @cost O(n) if one of them is short, at most O(n log n)
+template <std::random_access_iterator At, class Less>
+void merge_in_place(At first, At middle, At last, Less const& is_less) {
+  if (first == middle || middle == last || !is_less(*middle, *std::prev(middle))) {
+    return;
+  }
+  if (last - first == 2) {
+    std::iter_swap(first, middle);
+    return;
+  }
+  At low = first;
+  At high = middle;
+  if (middle - first > last - middle) {
+    low += (middle - first) / 2;
+    high = std::lower_bound(middle, last, *low, is_less);
+  } else {
+    high += (last - middle) / 2;
+    low = std::upper_bound(first, middle, *high, is_less);
+  }
+  At const between = std::rotate(low, middle, high);
+  merge_in_place(first, low, between, is_less);
+  merge_in_place(between, high, last, is_less);
+}
+
 /// Sorts what is in order already but for a few places, as moves and the ranges that they need
 /// mostly are: they are found in order of address. Ascending runs are merged then, else it is
-/// `std::sort`. What is equal may change places.
+/// `std::sort`. What is equal may change places. Allocates nothing.
 ///
-/// @cost O(n) for a few runs, at most O(n log n)
+/// @cost O(n) for a run and a few short ones, at most O(n log n)
 template <class Item, class Less>
 void sort_runs(std::vector<Item>& items, Less is_less) {
   constexpr std::size_t few_runs = 8;
@@ -30,7 +59,7 @@ void sort_runs(std::vector<Item>& items, Less is_less) {
     for (auto begin = items.begin(); begin != items.end();) {
       auto const middle = end_of_run(begin);
       auto const end = middle == items.end() ? middle : end_of_run(middle);
-      std::inplace_merge(begin, middle, end, is_less);
+      merge_in_place(begin, middle, end, is_less);
       begin = end;
     }
   }
