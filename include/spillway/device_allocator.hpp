@@ -92,9 +92,9 @@ class DeviceAllocator {
     /// with virtual memory: see `ArenaOptions`.
     bool grows_in_place = false;
     /// Size of a mapped page, or of a piece if `grows_in_place`; 0 means the device's granularity
-    /// (2 MiB on today's GPUs), or `growth_bytes` for pieces. Larger pages take fewer calls of the
-    /// driver, and blocks are rounded up to them. Smaller pieces can be joined where less is free
-    /// between leases.
+    /// (2 MiB on today's GPUs), or `growth_bytes` for pieces. Blocks are rounded up to pages: with
+    /// larger ones more blocks have one size, and find memory in pieces of it. Smaller pieces can
+    /// be joined where less is free between leases.
     std::size_t page_bytes = 0;
     /// Scratch for moves that overlap themselves, on top of the capacity.
     std::size_t bounce_bytes = 4_MiB;

@@ -166,6 +166,7 @@ class Program {
                                        spillway::SimCall::create_event,
                                        spillway::SimCall::record,
                                        spillway::SimCall::wait,
+                                       spillway::SimCall::create_physical,
                                        spillway::SimCall::map};
 
   static typename Allocator::Options options(std::uint64_t seed) {

@@ -207,27 +207,45 @@ TEST_SUITE("cuda_allocator") {
     CHECK(now.fake.cuda.calls("cudaStreamIsCapturing") - questions <= 1);
   }
 
-  TEST_CASE("DeviceAllocator: pages side by side are made accessible, and unmapped, at once") {
+  TEST_CASE("DeviceAllocator: a block of many pages is mapped, and unmapped, as one piece") {
     using Mapping = DeviceAllocator<Remapping>;
-    std::size_t page_bytes = 0;  // the device's
-    std::size_t pages = 64;
-    SUBCASE("") {}
-    SUBCASE("larger pages take fewer calls") {
-      page_bytes = 1_MiB;
-      pages = 4;
-    }
     FakeRuntime fake;
     CudaApi device;
     std::size_t const bytes = 64 * device.granularity_bytes();
     {
-      Mapping allocator{device, {.capacity_bytes = bytes, .page_bytes = page_bytes}};
-      CHECK(fake.cuda.calls("cuMemCreate") == pages);
+      Mapping allocator{device, {.capacity_bytes = bytes}};
+      CHECK(fake.cuda.calls("cuMemCreate") == 1);
       SwappableBuffer<Mapping> const large{allocator, bytes};
-      CHECK(fake.cuda.calls("cuMemMap") == pages);
+      CHECK(fake.cuda.calls("cuMemMap") == 1);
       CHECK(fake.cuda.calls("cuMemSetAccess") == 1);
     }
     CHECK(fake.cuda.calls("cuMemUnmap") == 1);
-    CHECK(fake.cuda.calls("cuMemRelease") == pages);
+    CHECK(fake.cuda.calls("cuMemCreate") == 1);
+    CHECK(fake.cuda.calls("cuMemRelease") == 1);
+  }
+
+  TEST_CASE(
+      "DeviceAllocator: pieces that lie side by side make one block, and are unmapped at once") {
+    using Mapping = DeviceAllocator<Remapping>;
+    FakeRuntime fake;
+    CudaApi device;
+    std::size_t const bytes = 32 * device.granularity_bytes();
+    {
+      Mapping allocator{device, {.capacity_bytes = 2 * bytes, .initial_bytes = 0}};
+      {
+        SwappableBuffer<Mapping> const one{allocator, bytes};
+        SwappableBuffer<Mapping> const other{allocator, bytes};
+        CHECK(fake.cuda.calls("cuMemCreate") == 2);
+        CHECK(fake.cuda.calls("cuMemMap") == 2);
+      }
+      {
+        SwappableBuffer<Mapping> const wide{allocator, 2 * bytes};  // both are in their place
+        CHECK(fake.cuda.calls("cuMemMap") == 2);
+      }
+      CHECK(allocator.trim_sync() == 2 * bytes);
+      CHECK(fake.cuda.calls("cuMemUnmap") == 1);
+    }
+    CHECK(fake.cuda.calls("cuMemRelease") == 2);
   }
 
   TEST_CASE(
