@@ -241,6 +241,26 @@ TEST_SUITE("page_arena") {
     CHECK(after.physical_creations == before.physical_creations);
   }
 
+  TEST_CASE("PageArena: one piece of the size goes before parts of it that are in their place") {
+    PageRig<true> rig{8, gpu_page};
+    Placement const three = rig.take_mapped(3);
+    Placement const one = rig.take_mapped(1);
+    Placement const four = rig.take_mapped(4);
+    rig.arena.park(three.range, {});
+    rig.arena.park(one.range, {});
+    Placement const mixed = rig.take_parked(4);
+    REQUIRE(rig.arena.try_retake(one.range));
+    (void)rig.map(one);  // takes a part of it
+    rig.arena.park(four.range, {});
+
+    SimCalls const before = rig.device.calls();
+    REQUIRE(rig.arena.try_retake(mixed.range));
+    (void)rig.map(mixed);
+    SimCalls const after = rig.device.calls();
+    CHECK(after.physical_creations == before.physical_creations);
+    CHECK(after.mapped_pieces - before.mapped_pieces == 1);
+  }
+
   TEST_CASE("PageArena: small pieces become a large one on a device without room for both") {
     PageRig<true> rig{64, gpu_page};
     std::vector<Placement> small;
