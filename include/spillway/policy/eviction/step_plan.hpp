@@ -35,7 +35,7 @@ struct PlanOptions {
   /// to wait for it would be longer than the copy itself. This part of the capacity, and at most so
   /// many bytes: a link of 50 GB/s carries them in 10 us.
   double least_part = 1.0 / 4096;
-  std::size_t most_small_bytes = 512 * 1024;
+  std::size_t most_small_bytes = 512_KiB;
 };
 
 /// A plan of which blocks leave the device between which uses, for the rest of a recorded step and
