@@ -273,8 +273,8 @@ TEST_SUITE("host_swap_pool_batch") {
   }
 
   TEST_CASE("HostSwapPool: of several transfers that fail, each one says what became of it") {
-    // The first 4 MiB go in one batch, the rest in a second one.
-    std::vector<std::size_t> const sizes(24, 256 << 10);
+    // The first 8 MiB go in one batch, the rest in a second one.
+    std::vector<std::size_t> const sizes(24, 512 << 10);
     for (std::uint64_t nth : {1U, 5U, 16U, 17U, 24U}) {
       CAPTURE(nth);
       Blocks<SteppedBench> blocks{only(HostTier::pinned, 16 << 20), sizes, 256};
