@@ -23,6 +23,9 @@ namespace spillway::torch {
 /// Threads  thread-safe.
 class OperationTimes {
  public:
+  static constexpr std::uint64_t runs_to_settle = 64;
+  static constexpr std::uint64_t measured_one_in = 16;
+
   struct Recomputed {
     Tally results;
     std::uint64_t ns = 0;
@@ -47,6 +50,22 @@ class OperationTimes {
     auto const noted = least_.find(key);
     return noted == least_.end() ? std::nullopt : std::optional{noted->second};
   }
+  /// Whether the next run of an operation is to be measured, where that takes events: each one
+  /// until the times of `runs_to_settle` in a row were known, then one in `measured_one_in`, so
+  /// that the least time is still found where something has disturbed the others.
+  ///
+  /// @param op  stands for the operation, whatever its operands' shapes are
+  [[nodiscard]] bool is_measured(void const* op) {
+    std::lock_guard const guard{mutex_};
+    Runs& runs = runs_of(op);
+    return runs.known_in_a_row < runs_to_settle || ++runs.others % measured_one_in == 0;
+  }
+  /// Takes note of whether the time of an operation was known when it ran.
+  void note_run(void const* op, bool is_known) {
+    std::lock_guard const guard{mutex_};
+    Runs& runs = runs_of(op);
+    runs.known_in_a_row = is_known ? runs.known_in_a_row + 1 : 0;
+  }
   void count(std::string const& name, std::size_t bytes, std::uint64_t ns) {
     std::lock_guard const guard{mutex_};
     Recomputed& counted = recomputed_[name];
@@ -64,8 +83,20 @@ class OperationTimes {
  private:
   static constexpr std::size_t most_keys = 1 << 14;
 
+  struct Runs {
+    std::uint64_t known_in_a_row = 0;
+    std::uint64_t others = 0;  ///< since they were settled
+  };
+  [[nodiscard]] Runs& runs_of(void const* op) {
+    if (runs_.size() >= most_keys) {
+      runs_.clear();
+    }
+    return runs_[op];
+  }
+
   mutable std::mutex mutex_;
   std::unordered_map<std::uint64_t, std::uint64_t> least_;
+  std::unordered_map<void const*, Runs> runs_;
   std::unordered_map<std::string, Recomputed> recomputed_;
 };
 
@@ -80,7 +111,7 @@ namespace detail {
 template <class Site>
 class ClockTime {
  public:
-  void start() {
+  void start(void const* /*op*/) {
     waited_ns_ = Site::frames().waited_ns;
     start_ns_ = now_ns();
   }
@@ -123,7 +154,12 @@ class StreamTime {
     drop();
   }
 
-  void start() {
+  /// @param op  as for `OperationTimes::is_measured`
+  void start(void const* op) {
+    op_ = op;
+    if (!Site::operation_times().is_measured(op)) {
+      return;
+    }
     stream_ = Site::current_stream();
     pair_ = Site::timer().try_begin(stream_);
     Site::frames().after_allocation = &restart_;
@@ -141,7 +177,9 @@ class StreamTime {
     }
     OperationTimes& times = Site::operation_times();
     Site::timer().collect([&times](std::uint64_t of, std::uint64_t ns) { times.note(of, ns); });
-    return times.find(key);
+    std::optional<std::uint64_t> const known = times.find(key);
+    times.note_run(op_, known.has_value());
+    return known;
   }
   static void count_again(std::uint64_t key,
                           std::string const& name,
@@ -173,6 +211,7 @@ class StreamTime {
     }
   }
 
+  void const* op_ = nullptr;
   typename Site::stream_type stream_{};
   std::optional<typename Site::Timer::Pair> pair_;
   std::function<void()> restart_{[this] { restart(); }};

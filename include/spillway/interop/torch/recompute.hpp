@@ -786,7 +786,7 @@ class RecipeWriter {
       return;
     }
     try {
-      work_->time.start();
+      work_->time.start(&work_->op.schema());
     } catch (std::exception const&) {  // an operation that cannot be measured has no recipe
       are_wanted_ = false;
     }
