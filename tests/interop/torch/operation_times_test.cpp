@@ -25,7 +25,7 @@ TEST_SUITE("operation_times") {
     auto const measured_of = [&](std::uint64_t runs, bool are_known) {
       std::uint64_t measured = 0;
       for (std::uint64_t i = 0; i < runs; ++i) {
-        measured += times.is_measured(&op) ? 1 : 0;
+        measured += std::uint64_t{times.is_measured(&op)};
         times.note_run(&op, are_known);
       }
       return measured;
