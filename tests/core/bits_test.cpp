@@ -3,11 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <set>
 
 using spillway::detail::mix_bits;
+using spillway::detail::next_bit;
+using spillway::detail::previous_bit;
 using spillway::detail::size_class_count;
 using spillway::detail::size_class_of;
 using spillway::detail::square_root;
@@ -52,6 +57,27 @@ TEST_SUITE("bits") {
     for (std::uint32_t size = 1; size < 100'000; ++size) {
       REQUIRE(size_class_of<6>(size) < size_class_of<6>(size + size / 64 + 1));
     }
+  }
+
+  TEST_CASE("next_bit, previous_bit: the nearest bit that is set, or the number of all bits") {
+    constexpr std::size_t bits = 192;
+    std::set<std::size_t> const all_set{0, 1, 62, 63, 64, 100, 130, 191};
+    for (std::size_t const dropped : {bits, std::size_t{0}, std::size_t{64}, std::size_t{191}}) {
+      std::set<std::size_t> set = all_set;
+      set.erase(dropped);
+      std::array<std::uint64_t, bits / 64> words{};
+      for (std::size_t const bit : set) {
+        words[bit / 64] |= std::uint64_t{1} << (bit % 64);
+      }
+      for (std::size_t from = 0; from <= bits; ++from) {
+        auto const next = set.lower_bound(from);
+        CHECK(next_bit(words, from) == (next == set.end() ? bits : *next));
+        CHECK(previous_bit(words, from) == (next == set.begin() ? bits : *std::prev(next)));
+      }
+    }
+    std::array<std::uint64_t, 2> const none{};
+    CHECK(next_bit(none, 0) == 128);
+    CHECK(previous_bit(none, 128) == 128);
   }
 
   TEST_CASE("square_root: the largest number whose square is not larger") {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
 
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -57,23 +57,11 @@ class FreePieces {
   }
   /// Of the largest size up to `pages`.
   [[nodiscard]] std::uint32_t at_most(std::size_t pages) const noexcept {
-    std::uint64_t wanted = ~std::uint64_t{0} >> (63 - pages % 64);
-    for (std::size_t at = pages / 64 + 1; at-- > 0; wanted = ~std::uint64_t{0}) {
-      if (std::uint64_t const found = sizes_in_use_[at] & wanted; found != 0) {
-        return sizes_[at * 64 + static_cast<std::size_t>(std::bit_width(found)) - 1].first;
-      }
-    }
-    return none;
+    return of_size_in_use(previous_bit(sizes_in_use_, pages + 1));
   }
   /// Of the smallest size from `pages` on.
   [[nodiscard]] std::uint32_t at_least(std::size_t pages) const noexcept {
-    std::uint64_t wanted = ~std::uint64_t{0} << (pages % 64);
-    for (std::size_t at = pages / 64; at < sizes_in_use_.size(); ++at, wanted = ~std::uint64_t{0}) {
-      if (std::uint64_t const found = sizes_in_use_[at] & wanted; found != 0) {
-        return sizes_[at * 64 + static_cast<std::size_t>(std::countr_zero(found))].first;
-      }
-    }
-    return none;
+    return of_size_in_use(next_bit(sizes_in_use_, pages));
   }
 
  private:
@@ -93,6 +81,11 @@ class FreePieces {
     std::uint32_t first = none;
     std::uint32_t last = none;
   };
+
+  /// Of a size that is in use, or none if there is no such size.
+  [[nodiscard]] std::uint32_t of_size_in_use(std::size_t pages) const noexcept {
+    return pages < sizes_.size() ? sizes_[pages].first : none;
+  }
 
   void link(std::uint32_t piece) noexcept {
     Node const& node = nodes_[piece];

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/config.hpp>
+
 #include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 
 namespace spillway::detail {
 
@@ -27,6 +31,37 @@ template <unsigned SplitBits, std::unsigned_integral Number>
 template <unsigned SplitBits, std::unsigned_integral Number>
 inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits - SplitBits + 1)
                                            << SplitBits;
+
+/// The lowest bit that is set from bit `from` on, of words of which the first one has bits 0 to 63.
+///
+/// @return the number of all bits if there is none
+/// @cost   reads the words from that of `from` to that of the bit
+[[nodiscard]] constexpr std::size_t next_bit(std::span<std::uint64_t const> words,
+                                             std::size_t from) noexcept {
+  std::uint64_t wanted = ~std::uint64_t{0} << (from % 64);
+  for (std::size_t at = from / 64; at < words.size(); ++at, wanted = ~std::uint64_t{0}) {
+    if (std::uint64_t const found = words[at] & wanted; found != 0) {
+      return at * 64 + static_cast<std::size_t>(std::countr_zero(found));
+    }
+  }
+  return words.size() * 64;
+}
+
+/// The highest bit that is set below bit `before`, which is at most the number of all bits.
+///
+/// @return the number of all bits if there is none
+/// @cost   as `next_bit`
+[[nodiscard]] constexpr std::size_t previous_bit(std::span<std::uint64_t const> words,
+                                                 std::size_t before) noexcept {
+  for (std::size_t at = (before + 63) / 64; at-- > 0;) {
+    std::uint64_t const wanted =
+        at == before / 64 ? (std::uint64_t{1} << (before % 64)) - 1 : ~std::uint64_t{0};
+    if (std::uint64_t const found = words[at] & wanted; found != 0) {
+      return at * 64 + static_cast<std::size_t>(std::bit_width(found)) - 1;
+    }
+  }
+  return words.size() * 64;
+}
 
 /// Mixes the bits of a number so that numbers which are close or regular, such as indices and
 /// addresses, give numbers that look random (the output function of SplitMix64, Steele et al.,

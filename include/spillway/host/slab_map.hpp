@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -41,26 +40,12 @@ class BasicSizeClasses {
 
   /// The smallest class in use that is at least `from`; `count` if there is none.
   [[nodiscard]] std::size_t next(std::size_t from) const noexcept {
-    for (std::size_t at = from / 64; at < words_.size(); ++at) {
-      std::uint64_t const wanted =
-          at == from / 64 ? ~std::uint64_t{0} << (from % 64) : ~std::uint64_t{0};
-      if (std::uint64_t const found = words_[at] & wanted; found != 0) {
-        return at * 64 + static_cast<std::size_t>(std::countr_zero(found));
-      }
-    }
-    return count;
+    return std::min(count, next_bit(words_, from));
   }
 
   /// The largest class in use that is less than `before`; `count` if there is none.
   [[nodiscard]] std::size_t previous(std::size_t before) const noexcept {
-    for (std::size_t at = (before + 63) / 64; at-- > 0;) {
-      std::uint64_t const wanted =
-          at == before / 64 ? (std::uint64_t{1} << (before % 64)) - 1 : ~std::uint64_t{0};
-      if (std::uint64_t const found = words_[at] & wanted; found != 0) {
-        return at * 64 + static_cast<std::size_t>(std::bit_width(found)) - 1;
-      }
-    }
-    return count;
+    return std::min(count, previous_bit(words_, before));
   }
 
  private:
