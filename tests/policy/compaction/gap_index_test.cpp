@@ -18,6 +18,15 @@ using spillway::LayoutBlock;
 using spillway::detail::GapIndex;
 using spillway::detail::LayoutLine;
 
+// Blocks of 8 granules, each with a gap of 8 before it.
+std::vector<LayoutBlock> every_other(std::uint32_t count) {
+  std::vector<LayoutBlock> blocks;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    blocks.push_back({(2 * i + 1) * 8, 8, false});
+  }
+  return blocks;
+}
+
 // What is left of each gap, looked through one by one.
 std::uint32_t smallest_that_holds(std::vector<std::uint32_t> const& left, std::uint32_t count) {
   std::uint32_t smallest = 0;
@@ -113,10 +122,7 @@ TEST_SUITE("gap_index") {
 
   TEST_CASE("GapIndex: what is filled is not looked at again, and no more than is allowed") {
     constexpr std::uint32_t count = 1000;
-    std::vector<LayoutBlock> blocks;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      blocks.push_back({(2 * i + 1) * 8, 8, false});
-    }
+    std::vector<LayoutBlock> const blocks = every_other(count);
     LayoutLine const line{Layout{blocks, 2 * count * 8}};
     GapIndex index;
     index.read(line);
@@ -139,10 +145,7 @@ TEST_SUITE("gap_index") {
 
   TEST_CASE("GapIndex: a gap that is closed costs no look, until it is opened again") {
     constexpr std::uint32_t count = 100;
-    std::vector<LayoutBlock> blocks;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      blocks.push_back({(2 * i + 1) * 8, 8, false});
-    }
+    std::vector<LayoutBlock> const blocks = every_other(count);
     LayoutLine const line{Layout{blocks, 2 * count * 8}};
     GapIndex index;
     index.read(line);

@@ -23,9 +23,9 @@ class BasicGapIndex {
  public:
   struct Fill {
     std::uint32_t gap = 0;
-    std::uint32_t count = 0;       ///< 0: gaps were closed, this one the first
-    std::uint32_t left_class = 0;  ///< the size class of the rest of the gap; of closed ones, how
-                                   ///< many there are
+    std::uint32_t gaps = 1;        ///< that leave their lists, from `gap` on
+    std::uint32_t count = 0;       ///< 0: they were closed
+    std::uint32_t left_class = 0;  ///< the size class of the rest of a gap that is filled
   };
 
   /// Indexes all gaps that are not empty. @throws std::bad_alloc. @cost O(n)
@@ -91,6 +91,7 @@ class BasicGapIndex {
     }
     std::uint32_t const first = line.gap_first(best) + filled_[best];
     add({static_cast<std::uint32_t>(best),
+         1,
          count,
          static_cast<std::uint32_t>(class_of(best_left - count))});
     return first;
@@ -100,7 +101,7 @@ class BasicGapIndex {
   /// which a part is filled. A window that is vacated has many gaps, and to look at each of them
   /// for each of its blocks would take the most time.
   void close(std::size_t first, std::size_t last) {
-    add({static_cast<std::uint32_t>(first), 0, static_cast<std::uint32_t>(last - first + 1)});
+    add({static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(last - first + 1), 0, 0});
   }
 
   /// How much of gap `i` has been filled, from its low end.
@@ -116,7 +117,7 @@ class BasicGapIndex {
       if (fill.count != 0) {
         remnants_[fill.left_class].pop_back();
       }
-      for (std::uint32_t gap = end_of(fill); gap-- > fill.gap;) {
+      for (std::uint32_t gap = fill.gap + fill.gaps; gap-- > fill.gap;) {
         if (filled_[gap] == 0) {
           next_[previous_[gap]] = gap;
           previous_[next_[gap]] = gap;
@@ -150,17 +151,13 @@ class BasicGapIndex {
     if (fill.count != 0) {
       remnants_[fill.left_class].push_back(fill.gap);
     }
-    for (std::uint32_t gap = fill.gap; gap != end_of(fill); ++gap) {
+    for (std::uint32_t gap = fill.gap; gap != fill.gap + fill.gaps; ++gap) {
       if (filled_[gap] == 0) {
         next_[previous_[gap]] = next_[gap];
         previous_[next_[gap]] = previous_[gap];
       }
     }
     filled_[fill.gap] += fill.count;
-  }
-  /// The gap after those that leave their lists.
-  [[nodiscard]] static std::uint32_t end_of(Fill const& fill) noexcept {
-    return fill.gap + (fill.count != 0 ? 1 : fill.left_class);
   }
   /// The place of the list of a class, behind those of the gaps.
   [[nodiscard]] std::uint32_t head(std::size_t size_class) const noexcept {
