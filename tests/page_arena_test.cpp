@@ -97,6 +97,21 @@ TEST_SUITE("page_arena") {
           on{order.index_of(stream)} {}
     ~PageRig() { device.run_all(); }
 
+    /// The calls for virtual memory that the device gets while `act` runs.
+    template <class Act>
+    SimCalls calls_of(Act act) {
+      SimCalls const before = device.calls();
+      act();
+      SimCalls calls = device.calls();
+      calls.physical_creations -= before.physical_creations;
+      calls.physical_releases -= before.physical_releases;
+      calls.maps -= before.maps;
+      calls.unmaps -= before.unmaps;
+      calls.mapped_pieces -= before.mapped_pieces;
+      calls.unmapped_pieces -= before.unmapped_pieces;
+      return calls;
+    }
+
     Placement take(std::size_t pages) {
       auto const placement = arena.try_take(pages * page_bytes, BlockId{1});
       REQUIRE(placement);
@@ -194,14 +209,12 @@ TEST_SUITE("page_arena") {
     Placement const b = rig.take_parked(64);
     for (int i = 0; i < 3; ++i) {
       for (Placement const& placement : {a, b}) {
-        SimCalls const before = rig.device.calls();
-        rig.lease(placement);
-        SimCalls const after = rig.device.calls();
-        CHECK(after.maps - before.maps == 1);
-        CHECK(after.mapped_pieces - before.mapped_pieces == 1);
-        CHECK(after.unmaps - before.unmaps == 1);
-        CHECK(after.unmapped_pieces - before.unmapped_pieces == 1);
-        CHECK(after.physical_creations == before.physical_creations);
+        SimCalls const calls = rig.calls_of([&] { rig.lease(placement); });
+        CHECK(calls.maps == 1);
+        CHECK(calls.mapped_pieces == 1);
+        CHECK(calls.unmaps == 1);
+        CHECK(calls.unmapped_pieces == 1);
+        CHECK(calls.physical_creations == 0);
       }
     }
   }
@@ -218,12 +231,10 @@ TEST_SUITE("page_arena") {
     };
     round();
     round();
-    SimCalls const before = rig.device.calls();
-    round();
-    SimCalls const after = rig.device.calls();
-    CHECK(after.physical_creations == before.physical_creations);
-    CHECK(after.mapped_pieces - before.mapped_pieces <= 5);
-    CHECK(after.unmapped_pieces - before.unmapped_pieces <= 5);
+    SimCalls const calls = rig.calls_of(round);
+    CHECK(calls.physical_creations == 0);
+    CHECK(calls.mapped_pieces <= 5);
+    CHECK(calls.unmapped_pieces <= 5);
     CHECK(rig.arena.reserved_bytes() == 64 * gpu_page);
   }
 
@@ -233,12 +244,10 @@ TEST_SUITE("page_arena") {
     for (Placement const& half : halves) {
       rig.arena.park(half.range, {});
     }
-    SimCalls const before = rig.device.calls();
-    (void)rig.take_mapped(64);
-    SimCalls const after = rig.device.calls();
-    CHECK(after.mapped_pieces - before.mapped_pieces == 2);
-    CHECK(after.maps - before.maps == 1);  // they have one size
-    CHECK(after.physical_creations == before.physical_creations);
+    SimCalls const calls = rig.calls_of([&] { (void)rig.take_mapped(64); });
+    CHECK(calls.mapped_pieces == 2);
+    CHECK(calls.maps == 1);  // they have one size
+    CHECK(calls.physical_creations == 0);
   }
 
   TEST_CASE("PageArena: one piece of the size goes before parts of it that are in their place") {
@@ -253,12 +262,12 @@ TEST_SUITE("page_arena") {
     (void)rig.map(one);  // takes a part of it
     rig.arena.park(four.range, {});
 
-    SimCalls const before = rig.device.calls();
-    REQUIRE(rig.arena.try_retake(mixed.range));
-    (void)rig.map(mixed);
-    SimCalls const after = rig.device.calls();
-    CHECK(after.physical_creations == before.physical_creations);
-    CHECK(after.mapped_pieces - before.mapped_pieces == 1);
+    SimCalls const calls = rig.calls_of([&] {
+      REQUIRE(rig.arena.try_retake(mixed.range));
+      (void)rig.map(mixed);
+    });
+    CHECK(calls.physical_creations == 0);
+    CHECK(calls.mapped_pieces == 1);
   }
 
   TEST_CASE("PageArena: small pieces become a large one on a device without room for both") {
@@ -270,12 +279,11 @@ TEST_SUITE("page_arena") {
     for (Placement const& placement : small) {
       rig.arena.park(placement.range, {});
     }
-    SimCalls const before = rig.device.calls();
-    Placement const large = rig.take_mapped(64);
-    SimCalls const after = rig.device.calls();
-    CHECK(after.mapped_pieces - before.mapped_pieces == 1);
-    CHECK(after.physical_creations - before.physical_creations == 1);
-    CHECK(after.physical_releases - before.physical_releases == 64);
+    Placement large;
+    SimCalls const calls = rig.calls_of([&] { large = rig.take_mapped(64); });
+    CHECK(calls.mapped_pieces == 1);
+    CHECK(calls.physical_creations == 1);
+    CHECK(calls.physical_releases == 64);
     rig.arena.give_back(large.range, {});
     CHECK(rig.arena.free_bytes() == 64 * gpu_page);
     CHECK(rig.device.usage().device_bytes == 64 * gpu_page);
@@ -283,14 +291,14 @@ TEST_SUITE("page_arena") {
 
   TEST_CASE("PageArena: a large piece is cut for many small ranges in a few steps") {
     PageRig<true> rig{64, gpu_page};
-    SimCalls const before = rig.device.calls();
-    for (int i = 0; i < 64; ++i) {
-      (void)rig.take_mapped(1);
-    }
-    SimCalls const after = rig.device.calls();
-    CHECK(after.physical_releases - before.physical_releases == 6);
-    CHECK(after.physical_creations - before.physical_creations == 64 + 5);
-    CHECK(after.mapped_pieces - before.mapped_pieces == 64);
+    SimCalls const calls = rig.calls_of([&] {
+      for (int i = 0; i < 64; ++i) {
+        (void)rig.take_mapped(1);
+      }
+    });
+    CHECK(calls.physical_releases == 6);
+    CHECK(calls.physical_creations == 64 + 5);
+    CHECK(calls.mapped_pieces == 64);
   }
 
   TEST_CASE("PageArena: a piece is cut once its last use has finished") {
@@ -306,14 +314,14 @@ TEST_SUITE("page_arena") {
     PageRig<true, CheapPieces> rig{8};
     Placement const small = rig.take_parked(3);
     Placement const large = rig.take_parked(8);
-    SimCalls const before = rig.device.calls();
-    rig.lease(small);
-    rig.lease(large);
-    SimCalls const after = rig.device.calls();
-    CHECK(after.physical_creations == 8);
-    CHECK(after.physical_releases == 0);
-    CHECK(after.maps - before.maps == 2);
-    CHECK(after.mapped_pieces - before.mapped_pieces == 6);
+    SimCalls const calls = rig.calls_of([&] {
+      rig.lease(small);
+      rig.lease(large);
+    });
+    CHECK(rig.device.calls().physical_creations == 8);
+    CHECK(rig.device.calls().physical_releases == 0);
+    CHECK(calls.maps == 2);
+    CHECK(calls.mapped_pieces == 6);
   }
 
   TEST_CASE("PageArena: what others take while a piece is made anew is reserved no more") {
