@@ -197,8 +197,12 @@ class BasicHostApi {
     [[nodiscard]] bool needs_thread() const noexcept {
       return !is_running && (is_closing || (is_due && !queue.empty()));
     }
-    /// Makes one that has ended another stream. Its counts go on: events that name its work are
-    /// still right.
+    /// Whether its thread, which was told to end, can serve another stream instead.
+    [[nodiscard]] bool is_reusable() const noexcept {
+      return !is_running && !has_ended && queue.empty();
+    }
+    /// Makes one that has nothing to do another stream. Its counts go on: events that name its work
+    /// are still right.
     void restart() noexcept {
       is_closing = false;
       has_ended = false;
@@ -233,6 +237,12 @@ class BasicHostApi {
   /// Joins the threads of destroyed streams that have ended, which have resources of the system
   /// until then. The caller holds the lock.
   void reap() noexcept;
+  /// Lets a destroyed stream whose thread has not ended yet be the stream of this name, so that
+  /// there are no more threads than streams were in use at a time, however seldom threads run. The
+  /// caller holds the lock.
+  ///
+  /// @returns whether there was one
+  [[nodiscard]] bool try_reuse_thread(stream_type name);
   static void close(Stream& stream) {
     stream.is_closing = true;
     stream.work.notify_one();
@@ -497,11 +507,14 @@ auto BasicHostApi<Lazy>::create_stream() -> stream_type {
   reap();
   leaving_.reserve(leaving_.size() + streams_.size() + 1);  // to destroy streams must not fail
   idle_.reserve(idle_.size() + leaving_.size() + streams_.size() + 1);
+  HostStream const name{++last_stream_};
+  if (try_reuse_thread(name)) {
+    return name;
+  }
   if (idle_.empty()) {
     idle_.push_back(all_.emplace_back(std::make_unique<Stream>()).get());
   }
   Stream& stream = *idle_.back();
-  HostStream const name{++last_stream_};
   streams_.emplace(name, &stream);
   idle_.pop_back();
   stream.restart();
@@ -516,6 +529,19 @@ auto BasicHostApi<Lazy>::create_stream() -> stream_type {
     }
   }
   return name;
+}
+
+template <class Lazy>
+bool BasicHostApi<Lazy>::try_reuse_thread(stream_type name) {
+  auto const found = std::find_if(
+      leaving_.begin(), leaving_.end(), [](Stream* stream) { return stream->is_reusable(); });
+  if (found == leaving_.end()) {
+    return false;
+  }
+  streams_.emplace(name, *found);
+  (*found)->restart();
+  leaving_.erase(found);
+  return true;
 }
 
 template <class Lazy>
