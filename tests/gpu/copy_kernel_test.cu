@@ -22,18 +22,16 @@ TEST_SUITE("gpu") {
   using namespace spillway::literals;
   using spillway::test::CudaApiWithCopyKernel;
 
-  struct CopyKernelPolicies : PoliciesFor<CudaApiWithCopyKernel> {};
-
   }  // namespace
 
   TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, CudaApiWithCopyKernel);
   TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, CudaApiWithCopyKernel);
 
   TEST_CASE("CudaCopyKernel: blocks that are moved, and small ones that leave, keep their bytes") {
-    using Allocator = DeviceAllocator<CopyKernelPolicies>;
+    using Allocator = DeviceAllocator<CudaPolicies>;
     using Buffer = SwappableBuffer<Allocator>;
     CudaApiWithCopyKernel device;
-    testing::DeviceRig<CudaApiWithCopyKernel> rig{device};
+    testing::DeviceRig<CudaApi> rig{device};
     auto const stream = rig.stream();
     unsigned char* const seen = rig.pinned(64_KiB);
     Allocator memory{device, {.capacity_bytes = 32_MiB, .host = {.pinned_bytes = 64_MiB}}};
