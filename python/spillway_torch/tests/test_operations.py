@@ -366,6 +366,15 @@ def test_composites_that_read_their_operands(lms, act, requires_grad):
     torch.testing.assert_close(act(x), wanted, rtol=0, atol=0)
 
 
+def test_composites_whose_errors_print_tensors(lms):
+    matrix = torch.ones(2, 2)
+    lms.evict()
+    with pytest.raises(RuntimeError, match="Expected 0D or 1D tensor in the tensor list but got: +1 +1"):
+        torch.meshgrid(matrix, indexing="ij")
+    lms.evict()
+    assert lms.is_away(matrix)
+
+
 @pytest.mark.filterwarnings("ignore:fbgemm")
 @pytest.mark.skipif("fbgemm" not in torch.backends.quantized.supported_engines, reason="no FBGEMM")
 def test_weights_packed_for_fbgemm(lms):

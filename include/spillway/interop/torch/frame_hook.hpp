@@ -835,12 +835,37 @@ class FrameHook {
     if (!is_dense) {
       run_kernel(op, next, stack);
     } else if (operands.empty()) {
-      op.redispatchBoxed(next, stack);
+      call_composite(op, next, stack);
     } else {
       CompositeFrame frame;
       frame.enter(operands);
-      op.redispatchBoxed(next, stack);
+      call_composite(op, next, stack);
     }
+  }
+
+  /// Calls a composite. If it asks for an address itself and is refused, it runs once more as a
+  /// kernel, where that makes no difference to the program. An error of PyTorch's whose message
+  /// prints a tensor is an example: the program is to get that error.
+  static void
+  call_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
+    if (Site::frames().depth > 0 || !Site::hook().kinds.is_repeatable(op)) {
+      op.redispatchBoxed(next, stack);
+      return;
+    }
+    auto const arguments = last(*stack, op.schema().arguments().size());
+    Stack const copy(arguments.begin(), arguments.end());
+    std::size_t const base = stack->size() - copy.size();
+    try {
+      op.redispatchBoxed(next, stack);
+      return;
+    } catch (c10::Error const& error) {
+      if (!is_refused_address(error)) {
+        throw;
+      }
+    }
+    stack->resize(base);
+    stack->insert(stack->end(), copy.begin(), copy.end());
+    run_kernel(op, next, stack);
   }
 
   template <class Visit>

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
@@ -15,6 +17,11 @@ namespace spillway::torch {
 inline constexpr char away_message[] =
     "spillway: this tensor's memory may have been swapped out, and its address was asked for "
     "outside of an operation. Call spillway_torch.keep(tensor) first.";
+
+/// Whether an error is the refusal of the address of a tensor that is away.
+[[nodiscard]] inline bool is_refused_address(c10::Error const& error) {
+  return error.msg().find(away_message) != std::string::npos;
+}
 
 #if SPILLWAY_TORCH_AT_LEAST(2, 13)
 
