@@ -297,6 +297,26 @@ def test_views_of_nested_tensors(lms):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_gradients_of_pieces_of_nested_tensors(lms):
+    parts = [torch.randn(2, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)]
+    piece = torch.nested.as_nested_tensor(parts).split_with_sizes([2, 3], dim=-1)[1].unbind()[0]
+    lms.evict()
+    grads = torch.autograd.grad(piece.sum(), parts)
+    assert [sum(map(sum, outside(grad))) for grad in grads] == [6, 0]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_errors_of_nodes_of_nested_tensors(lms):
+    nested = torch.nested.nested_tensor([torch.rand(2), torch.rand(2)], requires_grad=True)
+    x = nested.clone()
+    sums = x.sum(-1, keepdim=True)
+    x.add_(x)
+    lms.evict()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        sums.backward(torch.nested.nested_tensor([torch.rand(1), torch.rand(1)]))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_linear_layers_of_nested_tensors(lms):
     parts, w = [torch.randn(3, 4), torch.randn(5, 4)], torch.randn(4, 4)
     n = torch.nested.nested_tensor(parts)

@@ -289,6 +289,7 @@ class FrameHook {
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
     // The caller may be filling a tensor without contents, but the tensors of its sizes are
     // complete.
+    NativeNodes<FrameHook>::hold_nested();
     run_framed(
         op,
         {},

@@ -5,6 +5,7 @@
 #include <spillway/interop/torch/storage_leases.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -47,6 +48,9 @@ std::weak_ptr<Node> weak_of(std::shared_ptr<Node> const& node) {  // until PyTor
 /// what it has saved, of the gradients that it is given, and of what it makes. So each of its calls
 /// is a hold: of the gradients, and of all that the call in which the node was made had in use and
 /// that still exists, since nothing says what of it the node has saved.
+///
+/// Some of PyTorch's own nodes for nested tensors fill tensors of sizes by themselves, and print
+/// such tensors in their errors. A call of one is a hold of the gradients.
 ///
 /// Threads  thread-safe.
 template <class Hook>
@@ -91,6 +95,14 @@ class NativeNodes {
     std::size_t first_pin_ = Site::frames().pins.size();
   };
 
+  /// To be called when there are nested tensors: from now on their nodes are holds.
+  static void hold_nested() {
+    NativeNodes& nodes = all();
+    if (!nodes.is_called_.load(std::memory_order_relaxed)) {
+      nodes.observe();
+    }
+  }
+
  private:
   using Storages = std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>;
   using Node = ::torch::autograd::Node;
@@ -110,6 +122,9 @@ class NativeNodes {
   }
   [[nodiscard]] static bool is_native(std::string_view name) noexcept {
     return name.starts_with("torch::autograd::CppNode<");
+  }
+  [[nodiscard]] static bool is_nested(std::string_view name) noexcept {
+    return name.find("AutogradNestedTensor") != std::string_view::npos;
   }
   /// The native nodes from which results come and which this thread has made since that number.
   [[nodiscard]] static std::vector<detail::NodePointer> made_since(std::uint64_t first,
@@ -142,6 +157,7 @@ class NativeNodes {
 
   void add(std::vector<detail::NodePointer> const& nodes, Storages used) {
     auto const storages = std::make_shared<Storages const>(std::move(used));
+    observe();
     std::lock_guard const guard{mutex_};
     if (used_.size() >= most_) {
       std::erase_if(used_, [](auto const& one) { return one.second.node.expired(); });
@@ -150,7 +166,9 @@ class NativeNodes {
     for (detail::NodePointer const& node : nodes) {
       used_.insert_or_assign(node.get(), Used{detail::weak_of(node), storages});
     }
-    if (!std::exchange(is_called_, true)) {
+  }
+  void observe() {
+    if (!is_called_.exchange(true)) {
       at::addGlobalCallback(at::RecordFunctionCallback{&begin}.needsInputs(true).scopes(
           {at::RecordScope::BACKWARD_FUNCTION}));
     }
@@ -164,7 +182,7 @@ class NativeNodes {
   /// PyTorch calls this before a node, and destroys what it returns after it. An error is a warning
   /// there, and the node is then refused the addresses that it asks for.
   static std::unique_ptr<at::ObserverContext> begin(at::RecordFunction const& call) {
-    if (!is_native(call.name())) {
+    if (!is_native(call.name()) && !is_nested(call.name())) {
       return nullptr;
     }
     auto running = std::make_unique<Running>();
@@ -189,7 +207,7 @@ class NativeNodes {
   std::mutex mutex_;
   std::unordered_map<Node const*, Used> used_;
   std::size_t most_ = 64;  // entries before those of nodes that are gone are looked for
-  bool is_called_ = false;
+  std::atomic<bool> is_called_{false};
 };
 
 }  // namespace spillway::torch
