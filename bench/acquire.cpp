@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What a lease costs: acquire and release of blocks that are resident and that nobody else uses;
-// and what it costs to find room for a block that is away.
+// what it costs to find room for a block that is away; and to free a block while others are kept.
 //
 // usage: bench_acquire [--benchmark_filter=REGEX ...]
 
@@ -9,14 +9,17 @@
 #include <spillway/device_allocator.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/null_policies.hpp>
+#include <spillway/policy/recompute/recompute_if_cheaper.hpp>
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <mutex>
 #include <optional>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <benchmark/benchmark.h>
@@ -154,6 +157,10 @@ struct Uncopied : spillway::PoliciesFor<spillway::ModelApi> {
   using prefetch = spillway::NoPrefetch;
 };
 
+struct AlwaysDropped : spillway::PoliciesFor<spillway::ModelApi> {
+  using recompute = spillway::AlwaysRecompute;
+};
+
 /// Blocks in any order, of which a quarter is resident and half are written. The host pool has room
 /// for those that are away and for one in fifty besides, so that most blocks that leave get the
 /// slot of another one.
@@ -182,12 +189,48 @@ void full_host_pool(benchmark::State& state) {
   device.destroy_stream(stream);
 }
 
+/// A block that is allocated and freed, while so many others were freed and are kept for dropped
+/// blocks that are made from them.
+void kept_operands(benchmark::State& state) {
+  auto const count = static_cast<std::size_t>(state.range(0));
+  spillway::ModelApi device{{.capacity_bytes = 8 * count * block_bytes}};
+  spillway::DeviceAllocator<AlwaysDropped>::Options options{.capacity_bytes =
+                                                                4 * count * block_bytes};
+  spillway::DeviceAllocator<AlwaysDropped> allocator{device, options};
+  auto const stream = device.create_stream();
+  auto const make = [&] {
+    spillway::BlockId const id = allocator.allocate(block_bytes);
+    (void)allocator.acquire(id, Access::write, stream);
+    return id;
+  };
+  std::vector<spillway::BlockId> made;
+  for (std::size_t i = 0; i < count; ++i) {
+    spillway::BlockId const operand = make();
+    made.push_back(make());
+    allocator.set_recipe(made.back(),
+                         {operand},
+                         std::chrono::microseconds{1},
+                         [](auto, std::span<void const* const>, void*) {});
+    allocator.swap_out(made.back());
+    allocator.deallocate(operand);
+  }
+  for (auto _ : state) {
+    allocator.deallocate(allocator.allocate(block_bytes));
+  }
+  for (spillway::BlockId const id : made) {
+    allocator.deallocate(id);
+  }
+  allocator.retire_stream(stream);
+  device.destroy_stream(stream);
+}
+
 BENCHMARK(one_block<Unlocked>)->Name("unlocked/read")->Arg(static_cast<int>(Access::read));
 BENCHMARK(one_block<Unlocked>)->Name("unlocked/write")->Arg(static_cast<int>(Access::write));
 BENCHMARK(one_block<Locked>)->Name("locked/read")->Arg(static_cast<int>(Access::read));
 BENCHMARK(one_block<Locked>)->Name("locked/write")->Arg(static_cast<int>(Access::write));
 BENCHMARK(repeating_step<Locked>)->Name("locked/repeating_step");
 BENCHMARK(four_operands<Locked>)->Name("locked/four_operands");
+BENCHMARK(kept_operands)->Arg(100)->Arg(1000)->Arg(10'000);
 BENCHMARK(full_host_pool)->Arg(1000)->Arg(10'000)->Arg(100'000);
 BENCHMARK(two_locks);
 BENCHMARK(two_locks)->Name("threads/two_locks")->ThreadRange(1, 8)->UseRealTime();

@@ -424,6 +424,7 @@ class Blocks {
       }
       if (state == BlockState::filling) {
         block.filler = nullptr;
+        recipes_.on_need_ended(block);
         monitor_.notify();
       }
     } else if (state == BlockState::arriving) {
@@ -503,12 +504,14 @@ class Blocks {
     }
     block.written = copy.host_done;  // what `residency` asks about
     block.used.clear();
+    recipes_.on_need_ended(block);
     journal_.evicted(block, reason);
   }
   /// The block stays after all. @throws std::bad_alloc; the eviction policy does not know it then
   void cancel_swap_out(BlockId id) {
     BlockRecord& block = at(id);
     block.status.go_back();
+    recipes_.on_need_ended(block);
     note_host_slot(id, block);
     eviction_.on_insert(id, block.bytes, prefetcher_.schedule().use_of(id));
   }

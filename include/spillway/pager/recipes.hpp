@@ -184,13 +184,27 @@ class BasicRecipes {
     BlockId id{};
     bool is_for_good = false;  // else it stays, dropped, for what is made from it
   };
-  /// An orphan whose bytes nothing needs any more, if there is one.
+  /// An orphan whose bytes nothing needs any more, if there is one. Takes constant time where there
+  /// was none the last time, and no need has ended since.
   std::optional<Parting> take_orphan() noexcept {
-    auto const found = std::find_if(orphans_.begin(), orphans_.end(), [this](BlockId id) {
+    if (!has_need_ended_) {
+      SPILLWAY_ASSERT(std::all_of(orphans_.begin(), orphans_.end(), [this](BlockId id) {
+        return dependent_in_need(id).has_value();
+      }));
+      return std::nullopt;
+    }
+    bool is_any_in_use = false;
+    auto const found = std::find_if(orphans_.begin(), orphans_.end(), [&](BlockId id) {
       BlockRecord const& block = at(id);
-      return !block.is_leased() && !block.is_in_transit() && !dependent_in_need(id);
+      if (dependent_in_need(id)) {
+        return false;
+      }
+      bool const is_in_use = block.is_leased() || block.is_in_transit();
+      is_any_in_use = is_any_in_use || is_in_use;
+      return !is_in_use;
     });
     if (found == orphans_.end()) {
+      has_need_ended_ = is_any_in_use;
       return std::nullopt;
     }
     BlockId const id = *found;
@@ -211,6 +225,11 @@ class BasicRecipes {
     if (at(id).recipe->is_orphan) {
       look_at(id);
     }
+    has_need_ended_ = true;
+  }
+  /// A block may have ceased to need its recipe, otherwise than by being made again.
+  void on_need_ended(BlockRecord const& block) noexcept {
+    has_need_ended_ = has_need_ended_ || block.recipe != nullptr;
   }
 
   /// Whether a recipe has died since its callable was last taken.
@@ -323,6 +342,7 @@ class BasicRecipes {
   }
   /// Puts an orphan on the list of those that may have to go.
   void look_at(BlockId id) noexcept {
+    has_need_ended_ = true;
     if (!std::exchange(at(id).recipe->is_looked_at, true)) {
       orphans_.push_back(id);  // `node` has made room for it
     }
@@ -349,6 +369,7 @@ class BasicRecipes {
   }
 
   void unlink(BlockId id) noexcept {
+    has_need_ended_ = true;
     Recipe& recipe = *at(id).recipe;
     for (BlockId const operand : recipe.operands) {
       if (BlockRecord& block = at(operand); block.recipe != nullptr) {
@@ -431,6 +452,7 @@ class BasicRecipes {
 
   BlockTable<BlockRecord>& table_;
   std::vector<BlockId> orphans_;  // that have bytes, or no dependents
+  bool has_need_ended_ = false;   // so that one of them may have to go
   std::vector<Recipe::Make> dead_;
   std::size_t nodes_ = 0;  // records that have a `Recipe`
 };
