@@ -2,6 +2,8 @@
 // Blocks that leave without a copy and are made again by their recipes.
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/recompute_policy.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
 #include <spillway/device/sim/model_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/pager/recipes.hpp>
@@ -20,6 +22,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,12 +41,23 @@ TEST_SUITE("recipes") {
   using spillway::BlockId;
   using spillway::Residency;
 
-  /// Streams of it may be said to be captured into a graph.
+  /// Streams of it may be said to be captured into a graph, and copies do something besides.
   class Capturing : public spillway::testing::SteppedSimApi {
    public:
     using spillway::testing::SteppedSimApi::SteppedSimApi;
     [[nodiscard]] bool is_capturing(stream_type /*stream*/) const { return captures; }
+    void copy(void* to,
+              void const* from,
+              std::size_t bytes,
+              spillway::CopyKind kind,
+              stream_type stream) {
+      if (auto const act = std::exchange(at_next_copy, nullptr)) {
+        act();
+      }
+      spillway::testing::SteppedSimApi::copy(to, from, bytes, kind, stream);
+    }
     bool captures = false;
+    std::function<void()> at_next_copy;
   };
   static_assert(spillway::CapturingApi<Capturing>);
 
@@ -671,6 +685,32 @@ TEST_SUITE("recipes") {
     std::size_t const left = bench.y.empty() ? 0 : 1;
     CHECK(bench.allocator.stats().allocated.blocks.current == left);
     CHECK(bench.allocator.stats().resident.blocks.current == left);
+  }
+
+  TEST_CASE(
+      "An operand that is freed while a block that is made from it is copied goes afterwards") {
+    Pair bench;
+    bench.make(1s);  // so that the block is copied
+    SUBCASE("when the block has left") {
+      bench.device.at_next_copy = [&] { bench.x.reset(); };
+      bench.y.swap_out();
+      bench.run();
+      CHECK(bench.y.residency() == Residency::host);
+    }
+    SUBCASE("when the copy has failed") {
+      bench.device.at_next_copy = [&] {
+        bench.x.reset();
+        throw spillway::DeviceError{"the copy fails"};
+      };
+      CHECK_THROWS_AS(bench.y.swap_out(), spillway::DeviceError);
+      CHECK(bench.y.residency() == Residency::device);
+    }
+    CHECK(bench.allocator.stats().allocated.blocks.current == 2);
+    Buffer{bench.allocator, 64_KiB}.reset();
+    CHECK(bench.allocator.stats().allocated.blocks.current == 1);
+    bench.check(bench.y, 2);
+    bench.run();
+    CHECK(bench.recomputations() == 0);
   }
 
   TEST_CASE("A resident block loses its recipe when an operand is freed that has none") {

@@ -424,7 +424,6 @@ class Blocks {
       }
       if (state == BlockState::filling) {
         block.filler = nullptr;
-        recipes_.on_need_ended(block);
         monitor_.notify();
       }
     } else if (state == BlockState::arriving) {

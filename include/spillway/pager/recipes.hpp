@@ -227,7 +227,7 @@ class BasicRecipes {
     }
     has_need_ended_ = true;
   }
-  /// A block may have ceased to need its recipe, otherwise than by being made again.
+  /// A block was to leave, and has its bytes nevertheless: it may have ceased to need its recipe.
   void on_need_ended(BlockRecord const& block) noexcept {
     has_need_ended_ = has_need_ended_ || block.recipe != nullptr;
   }
