@@ -694,20 +694,37 @@ class FrameHook {
       call(operands);
       return;
     }
+    bool const has_run = try_call<c10::OutOfMemoryError>(
+        op,
+        stack,
+        [&] { call(operands); },
+        [&](auto const&) { return frame.try_regroup(op, operands); });
+    if (!has_run) {
+      call(operands);
+    }
+  }
+
+  /// Runs `call`. If that throws an `Error` for which `may_repeat(error)` is true, puts the
+  /// arguments back on the stack and returns false.
+  template <class Error, class Call, class MayRepeat>
+  [[nodiscard]] static bool try_call(c10::OperatorHandle const& op,
+                                     Stack* stack,
+                                     Call const& call,
+                                     MayRepeat const& may_repeat) {
     auto const arguments = last(*stack, op.schema().arguments().size());
     Stack const copy(arguments.begin(), arguments.end());
     std::size_t const base = stack->size() - copy.size();
     try {
-      call(operands);
-      return;
-    } catch (c10::OutOfMemoryError const&) {
-      if (!frame.try_regroup(op, operands)) {
+      call();
+      return true;
+    } catch (Error const& error) {
+      if (!may_repeat(error)) {
         throw;
       }
     }
     stack->resize(base);
     stack->insert(stack->end(), copy.begin(), copy.end());
-    call(operands);
+    return false;
   }
 
   /// Whether a thread of the communication uses operations on its operands, as for sparse tensors,
@@ -853,20 +870,11 @@ class FrameHook {
       op.redispatchBoxed(next, stack);
       return;
     }
-    auto const arguments = last(*stack, op.schema().arguments().size());
-    Stack const copy(arguments.begin(), arguments.end());
-    std::size_t const base = stack->size() - copy.size();
-    try {
-      op.redispatchBoxed(next, stack);
-      return;
-    } catch (c10::Error const& error) {
-      if (!is_refused_address(error)) {
-        throw;
-      }
+    bool const has_run = try_call<c10::Error>(
+        op, stack, [&] { op.redispatchBoxed(next, stack); }, &is_refused_address);
+    if (!has_run) {
+      run_kernel(op, next, stack);
     }
-    stack->resize(base);
-    stack->insert(stack->end(), copy.begin(), copy.end());
-    run_kernel(op, next, stack);
   }
 
   template <class Visit>
