@@ -325,6 +325,30 @@ TEST_SUITE("eviction") {
     }
   }
 
+  TEST_CASE("StepPlan: the more has to be away, the more bytes early returns may cost") {
+    // Four loops over a hundred blocks, from which blocks may come back sixteen uses early.
+    std::vector<std::uint32_t> step;
+    for (std::uint32_t i = 0; i < 400; ++i) {
+      step.push_back(i % 100);
+    }
+    AccessSchedule const schedule = reading(std::vector<std::size_t>(100, 64), step);
+    // How many uses before the one that they are needed for blocks may be back, summed.
+    auto const early_uses = [&](std::size_t fitting, double of_excess) {
+      StepPlan plan{{.ahead_ops = 16,
+                     .most_extra = 0.0,
+                     .most_extra_of_excess = of_excess,
+                     .most_extra_for_next = -1.0}};
+      plan.make(schedule, fitting * 64, 0, all);
+      std::uint32_t uses = 0;
+      for (std::uint32_t entry = 0; entry < 400; ++entry) {
+        uses += plan.must_leave(entry) ? entry - plan.returns_at(entry) : 0;
+      }
+      return uses;
+    };
+    CHECK(early_uses(50, 100.0) > early_uses(50, 0.0));
+    CHECK(early_uses(95, 100.0) == early_uses(95, 0.0));  // less than a tenth has to be away
+  }
+
   // The plan is played moment by moment, which a plan must allow that has room for its returns.
   TEST_CASE("StepPlan: what is left of any step fits at each moment if one use at a time does") {
     std::uint32_t leaving = 0;

@@ -21,6 +21,10 @@ namespace spillway::detail {
 struct PlanOptions {
   std::uint32_t ahead_ops = 64;  ///< a block is planned to be back so many uses early
   double most_extra = 0.005;     ///< how much more may be swapped in for that, as a fraction
+  /// Added to `most_extra` for the part of all bytes that has to be away, as far as it is more than
+  /// a tenth. The more is away, the more often a block that is late keeps the program waiting, and
+  /// the more bytes that is worth.
+  double most_extra_of_excess = 0.12;
   /// The same for room for the next operation only, without which nothing overlaps. In a loop that
   /// uses each block once, this costs one block in as many as are away.
   double most_extra_for_next = 0.15;
@@ -315,7 +319,9 @@ class BasicStepPlan {
     kept_free_bytes_ =
         static_cast<std::int64_t>(options_.kept_free * static_cast<double>(capacity_bytes));
     std::uint32_t const far = options_.ahead_ops;
-    if (costs_little(far, options_.most_extra) || costs_little(far / 4, options_.most_extra) ||
+    double const most_extra =
+        options_.most_extra + options_.most_extra_of_excess * std::max(0.0, away_part_ - 0.1);
+    if (costs_little(far, most_extra) || costs_little(far / 4, most_extra) ||
         costs_little(std::min(far, next_ops), options_.most_extra_for_next)) {
       return;
     }
@@ -378,18 +384,18 @@ class BasicStepPlan {
     }
   }
 
-  void set_discount(std::size_t capacity_bytes) noexcept {
+  void find_away_part(std::size_t capacity_bytes) noexcept {
     auto const most = std::max_element(excess_.begin(), excess_.end());
     double const excess = most == excess_.end() ? 0.0 : static_cast<double>(*most);
     double const alive = excess + static_cast<double>(capacity_bytes);
-    discount_ = alive > 0 ? options_.clean_discount * excess / alive : 0;
+    away_part_ = alive > 0 ? excess / alive : 0;
   }
   /// What the price of a block's return leaves out.
   [[nodiscard]] std::uint64_t spared_bytes(StepRecord const& record,
                                            std::uint32_t role) const noexcept {
     StepRecord::Block const& block = record.blocks[role];
     auto const bytes = static_cast<double>(block.bytes - block.spared_bytes);
-    double const discount = standing_[role].is_written ? 0 : discount_;
+    double const discount = standing_[role].is_written ? 0 : options_.clean_discount * away_part_;
     return block.spared_bytes + static_cast<std::uint64_t>(discount * bytes);
   }
 
@@ -400,8 +406,8 @@ class BasicStepPlan {
                                      std::uint32_t ahead,
                                      std::int64_t most_price) {
     find_excess(record, capacity_bytes, ahead);
-    if (ahead == 0) {  // prices of all tries are compared, so all have the discount of the first
-      set_discount(capacity_bytes);
+    if (ahead == 0) {  // prices of all tries are compared, so all have the part of the first
+      find_away_part(capacity_bytes);
     }
     absences_.clear();
     each_absence(
@@ -439,7 +445,7 @@ class BasicStepPlan {
   std::uint32_t start_ = 0;
   std::int64_t kept_free_bytes_ = 0;
   std::size_t least_bytes_ = 0;     // of blocks that are sent out
-  double discount_ = 0;             // see `PlanOptions::clean_discount`
+  double away_part_ = 0;            // of all bytes that are alive, where most have to be away
   std::vector<Standing> standing_;  // by role
   std::vector<Return> returning_;
   std::vector<std::int64_t> excess_;  // bytes over the capacity, at moments that have any
