@@ -20,11 +20,11 @@ While a block is made again, there has to be room for it, for what it is made of
 leave and come back meanwhile. The program shares with the library that a block is made again alone, by the operation that made it,
 if no operand ended there.
 
-Fails if a step takes less than the bound, which would mean that the bound is wrong, or if a replay fails.
+Fails if a step takes less than the bound, which would mean that the bound is wrong, if the bound of least_with_recipes.py, which is for
+whole traces, is more than the optimum, or if a replay fails.
 """
 import argparse
 import collections
-import csv
 import dataclasses
 import json
 import pathlib
@@ -33,38 +33,8 @@ import subprocess
 import sys
 import tempfile
 
-GRANULE = 512
-
-
-@dataclasses.dataclass
-class Graph:
-    sizes: dict  # by block
-    weights: set
-    operations: list  # of (kernel_ns, [blocks])
-
-    def kernels_ns(self):
-        return sum(kernel_ns for kernel_ns, _ in self.operations)
-
-    def working_set(self):
-        return max(sum(self.sizes[block] for block in blocks) for _, blocks in self.operations)
-
-    def peak(self):
-        """Bytes that are alive at once at most; weights always are."""
-        first, last = {}, {}
-        for i, (_, blocks) in enumerate(self.operations):
-            for block in blocks:
-                first.setdefault(block, i)
-                last[block] = i
-        weights = sum(self.sizes[block] for block in self.weights)
-        return weights + max(
-            sum(self.sizes[block] for block in first if block not in self.weights and first[block] <= i <= last[block])
-            for i in range(len(self.operations)))
-
-    def write(self, path):
-        lines = ["step,id,size,weight,kernel_ns"]
-        for i, (kernel_ns, blocks) in enumerate(self.operations):
-            lines += [f"{i},{block},{self.sizes[block]},{int(block in self.weights)},{kernel_ns}" for block in blocks]
-        path.write_text("\n".join(lines) + "\n")
+from least_with_recipes import least_ns
+from step_graph import GRANULE, Graph, Program, read_trace
 
 
 def random_graph(draw, operations):
@@ -111,75 +81,15 @@ def random_graph(draw, operations):
 def cut_of_trace(draw, path, operations):
     """Operations of a recorded step in the order of time: as many from the way forward as from the way back, around the
     middle or, so that absences are long, some way from it."""
-    recorded = collections.defaultdict(list)
-    kernels, sizes, weights = {}, {}, set()
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            step, block = int(row["step"]), int(row["id"])
-            recorded[step].append(block)
-            kernels[step] = int(row["kernel_ns"])
-            sizes[block] = -(-int(row["size"]) // GRANULE) * GRANULE
-            if row["weight"] == "1":
-                weights.add(block)
-    steps = sorted(recorded)
+    whole = read_trace(path)
     half = operations // 2
-    at = draw.randrange(0, max(1, len(steps) // 3 - half))
-    first = steps[at:at + half]
-    seen = {block for step in first for block in recorded[step]}
-    back = [step for step in steps[at + half:] if sum(block in seen for block in recorded[step]) > 1][-(operations - half):]
+    at = draw.randrange(0, max(1, len(whole.operations) // 3 - half))
+    first, rest = whole.operations[at:at + half], whole.operations[at + half:]
+    seen = {block for _, blocks in first for block in blocks}
+    back = [operation for operation in rest if sum(block in seen for block in operation[1]) > 1][-(operations - half):]
     chosen = first + back
-    used = {block for step in chosen for block in recorded[step]}
-    return Graph({block: sizes[block] for block in used}, weights & used,
-                 [(kernels[step], list(dict.fromkeys(recorded[step]))) for step in chosen])
-
-
-class Program:
-    """Collects columns and rows for HiGHS."""
-
-    def __init__(self, highspy):
-        self.highspy = highspy
-        self.cost, self.lower, self.upper, self.integral = [], [], [], []
-        self.row_lower, self.row_upper, self.start, self.index, self.value = [], [], [0], [], []
-
-    def column(self, upper=1.0, integral=False, cost=0.0, lower=0.0):
-        self.cost.append(cost)
-        self.lower.append(lower)
-        self.upper.append(upper)
-        self.integral.append(integral)
-        return len(self.cost) - 1
-
-    def row(self, terms, at_most, at_least=float("-inf")):
-        """`terms`: (column, factor), where a column may come twice."""
-        factors = collections.defaultdict(float)
-        for column, factor in terms:
-            factors[column] += factor
-        self.index += factors.keys()
-        self.value += factors.values()
-        self.start.append(len(self.index))
-        self.row_upper.append(at_most)
-        self.row_lower.append(at_least)
-
-    def solve(self, seconds):
-        """Returns (the proven lower bound, whether it is the optimum)."""
-        highspy = self.highspy
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self.cost), len(self.row_upper)
-        lp.col_cost_, lp.col_lower_, lp.col_upper_ = self.cost, self.lower, self.upper
-        lp.row_lower_, lp.row_upper_ = self.row_lower, self.row_upper
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = self.start, self.index, self.value
-        kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
-        lp.integrality_ = [kinds[is_integral] for is_integral in self.integral]
-        solver = highspy.Highs()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("time_limit", float(seconds))
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("mip_rel_gap", 1e-3)
-        solver.passModel(lp)
-        solver.run()
-        if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-            sys.exit("the program has no solution")
-        return solver.getInfo().mip_dual_bound, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    used = {block for _, blocks in chosen for block in blocks}
+    return Graph({block: whole.sizes[block] for block in used}, whole.weights & used, chosen)
 
 
 @dataclasses.dataclass
@@ -477,6 +387,10 @@ def main():
               f"{ours / least:.4f},{copies / kernels:.4f},{int(is_optimum)}", flush=True)
         if ours < least * (1 - 2e-3):
             failures.append(f"{name}: a step takes {ours:.0f} ns, less than the bound {least:.0f}")
+        divisible = least_ns(highspy, graph, capacity, link_gbps, arguments.recompute, len(graph.operations))
+        if is_optimum and divisible > least * (1 + 2e-3):
+            failures.append(f"{name}: least_with_recipes.py gives {divisible:.0f} ns, more than the optimum {least:.0f}")
+        ratios["of the optimum, least_with_recipes.py"].append(divisible / least)
         ratios[is_optimum].append(ours / least)
         ratios["of copies only"].append(ours / copies)
 

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lower bound of the time that a step of an access trace can take with copies and recipes, beside spillway-replay.
+
+usage: least_with_recipes.py PROGRAM TRACE... [--link-gbps LIST] [--capacity LIST] [--segments N]
+
+PROGRAM is spillway-replay. For each trace, link and capacity (a factor of the peak) a linear program gives a time that no plan can beat;
+HiGHS solves it (`highspy` from PyPI; exit status 77 where it is missing). Printed is what the replay with tuned recipes takes over it.
+
+The program cuts the step into segments and knows of each absence of a block how much of the block comes back by a copy and how much by
+being made again. Blocks count as divisible. It asks that
+- at the begin of each operation enough is away, and at the begin of each segment no more than is away in the absences of that moment;
+- a stretch of segments lasts as long as its operations with all that is made again in absences inside it, as the copies in of what
+  was away at its begin and is used in it, and as the copies out of what was made in it and is away at its end.
+It leaves out what a block is made of: that it has to be there, or to be made again itself. So it may be far below what can be reached
+where much is made again.
+
+compare_with_optimum.py, whose program is exact in more ways but for small graphs only, checks that no bound is above its optimum.
+"""
+import argparse
+import collections
+import json
+import pathlib
+import subprocess
+import sys
+
+from step_graph import GRANULE, Program, read_trace
+
+
+class Absence:
+    """A time between two uses of a block. `spans`: the operations [first, last] at which it may be away; two where it
+    lasts from one step to the next. `use`: the operation that ends it."""
+
+    def __init__(self, program, block, spans, use, may_be_made):
+        self.block, self.spans, self.use = block, spans, use
+        self.copied = program.column()  # the part that comes back by a copy
+        self.made = program.column() if may_be_made else None  # and by being made again
+        if may_be_made:
+            program.row([(self.copied, 1.0), (self.made, 1.0)], 1.0)
+
+    def columns(self):
+        return [self.copied] if self.made is None else [self.copied, self.made]
+
+    def contains(self, operation):
+        return any(first <= operation <= last for first, last in self.spans)
+
+    def is_inside(self, first, end):
+        return len(self.spans) == 1 and first <= self.spans[0][0] and self.use < end
+
+
+def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
+    program = Program(highspy)
+    count = len(graph.operations)
+    segments = min(segments, count)
+    begin = [count * i // segments for i in range(segments + 1)]
+    total_ns = graph.kernels_ns()  # the unit of time; the capacity is the unit of bytes
+    link = link_gbps * total_ns / capacity
+    kernel = [kernel_ns / total_ns for kernel_ns, _ in graph.operations]
+    size = {block: graph.sizes[block] / capacity for block in graph.sizes}
+    uses = collections.defaultdict(list)
+    for operation, (_, blocks) in enumerate(graph.operations):
+        for block in blocks:
+            uses[block].append(operation)
+    length = [program.column(upper=float("inf"), cost=1.0) for _ in range(segments)]
+
+    absences = []
+    for block, operations in uses.items():
+        is_weight = block in graph.weights
+        for before, after in zip(operations, operations[1:]):
+            if after > before + 1:
+                absences.append(Absence(program, block, [(before + 1, after - 1)], after, recompute and not is_weight))
+        around = [(operations[-1] + 1, count - 1), (0, operations[0] - 1)]
+        around = [(first, last) for first, last in around if first <= last]
+        if is_weight and around:
+            absences.append(Absence(program, block, around, operations[0], False))
+    of_block = collections.defaultdict(list)
+    for absence in absences:
+        of_block[absence.block].append(absence)
+
+    alive = [0.0] * (count + 1)
+    for block, operations in uses.items():
+        is_weight = block in graph.weights
+        alive[0 if is_weight else operations[0]] += size[block]
+        alive[count if is_weight else operations[-1] + 1] -= size[block]
+    for operation in range(1, count):
+        alive[operation] += alive[operation - 1]
+
+    changes = [[] for _ in range(count + 1)]  # of what is away
+    for absence in absences:
+        for first, last in absence.spans:
+            for column in absence.columns():
+                changes[first].append((column, size[absence.block]))
+                changes[last + 1].append((column, -size[absence.block]))
+    away = []
+    for operation in range(count):
+        column = program.column(lower=max(0.0, alive[operation] - 1.0), upper=float("inf"))
+        program.row([(column, 1.0), *away, *((other, -factor) for other, factor in changes[operation])], 0.0, 0.0)
+        away = [(column, -1.0)]
+
+    # A block may leave later than its absence allows and come back earlier. So what is away at the begin of a segment
+    # has columns of its own, by absence: those of what comes back by a copy.
+    at_begin = [{} for _ in range(segments + 1)]
+    for segment in range(1, segments):
+        operation = begin[segment]
+        terms = []
+        for absence in absences:
+            if absence.contains(operation):
+                for most in absence.columns():
+                    column = program.column()
+                    program.row([(column, 1.0), (most, -1.0)], 0.0)
+                    terms.append((column, -size[absence.block]))
+                    at_begin[segment].setdefault(absence, column)
+        program.row(terms, min(0.0, 1.0 - alive[operation]))
+
+    copied_out = {block: program.column() for block in of_block if block not in graph.weights}
+    for block, column in copied_out.items():
+        for absence in of_block[block]:
+            program.row([(absence.copied, 1.0), (column, -1.0)], 0.0)
+
+    def out_by(block, end_segment, end):
+        """The part of a block that is copied out by then, or a part of it."""
+        if end_segment == segments:
+            return copied_out[block]
+        away = [at_begin[end_segment][absence] for absence in of_block[block] if absence in at_begin[end_segment]]
+        was_away = [absence.copied for absence in of_block[block] if absence.use < end]
+        return next(iter(away + was_away), None)
+
+    for from_segment in range(segments):
+        for end_segment in range(from_segment + 1, segments + 1):
+            first, end = begin[from_segment], begin[end_segment]
+            stretch = range(from_segment, end_segment)
+            work, ins, outs = [], [], []
+            for absence in absences:
+                is_inside = absence.is_inside(first, end)
+                if is_inside and absence.made is not None:
+                    work.append((absence.made, kernel[uses[absence.block][0]]))
+                if is_inside or len(stretch) == segments:
+                    ins.append((absence.copied, size[absence.block]))
+                elif absence in at_begin[from_segment] and first <= absence.use < end:
+                    ins.append((at_begin[from_segment][absence], size[absence.block]))
+            for block in copied_out:
+                column = out_by(block, end_segment, end) if uses[block][0] >= first else None
+                if column is not None:
+                    outs.append((column, size[block]))
+            program.row([*((length[segment], -1.0) for segment in stretch), *work], -sum(kernel[first:end]))
+            for copies in (ins, outs):
+                program.row([*((length[segment], -link) for segment in stretch), *copies], 0.0)
+    return program.solve(600)[0] * total_ns
+
+
+def replay_ns(program, path, capacity, link_gbps):
+    """The mean time of the last eight of 36 steps. Recomputation is tuned in 24."""
+    done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps), "--steps", "36",
+                           "--recompute", "--json"], capture_output=True, text=True, check=True)
+    return sum(step["simulated_ns"] for step in json.loads(done.stdout)["steps"][-8:]) / 8
+
+
+def numbers(text):
+    return [float(part) for part in text.split(",")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program")
+    parser.add_argument("traces", nargs="+", type=pathlib.Path)
+    parser.add_argument("--link-gbps", type=numbers, default=[12.0, 25.0])
+    parser.add_argument("--capacity", type=numbers, default=[0.2, 0.3, 0.4, 0.6, 0.8])
+    parser.add_argument("--segments", type=int, default=16)
+    arguments = parser.parse_args()
+    try:
+        import highspy
+    except ImportError:
+        print("least_with_recipes.py: skipped, the Python package highspy is missing")
+        sys.exit(77)
+    failed = False
+    print("trace,link_gbps,capacity,least_over_kernels,replay_over_least")
+    for path in arguments.traces:
+        graph = read_trace(path)
+        for link_gbps in arguments.link_gbps:
+            for factor in arguments.capacity:
+                capacity = int(factor * graph.peak()) // GRANULE * GRANULE
+                least = least_ns(highspy, graph, capacity, link_gbps, True, arguments.segments)
+                ours = replay_ns(arguments.program, path, capacity, link_gbps)
+                print(f"{path.stem},{link_gbps:g},{factor:g},{least / graph.kernels_ns():.4f},{ours / least:.4f}", flush=True)
+                failed = failed or ours < least * (1 - 2e-3)
+    if failed:
+        sys.exit("FAILED: a step takes less than the bound")
+
+
+if __name__ == "__main__":
+    main()
