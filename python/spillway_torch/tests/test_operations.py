@@ -297,6 +297,14 @@ def test_views_of_nested_tensors(lms):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("act", [torch.clone, torch.nn.functional.dropout], ids=["clone", "dropout"])
+def test_sizes_of_copies_of_nested_tensors(lms, act):
+    copy = act(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]))
+    lms.evict()
+    assert [copy.size(0), copy.size(2)] == [2, 3]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_gradients_of_pieces_of_nested_tensors(lms):
     parts = [torch.randn(2, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)]
     piece = torch.nested.as_nested_tensor(parts).split_with_sizes([2, 3], dim=-1)[1].unbind()[0]

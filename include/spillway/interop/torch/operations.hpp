@@ -762,8 +762,9 @@ struct TypedCollector {
   }
 };
 
-/// Collects results that have never been an operand or a result before. Most arguments that are
-/// returned have been, and are skipped without taking the lock.
+/// Collects results that have never been an operand or a result before, and those that PyTorch
+/// reads outside of operations, which an inner operation may have enrolled like any other. Most
+/// arguments that are returned have been seen, and are skipped without taking the lock.
 template <class Leases>
 struct UnseenCollector {
   Operands& operands;
@@ -772,7 +773,8 @@ struct UnseenCollector {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
       c10::TensorImpl* const impl = part.unsafeGetTensorImpl();
       c10::StorageImpl* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
-      if (storage != nullptr && Leases::is_unseen(*storage)) {
+      if (storage != nullptr &&
+          (Leases::is_unseen(*storage) || (keeps && Leases::is_ours(*storage)))) {
         operands.push_back({storage, impl, OperandUse{keeps, /*writes=*/false}});
       }
     });
