@@ -304,6 +304,15 @@ def test_sizes_of_copies_of_nested_tensors(lms, act):
     assert [copy.size(0), copy.size(2)] == [2, 3]
 
 
+def test_batched_tensors_whose_addresses_are_compared(lms):
+    matrix, values = torch.zeros(2, 3), torch.tensor([4., 5.])
+    lms.evict()
+    torch.vmap(torch.Tensor.fill_)(matrix, values)
+    lms.evict()
+    assert lms.is_away(matrix) and lms.is_away(values)
+    assert outside(matrix) == [[4, 4, 4], [5, 5, 5]]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_of_pieces_of_nested_tensors(lms):
     parts = [torch.randn(2, 5, requires_grad=True), torch.randn(3, 5, requires_grad=True)]

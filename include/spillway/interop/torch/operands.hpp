@@ -9,6 +9,7 @@
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/quantized/QTensorImpl.h>
 #include <ATen/quantized/Quantizer.h>
 #include <c10/core/Layout.h>
@@ -66,9 +67,10 @@ using Operands = c10::SmallVector<Operand, 12>;
 inline void for_each_part_of_special(at::Tensor const& tensor,
                                      c10::function_ref<void(at::Tensor const&, bool)> visit);
 
-/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, or the
-/// parts of a sparse or nested one. Python subclasses have no storage; their inner tensors are
-/// operands of operations of their own. `keeps` is true for parts that PyTorch reads outside of
+/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, the parts
+/// of a sparse or nested one, or what a batched one of `vmap` wraps, of which kernels for batched
+/// tensors may ask for addresses themselves. Python subclasses have no storage; their inner tensors
+/// are operands of operations of their own. `keeps` is true for parts that PyTorch reads outside of
 /// operations: the sizes, strides and offsets of a nested tensor, and the scales and zero points of
 /// a quantized one.
 template <class Visit>
@@ -94,6 +96,10 @@ inline void visit_quantizer(at::QuantizerPtr const& quantizer,
 
 inline void for_each_part_of_special(at::Tensor const& tensor,
                                      c10::function_ref<void(at::Tensor const&, bool)> visit) {
+  if (auto const* const batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    for_each_part(batched->value(), visit);
+    return;
+  }
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   if (impl->is_nested() && !impl->is_python_dispatch()) {
     auto const* const nested = static_cast<at::native::NestedTensorImpl const*>(impl);
