@@ -207,7 +207,7 @@ def _wrap_packaging(serializer):
 
 
 #: Operators of TorchScript that read tensors and are not known to PyTorch's dispatcher.
-_READING = ("prim::tolist", "aten::format", "aten::str", "aten::percentFormat", "prim::Print")
+_READING = ("prim::tolist", "aten::format", "aten::str", "aten::percentFormat", "aten::save", "prim::Print")
 #: The words in types of values that hold no tensor.
 _PLAIN = {"int", "float", "bool", "str", "complex", "Scalar", "Device", "NoneType", "List", "Dict", "Tuple", "Optional"}
 
@@ -268,8 +268,8 @@ def _wrap_scripts():
     _wrap_methods(C.Graph, ("_export_onnx", "_pretty_print_onnx"), _holding_scripts)
     for cls in (C.Graph, C.Node, C.Value):
         _wrap_methods(cls, ("__str__", "__repr__", "str", "copy"), _holding_what_is_shown)
-    _wrap_methods(C, [name for name in dir(C) if re.match(
-        "_save_jit_module|_freeze_module|_hack_do_not_use_clone|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant))", name)], _holding_scripts)
+    copying = "_save_jit_module|_freeze_module|_hack_do_not_use_clone|_jit_pass_(onnx|.*(fold|freez|frozen|inference|constant|observer|quant))"
+    _wrap_methods(C, [name for name in dir(C) if re.match(copying, name)], _holding_scripts)
     _wrap_methods(C.FileCheck, ("run",), _holding_what_is_shown)
     for position, owner, names in ((0, C, ("_create_graph_by_tracing",)),
                                    (1, C, ("_create_function_from_trace", "_create_function_from_trace_with_dict")),
@@ -325,8 +325,6 @@ def _holding_what_is_shown(function):
 
 def _tensors_of(argument):
     C = torch._C
-    if isinstance(argument, C.ScriptModule):
-        return _tensors_of_script(argument)
     if isinstance(argument, (C.ScriptMethod, C.ScriptFunction)):
         return _constants(argument.inlined_graph)
     if isinstance(argument, (C.Graph, C.Node)):
@@ -370,6 +368,8 @@ def _tensors_of_scripted(value):
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
+        elif isinstance(leaf, torch._C.ScriptModule):
+            yield from _tensors_of_script(leaf)
         elif torch.jit._state._get_script_class(type(leaf)) is not None:
             yield from _tensors_of_scripted(list(vars(leaf).values()))
 

@@ -402,6 +402,20 @@ def test_scripts_are_cloned(lms):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_scripts_are_observed_for_quantization(lms):
+    from torch.ao.quantization import default_qconfig
+    from torch.ao.quantization.quantize_jit import script_qconfig
+    net = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(10, 10)).eval())
+    observers = script_qconfig(default_qconfig)
+    lms.evict()
+    observed = torch._C._jit_pass_insert_observers(net._c, "forward", {"": observers}, False, 0)
+    lms.evict()
+    assert lms.is_away(net[0].weight)
+    wanted = outside(net(torch.ones(2, 10)))
+    assert outside(torch.jit._recursive.wrap_cpp_module(observed)(torch.ones(2, 10))) == wanted
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_scripts_are_fused_by_onednn(lms):
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval()
     x = torch.ones(1, 3, 16, 16)
@@ -635,6 +649,20 @@ def test_scripts_read_and_print_what_is_away(lms, capfd, make):
             assert (script(x), capfd.readouterr().out) == expected
     lms.evict()
     assert lms.is_away(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_save_what_is_away(lms, tmp_path):
+    class Saving(torch.nn.Module):
+        def forward(self, x: torch.Tensor, path: str):
+            torch.save(x, path)
+
+    script, x = torch.jit.script(Saving()), torch.arange(4.)
+    lms.evict()
+    script(x, str(tmp_path / "x"))
+    lms.evict()
+    assert lms.is_away(x)
+    assert outside(torch.load(tmp_path / "x")) == [0, 1, 2, 3]
 
 
 def test_scripts_that_print_no_tensors_are_not_one_operation(lms):
