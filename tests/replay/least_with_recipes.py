@@ -28,7 +28,7 @@ from step_graph import GRANULE, Program, read_trace
 
 class Absence:
     """A time between two uses of a block. `spans`: the operations [first, last] at which it may be away; two where it
-    lasts from one step to the next. `use`: the operation that ends it."""
+    lasts from one step to the next. `use`: the operation that ends it; the number of operations if it ends with the step."""
 
     def __init__(self, program, block, spans, use, may_be_made):
         self.block, self.spans, self.use = block, spans, use
@@ -44,7 +44,7 @@ class Absence:
         return any(first <= operation <= last for first, last in self.spans)
 
     def is_inside(self, first, end):
-        return len(self.spans) == 1 and first <= self.spans[0][0] and self.use < end
+        return len(self.spans) == 1 and first <= self.spans[0][0] and self.use <= end
 
 
 def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
@@ -71,7 +71,7 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
         around = [(operations[-1] + 1, count - 1), (0, operations[0] - 1)]
         around = [(first, last) for first, last in around if first <= last]
         if is_weight and around:
-            absences.append(Absence(program, block, around, operations[0], False))
+            absences.append(Absence(program, block, around, operations[0] or count, False))
     of_block = collections.defaultdict(list)
     for absence in absences:
         of_block[absence.block].append(absence)
@@ -121,7 +121,7 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
         if end_segment == segments:
             return copied_out[block]
         away = [at_begin[end_segment][absence] for absence in of_block[block] if absence in at_begin[end_segment]]
-        was_away = [absence.copied for absence in of_block[block] if absence.use < end]
+        was_away = [absence.copied for absence in of_block[block] if absence.use <= end]
         return next(iter(away + was_away), None)
 
     for from_segment in range(segments):
@@ -135,7 +135,7 @@ def least_ns(highspy, graph, capacity, link_gbps, recompute, segments):
                     work.append((absence.made, kernel[uses[absence.block][0]]))
                 if is_inside or len(stretch) == segments:
                     ins.append((absence.copied, size[absence.block]))
-                elif absence in at_begin[from_segment] and first <= absence.use < end:
+                elif absence in at_begin[from_segment] and first <= absence.use <= end:
                     ins.append((at_begin[from_segment][absence], size[absence.block]))
             for block in copied_out:
                 column = out_by(block, end_segment, end) if uses[block][0] >= first else None
