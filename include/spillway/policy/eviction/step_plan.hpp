@@ -24,7 +24,7 @@ struct PlanOptions {
   /// Added to `most_extra` for the part of all bytes that has to be away, as far as it is more than
   /// a tenth. The more is away, the more often a block that is late keeps the program waiting, and
   /// the more bytes that is worth.
-  double most_extra_of_excess = 0.12;
+  double most_extra_of_excess = 0.05;
   /// The same for room for the next operation only, without which nothing overlaps. In a loop that
   /// uses each block once, this costs one block in as many as are away.
   double most_extra_for_next = 0.15;
