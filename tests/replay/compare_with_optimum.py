@@ -26,15 +26,13 @@ whole traces, is more than the optimum, or if a replay fails.
 import argparse
 import collections
 import dataclasses
-import json
 import pathlib
 import random
-import subprocess
 import sys
 import tempfile
 
 from least_with_recipes import least_ns
-from step_graph import GRANULE, Graph, Program, read_trace
+from step_graph import GRANULE, Graph, Program, read_trace, replay_ns
 
 
 def random_graph(draw, operations):
@@ -303,21 +301,6 @@ def bound_ns(highspy, graph, capacity, link_gbps, recompute, seconds):
 
     bound, is_optimum = program.solve(seconds)
     return max(bound, 1.0) / scale, is_optimum
-
-
-def replay_ns(program, path, capacity, link_gbps, recompute):
-    """The mean time of the last eight of 36 steps, or nothing if there was no room. Recomputation is tuned in 24, and what
-    these leave to do shows in the next ones."""
-    steps, last = 36, 8
-    done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
-                           "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
-                          capture_output=True, text=True)
-    if done.returncode not in (0, 3):
-        sys.exit(f"{program} {path} failed: {done.stderr}")
-    result = json.loads(done.stdout)
-    if not result["completed"]:
-        return None
-    return sum(step["simulated_ns"] for step in result["steps"][-last:]) / last
 
 
 def known_cases(highspy):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a program, read from an access trace or made up, and mixed-integer programs about it for HiGHS."""
+"""A step of a program, read from an access trace or made up, mixed-integer programs about it for HiGHS, and its replay."""
 import collections
 import csv
 import dataclasses
+import json
+import subprocess
 import sys
 
 GRANULE = 512
@@ -105,3 +107,18 @@ class Program:
         if not is_optimum:
             sys.exit("the linear program was not solved in time")
         return solver.getInfo().objective_function_value, True
+
+
+def replay_ns(program, path, capacity, link_gbps, recompute):
+    """The mean time of the last eight of 36 steps, or nothing if there was no room. Recomputation is tuned in 24, and what
+    these leave to do shows in the next ones."""
+    steps, last = 36, 8
+    done = subprocess.run([program, path, "--device", "model", "--capacity", str(capacity), "--link-gbps", str(link_gbps),
+                           "--steps", str(steps), "--json", *(["--recompute"] if recompute else [])],
+                          capture_output=True, text=True)
+    if done.returncode not in (0, 3):
+        sys.exit(f"{program} {path} failed: {done.stderr}")
+    result = json.loads(done.stdout)
+    if not result["completed"]:
+        return None
+    return sum(step["simulated_ns"] for step in result["steps"][-last:]) / last
