@@ -108,6 +108,41 @@ dist.destroy_process_group()
     assert out == ["{True}\n3.0 3.0 [0.0, 1.0]\n"] * 2
 
 
+def test_a_thread_without_room_waits_for_collectives_that_run(pair):
+    out = pair("""
+import threading
+xs = [torch.full((1 << 20,), float(rank + i)) for i in range(12)]  # 48 of 64 MiB
+seen = []
+
+def fill():
+    try:
+        seen.append(torch.full((8 << 20,), 1.)[-1].item())
+    except torch.OutOfMemoryError as error:
+        seen.append(str(error))
+
+if rank == 0:
+    works = [dist.all_reduce(x, async_op=True) for x in xs]  # of which the other one has not heard yet
+    thread = threading.Thread(target=fill)
+    thread.start()
+    while not seen and spillway_torch.memory_stats()["waits"] == 0:
+        pass
+    store.set("go", "")
+    for work in works:
+        work.wait()
+    thread.join()
+    print(seen)
+else:
+    store.wait(["go"])
+    for x in xs:
+        dist.all_reduce(x)
+    print([1.])
+print([x[-1].item() for x in xs] == [2. * i + 1 for i in range(12)])
+dist.barrier()
+dist.destroy_process_group()
+""")
+    assert out == ["[1.0]\nTrue\n"] * 2
+
+
 def test_a_backend_that_is_called_by_itself_holds_its_tensors(pair):
     """Without `torch.distributed` a communication is no operation."""
     out = pair("""

@@ -64,7 +64,8 @@ struct Refusal {
 ///   gives up when no thread is left that could: when all frames belong to threads that sleep here
 ///   (deadlock). A frame in which the program's own code runs is *open-ended*: that code may wait
 ///   for the very thread that sleeps here, which nobody can see. So if only such frames are left,
-///   the thread gives up when nothing has been released for as long as `patience`.
+///   the thread gives up when nothing has been released for as long as `patience`. So it does for
+///   *loans*, which are pins that end by themselves, with a communication for example.
 ///
 /// `Traits` says what a storage is. Its functions are static:
 ///
@@ -178,6 +179,7 @@ class OperandLeases {
     counts_.active_frames = frame == nullptr ? 0 : frame->thread_frames();
     bounded_frames_ = frame != nullptr && frame->is_bounded ? counts_.active_frames : 0;
     starving_frames_ = 0;
+    loans_ = 0;
     waiters_ = 0;
     is_under_pressure_ = false;               // so that it begins anew with what others had pinned
     new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
@@ -300,6 +302,18 @@ class OperandLeases {
       if (waiters_.load() != 0) {
         changed_.notify_all();
       }
+    }
+  }
+  /// Counts pins that end by themselves among what threads without room wait for. The caller holds
+  /// the lock.
+  void count_loan() noexcept { ++loans_; }
+  /// Ends `count_loan` and wakes waiting threads. The caller holds the lock; what was pinned has
+  /// been released. In a forked child the parent's loans may end, too, which are not counted there.
+  void uncount_loan() noexcept {
+    loans_ -= loans_ > 0 ? 1 : 0;
+    ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    if (waiters_.load() != 0) {
+      changed_.notify_all();
     }
   }
   /// Unpins what a frame has pinned; under pressure, entries that no other frame has pinned give up
@@ -465,9 +479,10 @@ class OperandLeases {
   std::uint64_t evictions_seen_ = 0;
   int starving_frames_ = 0;      // active frames of threads that wait for memory
   int bounded_frames_ = 0;       // active frames that end whatever the waiting threads do
+  int loans_ = 0;                // counted ones; they may end, or wait for a thread that waits
   std::atomic<int> waiters_{0};  // threads that sleep
   std::atomic<std::uint64_t> releases_{0};
-  std::atomic<std::uint64_t> ends_{0};  // of frames; written under the lock
+  std::atomic<std::uint64_t> ends_{0};  // of frames and loans; written under the lock
 };
 
 template <class Traits>
@@ -746,7 +761,7 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
   starving_frames_ += own_frames;
   bounded_frames_ -= own_bounded;
   auto const has_changed = [&] { return changes() != seen; };
-  auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_; };
+  auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_ && loans_ == 0; };
   if (!has_changed() && !is_deadlock()) {
     ++counts_.waits;
     changed_.notify_all();  // this thread's frame is not certain to end any more

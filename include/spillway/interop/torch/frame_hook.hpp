@@ -118,8 +118,9 @@ class PendingCommunications {
 /// destroyed: for communication that continues, or for an object outside of PyTorch that shares
 /// their memory.
 ///
-/// Threads  may be destroyed on any thread. No thread waits for it to release memory, since the
-///          communication may wait itself, for another process.
+/// Threads  may be destroyed on any thread. If it ends with a communication, threads that find no
+///          room wait for that, with limited patience, since the communication may wait itself, for
+///          another process.
 /// Streams  later uses of the memory are ordered after the stream that is current when this is
 ///          destroyed, which runs after the communication. PyTorch takes another stream for each
 ///          communication, of some dozens. At a `JoiningSite` one stream is made to run after each
@@ -141,6 +142,9 @@ class ExtendedLease {
       keep();  // without the lease nothing says when the memory may be used again
     }
     Site::leases().end_loan(frames_, pins_);
+    if (ends_by_itself_) {
+      Site::leases().end_waiting_for_loan();
+    }
   }
 
   /// Makes the operands stay for good, for communication that does not say when it ends.
@@ -148,6 +152,8 @@ class ExtendedLease {
 
   /// Keeps `use` alive until the communication has ended.
   static void end_with(c10::ivalue::Future& future, std::shared_ptr<ExtendedLease> use) {
+    use->ends_by_itself_ = true;
+    Site::leases().begin_waiting_for_loan();
     future.addCallback([use = std::move(use)](c10::ivalue::Future const&) mutable { use.reset(); });
   }
 
@@ -165,6 +171,7 @@ class ExtendedLease {
 
   typename Leases::Frames frames_;
   typename Leases::Pins pins_;
+  bool ends_by_itself_ = false;
 };
 
 /// Takes the Python objects out of the thread's local state while it lives.

@@ -369,6 +369,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     exit(frames, pins, {});
   }
+  /// To be called for a loan that ends by itself, so that threads may wait for it.
+  void begin_waiting_for_loan() noexcept {
+    Guard const guard{mutex_};
+    this->count_loan();
+  }
+  /// To be called after `end_loan`.
+  void end_waiting_for_loan() noexcept {
+    Guard const guard{mutex_};
+    this->uncount_loan();
+  }
   /// Begins a hold of the calling thread.
   void begin_hold(Frames& frames) noexcept {
     ++frames.depth;
