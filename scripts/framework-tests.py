@@ -121,7 +121,10 @@ class Outcomes:
     def pytest_runtest_logreport(self, report):
         if report.when == "call" or report.outcome != "passed":
             # A test whose parameter is a function may have its address in the name, which differs between processes.
-            self.write(re.sub("0x[0-9a-f]+", "0x", report.nodeid), report.outcome)
+            name = report.nodeid
+            if report.outcome == "failed" and hasattr(report, "context"):  # a subtest: its test may end with one that passes
+                name += f" {report.context}"
+            self.write(re.sub("0x[0-9a-f]+", "0x", name), report.outcome)
 
     def pytest_collectreport(self, report):
         if report.outcome == "failed":  # it needs what is not installed
