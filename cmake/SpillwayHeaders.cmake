@@ -44,6 +44,7 @@ set(SPILLWAY_HEADERS
     spillway/defrag_arena.hpp
     spillway/device/host/host_api.hpp
     spillway/device/host/host_paged_api.hpp
+    spillway/device/host/page_mover.hpp
     spillway/device/sim/basic_sim_api.hpp
     spillway/device/sim/model_api.hpp
     spillway/device/sim/sim_api.hpp

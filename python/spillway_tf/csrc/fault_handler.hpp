@@ -19,8 +19,9 @@
 namespace spillway_tf {
 
 /// Brings a tensor back when code outside of operations uses its address while it is swapped out:
-/// its pages are not accessible then, so that the access faults, and is tried again afterwards. The
-/// tensor never leaves again, as after `keep`. The first time a message on standard error says so.
+/// its pages are not there then, so that the access faults (SIGBUS, or SIGSEGV where pages are not
+/// accessible), and is tried again afterwards. The tensor never leaves again, as after `keep`. The
+/// first time a message on standard error says so.
 ///
 /// A signal handler may do next to nothing, so that a thread of its own brings the tensor in while
 /// the thread that has faulted waits. That takes as long as a copy of the tensor.
@@ -38,30 +39,32 @@ class FaultHandler {
     action.sa_sigaction = &handle;
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
-    struct sigaction before {};
-    ::sigaction(SIGSEGV, &action, &before);
-    if (before.sa_sigaction == &handle) {
-      return;
+    for (int const signal : {SIGSEGV, SIGBUS}) {
+      struct sigaction before {};
+      ::sigaction(signal, &action, &before);
+      if (before.sa_sigaction == &handle) {
+        continue;
+      }
+      Others& others = Others::of_signal(signal);
+      if (!others.is_known) {
+        others = {.is_known = true, .first = before, .latest = before};
+        Rescue::of_process().start();
+      }
+      others.latest = before;
     }
-    Others& others = Others::of_process();
-    if (!others.is_known) {
-      others = {.is_known = true, .first = before, .latest = before};
-      Rescue::of_process().start();
-    }
-    others.latest = before;
   }
 
  private:
-  /// Handlers of others. The latest may have been put in front of this one, and then calls that
-  /// when it is done; the first is called in the end.
+  /// Handlers of others for one signal. The latest may have been put in front of this one, and then
+  /// calls that when it is done; the first is called in the end.
   struct Others {
     bool is_known = false;
     struct sigaction first {};
     struct sigaction latest {};
 
-    static Others& of_process() {
-      static Others the_others;
-      return the_others;
+    static Others& of_signal(int signal) {
+      static std::array<Others, 2> the_others;
+      return the_others[signal == SIGBUS ? 1 : 0];
     }
   };
 
@@ -74,7 +77,7 @@ class FaultHandler {
     }
 
     void start() {
-      if (::sem_init(&asked_, 0, 0) != 0) {
+      if (process_ != 0 || ::sem_init(&asked_, 0, 0) != 0) {
         return;
       }
       std::thread thread{[this] { serve(); }};
@@ -192,7 +195,7 @@ class FaultHandler {
 
   // Calls only functions that a signal handler may call.
   static void handle(int signal, siginfo_t* info, void* /*context*/) {
-    Others& others = Others::of_process();
+    Others& others = Others::of_signal(signal);
     bool const is_fault = info->si_code > 0;
     if (is_fault && Site::may_own(info->si_addr)) {
       if (Rescue::of_process().try_bring_in(info->si_addr)) {
@@ -204,7 +207,7 @@ class FaultHandler {
           "it inside spillway_tf.hold(tensor).\n\n";
       (void)!::write(2, text, std::strlen(text));
     }
-    ::sigaction(SIGSEGV, &others.latest, nullptr);
+    ::sigaction(signal, &others.latest, nullptr);
     others.latest = others.first;
     if (!is_fault) {
       (void)::raise(signal);  // a fault comes again by itself, when the access is tried again

@@ -52,8 +52,11 @@ struct HostSite {
     // A few operations ahead is early enough, since copies take no longer than kernels here. A
     // longer lookahead would take the room of tensors that are made in between.
     constexpr std::size_t lookahead_ops = 16;
-    state() =
-        new State{granularity, spillway::HostStream::caller, std::move(options), lookahead_ops};
+    state() = new State{spillway::HostPagedOptions{.granularity_bytes = granularity,
+                                                   .remap = spillway::HostRemap::pages},
+                        spillway::HostStream::caller,
+                        std::move(options),
+                        lookahead_ops};
     tensors_slot() = new Tensors{
         *tensorflow::ProcessState::singleton()->GetCPUAllocator(tensorflow::port::kNUMANoAffinity),
         wanted.least_bytes != 0 ? wanted.least_bytes

@@ -34,7 +34,9 @@ struct HostSite {
     State(allocator_type::Options options, c10::Allocator& small, std::size_t least)
         : SiteState{options,
                     least,
-                    spillway::HostPagedApi::granularity_for(options.capacity_bytes)},
+                    spillway::HostPagedOptions{
+                        .granularity_bytes =
+                            spillway::HostPagedApi::granularity_for(options.capacity_bytes)}},
           tensors{small} {}
   };
   static State*& state() {

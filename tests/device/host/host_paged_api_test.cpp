@@ -21,14 +21,26 @@
 
 #include <support/is_readable.hpp>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace spillway;
 using spillway::testing::Gate;
+
+namespace {
+
+/// Moves pages, where the system can.
+struct PageMovingApi : HostPagedApi {
+  PageMovingApi() : HostPagedApi{{.remap = HostRemap::pages}} {}
+};
+
+}  // namespace
 
 TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, HostPagedApi);
 TEST_CASE_TEMPLATE_INVOKE(device_copy_contract, HostPagedApi);
 TEST_CASE_TEMPLATE_INVOKE(device_order_contract, HostPagedApi);
 TEST_CASE_TEMPLATE_INVOKE(device_progress_contract, HostPagedApi);
+TEST_CASE_TEMPLATE_INVOKE(device_memory_contract, PageMovingApi);
 
 namespace {
 
@@ -67,8 +79,11 @@ bool moves_pages() {
 }  // namespace
 
 TEST_SUITE("host_paged_api") {
-  TEST_CASE("HostPagedApi: addresses are accessible while they are mapped") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE("HostPagedApi: addresses are accessible while they are mapped",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
     CHECK_FALSE(support::is_readable(p + n));
@@ -85,9 +100,12 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
-  TEST_CASE(
-      "HostPagedApi: pages go from range to range, and to the system when they are released") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: pages go from range to range, and to the system when they are released",
+      Device,
+      HostPagedApi,
+      PageMovingApi) {
+    Device device;
     constexpr std::size_t n = 2_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(4 * n));
     std::array const two{*device.try_create_physical(n), *device.try_create_physical(n)};
@@ -113,11 +131,14 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, 4 * n);
   }
 
-  TEST_CASE("HostPagedApi: ranges of any pages come and go, and keep what they hold") {
+  TEST_CASE_TEMPLATE("HostPagedApi: ranges of any pages come and go, and keep what they hold",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
     constexpr unsigned seed = 20261;
     MESSAGE("seed ", seed);
     std::mt19937 random{seed};
-    HostPagedApi device;
+    Device device;
     std::size_t const n = device.granularity_bytes();
     constexpr std::size_t pages = 96;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(pages * n));
@@ -161,8 +182,11 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, pages * n);
   }
 
-  TEST_CASE("HostPagedApi: a map that fails half-way leaves nothing mapped") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE("HostPagedApi: a map that fails half-way leaves nothing mapped",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
     constexpr std::size_t n = 1_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
     std::vector<HostPhysical> pieces;
@@ -230,8 +254,11 @@ TEST_SUITE("host_paged_api") {
   }
 
 #ifdef MADV_POPULATE_WRITE
-  TEST_CASE("HostPagedApi: what is mapped is there at once, all of it") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE("HostPagedApi: what is mapped is there at once, all of it",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
     if (::madvise(p, 0, MADV_POPULATE_WRITE) == 0) {  // else the system does not know it
@@ -245,8 +272,12 @@ TEST_SUITE("host_paged_api") {
   }
 #endif
 
-  TEST_CASE("HostPagedApi: a range is vacated when its turn in the stream comes, not before") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: a range is vacated when its turn in the stream comes, not before",
+      Device,
+      HostPagedApi,
+      PageMovingApi) {
+    Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
     HostPhysical const physical = *device.try_create_physical(n);
@@ -263,8 +294,12 @@ TEST_SUITE("host_paged_api") {
     device.free_address(p, n);
   }
 
-  TEST_CASE("HostPagedApi: no thread is woken to vacate a range; who runs what is before it does") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: no thread is woken to vacate a range; who runs what is before it does",
+      Device,
+      HostPagedApi,
+      PageMovingApi) {
+    Device device;
     std::size_t const n = device.granularity_bytes();
     auto* const p = static_cast<unsigned char*>(device.reserve_address(n));
     HostPhysical const physical = *device.try_create_physical(n);
@@ -298,12 +333,16 @@ TEST_SUITE("host_paged_api") {
     CHECK(HostPagedApi::granularity_for(1_GiB) == 16_KiB);
     CHECK(HostPagedApi::granularity_for(20_GiB) == 512_KiB);
     CHECK(HostPagedApi::granularity_for(std::size_t{1} << 63U) == 2_MiB);
-    CHECK_THROWS_AS(HostPagedApi{4_KiB}, ContractViolation);
-    CHECK_THROWS_AS(HostPagedApi{48_KiB}, ContractViolation);
+    CHECK_THROWS_AS(HostPagedApi{{.granularity_bytes = 4_KiB}}, ContractViolation);
+    CHECK_THROWS_AS(HostPagedApi{{.granularity_bytes = 48_KiB}}, ContractViolation);
   }
 
-  TEST_CASE("HostPagedApi: what is swapped out cannot be read, and comes back to its address") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE(
+      "HostPagedApi: what is swapped out cannot be read, and comes back to its address",
+      Device,
+      HostPagedApi,
+      PageMovingApi) {
+    Device device;
     DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(64_KiB)};
     BlockId const a = memory.allocate(48_KiB);
     void* const address = memory.stable_address(a);
@@ -325,8 +364,11 @@ TEST_SUITE("host_paged_api") {
     memory.deallocate(a);
   }
 
-  TEST_CASE("HostPagedApi: a freed range is used again with the pages it has") {
-    HostPagedApi device;
+  TEST_CASE_TEMPLATE("HostPagedApi: a freed range is used again with the pages it has",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
     DeviceAllocator<PlainPagedPolicies> memory{device, options_of<PlainPagedPolicies>(1_MiB)};
     BlockId const first = memory.allocate(64_KiB);
     void* const address = memory.stable_address(first);
@@ -340,6 +382,52 @@ TEST_SUITE("host_paged_api") {
     memory.abandon(second);
   }
 
+  TEST_CASE_TEMPLATE("HostPagedApi: parent and child go on with their own pages after a fork",
+                     Device,
+                     HostPagedApi,
+                     PageMovingApi) {
+    Device device;
+    std::size_t const n = device.granularity_bytes();
+    constexpr std::size_t pages = 8;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
+    std::vector<HostPhysical> pieces;
+    for (std::size_t i = 0; i < pages; ++i) {
+      pieces.push_back(*device.try_create_physical(n));
+    }
+    device.map(p, n, pieces);
+    std::memset(p, 5, pages * n);
+    device.unmap(p, 2 * n);  // spare pages and mapped ones
+    // Both have the pages from 2 on, which the system cannot move while it has to keep them apart.
+    auto const go_on = [&](unsigned char byte) {
+      bool is_right = !support::is_readable(p) && !support::is_readable(p + pages * n);
+      is_right = is_right && p[2 * n] == 5 && p[pages * n - 1] == 5;
+      device.unmap(p + 2 * n, 2 * n);
+      device.map(p + pages * n, n, {pieces.data(), 4});
+      std::memset(p + pages * n, byte, 4 * n);
+      is_right = is_right && !support::is_readable(p + 2 * n) && p[4 * n] == 5;
+      std::memset(p + 4 * n, byte, 4 * n);
+      device.unmap(p + 4 * n, 4 * n);
+      device.map(p, n, {pieces.data() + 4, 4});
+      std::memset(p, byte, 4 * n);
+      return is_right && p[pages * n] == byte && p[(pages + 4) * n - 1] == byte;
+    };
+    device.before_fork();
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      device.after_fork_in_child();
+      ::_exit(go_on(6) ? 0 : 1);
+    }
+    device.after_fork_in_parent();
+    CHECK(go_on(7));
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(p[0] == 7);
+    CHECK(p[pages * n] == 7);
+    device.free_address(p, 2 * pages * n);
+  }
+
   TEST_CASE_TEMPLATE("HostPagedApi: blocks that come and go keep their bytes and their addresses",
                      Policies,
                      PlainPagedPolicies,
@@ -347,7 +435,12 @@ TEST_SUITE("host_paged_api") {
     constexpr unsigned seed = 20260;
     MESSAGE("seed ", seed);
     std::mt19937 random{seed};
-    HostPagedApi device;
+    HostRemap remap = HostRemap::mappings;
+    SUBCASE("mappings are moved") {}
+    SUBCASE("pages are moved") {
+      remap = HostRemap::pages;
+    }
+    HostPagedApi device{{.remap = remap}};
     DeviceAllocator<Policies> memory{device, options_of<Policies>(1_MiB)};
     struct Block {
       BlockId id{};

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/types.hpp>
+#include <spillway/device/host/page_mover.hpp>
+
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstring>
+
+#include <support/is_readable.hpp>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+namespace {
+
+using namespace spillway;
+using detail::PageMover;
+
+constexpr std::size_t n = 64_KiB;
+
+/// Addresses of `n` bytes without pages.
+struct Addresses {
+  Addresses()
+      : p{static_cast<std::byte*>(
+            ::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))} {}
+  Addresses(Addresses const&) = delete;
+  Addresses& operator=(Addresses const&) = delete;
+  ~Addresses() { ::munmap(p, n); }
+
+  std::byte* p;
+};
+
+/// Two ranges that are watched, the first of which has pages. `is_open` is false where the system
+/// moves no pages, and nothing can be tested.
+struct Rig {
+  Rig() {
+    std::memset(made.p, 3, n);
+    is_open = mover.open();
+    if (is_open) {
+      REQUIRE(mover.try_watch(first.p, n));
+      REQUIRE(mover.try_watch(second.p, n));
+      REQUIRE(mover.move(first.p, made.p, n) == n);
+    } else {
+      MESSAGE("the system moves no pages");
+    }
+  }
+
+  Addresses made;
+  Addresses first;
+  Addresses second;
+  PageMover mover;
+  bool is_open = false;
+};
+
+}  // namespace
+
+TEST_SUITE("page_mover") {
+  TEST_CASE("PageMover: pages move with what they hold, and are not there any more") {
+    Rig rig;
+    if (rig.is_open) {
+      CHECK(rig.mover.move(rig.second.p, rig.first.p, n) == n);
+      CHECK_FALSE(support::is_readable(rig.first.p));
+      CHECK(rig.second.p[0] == std::byte{3});
+      CHECK(rig.second.p[n - 1] == std::byte{3});
+      CHECK(rig.mover.move(rig.first.p, rig.second.p, n / 2) == n / 2);
+      CHECK(support::is_readable(rig.first.p));
+      CHECK_FALSE(support::is_readable(rig.first.p + n / 2));
+    }
+  }
+
+  TEST_CASE(
+      "PageMover: moves the pages before the first that is not there, or that is in the way") {
+    Rig rig;
+    if (rig.is_open) {
+      REQUIRE(rig.mover.move(rig.second.p + n / 2, rig.first.p + n / 2, n / 2) == n / 2);
+      CHECK(rig.mover.move(rig.second.p + n / 4, rig.first.p, 3 * n / 4) == n / 4);
+      CHECK(support::is_readable(rig.first.p + n / 4));
+      CHECK_FALSE(support::is_readable(rig.second.p));
+      CHECK(rig.mover.move(rig.second.p, rig.first.p + n / 4, 3 * n / 4) == n / 4);
+      CHECK_FALSE(support::is_readable(rig.first.p));
+    }
+  }
+
+  TEST_CASE(
+      "PageMover: a page that a forked child has, too, is not moved; the child moves its own") {
+    Rig rig;
+    if (!rig.is_open) {
+      return;
+    }
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ::alarm(60);
+      rig.mover.reopen();
+      bool const is_watched = !support::is_readable(rig.second.p);
+      std::memset(rig.first.p, 4, n);  // the child's own pages from now on
+      bool const is_moved = rig.mover.move(rig.second.p, rig.first.p, n) == n;
+      ::_exit(is_watched && is_moved && rig.second.p[0] == std::byte{4} ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(rig.first.p[0] == std::byte{3});
+    CHECK_FALSE(support::is_readable(rig.second.p));
+    // The child has ended, so that its parent has all pages for itself again.
+    std::memset(rig.first.p, 5, n);
+    CHECK(rig.mover.move(rig.second.p, rig.first.p, n) == n);
+  }
+
+  TEST_CASE("PageMover: one that was not opened refuses to watch") {
+    PageMover mover;
+    Addresses addresses;
+    CHECK_FALSE(mover.is_open());
+    CHECK_FALSE(mover.try_watch(addresses.p, n));
+    CHECK_FALSE(mover.watches_any());
+  }
+}
