@@ -5,6 +5,7 @@
 //
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 
+#include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device_allocator.hpp>
 #include <spillway/page_arena.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
@@ -115,6 +116,13 @@ struct Stable : Base {
   using prefetch = spillway::NoPrefetch;
 };
 
+template <spillway::HostRemap how>
+struct OnHost : spillway::SimPolicies {
+  struct device : spillway::HostPagedApi {
+    device() : HostPagedApi{{.remap = how}} {}
+  };
+};
+
 template <class Policies>
 void register_on(std::string const& device) {
   auto const add = [&](char const* name, auto function) {
@@ -140,6 +148,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   register_on<spillway::SimPolicies>("sim");
+  register_on<OnHost<spillway::HostRemap::mappings>>("host_mappings");
+  register_on<OnHost<spillway::HostRemap::pages>>("host_pages");
 #if defined(SPILLWAY_WITH_CUDA)
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {

@@ -25,8 +25,8 @@
 namespace spillway::detail {
 
 /// Moves pages of the process from address to address and leaves its mappings as they are, by
-/// `userfaultfd` of Linux 6.8. To move 16 KiB takes the system 2 us, where to move a mapping of any
-/// size takes it 13, and more if there are many mappings.
+/// `userfaultfd` of Linux 6.8. To move 16 KiB takes the system 2 us, where to move a mapping takes
+/// it 6, and more if there are many mappings.
 ///
 /// Pages are moved to and from ranges that are watched. There an access to a page that is not there
 /// raises SIGBUS, and a call of the system that is given such an address fails with EFAULT.
