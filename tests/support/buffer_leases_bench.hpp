@@ -72,7 +72,7 @@ struct LeasesBench {
     return bytes;
   }
 
-  HostPagedApi device;
+  HostPagedApi device{{.remap = HostRemap::pages}};  // as in TensorFlow's module
   Allocator memory;
   Leases leases{memory, HostStream::caller};
 };

@@ -17,30 +17,30 @@ namespace {
 using namespace spillway;
 using detail::PageMover;
 
-constexpr std::size_t n = 64_KiB;
+constexpr std::size_t range_bytes = 64_KiB;
 
-/// Addresses of `n` bytes without pages.
+/// Addresses without pages.
 struct Addresses {
   Addresses()
-      : p{static_cast<std::byte*>(
-            ::mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))} {}
+      : p{static_cast<std::byte*>(::mmap(
+            nullptr, range_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0))} {}
   Addresses(Addresses const&) = delete;
   Addresses& operator=(Addresses const&) = delete;
-  ~Addresses() { ::munmap(p, n); }
+  ~Addresses() { ::munmap(p, range_bytes); }
 
   std::byte* p;
 };
 
 /// Two ranges that are watched, the first of which has pages. `is_open` is false where the system
 /// moves no pages, and nothing can be tested.
-struct Rig {
-  Rig() {
-    std::memset(made.p, 3, n);
+struct MoverRig {
+  MoverRig() {
+    std::memset(made.p, 3, range_bytes);
     is_open = mover.open();
     if (is_open) {
-      REQUIRE(mover.try_watch(first.p, n));
-      REQUIRE(mover.try_watch(second.p, n));
-      REQUIRE(mover.move(first.p, made.p, n) == n);
+      REQUIRE(mover.try_watch(first.p, range_bytes));
+      REQUIRE(mover.try_watch(second.p, range_bytes));
+      REQUIRE(mover.move(first.p, made.p, range_bytes) == range_bytes);
     } else {
       MESSAGE("the system moves no pages");
     }
@@ -57,34 +57,38 @@ struct Rig {
 
 TEST_SUITE("page_mover") {
   TEST_CASE("PageMover: pages move with what they hold, and are not there any more") {
-    Rig rig;
+    MoverRig rig;
     if (rig.is_open) {
-      CHECK(rig.mover.move(rig.second.p, rig.first.p, n) == n);
+      CHECK(rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes);
       CHECK_FALSE(support::is_readable(rig.first.p));
       CHECK(rig.second.p[0] == std::byte{3});
-      CHECK(rig.second.p[n - 1] == std::byte{3});
-      CHECK(rig.mover.move(rig.first.p, rig.second.p, n / 2) == n / 2);
+      CHECK(rig.second.p[range_bytes - 1] == std::byte{3});
+      CHECK(rig.mover.move(rig.first.p, rig.second.p, range_bytes / 2) == range_bytes / 2);
       CHECK(support::is_readable(rig.first.p));
-      CHECK_FALSE(support::is_readable(rig.first.p + n / 2));
+      CHECK_FALSE(support::is_readable(rig.first.p + range_bytes / 2));
     }
   }
 
   TEST_CASE(
       "PageMover: moves the pages before the first that is not there, or that is in the way") {
-    Rig rig;
+    MoverRig rig;
     if (rig.is_open) {
-      REQUIRE(rig.mover.move(rig.second.p + n / 2, rig.first.p + n / 2, n / 2) == n / 2);
-      CHECK(rig.mover.move(rig.second.p + n / 4, rig.first.p, 3 * n / 4) == n / 4);
-      CHECK(support::is_readable(rig.first.p + n / 4));
+      REQUIRE(rig.mover.move(rig.second.p + range_bytes / 2,
+                             rig.first.p + range_bytes / 2,
+                             range_bytes / 2) == range_bytes / 2);
+      CHECK(rig.mover.move(rig.second.p + range_bytes / 4, rig.first.p, 3 * range_bytes / 4) ==
+            range_bytes / 4);
+      CHECK(support::is_readable(rig.first.p + range_bytes / 4));
       CHECK_FALSE(support::is_readable(rig.second.p));
-      CHECK(rig.mover.move(rig.second.p, rig.first.p + n / 4, 3 * n / 4) == n / 4);
+      CHECK(rig.mover.move(rig.second.p, rig.first.p + range_bytes / 4, 3 * range_bytes / 4) ==
+            range_bytes / 4);
       CHECK_FALSE(support::is_readable(rig.first.p));
     }
   }
 
   TEST_CASE(
       "PageMover: a page that a forked child has, too, is not moved; the child moves its own") {
-    Rig rig;
+    MoverRig rig;
     if (!rig.is_open) {
       return;
     }
@@ -93,8 +97,8 @@ TEST_SUITE("page_mover") {
       ::alarm(60);
       rig.mover.reopen();
       bool const is_watched = !support::is_readable(rig.second.p);
-      std::memset(rig.first.p, 4, n);  // the child's own pages from now on
-      bool const is_moved = rig.mover.move(rig.second.p, rig.first.p, n) == n;
+      std::memset(rig.first.p, 4, range_bytes);  // the child's own pages from now on
+      bool const is_moved = rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes;
       ::_exit(is_watched && is_moved && rig.second.p[0] == std::byte{4} ? 0 : 1);
     }
     int status = -1;
@@ -103,15 +107,15 @@ TEST_SUITE("page_mover") {
     CHECK(rig.first.p[0] == std::byte{3});
     CHECK_FALSE(support::is_readable(rig.second.p));
     // The child has ended, so that its parent has all pages for itself again.
-    std::memset(rig.first.p, 5, n);
-    CHECK(rig.mover.move(rig.second.p, rig.first.p, n) == n);
+    std::memset(rig.first.p, 5, range_bytes);
+    CHECK(rig.mover.move(rig.second.p, rig.first.p, range_bytes) == range_bytes);
   }
 
   TEST_CASE("PageMover: one that was not opened refuses to watch") {
     PageMover mover;
     Addresses addresses;
     CHECK_FALSE(mover.is_open());
-    CHECK_FALSE(mover.try_watch(addresses.p, n));
+    CHECK_FALSE(mover.try_watch(addresses.p, range_bytes));
     CHECK_FALSE(mover.watches_any());
   }
 }
