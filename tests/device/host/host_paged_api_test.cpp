@@ -21,6 +21,7 @@
 
 #include <support/is_readable.hpp>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -318,6 +319,25 @@ TEST_SUITE("host_paged_api") {
     device.destroy_event(copied);
     device.destroy_stream(stream);
     device.free_address(p, n);
+  }
+
+  TEST_CASE("HostPagedApi: where the system moves no pages, mappings are moved") {
+    rlimit before{};
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+    rlimit const none{0, before.rlim_max};  // no descriptor, so that the system refuses
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+    PageMovingApi device;
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK(device.remap() == HostRemap::mappings);
+    std::size_t const n = device.granularity_bytes();
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * n));
+    HostPhysical const physical = *device.try_create_physical(n);
+    device.map(p, n, {&physical, 1});
+    CHECK(support::is_readable(p));
+    CHECK_FALSE(support::is_readable(p + n));
+    device.unmap(p, n);
+    CHECK_FALSE(support::is_readable(p));
+    device.free_address(p, 2 * n);
   }
 
   TEST_CASE("HostPagedApi: more addresses than there are is an error that has a reason") {
