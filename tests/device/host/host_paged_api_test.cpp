@@ -64,6 +64,15 @@ typename DeviceAllocator<Policies>::Options options_of(std::size_t capacity_byte
   return options;
 }
 
+std::vector<HostPhysical>
+create_pieces(HostPagedApi& device, std::size_t count, std::size_t piece_bytes) {
+  std::vector<HostPhysical> pieces;
+  while (pieces.size() < count) {
+    pieces.push_back(*device.try_create_physical(piece_bytes));
+  }
+  return pieces;
+}
+
 /// Whether the system moves pages from mapping to mapping (Linux since 5.7).
 bool moves_pages() {
 #ifdef MREMAP_DONTUNMAP
@@ -190,10 +199,7 @@ TEST_SUITE("host_paged_api") {
     Device device;
     constexpr std::size_t n = 1_MiB;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
-    std::vector<HostPhysical> pieces;
-    for (int i = 0; i < 8; ++i) {
-      pieces.push_back(*device.try_create_physical(n));
-    }
+    std::vector<HostPhysical> const pieces = create_pieces(device, 8, n);
     device.map(p, n, {pieces.data(), 2});
     device.unmap(p, 2 * n);
     device.free_address(p + 4 * n, 4 * n);  // so that the system cannot map the upper half
@@ -220,10 +226,7 @@ TEST_SUITE("host_paged_api") {
       std::size_t const n = device.granularity_bytes();
       constexpr std::size_t pages = 64;
       auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
-      std::vector<HostPhysical> pieces;
-      for (std::size_t i = 0; i < pages; ++i) {
-        pieces.push_back(*device.try_create_physical(n));
-      }
+      std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
       device.map(p, n, {pieces.data(), spare});
       std::memset(p, 7, spare * n);
       device.unmap(p, spare * n);
@@ -239,10 +242,7 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     constexpr std::size_t pages = 20;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(pages * n));
-    std::vector<HostPhysical> pieces;
-    for (std::size_t i = 0; i < pages; ++i) {
-      pieces.push_back(*device.try_create_physical(n));
-    }
+    std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
     device.map(p, n, {pieces.data(), 1});
     std::memset(p, 7, n);
     device.unmap(p, n);
@@ -410,10 +410,7 @@ TEST_SUITE("host_paged_api") {
     std::size_t const n = device.granularity_bytes();
     constexpr std::size_t pages = 8;
     auto* const p = static_cast<unsigned char*>(device.reserve_address(2 * pages * n));
-    std::vector<HostPhysical> pieces;
-    for (std::size_t i = 0; i < pages; ++i) {
-      pieces.push_back(*device.try_create_physical(n));
-    }
+    std::vector<HostPhysical> const pieces = create_pieces(device, pages, n);
     device.map(p, n, pieces);
     std::memset(p, 5, pages * n);
     device.unmap(p, 2 * n);  // spare pages and mapped ones

@@ -252,7 +252,7 @@ class BasicHostPagedApi : public HostApi {
 #ifdef MADV_POPULATE_WRITE
   static constexpr int populate_pages = MADV_POPULATE_WRITE;
 #else
-  static constexpr int populate_pages = 23;  // known to every system that moves pages
+  static constexpr int populate_pages = 23;  // the system may know it nevertheless
 #endif
 
   std::size_t granularity_bytes_;
@@ -386,11 +386,9 @@ void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
   if (bytes >= most_granularity_bytes) {
     (void)::madvise(p, bytes, MADV_HUGEPAGE);
   }
-#ifdef MADV_POPULATE_WRITE
   // One call for all pages: faulting in each when it is touched takes longer than copying it. A
   // system that does not know this call (Linux before 5.14) still does that.
-  (void)::madvise(p, bytes, MADV_POPULATE_WRITE);
-#endif
+  (void)::madvise(p, bytes, populate_pages);
 }
 
 template <class Lazy>
