@@ -55,6 +55,7 @@ set(SPILLWAY_HEADERS
     spillway/device/sim/sim_options.hpp
     spillway/device/sim/sim_worker.hpp
     spillway/device_allocator.hpp
+    spillway/device_share.hpp
     spillway/host/coded_parts.hpp
     spillway/host/device_scratch.hpp
     spillway/host/file_checksums.hpp
@@ -138,6 +139,8 @@ set(SPILLWAY_HEADERS
     spillway/schedule/step_follower.hpp
     spillway/schedule/step_record.hpp
     spillway/schedule/use.hpp
+    spillway/share/fair_shares.hpp
+    spillway/share/share_table.hpp
     spillway/sim.hpp
     spillway/spillway.hpp
     spillway/stream.hpp

@@ -33,6 +33,7 @@ FLOORS = [
     [(DOOR, "device_allocator.hpp", 1, "owns one of each part below, as a bundle of policies chooses them; gives out leases",
       ["device_allocator.hpp"])],
     [(PART, "pager", 5, "where each block is, who leases it, how room is made, how blocks come and go", ["pager"]),
+     (DOOR, "device_share.hpp", 3, "what of a device is this program's; share: what is fair", ["device_share.hpp", "share"]),
      (DOOR, "policies.hpp", 3, "the default bundle of a device", ["policies.hpp"])],
     [(PART, "arena", 4, "free ranges, search for room; defrag_arena.hpp moves blocks, page_arena.hpp maps pages",
       ["arena", "defrag_arena.hpp", "page_arena.hpp"]),

@@ -11,6 +11,7 @@
 #include <spillway/device/host/host_paged_api.hpp>
 #include <spillway/device/sim/sim_api.hpp>
 #include <spillway/device_allocator.hpp>
+#include <spillway/device_share.hpp>
 #include <spillway/host_swap_pool.hpp>
 #include <spillway/interop/dlpack.hpp>
 #include <spillway/interop/leased_memory.hpp>

@@ -27,6 +27,8 @@ LAYERS = {
     "host": BASE | {"stream"},
     "host_swap_pool.hpp": BASE | {"stream", "host"},
     "stream_prefetcher.hpp": BASE,
+    "share": {"core"},
+    "device_share.hpp": {"core", "share"},
     "pager": BASE | {"stream", "arena", "host", "host_swap_pool.hpp", "stream_prefetcher.hpp", "lease.hpp"},
     "policies.hpp": BASE | {"policy", "defrag_arena.hpp"},
     "device_allocator.hpp": BASE | {"host", "pager", "policies.hpp", "lease.hpp", "stream.hpp", "swappable_tensor.hpp"},

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/error.hpp>
+#include <spillway/core/stats.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/share/share_table.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace spillway {
+
+/// Memory whose capacity can be changed while it is used: a `DeviceAllocator`, or what an adapter for
+/// a framework makes of one.
+///
+/// | expression                 | must                                                          |
+/// |----------------------------|---------------------------------------------------------------|
+/// | `m.stats()`                | return its `Stats`                                            |
+/// | `m.set_capacity(bytes)`    | do as `DeviceAllocator::set_capacity` does                    |
+///
+/// Both may be called by any thread.
+template <class M>
+concept LimitedMemory = requires(M& memory, M const& constant, std::size_t bytes) {
+  { constant.stats() } -> std::convertible_to<Stats>;
+  memory.set_capacity(bytes);
+};
+
+/// How a program takes part in sharing a device.
+struct ShareOptions {
+  /// By which the programs find each other: any path that all of them can open, best in memory
+  /// (`/dev/shm/NAME`). It is made if it is not there, for its owner alone, and stays.
+  std::filesystem::path file;
+  /// Promised, whatever the others want: at least what one operation of the program needs at once,
+  /// if it must never wait for others.
+  std::size_t least_bytes = 32_MiB;
+  /// Of two programs that both want more than there is, one with twice the weight gets twice as
+  /// much.
+  double weight = 1;
+  /// How often the program looks what the others want. 0: whenever it calls `update`.
+  std::chrono::milliseconds period{20};
+  /// A program that has leased nothing for so long is not at work. What it holds beyond
+  /// `least_bytes` is for those that are, if they want it.
+  std::chrono::milliseconds idle_after{2000};
+  /// How long `retry` waits for others to give up memory.
+  std::chrono::milliseconds patience{10'000};
+};
+
+/// A program's share of a device that other programs use, too.
+///
+/// The programs divide one capacity by what each wants, so that one that is alone, or the only one
+/// at work, has all of it, and two that are at work have their fair shares. A share changes while
+/// the program runs: `DeviceShare` lowers and raises the capacity of its memory, so that blocks
+/// leave and come back as under any other capacity. A program that holds more than its share gives the
+/// excess up before others take it, so together they never use more than the capacity. One that
+/// ends, however that is, gives back all it had. docs/sharing.md says how shares are found.
+///
+/// Every program makes its memory with the same capacity, that of all of them together, and joins
+/// before it has allocated much. Memory that grows in place, or is taken in pages, is given up as
+/// far as another program lacks it; other memory only where a whole reservation is free.
+///
+/// ```cpp
+/// DeviceAllocator<> memory{{.capacity_bytes = 20_GiB, .initial_bytes = 0, .grows_in_place = true}};
+/// DeviceShare share{memory, {.file = "/dev/shm/gpu0"}};
+/// auto const lease = share.retry([&] { return tensor.acquire_write(stream); });
+/// ```
+///
+/// Threads  thread-safe. A thread of its own looks at the others, unless the period is 0.
+/// Errors   what goes wrong on that thread is thrown by the next `update`.
+/// Fork     a child takes no part: its memory keeps the capacity that it has then.
+/// @tparam Clock  tells how long the program has leased nothing
+template <LimitedMemory Memory, class Clock = std::chrono::steady_clock>
+class DeviceShare {
+ public:
+  /// Joins: what is in memory beyond `least_bytes` leaves it, until it is known how much of it this
+  /// program may use. Waits for at most `patience` until there are `least_bytes`. `memory` is not
+  /// owned and must outlive this object; its capacity is what the programs share.
+  ///
+  /// @throws ContractViolation if the programs that are there share another capacity, or are
+  ///         promised so much that `least_bytes` are not left; std::system_error if the file cannot
+  ///         be used; OutOfDeviceMemory if the others do not give up what this one is promised, or
+  ///         if leases hold more than that in memory; and as `update`
+  DeviceShare(Memory& memory, ShareOptions options)
+      : memory_{memory},
+        options_{std::move(options)},
+        most_bytes_{memory.stats().capacity_bytes},
+        table_{options_.file, most_bytes_, least_bytes(), options_.weight} {
+    std::size_t const least = least_bytes();
+    memory.set_capacity(least);
+    if (!ask(std::max<std::size_t>(least, memory.stats().reserved_bytes))) {
+      memory.set_capacity(most_bytes_);
+      throw OutOfDeviceMemory{
+          MemoryReport{.requested_bytes = least, .capacity_bytes = most_bytes_},
+          "The programs that share the device did not give up what this one is promised."};
+    }
+    if (options_.period.count() > 0) {
+      thread_ = std::thread{[this] { run(); }};
+    }
+  }
+  DeviceShare(DeviceShare const&) = delete;
+  DeviceShare& operator=(DeviceShare const&) = delete;
+  /// Leaves. The memory keeps the capacity that it has then; it should end, too.
+  ~DeviceShare() {
+    if (!table_.is_own()) {
+      if (thread_.joinable()) {  // of the parent: the child has no such thread
+        thread_.detach();
+        new (&changed_) std::condition_variable;  // the old one has a waiter that does not exist
+      }
+      return;
+    }
+    {
+      std::scoped_lock const guard{mutex_};
+      is_ending_ = true;
+    }
+    changed_.notify_all();
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  /// Tells the others what this program wants, and follows what they want: lowers the memory's
+  /// capacity if another program lacks what this one has beyond its share, and raises it to what
+  /// is free of its own. Memory that leases keep from leaving is given up later.
+  ///
+  /// @throws std::system_error, DeviceError, FileTierError: the share is then as it was
+  /// @stream as `DeviceAllocator::set_capacity`
+  void update() {
+    if (!table_.is_own()) {
+      return;
+    }
+    std::scoped_lock const guard{mutex_};
+    if (auto const error = std::exchange(error_, nullptr)) {
+      std::rethrow_exception(error);
+    }
+    update_locked();
+  }
+
+  /// Calls `act`, which acquires or allocates, and returns what it does. If it finds no room, and a
+  /// larger share would have it, asks the others for that and calls `act` again once it is there.
+  ///
+  /// @throws OutOfDeviceMemory if the whole capacity would not do, or the others did not give up
+  ///         enough within `patience`; and as `act` and `update`
+  template <std::invocable Act>
+  std::invoke_result_t<Act&> retry(Act act) {
+    for (;;) {
+      try {
+        return act();
+      } catch (OutOfDeviceMemory const& error) {
+        MemoryReport const& report = error.report();
+        if (!ask(report.leased_bytes + report.requested_bytes)) {
+          throw;
+        }
+      }
+    }
+  }
+
+  /// Claims a share of at least `bytes`, for a call that has failed with less, and waits until it
+  /// is there. The claim comes before what others merely want, after claims that are older, and
+  /// ends when nothing has been asked for `idle_after`. So two programs whose operations do not fit
+  /// beside each other take turns.
+  ///
+  /// @returns whether there are so many bytes, and more than before
+  /// @throws  as `update`
+  bool ask(std::size_t bytes) {
+    if (!table_.is_own()) {  // before locks, which threads of the parent may have had
+      return false;
+    }
+    std::scoped_lock const one_at_a_time{asking_};
+    std::unique_lock guard{mutex_};
+    std::size_t const claimed = round_up(std::max(bytes, capacity_bytes_ + 1), granule_bytes);
+    if (claimed > most_bytes_) {
+      return false;
+    }
+    claimed_bytes_ = std::max(claimed_bytes_, claimed);
+    auto const deadline = std::chrono::steady_clock::now() + options_.patience;
+    auto const pause = std::max(options_.period, std::chrono::milliseconds{1});
+    do {
+      claim_ends_ = Clock::now() + options_.idle_after;
+      update_locked();
+      if (capacity_bytes_ >= claimed) {
+        return true;
+      }
+      changed_.wait_for(guard, pause);
+    } while (std::chrono::steady_clock::now() < deadline && !is_ending_);
+    claimed_bytes_ = 0;
+    return false;
+  }
+
+  /// The capacity that the memory has now.
+  [[nodiscard]] std::size_t capacity_bytes() const noexcept { return capacity_bytes_; }
+  /// All programs that share the device; none in a forked child.
+  ///
+  /// @throws std::system_error, std::bad_alloc
+  [[nodiscard]] std::vector<ShareMember> members() {
+    return table_.is_own() ? table_.members() : std::vector<ShareMember>{};
+  }
+
+ private:
+  [[nodiscard]] std::size_t least_bytes() const noexcept {
+    return round_up(std::max<std::size_t>(options_.least_bytes, 1), granule_bytes);
+  }
+
+  void run() {
+    std::unique_lock guard{mutex_};
+    while (!is_ending_) {
+      changed_.wait_for(guard, options_.period);
+      try {
+        if (!is_ending_) {
+          update_locked();
+        }
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+    }
+  }
+
+  void update_locked() {
+    Stats const now = memory_.stats();
+    auto const time = Clock::now();
+    if (std::exchange(leases_seen_, now.leased.blocks.total) != now.leased.blocks.total) {
+      last_active_ = time;
+    }
+    if (time >= claim_ends_) {
+      claimed_bytes_ = 0;
+    }
+    bool const is_active = claimed_bytes_ != 0 || time - last_active_ < options_.idle_after;
+    std::uint64_t const wanted = std::max<std::uint64_t>(find_wanted(now, time), claimed_bytes_);
+    auto const advice = table_.update(wanted, claimed_bytes_, is_active);
+    if (advice.keep_bytes > capacity_bytes_) {
+      memory_.set_capacity(advice.keep_bytes);
+      capacity_bytes_ = advice.keep_bytes;
+    }
+    if (advice.keep_bytes < advice.held_bytes) {
+      give_up(advice.keep_bytes);
+    }
+  }
+
+  /// Lowers the capacity to `bytes`, or leaves it as it is if leases or a capture stand in the way.
+  void give_up(std::size_t bytes) {
+    try {
+      memory_.set_capacity(bytes);
+    } catch (OutOfDeviceMemory const&) {
+      return;
+    } catch (OutOfHostMemory const&) {
+      return;
+    } catch (ContractViolation const&) {
+      return;
+    }
+    capacity_bytes_ = bytes;
+    // What leases hold in place is still reserved. It is given up by a later call.
+    table_.shrink(std::max<std::uint64_t>(bytes, memory_.stats().reserved_bytes));
+  }
+
+  /// The most bytes that existed at once, wherever they were, in this stretch of time or the last.
+  [[nodiscard]] std::uint64_t find_wanted(Stats const& now, typename Clock::time_point time) {
+    if (time - stretch_began_ >= options_.idle_after) {
+      stretch_began_ = time;
+      wanted_before_ = std::exchange(wanted_, 0);
+    }
+    wanted_ = std::max(wanted_, now.allocated.bytes.current);
+    return std::max(wanted_, wanted_before_);
+  }
+
+  Memory& memory_;
+  ShareOptions options_;
+  std::size_t most_bytes_;
+  detail::ShareTable table_;
+  std::atomic<std::size_t> capacity_bytes_{0};
+  std::mutex asking_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+  std::size_t claimed_bytes_ = 0;
+  typename Clock::time_point claim_ends_ = Clock::now();
+  std::uint64_t leases_seen_ = 0;
+  typename Clock::time_point last_active_ = Clock::now();
+  typename Clock::time_point stretch_began_ = Clock::now();
+  std::uint64_t wanted_ = 0;
+  std::uint64_t wanted_before_ = 0;
+  bool is_ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace spillway

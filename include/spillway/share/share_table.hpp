@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/core/config.hpp>
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/share/fair_shares.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <mutex>
+#include <span>
+#include <system_error>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace spillway {
+
+/// A program that shares a device, as the others see it.
+struct ShareMember {
+  std::int64_t process = 0;        ///< its identifier in its own container
+  std::uint64_t held_bytes = 0;    ///< it may use so much now
+  std::uint64_t fair_bytes = 0;    ///< what it is to have; the others give it up if it lacks it
+  std::uint64_t wanted_bytes = 0;  ///< with so much nothing of it would have to be away
+  double weight = 1;
+  bool is_active = true;  ///< it has leased blocks lately
+};
+
+}  // namespace spillway
+
+namespace spillway::detail {
+
+/// The table by which programs share a device: a small file that each of them maps.
+///
+/// The sum of what the members hold is at most the capacity, at any time: a member takes only what
+/// nobody holds, and one that holds more than its fair share gives the rest up first. There is no
+/// process in the middle.
+///
+/// A member ends with its process, however that ends, since the system then drops the lock that the
+/// member has on a byte of the file: an open file description lock (Linux 3.15). A forked child has
+/// the description, too, so what its parent holds is free only when both have ended. The same kind
+/// of lock makes a program alone with the table, for microseconds.
+///
+/// Threads  thread-safe
+template <class = Lazily>
+class BasicShareTable {
+ public:
+  static constexpr std::size_t most_members = 64;
+
+  /// Joins the programs that share `capacity_bytes` by `file`, which is made if it is not there.
+  ///
+  /// @throws std::system_error if the file cannot be opened, locked or mapped; ContractViolation if
+  ///         it is something else, if members are there that share another capacity, if they are
+  ///         promised so much that `least_bytes` are not left, or if 64 of them are there
+  BasicShareTable(std::filesystem::path const& file,
+                  std::uint64_t capacity_bytes,
+                  std::uint64_t least_bytes,
+                  double weight);
+  BasicShareTable(BasicShareTable const&) = delete;
+  BasicShareTable& operator=(BasicShareTable const&) = delete;
+  /// Leaves, but in a forked child. What the member held is free for the others.
+  ~BasicShareTable();
+
+  /// What a member is to do, as `update` says.
+  struct Advice {
+    std::uint64_t held_bytes = 0;  ///< it may use so much from now on
+    /// It should give up what it holds beyond this, and then say so by `shrink`. Equal to
+    /// `held_bytes` if nobody lacks it.
+    std::uint64_t keep_bytes = 0;
+    std::uint64_t fair_bytes = 0;
+  };
+
+  /// Tells the others what this member asks for, and takes what is free of what it lacks.
+  ///
+  /// @throws std::system_error
+  Advice update(std::uint64_t wanted_bytes, std::uint64_t claimed_bytes, bool is_active);
+  /// Gives up what is held beyond `bytes`. @throws std::system_error
+  void shrink(std::uint64_t bytes);
+
+  /// Whether this is the process that joined, and not a forked child of it.
+  [[nodiscard]] bool is_own() const noexcept { return ::getpid() == process_; }
+
+  /// All members that are alive. @throws std::system_error, std::bad_alloc
+  [[nodiscard]] std::vector<ShareMember> members();
+
+ private:
+  struct Slot {
+    std::uint64_t is_taken;
+    std::int64_t process;
+    std::uint64_t least_bytes;
+    std::uint64_t claimed_bytes;
+    std::uint64_t claim;  // its number; earlier claims have smaller ones
+    std::uint64_t wanted_bytes;
+    std::uint64_t held_bytes;
+    double weight;
+    std::uint64_t is_active;
+  };
+  /// What lies in the file, which is all zeros when it is made.
+  struct Layout {
+    std::uint64_t kind;
+    std::uint64_t capacity_bytes;
+    std::uint64_t claims;  // so far
+    std::array<Slot, most_members> slots;
+  };
+  static constexpr std::uint64_t kind = 0x3161'7265'6873'7773;  // "swshare1"
+  static constexpr off_t table_byte = 0;                        // whoever locks it has the table
+  [[nodiscard]] static off_t byte_of(std::size_t slot) noexcept {
+    return 1 + static_cast<off_t>(slot);
+  }
+
+  /// The right to read and write the table, among threads and among processes.
+  class Access {
+   public:
+    explicit Access(BasicShareTable& table) : table_{table}, guard_{table.mutex_} {
+      if (!table_.lock(table_byte, F_OFD_SETLKW)) {
+        throw_error("lock");
+      }
+    }
+    Access(Access const&) = delete;
+    Access& operator=(Access const&) = delete;
+    ~Access() { table_.unlock(table_byte); }
+
+   private:
+    BasicShareTable& table_;
+    std::scoped_lock<std::mutex> guard_;
+  };
+
+  [[noreturn]] static void throw_error(char const* what) {
+    throw std::system_error{errno, std::generic_category(), Text{"a share of a device: "} + what};
+  }
+  [[nodiscard]] static struct flock flock_of(off_t byte, short type) noexcept {
+    struct flock lock {};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = byte;
+    lock.l_len = 1;
+    return lock;
+  }
+  [[nodiscard]] bool lock(off_t byte, int command) noexcept {
+    struct flock lock = flock_of(byte, F_WRLCK);
+    int result = -1;
+    do {
+      result = ::fcntl(fd_, command, &lock);
+    } while (result != 0 && errno == EINTR);
+    return result == 0;
+  }
+  void unlock(off_t byte) noexcept {
+    struct flock lock = flock_of(byte, F_UNLCK);
+    static_cast<void>(::fcntl(fd_, F_OFD_SETLK, &lock));
+  }
+  /// Whether another member has locked its byte.
+  [[nodiscard]] bool is_alive(std::size_t slot) noexcept {
+    struct flock lock = flock_of(byte_of(slot), F_WRLCK);
+    return slot == own_ || ::fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+  }
+
+  void open(std::filesystem::path const& file);
+  void join(std::uint64_t capacity_bytes, std::uint64_t least_bytes, double weight);
+  void close() noexcept;
+  void drop_the_dead() noexcept;
+  void find_shares() noexcept;
+
+  std::mutex mutex_;
+  pid_t process_ = ::getpid();
+  int fd_ = -1;
+  Layout* table_ = nullptr;
+  std::size_t own_ = most_members;
+  std::array<ShareRequest, most_members> requests_{};
+  std::array<std::uint64_t, most_members> shares_{};
+  std::array<std::size_t, most_members> order_{};
+};
+
+using ShareTable = BasicShareTable<>;
+
+template <class Lazy>
+BasicShareTable<Lazy>::BasicShareTable(std::filesystem::path const& file,
+                                       std::uint64_t capacity_bytes,
+                                       std::uint64_t least_bytes,
+                                       double weight) {
+  expects(weight > 0 && least_bytes <= capacity_bytes,
+          "a share has a weight above 0, and is promised at most the capacity");
+  try {
+    open(file);
+    join(capacity_bytes, least_bytes, weight);
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+template <class Lazy>
+BasicShareTable<Lazy>::~BasicShareTable() {
+  try {
+    if (is_own()) {
+      Access const access{*this};
+      table_->slots[own_] = {};
+    }
+  } catch (std::system_error const&) {  // NOLINT(bugprone-empty-catch): see the class comment
+  }
+  close();
+}
+
+template <class Lazy>
+void BasicShareTable<Lazy>::open(std::filesystem::path const& file) {
+  constexpr mode_t for_the_user_alone = 0600;
+  fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, for_the_user_alone);
+  if (fd_ < 0) {
+    throw std::system_error{errno, std::generic_category(), file.string()};
+  }
+  Access const access{*this};
+  struct stat status {};
+  if (::fstat(fd_, &status) != 0) {
+    throw_error("fstat");
+  }
+  expects(status.st_size == 0 || static_cast<std::size_t>(status.st_size) == sizeof(Layout),
+          "the file is not one by which programs share a device");
+  if (status.st_size == 0 && ::ftruncate(fd_, sizeof(Layout)) != 0) {
+    throw_error("ftruncate");
+  }
+  void* const memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (memory == MAP_FAILED) {
+    throw_error("mmap");
+  }
+  table_ = static_cast<Layout*>(memory);
+  expects(table_->kind == kind || table_->kind == 0,
+          "the file is not one by which programs share a device");
+  table_->kind = kind;
+}
+
+template <class Lazy>
+void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
+                                 std::uint64_t least_bytes,
+                                 double weight) {
+  Access const access{*this};
+  drop_the_dead();
+  auto& slots = table_->slots;
+  std::uint64_t promised_bytes = 0;
+  std::size_t members = 0;
+  std::size_t unused = most_members;
+  for (std::size_t i = 0; i < most_members; ++i) {
+    if (slots[i].is_taken != 0) {
+      ++members;
+      promised_bytes += slots[i].least_bytes;
+    } else {
+      unused = std::min(unused, i);
+    }
+  }
+  expects(members == 0 || table_->capacity_bytes == capacity_bytes,
+          "programs share the device by this file already, and said that it has another capacity");
+  expects(unused != most_members, "64 programs share the device by this file already");
+  expects(least_bytes <= capacity_bytes - std::min(capacity_bytes, promised_bytes),
+          "the other programs are promised so much that the share's least_bytes are not left");
+  if (!lock(byte_of(unused), F_OFD_SETLK)) {
+    throw_error("lock");
+  }
+  own_ = unused;
+  table_->capacity_bytes = capacity_bytes;
+  slots[own_] = {.is_taken = 1,
+                 .process = process_,
+                 .least_bytes = least_bytes,
+                 .claimed_bytes = 0,
+                 .claim = 0,
+                 .wanted_bytes = 0,
+                 .held_bytes = 0,
+                 .weight = weight,
+                 .is_active = 1};
+}
+
+template <class Lazy>
+void BasicShareTable<Lazy>::close() noexcept {
+  if (table_ != nullptr) {
+    ::munmap(table_, sizeof(Layout));
+  }
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+}
+
+/// Frees the slots of processes that have ended without leaving.
+template <class Lazy>
+void BasicShareTable<Lazy>::drop_the_dead() noexcept {
+  for (std::size_t i = 0; i < most_members; ++i) {
+    if (table_->slots[i].is_taken != 0 && !is_alive(i)) {
+      table_->slots[i] = {};
+    }
+  }
+}
+
+/// Divides the capacity among the members, in whole granules.
+template <class Lazy>
+void BasicShareTable<Lazy>::find_shares() noexcept {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < most_members; ++i) {
+    if (table_->slots[i].is_taken != 0) {
+      order_[count++] = i;
+    }
+  }
+  auto const members = std::span{order_}.first(count);
+  std::sort(members.begin(), members.end(), [&](std::size_t a, std::size_t b) {
+    return table_->slots[a].claim < table_->slots[b].claim;
+  });
+  for (std::size_t i = 0; i < count; ++i) {
+    Slot const& slot = table_->slots[members[i]];
+    requests_[i] = {.least_bytes = slot.least_bytes,
+                    .claimed_bytes = slot.claimed_bytes,
+                    .wanted_bytes = slot.wanted_bytes,
+                    .weight = slot.weight,
+                    .is_active = slot.is_active != 0};
+  }
+  std::array<std::uint64_t, most_members> found{};
+  fair_shares({requests_.data(), count}, table_->capacity_bytes, {found.data(), count});
+  shares_.fill(0);
+  for (std::size_t i = 0; i < count; ++i) {
+    shares_[members[i]] = found[i] / granule_bytes * granule_bytes;
+  }
+}
+
+template <class Lazy>
+typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64_t wanted_bytes,
+                                                                     std::uint64_t claimed_bytes,
+                                                                     bool is_active) {
+  Access const access{*this};
+  drop_the_dead();
+  auto& slots = table_->slots;
+  Slot& own = slots[own_];
+  own.wanted_bytes = wanted_bytes;
+  if (own.claimed_bytes == 0 && claimed_bytes != 0) {
+    own.claim = ++table_->claims;
+  }
+  own.claimed_bytes = claimed_bytes;
+  own.is_active = is_active ? 1 : 0;
+  find_shares();
+  std::uint64_t free_bytes = table_->capacity_bytes;
+  for (Slot const& slot : slots) {
+    free_bytes -= slot.held_bytes;
+  }
+  std::uint64_t const fair_bytes = shares_[own_];
+  if (own.held_bytes < fair_bytes) {
+    own.held_bytes += std::min(fair_bytes - own.held_bytes, free_bytes);
+    return {own.held_bytes, own.held_bytes, fair_bytes};
+  }
+  std::uint64_t lacking_bytes = 0;
+  for (std::size_t i = 0; i < most_members; ++i) {
+    std::uint64_t const lacks = shares_[i] - std::min(shares_[i], slots[i].held_bytes);
+    // What a program wants changes all the time; little of it is not worth another one's copies.
+    lacking_bytes += lacks > shares_[i] / 64 ? lacks : 0;
+  }
+  lacking_bytes -= std::min(lacking_bytes, free_bytes);
+  std::uint64_t const excess_bytes = own.held_bytes - fair_bytes;
+  return {own.held_bytes, own.held_bytes - std::min(excess_bytes, lacking_bytes), fair_bytes};
+}
+
+template <class Lazy>
+void BasicShareTable<Lazy>::shrink(std::uint64_t bytes) {
+  Access const access{*this};
+  Slot& own = table_->slots[own_];
+  own.held_bytes = std::min(own.held_bytes, bytes);
+}
+
+template <class Lazy>
+std::vector<ShareMember> BasicShareTable<Lazy>::members() {
+  std::vector<ShareMember> found;
+  found.reserve(most_members);
+  Access const access{*this};
+  drop_the_dead();
+  find_shares();
+  for (std::size_t i = 0; i < most_members; ++i) {
+    if (Slot const& slot = table_->slots[i]; slot.is_taken != 0) {
+      found.push_back({.process = slot.process,
+                       .held_bytes = slot.held_bytes,
+                       .fair_bytes = shares_[i],
+                       .wanted_bytes = slot.wanted_bytes,
+                       .weight = slot.weight,
+                       .is_active = slot.is_active != 0});
+    }
+  }
+  return found;
+}
+
+SPILLWAY_COMPILED_PART(class BasicShareTable<>);
+
+}  // namespace spillway::detail

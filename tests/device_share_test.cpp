@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/device_share.hpp>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <support/small_allocator.hpp>
+#include <support/temporary_folder.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace spillway;
+using namespace spillway::literals;
+using namespace std::chrono_literals;
+using support::SmallAllocator;
+using support::SmallBench;
+using support::SmallBuffer;
+
+namespace {
+
+/// Tells the time that the test says.
+struct ToldClock {
+  using duration = std::chrono::steady_clock::duration;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<ToldClock>;
+  static inline thread_local time_point time{};
+  static time_point now() noexcept { return time; }
+};
+
+using Share = DeviceShare<SmallAllocator, ToldClock>;
+
+SmallAllocator::Options shared_options(std::size_t capacity_bytes) {
+  SmallAllocator::Options options = support::small_options(capacity_bytes);
+  options.initial_bytes = 0;
+  options.grows_in_place = true;
+  options.growth_bytes = 64_KiB;
+  options.paging.lease_wait = 0ms;
+  return options;
+}
+
+/// A program that shares 1 MiB.
+struct Program {
+  explicit Program(std::filesystem::path const& file, ShareOptions options = {})
+      : bench{shared_options(1_MiB)} {
+    options.file = file;
+    options.least_bytes = options.least_bytes == 32_MiB ? 64_KiB : options.least_bytes;
+    options.period = 0ms;
+    share = std::make_unique<Share>(bench.allocator, options);
+  }
+
+  /// Makes blocks of 64 KiB.
+  void make(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      blocks.push_back(std::make_unique<support::KnownBytes>(
+          bench, 64_KiB, static_cast<std::uint8_t>(blocks.size())));
+    }
+  }
+  void check() {
+    for (auto const& block : blocks) {
+      CHECK(block->is_intact());
+    }
+  }
+
+  SmallBench bench;
+  std::unique_ptr<Share> share;
+  std::vector<std::unique_ptr<support::KnownBytes>> blocks;
+};
+
+/// Makes a program while another one, which has to give something up for it, looks at the others.
+std::unique_ptr<Program> join(Program& first, std::filesystem::path const& file) {
+  auto joining = std::async(std::launch::async, [&] { return std::make_unique<Program>(file); });
+  while (joining.wait_for(0ms) != std::future_status::ready) {
+    first.share->update();
+  }
+  return joining.get();
+}
+
+}  // namespace
+
+TEST_SUITE("DeviceShare") {
+  static_assert(LimitedMemory<SmallAllocator>);
+  static_assert(!LimitedMemory<SimApi>);
+
+  TEST_CASE("DeviceShare: a program that is alone has all, and gives others their share") {
+    TemporaryFolder folder;
+    Program first{folder.path() / "table"};
+    CHECK(first.share->capacity_bytes() == 1_MiB);
+    first.make(16);
+    CHECK(first.bench.allocator.stats().resident.bytes.current == 1_MiB);
+    first.share->update();
+
+    auto second = join(first, folder.path() / "table");
+    CHECK(second->share->capacity_bytes() == 64_KiB);
+    second->make(16);
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    CHECK(first.share->capacity_bytes() == 512_KiB);
+    CHECK(second->share->capacity_bytes() == 512_KiB);
+    CHECK(first.bench.allocator.stats().reserved_bytes <= 512_KiB);
+    CHECK(first.bench.device.usage().device_bytes <= 512_KiB);
+    first.check();
+    second->check();
+
+    second->blocks.clear();
+    second.reset();
+    first.share->update();
+    CHECK(first.share->capacity_bytes() == 1_MiB);
+    first.check();
+  }
+
+  TEST_CASE("DeviceShare: a program that does nothing gives up all but what it is promised") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    auto const other = join(first, folder.path() / "table");
+    Program& second = *other;
+    first.make(16);
+    second.make(16);
+    for (int i = 0; i < 3; ++i) {
+      first.share->update();
+      second.share->update();
+    }
+    CHECK(first.share->capacity_bytes() == 512_KiB);
+    ToldClock::time += 2s;
+    second.check();  // it is at work
+    second.share->update();
+    first.share->update();
+    second.share->update();
+    CHECK(first.share->capacity_bytes() == 64_KiB);
+    CHECK(second.share->capacity_bytes() == 1_MiB - 64_KiB);
+
+    first.check();  // it is at work again
+    first.share->update();
+    second.share->update();
+    first.share->update();
+    CHECK(first.share->capacity_bytes() == 512_KiB);
+    first.check();
+    second.check();
+  }
+
+  TEST_CASE("DeviceShare: what leases hold is given up when they have ended") {
+    TemporaryFolder folder;
+    Program first{folder.path() / "table"};
+    first.make(16);
+    first.share->update();
+    std::vector<SmallBuffer::lease_type> leases;
+    for (auto const& block : first.blocks) {
+      leases.push_back(block->buffer().acquire(Access::read, first.bench.stream));
+    }
+    auto joining = std::async(std::launch::async,
+                              [&] { return std::make_unique<Program>(folder.path() / "table"); });
+    while (first.share->members().size() != 2) {
+    }
+    first.share->update();
+    CHECK(first.share->capacity_bytes() == 1_MiB);
+    CHECK(first.share->members().at(0).held_bytes == 1_MiB);
+    leases.clear();
+    while (joining.wait_for(0ms) != std::future_status::ready) {
+      first.share->update();
+    }
+    CHECK(joining.get()->share->capacity_bytes() == 64_KiB);
+    first.check();
+  }
+
+  TEST_CASE("DeviceShare: who is not given what it is promised cannot join") {
+    TemporaryFolder folder;
+    Program first{folder.path() / "table"};
+    ShareOptions options;
+    options.patience = 0ms;
+    CHECK_THROWS_WITH_AS((Program{folder.path() / "table", options}),
+                         doctest::Contains("did not give up what this one is promised"),
+                         OutOfDeviceMemory);
+    CHECK(first.share->members().size() == 1);
+  }
+
+  TEST_CASE("DeviceShare: what cannot be given back to the device stays counted") {
+    TemporaryFolder folder;
+    SmallBench bench{support::small_options(1_MiB)};  // takes all in one piece
+    support::KnownBytes block{bench, 64_KiB, 1};
+    auto lease = block.buffer().acquire(Access::read, bench.stream);
+    DeviceShare<SmallAllocator> const share{
+        bench.allocator, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 0ms}};
+    lease.release();
+    ShareOptions options{.file = folder.path() / "table", .patience = 0ms};
+    CHECK_THROWS_AS((Program{folder.path() / "table", options}), OutOfDeviceMemory);
+    CHECK(block.is_intact());
+  }
+
+  TEST_CASE("DeviceShare: retry gets what a call cannot do without, if there is so much") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    first.make(16);
+    auto const second = join(first, folder.path() / "table");
+    second->make(12);
+    std::vector<LeaseRequest> requests;
+    for (auto const& block : second->blocks) {
+      requests.push_back({block->buffer().id(), Access::read});
+    }
+    CHECK_THROWS_AS((void)second->bench.allocator.acquire_all(requests, second->bench.stream),
+                    OutOfDeviceMemory);
+    auto work = std::async(std::launch::async, [&] {
+      return second->share
+          ->retry(
+              [&] { return second->bench.allocator.acquire_all(requests, second->bench.stream); })
+          .size();
+    });
+    while (work.wait_for(0ms) != std::future_status::ready) {
+      first.share->update();
+    }
+    CHECK(work.get() == 12);
+    CHECK(second->share->capacity_bytes() >= 768_KiB);
+    CHECK(first.share->capacity_bytes() <= 256_KiB);
+
+    // The claim ends when nothing has been asked for a while.
+    ToldClock::time += 2s;
+    first.check();
+    second->check();
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    first.share->update();
+    CHECK(first.share->capacity_bytes() == 512_KiB);
+    first.check();
+    second->check();
+  }
+
+  TEST_CASE("DeviceShare: retry passes on what cannot be helped") {
+    TemporaryFolder folder;
+    ShareOptions options;
+    options.patience = 0ms;
+    Program first{folder.path() / "table", options};
+    SmallBuffer small{first.bench.allocator, 64_KiB};
+    auto const held = small.acquire(Access::write, first.bench.stream);
+    CHECK_THROWS_AS(first.share->retry([&] {
+      return SmallBuffer{first.bench.allocator, 1_MiB};
+    }),
+                    OutOfDeviceMemory);
+    CHECK_THROWS_AS(first.share->retry([]() -> int { throw std::runtime_error{"its own"}; }),
+                    std::runtime_error);
+    CHECK(first.share->retry([] { return 7; }) == 7);
+    CHECK_FALSE(first.share->ask(2_MiB));
+  }
+
+  TEST_CASE("DeviceShare: processes share a device, and never hold more than there is") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    auto const run = [&](std::uint8_t seed) {
+      SmallBench bench{shared_options(1_MiB)};
+      DeviceShare share{bench.allocator,
+                        {.file = file, .least_bytes = 64_KiB, .period = 1ms, .idle_after = 10ms}};
+      std::vector<std::unique_ptr<support::KnownBytes>> blocks;
+      bool is_good = true;
+      for (int round = 0; round < 12; ++round) {
+        for (std::size_t i = blocks.size();
+             i < 4U + 12U * ((seed + static_cast<unsigned>(round) / 3) % 2);
+             ++i) {
+          blocks.push_back(std::make_unique<support::KnownBytes>(
+              bench, 64_KiB, static_cast<std::uint8_t>(seed + i)));
+        }
+        std::vector<LeaseRequest> requests;
+        for (std::size_t i = 0; i < 4; ++i) {
+          requests.push_back({blocks[i]->buffer().id(), Access::read});
+        }
+        (void)share.retry([&] { return bench.allocator.acquire_all(requests, bench.stream); });
+        for (auto const& block : blocks) {
+          is_good = is_good && block->is_intact();
+        }
+        if (round % 3 == 2) {
+          blocks.clear();
+        }
+      }
+      return is_good;
+    };
+    std::vector<pid_t> children;
+    for (int i = 0; i < 3; ++i) {
+      children.push_back(::fork());
+      if (children.back() == 0) {
+        bool is_good = false;
+        try {
+          is_good = run(static_cast<std::uint8_t>(i));
+        } catch (std::exception const& error) {
+          MESSAGE(error.what());
+        }
+        ::_exit(is_good ? 0 : 1);
+      }
+    }
+    detail::ShareTable watcher{file, 1_MiB, 0, 1};
+    std::size_t most_members = 0;
+    while (!children.empty()) {
+      std::uint64_t held = 0;
+      auto const members = watcher.members();
+      for (ShareMember const& member : members) {
+        held += member.held_bytes;
+      }
+      CHECK(held <= 1_MiB);
+      most_members = std::max(most_members, members.size());
+      int status = 0;
+      if (pid_t const ended = ::waitpid(-1, &status, WNOHANG); ended > 0) {
+        CHECK(status == 0);
+        std::erase(children, ended);
+      }
+    }
+    CHECK(most_members > 1);
+  }
+
+  TEST_CASE("DeviceShare: a forked child leaves its parent's share as it is") {
+    TemporaryFolder folder;
+    SmallBench bench{shared_options(1_MiB)};
+    auto share = std::make_unique<DeviceShare<SmallAllocator>>(
+        bench.allocator,
+        ShareOptions{.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 1ms});
+    pid_t const child = ::fork();
+    if (child == 0) {
+      share->update();
+      bool const takes_part = share->ask(1) || !share->members().empty();
+      bool const is_kept = share->capacity_bytes() == 1_MiB;
+      share.reset();
+      ::_exit(is_kept && !takes_part ? 0 : 1);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(share->members().at(0).held_bytes == 1_MiB);
+  }
+}

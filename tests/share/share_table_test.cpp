@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <spillway/core/error.hpp>
+#include <spillway/core/types.hpp>
+#include <spillway/share/share_table.hpp>
+
+#include <doctest/doctest.h>
+
+#include <csignal>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include <support/temporary_folder.hpp>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace spillway;
+using namespace spillway::literals;
+using spillway::detail::ShareTable;
+
+TEST_SUITE("ShareTable") {
+  TEST_CASE("ShareTable: a member takes what is free, and gives up what another one lacks") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable first{file, 100_MiB, 0, 1};
+    CHECK(first.update(80_MiB, 0, true).held_bytes == 100_MiB);
+
+    ShareTable second{file, 100_MiB, 0, 1};
+    auto advice = second.update(60_MiB, 0, true);
+    CHECK(advice.held_bytes == 0);
+    CHECK(advice.fair_bytes == 50_MiB);
+
+    advice = first.update(80_MiB, 0, true);
+    CHECK(advice.held_bytes == 100_MiB);
+    CHECK(advice.keep_bytes == 50_MiB);
+    first.shrink(70_MiB);  // leases stood in the way of the rest
+    CHECK(second.update(60_MiB, 0, true).held_bytes == 30_MiB);
+    CHECK(first.update(80_MiB, 0, true).keep_bytes == 50_MiB);
+    first.shrink(50_MiB);
+    CHECK(second.update(60_MiB, 0, true).held_bytes == 50_MiB);
+    CHECK(first.update(80_MiB, 0, true).keep_bytes == 50_MiB);  // nobody lacks anything
+  }
+
+  TEST_CASE("ShareTable: what a member holds beyond its share stays while nobody lacks it") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable first{file, 100_MiB, 0, 1};
+    (void)first.update(80_MiB, 0, true);
+    ShareTable second{file, 100_MiB, 0, 1};
+    (void)second.update(0, 0, false);
+    auto const advice = first.update(10_MiB, 0, true);
+    CHECK(advice.keep_bytes == advice.held_bytes);
+  }
+
+  TEST_CASE("ShareTable: a little that is lacking is not worth another one's copies") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable first{file, 128_MiB, 0, 1};
+    ShareTable second{file, 128_MiB, 0, 1};
+    (void)first.update(68_MiB, 0, true);
+    (void)second.update(60_MiB, 0, true);
+    REQUIRE(first.members().at(1).held_bytes == 60_MiB);
+    CHECK(second.update(60_MiB + 900_KiB, 0, true).fair_bytes == 60_MiB + 900_KiB);
+    CHECK(first.update(68_MiB, 0, true).keep_bytes == first.members().at(0).held_bytes);
+    (void)second.update(70_MiB, 0, true);
+    CHECK(first.update(70_MiB, 0, true).keep_bytes == 64_MiB);
+  }
+
+  TEST_CASE("ShareTable: earlier claims come first, and a member that leaves frees what it had") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable first{file, 100_MiB, 0, 1};
+    auto second =
+        std::make_optional<ShareTable>(file, std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
+    (void)first.update(60_MiB, 0, true);
+    (void)second->update(60_MiB, 60_MiB, true);
+    CHECK(first.update(60_MiB, 60_MiB, true).fair_bytes == 40_MiB);
+    (void)second->update(60_MiB, 0, true);
+    CHECK(first.update(60_MiB, 60_MiB, true).fair_bytes == 60_MiB);
+    CHECK(first.members().size() == 2);
+    second.reset();
+    CHECK(first.update(60_MiB, 0, true).fair_bytes == 100_MiB);
+    CHECK(first.members().size() == 1);
+  }
+
+  TEST_CASE("ShareTable: a process that is killed gives back what it held") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      ShareTable table{file, 100_MiB, 10_MiB, 1};
+      (void)table.update(100_MiB, 0, true);
+      char const byte = 1;
+      (void)!::write(ready[1], &byte, 1);
+      ::pause();
+      ::_exit(0);
+    }
+    char byte = 0;
+    REQUIRE(::read(ready[0], &byte, 1) == 1);
+    ShareTable table{file, 100_MiB, 0, 1};
+    CHECK(table.members().size() == 2);
+    CHECK(table.update(100_MiB, 0, true).held_bytes == 0);
+
+    ::kill(child, SIGKILL);
+    REQUIRE(::waitpid(child, nullptr, 0) == child);
+    CHECK(table.update(100_MiB, 0, true).held_bytes == 100_MiB);
+    CHECK(table.members().size() == 1);
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
+
+  TEST_CASE("ShareTable: a forked child does not take its parent's place away") {
+    TemporaryFolder folder;
+    auto table = std::make_unique<ShareTable>(
+        folder.path() / "table", std::uint64_t{100_MiB}, std::uint64_t{0}, 1.0);
+    (void)table->update(10_MiB, 0, true);
+    pid_t const child = ::fork();
+    if (child == 0) {
+      bool const is_own = table->is_own();
+      table.reset();
+      ::_exit(is_own ? 1 : 0);
+    }
+    int status = -1;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+    CHECK(table->members().at(0).held_bytes == 100_MiB);
+  }
+
+  TEST_CASE("ShareTable: who cannot join is told why") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    auto const reason = [&](std::uint64_t capacity, std::uint64_t least, double weight) {
+      try {
+        ShareTable const table{file, capacity, least, weight};
+      } catch (ContractViolation const& error) {
+        return std::string{error.what()};
+      }
+      return std::string{};
+    };
+    auto const says = [](std::string const& what, char const* part) {
+      return what.find(part) != std::string::npos;
+    };
+    CHECK(says(reason(100, 200, 1), "at most the capacity"));
+    CHECK(says(reason(100, 0, 0), "a weight above 0"));
+    {
+      ShareTable const first{file, 100_MiB, 60_MiB, 1};
+      CHECK(says(reason(90_MiB, 0, 1), "another capacity"));
+      CHECK(says(reason(100_MiB, 50_MiB, 1), "least_bytes are not left"));
+      CHECK(reason(100_MiB, 40_MiB, 1).empty());
+    }
+    CHECK(reason(90_MiB, 0, 1).empty());  // nobody is there any more who said otherwise
+
+    std::vector<std::unique_ptr<ShareTable>> all;
+    for (std::size_t i = 0; i < ShareTable::most_members; ++i) {
+      all.push_back(
+          std::make_unique<ShareTable>(file, std::uint64_t{1_MiB}, std::uint64_t{0}, 1.0));
+    }
+    CHECK(says(reason(1_MiB, 0, 1), "64 programs"));
+    all.clear();
+
+    auto const bytes = std::filesystem::file_size(file);
+    std::filesystem::resize_file(file, 10);
+    CHECK(says(reason(1_MiB, 0, 1), "is not one by which"));
+    std::filesystem::remove(file);
+    {
+      std::ofstream other{file};
+      other << std::string(bytes, 'x');
+    }
+    CHECK(says(reason(1_MiB, 0, 1), "is not one by which"));
+    CHECK_THROWS_AS((ShareTable{folder.path() / "none" / "table", 1_MiB, 0, 1}), std::system_error);
+  }
+}
