@@ -79,6 +79,7 @@ set(SPILLWAY_HEADERS
     spillway/interop/framework/install_options.hpp
     spillway/interop/framework/object_order.hpp
     spillway/interop/framework/operand_leases.hpp
+    spillway/interop/framework/share_arguments.hpp
     spillway/interop/leased_memory.hpp
     spillway/interop/tensorflow/step_detector.hpp
     spillway/interop/torch/context_table.hpp

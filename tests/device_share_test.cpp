@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -239,6 +240,60 @@ TEST_SUITE("DeviceShare") {
     second->check();
   }
 
+  TEST_CASE(
+      "DeviceShare: of two programs that wait for each other the later one is told to give way") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    ShareOptions options;
+    options.patience = 0ms;
+    Program first{folder.path() / "table", options};
+    auto const second = join(first, folder.path() / "table");
+    first.make(8);
+    second->make(8);
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    auto const lease_all = [](Program& program) {
+      std::vector<SmallBuffer::lease_type> leases;
+      for (auto const& block : program.blocks) {
+        leases.push_back(block->buffer().acquire(Access::read, program.bench.stream));
+      }
+      return leases;
+    };
+    auto const of_first = lease_all(first);
+    auto of_second = lease_all(*second);
+
+    detail::ShareTable watcher{folder.path() / "table", 1_MiB, 0, 1};
+    std::atomic<bool> is_over{false};
+    auto waiting = std::async(std::launch::async, [&] {
+      ClaimResult result = ClaimResult::refused;
+      while (result != ClaimResult::granted && !is_over) {
+        result = first.share->claim(768_KiB);
+      }
+      return result;
+    });
+    auto const is_claimed = [&] {
+      auto const members = watcher.members();
+      return std::any_of(members.begin(), members.end(), [](ShareMember const& member) {
+        return member.fair_bytes >= 768_KiB;
+      });
+    };
+    bool is_in_the_way = false;
+    for (int i = 0; i < 100'000 && !is_in_the_way; ++i) {
+      is_in_the_way =
+          is_claimed() && second->share->claim(640_KiB, true) == ClaimResult::is_in_the_way;
+    }
+    CHECK(is_in_the_way);
+    of_second.clear();
+    while (waiting.wait_for(0ms) != std::future_status::ready) {
+      second->share->update();
+    }
+    is_over = true;
+    CHECK(waiting.get() == ClaimResult::granted);
+    CHECK(second->share->capacity_bytes() <= 256_KiB);
+    second->check();
+  }
+
   TEST_CASE("DeviceShare: retry passes on what cannot be helped") {
     TemporaryFolder folder;
     ShareOptions options;
@@ -253,7 +308,7 @@ TEST_SUITE("DeviceShare") {
     CHECK_THROWS_AS(first.share->retry([]() -> int { throw std::runtime_error{"its own"}; }),
                     std::runtime_error);
     CHECK(first.share->retry([] { return 7; }) == 7);
-    CHECK_FALSE(first.share->ask(2_MiB));
+    CHECK(first.share->claim(2_MiB) == ClaimResult::refused);
   }
 
   TEST_CASE("DeviceShare: processes share a device, and never hold more than there is") {
@@ -327,7 +382,7 @@ TEST_SUITE("DeviceShare") {
     pid_t const child = ::fork();
     if (child == 0) {
       share->update();
-      bool const takes_part = share->ask(1) || !share->members().empty();
+      bool const takes_part = share->claim(1) != ClaimResult::refused || !share->members().empty();
       bool const is_kept = share->capacity_bytes() == 1_MiB;
       share.reset();
       ::_exit(is_kept && !takes_part ? 0 : 1);

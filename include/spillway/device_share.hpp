@@ -59,6 +59,13 @@ struct ShareOptions {
   std::chrono::milliseconds patience{10'000};
 };
 
+/// What became of a claim: `DeviceShare::claim`.
+enum class ClaimResult : std::uint8_t {
+  granted,       ///< the memory is there
+  refused,       ///< there is not so much in all, or others did not give it up in time
+  is_in_the_way  ///< an older claim waits for what leases of this program hold
+};
+
 /// A program's share of a device that other programs use, too.
 ///
 /// The programs divide one capacity by what each wants, so that one that is alone, or the only one
@@ -100,7 +107,8 @@ class DeviceShare {
         table_{options_.file, most_bytes_, least_bytes(), options_.weight} {
     std::size_t const least = least_bytes();
     memory.set_capacity(least);
-    if (!ask(std::max<std::size_t>(least, memory.stats().reserved_bytes))) {
+    std::size_t const first = std::max<std::size_t>(least, memory.stats().reserved_bytes);
+    if (claim(first) != ClaimResult::granted) {
       memory.set_capacity(most_bytes_);
       throw OutOfDeviceMemory{
           MemoryReport{.requested_bytes = least, .capacity_bytes = most_bytes_},
@@ -145,7 +153,7 @@ class DeviceShare {
     if (auto const error = std::exchange(error_, nullptr)) {
       std::rethrow_exception(error);
     }
-    update_locked();
+    (void)update_locked();
   }
 
   /// Calls `act`, which acquires or allocates, and returns what it does. If it finds no room, and a
@@ -160,7 +168,7 @@ class DeviceShare {
         return act();
       } catch (OutOfDeviceMemory const& error) {
         MemoryReport const& report = error.report();
-        if (!ask(report.leased_bytes + report.requested_bytes)) {
+        if (claim(report.leased_bytes + report.requested_bytes) != ClaimResult::granted) {
           throw;
         }
       }
@@ -169,34 +177,43 @@ class DeviceShare {
 
   /// Claims a share of at least `bytes`, for a call that has failed with less, and waits until it
   /// is there. The claim comes before what others merely want, after claims that are older, and
-  /// ends when nothing has been asked for `idle_after`. So two programs whose operations do not fit
-  /// beside each other take turns.
+  /// ends when nothing has been claimed for `idle_after`. So two programs whose operations do not
+  /// fit beside each other take turns.
   ///
+  /// @param gives_way  do not wait while leases of this program keep an older claim from being met,
+  ///                   since the caller can release them. Otherwise it waits half of `patience`
+  ///                   then, so that one of two programs that wait for each other goes on
   /// @returns whether there are so many bytes, and more than before
   /// @throws  as `update`
-  bool ask(std::size_t bytes) {
+  ClaimResult claim(std::size_t bytes, bool gives_way = false) {
     if (!table_.is_own()) {  // before locks, which threads of the parent may have had
-      return false;
+      return ClaimResult::refused;
     }
-    std::scoped_lock const one_at_a_time{asking_};
+    std::scoped_lock const one_at_a_time{claiming_};
     std::unique_lock guard{mutex_};
     std::size_t const claimed = round_up(std::max(bytes, capacity_bytes_ + 1), granule_bytes);
     if (claimed > most_bytes_) {
-      return false;
+      return ClaimResult::refused;
     }
     claimed_bytes_ = std::max(claimed_bytes_, claimed);
-    auto const deadline = std::chrono::steady_clock::now() + options_.patience;
+    auto const start = std::chrono::steady_clock::now();
     auto const pause = std::max(options_.period, std::chrono::milliseconds{1});
-    do {
+    for (;;) {
       claim_ends_ = Clock::now() + options_.idle_after;
-      update_locked();
+      bool const is_in_the_way = !update_locked();
       if (capacity_bytes_ >= claimed) {
-        return true;
+        return ClaimResult::granted;
+      }
+      if (is_in_the_way && gives_way) {
+        return ClaimResult::is_in_the_way;
+      }
+      auto const most = is_in_the_way ? options_.patience / 2 : options_.patience;
+      if (std::chrono::steady_clock::now() - start >= most || is_ending_) {
+        claimed_bytes_ = 0;
+        return ClaimResult::refused;
       }
       changed_.wait_for(guard, pause);
-    } while (std::chrono::steady_clock::now() < deadline && !is_ending_);
-    claimed_bytes_ = 0;
-    return false;
+    }
   }
 
   /// The capacity that the memory has now.
@@ -219,7 +236,7 @@ class DeviceShare {
       changed_.wait_for(guard, options_.period);
       try {
         if (!is_ending_) {
-          update_locked();
+          (void)update_locked();
         }
       } catch (...) {
         error_ = std::current_exception();
@@ -227,7 +244,8 @@ class DeviceShare {
     }
   }
 
-  void update_locked() {
+  /// @returns false if another program lacks what leases of this one hold
+  bool update_locked() {
     Stats const now = memory_.stats();
     auto const time = Clock::now();
     if (std::exchange(leases_seen_, now.leased.blocks.total) != now.leased.blocks.total) {
@@ -243,25 +261,37 @@ class DeviceShare {
       memory_.set_capacity(advice.keep_bytes);
       capacity_bytes_ = advice.keep_bytes;
     }
-    if (advice.keep_bytes < advice.held_bytes) {
-      give_up(advice.keep_bytes);
-    }
+    return advice.keep_bytes == advice.held_bytes || give_up(advice.keep_bytes);
   }
 
-  /// Lowers the capacity to `bytes`, or leaves it as it is if leases or a capture stand in the way.
-  void give_up(std::size_t bytes) {
+  /// Lowers the capacity to `bytes`, or to what leases hold. A capture may keep it as it is.
+  ///
+  /// @returns whether all that is beyond it has been given up
+  bool give_up(std::size_t bytes) {
+    bool is_given_up = true;
     try {
-      memory_.set_capacity(bytes);
+      try {
+        memory_.set_capacity(bytes);
+      } catch (OutOfDeviceMemory const& error) {
+        is_given_up = false;
+        bytes = round_up(std::max(bytes, error.report().leased_bytes), granule_bytes);
+        if (bytes >= capacity_bytes_) {
+          return false;
+        }
+        memory_.set_capacity(bytes);
+      }
     } catch (OutOfDeviceMemory const&) {
-      return;
+      return false;
     } catch (OutOfHostMemory const&) {
-      return;
+      return false;
     } catch (ContractViolation const&) {
-      return;
+      return false;
     }
     capacity_bytes_ = bytes;
     // What leases hold in place is still reserved. It is given up by a later call.
-    table_.shrink(std::max<std::uint64_t>(bytes, memory_.stats().reserved_bytes));
+    std::size_t const held = std::max<std::size_t>(bytes, memory_.stats().reserved_bytes);
+    table_.shrink(held);
+    return is_given_up && held == bytes;
   }
 
   /// The most bytes that existed at once, wherever they were, in this stretch of time or the last.
@@ -279,7 +309,7 @@ class DeviceShare {
   std::size_t most_bytes_;
   detail::ShareTable table_;
   std::atomic<std::size_t> capacity_bytes_{0};
-  std::mutex asking_;
+  std::mutex claiming_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::exception_ptr error_;

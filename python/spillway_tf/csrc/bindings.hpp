@@ -6,6 +6,7 @@
 #include <spillway/host/host_tier.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/framework/fork_handlers.hpp>
+#include <spillway/interop/framework/share_arguments.hpp>
 
 #include <algorithm>
 #include <cstddef>
@@ -73,6 +74,20 @@ struct Bindings {
     } catch (spillway::OutOfDeviceMemory const& error) {
       throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
                                error.what()};
+    }
+  }
+
+  /// Shares the device with other processes that name the same file.
+  static void share(std::string const& file,
+                    std::size_t least_bytes,
+                    double weight,
+                    double idle_seconds,
+                    double patience_seconds) {
+    try {
+      installed().leases.share(spillway::framework::share_options(
+          file, least_bytes, weight, idle_seconds, patience_seconds));
+    } catch (spillway::OutOfDeviceMemory const& error) {
+      throw std::runtime_error{error.what()};
     }
   }
 
@@ -183,6 +198,12 @@ struct Bindings {
     m.def("is_enabled", [] { return Site::is_ready() && installed().leases.is_enabled(); });
     m.def("set_limit", &set_limit, release());
     m.def("limit", [] { return installed().limit(); });
+    m.def("share", &share, release());
+    m.def("is_shared", [] { return Site::is_ready() && installed().leases.is_shared(); });
+    m.def(
+        "leave_share", [] { installed().leases.leave_share(); }, release());
+    m.def("share_members",
+          [] { return spillway::framework::share_rows(installed().leases.share_members()); });
     m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
     m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
     m.def("granularity", [] { return installed().device.granularity_bytes(); });

@@ -7,6 +7,8 @@
 before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
 results. The names are those of IBM's TensorFlow Large Model Support.
 """
+import atexit
+import os
 import re
 import threading
 
@@ -28,7 +30,7 @@ from ._stats import get_lms_stats, memory_summary, reset_peak_stats
 __all__ = [
     "install", "set_lms_enabled", "get_lms_enabled", "set_lms_limit", "get_lms_limit", "set_lms_host_limit",
     "get_lms_host_limit", "set_lms_defrag_enabled", "get_lms_defrag_enabled", "reclaim_inactive", "empty_cache", "park", "wake",
-    "begin_step", "set_codec", "keep",
+    "share", "share_members", "begin_step", "set_codec", "keep",
     "hold", "why_out_of_memory", "get_lms_stats", "reset_peak_stats", "memory_summary", "LMSStatsLogger",
 ] + _STATS
 
@@ -111,6 +113,8 @@ def set_lms_limit(limit):
     limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
         if _C.is_installed():
+            if _C.is_shared():
+                raise RuntimeError("spillway_tf.set_lms_limit(): the device is shared, and the limit is this process' share")
             _C.set_limit(limit)
         else:
             _limit_before_install = limit
@@ -166,6 +170,33 @@ def park(level="host"):
     if level == "file" and not _C.has_file_tier():
         raise ValueError("spillway_tf.park(\"file\"): install() was called without a file_tier")
     return _C.park(level == "file")
+
+
+def share(file, least="32MiB", weight=1, *, idle_after=2, patience=10):
+    """Shares the device with other processes that call this with the same file: they divide the limit, which is the
+    same for all of them, by what their tensors want and by who is at work. Tensors leave when another process lacks
+    memory that is not fairly this one's, and come back when that ends or rests. To be called once, before many tensors
+    are made.
+
+    file        any path that all can open, best in memory ("/dev/shm/gpu0"). It is made if it is not there
+    least       bytes that are promised to this process, whatever the others want
+    weight      one with twice the weight gets twice as much of what both want
+    idle_after  seconds without an operation after which the process is not at work
+    patience    seconds for which an operation waits until others have given up what it cannot do without
+    """
+    least = _bytes(least, "share", "least")
+    if not get_lms_enabled():
+        raise RuntimeError("spillway_tf.share(): nothing can leave before set_lms_enabled(True)")
+    if not weight > 0 or idle_after < 0 or patience < 0:
+        raise ValueError("spillway_tf.share(): weight is above 0, and idle_after and patience are seconds")
+    _C.share(os.fspath(file), least, weight, idle_after, patience)
+    atexit.register(_C.leave_share)
+
+
+def share_members():
+    """The processes that share the device, this one among them: a dictionary for each."""
+    names = "process", "held_bytes", "fair_bytes", "wanted_bytes", "weight", "is_active"
+    return [dict(zip(names, row)) for row in _C.share_members()] if _C.is_installed() else []
 
 
 def wake():

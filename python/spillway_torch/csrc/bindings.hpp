@@ -4,6 +4,7 @@
 #include <spillway/core/types.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
 #include <spillway/interop/framework/fork_handlers.hpp>
+#include <spillway/interop/framework/share_arguments.hpp>
 #include <spillway/interop/torch.hpp>
 
 #include <cstddef>
@@ -233,6 +234,20 @@ class Bindings {
         type);
   }
 
+  /// Shares the device with other processes that name the same file.
+  static void share(std::string const& file,
+                    std::size_t least_bytes,
+                    double weight,
+                    double idle_seconds,
+                    double patience_seconds) {
+    try {
+      installed().leases.share(spillway::framework::share_options(
+          file, least_bytes, weight, idle_seconds, patience_seconds));
+    } catch (std::bad_alloc const& error) {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, error.what());
+    }
+  }
+
   [[nodiscard]] static pybind11::dict recomputed() {
     pybind11::dict out;
     for (auto const& [name, what] : installed().operation_times.recomputed()) {
@@ -260,6 +275,12 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def(
       "set_limit", [](std::size_t bytes) { installed().set_limit(bytes); }, WithoutLock());
   m.def("limit", [] { return installed().limit(); });
+  m.def("share", &share, WithoutLock());
+  m.def("is_shared", [] { return is_installed() && installed().leases.is_shared(); });
+  m.def(
+      "leave_share", [] { installed().leases.leave_share(); }, WithoutLock());
+  m.def("share_members",
+        [] { return spillway::framework::share_rows(installed().leases.share_members()); });
   m.def(
       "set_profiled", [](bool is_on) { installed().leases.set_profiled(is_on); }, WithoutLock());
   m.def("set_recompute", [](bool is_on) { installed().leases.set_recompute(is_on); });

@@ -69,6 +69,7 @@ struct ObjectTraits {
   };
 
   static constexpr bool has_references = true;
+  static constexpr bool can_repeat = false;
 
   static bool is_granted(Missing const& one) { return one.entry->has_lease(); }
   static Access access(Missing const& /*one*/) { return Access::read_write; }

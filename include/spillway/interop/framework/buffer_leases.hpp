@@ -103,6 +103,7 @@ struct BufferTraits {
   };
 
   static constexpr bool has_references = false;
+  static constexpr bool can_repeat = false;
 
   [[nodiscard]] static bool is_granted(Missing const& one) noexcept {
     return one.entry->lease && !(one.writes && one.entry->lease.access() == Access::read);

@@ -6,6 +6,7 @@
 #include <spillway/core/error.hpp>
 #include <spillway/core/stats.hpp>
 #include <spillway/core/types.hpp>
+#include <spillway/device_share.hpp>
 #include <spillway/host/host_tier.hpp>
 #include <spillway/interop/framework/codec_choice.hpp>
 
@@ -16,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <span>
@@ -42,6 +44,9 @@ struct Refusal {
   std::string why;
   /// Whether what is not leased would do, if leased blocks did not lie between its pieces.
   bool is_split = false;
+  std::size_t needed_bytes = 0;  ///< the least capacity that would do; 0 if none would
+  /// Whether another program, which has claimed memory before, waits for what this operation uses.
+  bool is_in_the_way = false;
 };
 
 /// Leases the memory that a framework's operations use, for as long as they use it, and lets it be
@@ -87,6 +92,7 @@ struct Refusal {
 ///   false for a storage that is gone. Called, and its result destroyed, without the lock.
 /// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
 ///   leases to `leases`. Returns false if the address has another owner, and sets `is_kept`.
+/// - `can_repeat`: whether an operation may begin anew when it has found no room.
 /// - `release_interpreter()`: an object that gives up the interpreter's lock while it lives.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
@@ -140,6 +146,30 @@ class OperandLeases {
   ///
   /// @throws as `DeviceAllocator::set_capacity`; the capacity is then as it was
   void set_capacity(std::size_t bytes);
+  /// Shares the device with other programs from now on: see `DeviceShare`. A thread that finds no
+  /// room, and waits for no other thread of this program, claims more. The capacity is the share's
+  /// business then.
+  ///
+  /// @throws as the constructor of `DeviceShare`; ContractViolation if it is shared already
+  void share(ShareOptions options) {
+    expects(!is_shared(), "the device is shared already");
+    auto shared = std::make_shared<Share>(limited_, std::move(options));
+    Guard const guard{mutex_};
+    share_ = std::move(shared);
+  }
+  /// Leaves the programs that share the device. To be called before the process ends, since the
+  /// share has a thread.
+  void leave_share() {
+    std::shared_ptr<Share> leaving;  // ends without the lock, which its thread may wait for
+    Guard const guard{mutex_};
+    std::swap(leaving, share_);
+  }
+  [[nodiscard]] bool is_shared() const { return share_if_any() != nullptr; }
+  /// The programs that share the device, this one among them; none if it is not shared.
+  [[nodiscard]] std::vector<ShareMember> share_members() const {
+    auto const shared = share_if_any();
+    return shared ? shared->members() : std::vector<ShareMember>{};
+  }
   /// The entries that have a lease and cannot give it up now: a frame has them pinned, or their
   /// address is known elsewhere.
   [[nodiscard]] Tally unreclaimable() const {
@@ -404,6 +434,16 @@ class OperandLeases {
     return is_true();
   }
 
+  /// Claims a larger share of the device, as `DeviceShare::claim` does, if it is shared.
+  [[nodiscard]] ClaimResult claim(std::size_t needed_bytes, bool gives_way) {
+    auto const shared = share_if_any();
+    if (!shared || needed_bytes == 0) {
+      return ClaimResult::refused;
+    }
+    [[maybe_unused]] auto const others_run = Traits::release_interpreter();
+    return shared->claim(needed_bytes, gives_way);
+  }
+
   Allocator* memory_;
   mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
@@ -414,6 +454,23 @@ class OperandLeases {
   std::atomic<bool> is_under_pressure_{false};
 
  private:
+  /// What `DeviceShare` sees of this object.
+  class Limited {
+   public:
+    explicit Limited(OperandLeases& leases) noexcept : leases_{&leases} {}
+    [[nodiscard]] Stats stats() const { return leases_->memory_->stats(); }
+    void set_capacity(std::size_t bytes) { leases_->set_capacity(bytes); }
+
+   private:
+    OperandLeases* leases_;
+  };
+  using Share = DeviceShare<Limited>;
+
+  [[nodiscard]] std::shared_ptr<Share> share_if_any() const {
+    Guard const guard{mutex_};
+    return share_;
+  }
+
   /// Pressure is taken to be near when as much again would not fit, or some more allocations of the
   /// largest size. The caller holds the lock.
   void update_nearness() noexcept {
@@ -421,7 +478,7 @@ class OperandLeases {
                             std::memory_order_relaxed);
   }
   /// Called after an allocation failed. @returns whether it may succeed now
-  [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen) {
+  [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen, Refusal& refusal) {
     if (!is_enabled_) {
       return false;
     }
@@ -429,7 +486,12 @@ class OperandLeases {
       (void)start_reclaim();
       return true;
     }
-    return wait_for_release(frame, seen);
+    if (wait_for_release(frame, seen)) {
+      return true;
+    }
+    ClaimResult const result = claim(refusal.needed_bytes, Traits::can_repeat);
+    refusal.is_in_the_way = result == ClaimResult::is_in_the_way;
+    return result == ClaimResult::granted;
   }
   [[nodiscard]] bool wait_for_release(Frame const* frame, std::uint64_t seen);
   /// Blocks until another thread has acquired what it is acquiring, or has failed to.
@@ -451,9 +513,10 @@ class OperandLeases {
     } catch (OutOfDeviceMemory const& error) {
       MemoryReport const& report = error.report();
       refusal = {error.what(),
-                 report.leased_bytes + report.requested_bytes <= report.capacity_bytes};
+                 report.leased_bytes + report.requested_bytes <= report.capacity_bytes,
+                 report.leased_bytes + report.requested_bytes};
     } catch (OutOfHostMemory const& error) {
-      refusal = {error.what(), false};
+      refusal = {error.what()};
     }
     return false;
   }
@@ -471,6 +534,8 @@ class OperandLeases {
   }
 
   std::chrono::milliseconds patience_;
+  Limited limited_{*this};
+  std::shared_ptr<Share> share_;
   bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
@@ -665,7 +730,7 @@ bool OperandLeases<Traits>::try_allocate_block(std::size_t bytes,
     if (is_there) {
       return true;
     }
-    if (!make_room(frame, seen)) {
+    if (!make_room(frame, seen, refusal)) {
       return false;
     }
   }
@@ -705,7 +770,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
       continue;
     }
     // `acquire_all` notifies once, of what this thread has released itself.
-    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1)) {
+    if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1, refusal)) {
       return false;
     }
   }

@@ -78,6 +78,8 @@ struct ThreadFrames {
   /// Size of a request that failed although enough was free, in pieces. It is not reported yet,
   /// since the operation may run once more.
   std::size_t split_bytes = 0;
+  /// The capacity that such an operation needs if another program waits for what it has in use.
+  std::size_t claimed_bytes = 0;
   bool has_read_leases = false;              ///< among what is pinned may be leases for reading
   RecipeMemory* recipe = nullptr;            ///< of a recipe that the thread runs
   RecipeExtension* extension = nullptr;      ///< of the outermost operation
@@ -118,6 +120,7 @@ struct StorageTraits {
   };
 
   static constexpr bool has_references = true;
+  static constexpr bool can_repeat = true;  // `StorageLeases::regroup`
 
   static void free_enrolled(void* context) {
     Site::leases().on_storage_gone(*static_cast<Entry*>(context));
@@ -323,7 +326,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
   /// Ends an outermost operation that found room only in pieces, swaps out everything that no other
   /// operation uses, and begins the operation anew: its operands come in side by side, so that what
-  /// remains is in as few pieces as can be.
+  /// remains is in as few pieces as can be. If it had in use what another program waits for, it waits
+  /// in between until that one has had it.
   ///
   /// @throws as `enter`
   void regroup(Frames& frames, Operands const& operands) {
@@ -334,6 +338,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     exit(frames, frames.pins, {});
     (void)this->reclaim();
+    (void)this->claim(std::exchange(frames.claimed_bytes, 0), /*gives_way=*/false);
     enter(frames, frames.pins, operands, /*enrols=*/true);
   }
   /// Reports an allocation that failed for want of room in one piece, if an operation has met one
@@ -1253,8 +1258,9 @@ void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
     TORCH_WARN(warning);
   }
   report_split(frames);
-  if (refusal.is_split && this->is_enabled_ && frames.depth > 0) {
+  if ((refusal.is_split || refusal.is_in_the_way) && this->is_enabled_ && frames.depth > 0) {
     frames.split_bytes = bytes;
+    frames.claimed_bytes = refusal.is_in_the_way ? refusal.needed_bytes : 0;
   } else {
     report_out_of_memory(bytes);
   }

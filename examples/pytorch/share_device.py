@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes train on one device, in two ways: each has half of its memory, or they share it (`spillway_torch.share`).
+
+    python share_device.py [--capacity 1.2] [--steps 6] [--rounds 4] [--gbps 4]
+
+In each round one of them trains while the other one rests, then the other way round, then both at once. P is the most that
+one of them has in tensors at once; --capacity is what both have together, as a factor of P. The device is the CPU, with a
+link of --gbps each way. Prints what a step takes and swaps, and whether both end with the same weights as a process that
+has the device alone.
+"""
+import argparse
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB = 1 << 20
+BATCH = 48
+
+
+def work(options):
+    """Trains for as many steps as each line on stdin says, and says then what they took."""
+    import torch
+
+    import nets
+    import spillway_torch
+    torch.set_num_threads(1)
+    spillway_torch.install(device="cpu", limit=options.limit or 8 << 30, link_bytes_per_second=options.gbps * 1e9)
+    spillway_torch.set_enabled_lms(True)
+    if options.share:
+        spillway_torch.share(options.share, idle_after=0.1)
+    torch.manual_seed(1)
+    model = nets.conv()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    pictures, classes = torch.rand(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+    for line in sys.stdin:
+        before = spillway_torch.memory_stats()["swap_out_bytes"]
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(pictures), classes).backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - start)
+        stats = spillway_torch.memory_stats()
+        weights = hashlib.sha256()
+        for parameter in model.parameters():
+            weights.update(parameter.detach().numpy().tobytes())
+        print(json.dumps({"seconds": statistics.median(seconds), "peak": stats["tensor_bytes.all.peak"],
+                          "swapped": (stats["swap_out_bytes"] - before) / len(seconds),
+                          "weights": weights.hexdigest()}), flush=True)
+
+
+class Worker:
+    def __init__(self, limit=0, share="", gbps=0):
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", "--limit", str(limit), "--share", share, "--gbps", str(gbps)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def begin(self, steps):
+        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.flush()
+
+    def result(self):
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("a process that trains has ended early")
+        return json.loads(line)
+
+    def train(self, steps):
+        self.begin(steps)
+        return self.result()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def measure(workers, options):
+    """What a step of each way to train took and swapped, and the digests of all weights at the end."""
+    found = {"one at a time": [], "both at once": []}
+    for _ in range(options.rounds):
+        found["one at a time"] += [worker.train(options.steps) for worker in workers]
+        for worker in workers:
+            worker.begin(options.steps)
+        found["both at once"] += [worker.result() for worker in workers]
+    for worker in workers:
+        worker.end()
+    digests = {result["weights"] for result in found["both at once"][-len(workers):]}
+    return {way: (statistics.median(result["seconds"] for result in results[len(workers):]),
+                  statistics.median(result["swapped"] for result in results[len(workers):]))
+            for way, results in found.items()}, digests
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capacity", type=float, default=1.2)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--gbps", type=float, default=4)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--share", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options)
+        return
+
+    alone = Worker(gbps=options.gbps)
+    steps = [alone.train(options.steps) for _ in range(2 * options.rounds)]
+    alone.end()
+    peak, weights = steps[-1]["peak"], steps[-1]["weights"]
+    capacity = int(options.capacity * peak)
+    print(f"P: {peak / MIB:.0f} MiB; both have {capacity / MIB:.0f} MiB; a step of a process that has the device alone: "
+          f"{1000 * statistics.median(step['seconds'] for step in steps[1:]):.0f} ms")
+    print("| memory | one at a time, ms a step | MiB out | both at once, ms a step | MiB out | weights |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, start in (("half for each", {"limit": capacity // 2}),
+                            ("shared", {"limit": capacity, "share": f"{folder}/device"})):
+            found, digests = measure([Worker(gbps=options.gbps, **start) for _ in range(2)], options)
+            columns = " | ".join(f"{1000 * seconds:.0f} | {swapped / MIB:.0f}" for seconds, swapped in found.values())
+            print(f"| {name} | {columns} | {'the same' if digests == {weights} else 'DIFFERENT'} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

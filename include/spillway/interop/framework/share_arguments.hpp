@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <spillway/device_share.hpp>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace spillway::framework {
+
+/// The options of a share as Python gives them.
+[[nodiscard]] inline ShareOptions share_options(std::string const& file,
+                                                std::size_t least_bytes,
+                                                double weight,
+                                                double idle_seconds,
+                                                double patience_seconds) {
+  auto const time = [](double seconds) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::duration<double>{seconds});
+  };
+  return {.file = file,
+          .least_bytes = least_bytes,
+          .weight = weight,
+          .idle_after = time(idle_seconds),
+          .patience = time(patience_seconds)};
+}
+
+/// What Python is told of the programs that share a device: process, bytes held, fair and wanted,
+/// weight, and whether it is at work.
+using ShareRow =
+    std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, double, bool>;
+[[nodiscard]] inline std::vector<ShareRow> share_rows(std::vector<ShareMember> const& members) {
+  std::vector<ShareRow> rows;
+  rows.reserve(members.size());
+  for (ShareMember const& one : members) {
+    rows.emplace_back(
+        one.process, one.held_bytes, one.fair_bytes, one.wanted_bytes, one.weight, one.is_active);
+  }
+  return rows;
+}
+
+}  // namespace spillway::framework
