@@ -31,7 +31,7 @@ def work(options):
     spillway_torch.install(device="cpu", limit=options.limit or 8 << 30, link_bytes_per_second=options.gbps * 1e9)
     spillway_torch.set_enabled_lms(True)
     if options.share:
-        spillway_torch.share(options.share, idle_after=0.1)
+        spillway_torch.share(options.share, idle_after=0.5)
     torch.manual_seed(1)
     model = nets.conv()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

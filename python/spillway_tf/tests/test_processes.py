@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that fork, talk to each other, or are left changed by what they test."""
 import pathlib
+import subprocess
+import sys
 
 BEGIN = """
 import os, numpy as np, tensorflow as tf, spillway_tf
@@ -239,3 +241,38 @@ assert "_ScopedAllocator" in operations, operations
 print("good")
 """, PYTHONPATH=str(pathlib.Path(__file__).parent))
     assert done.stdout.strip() == "good", done.stderr[-2000:]
+
+
+SHARING = """
+import pathlib, sys, tensorflow as tf, spillway_tf
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+spillway_tf.share(sys.argv[1], least="12MiB", idle_after=0.2)
+pile = [tf.fill((1 << 20, 8), tf.constant(i, tf.uint8)) for i in range(7)]
+own, other = (pathlib.Path(sys.argv[1] + name) for name in sys.argv[2])
+def work_until(is_enough):
+    while not is_enough():
+        assert all(int(tf.reduce_max(t)) == i == int(tf.reduce_min(t)) for i, t in enumerate(pile))
+def limit():
+    return spillway_tf.get_lms_limit() >> 20
+def have_both_had_half():
+    if limit() in (31, 32):
+        own.touch()
+    return own.exists() and other.exists()
+work_until(have_both_had_half)
+assert len(spillway_tf.share_members()) in (1, 2)
+if sys.argv[2] == "12":
+    work_until(lambda: limit() == 64)  # the other one has ended
+    try:
+        spillway_tf.set_lms_limit("32MiB")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_processes_share_a_device(tmp_path):
+    programs = [subprocess.Popen([sys.executable, "-c", SHARING, str(tmp_path / "device"), names],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for names in ("12", "21")]
+    done = [program.communicate(timeout=300) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], [error[-2000:] for _, error in done]
+    assert "the limit is this process' share" in done[0][0]
