@@ -107,12 +107,16 @@ class DeviceShare {
         table_{options_.file, most_bytes_, least_bytes(), options_.weight} {
     std::size_t const least = least_bytes();
     memory.set_capacity(least);
-    std::size_t const first = std::max<std::size_t>(least, memory.stats().reserved_bytes);
-    if (claim(first) != ClaimResult::granted) {
+    try {
+      std::size_t const first = std::max<std::size_t>(least, memory.stats().reserved_bytes);
+      if (claim(first) != ClaimResult::granted) {
+        throw OutOfDeviceMemory{
+            MemoryReport{.requested_bytes = first, .capacity_bytes = most_bytes_},
+            "The programs that share the device did not give up what this one is promised."};
+      }
+    } catch (...) {
       memory.set_capacity(most_bytes_);
-      throw OutOfDeviceMemory{
-          MemoryReport{.requested_bytes = least, .capacity_bytes = most_bytes_},
-          "The programs that share the device did not give up what this one is promised."};
+      throw;
     }
     if (options_.period.count() > 0) {
       thread_ = std::thread{[this] { run(); }};
@@ -196,10 +200,10 @@ class DeviceShare {
       return ClaimResult::refused;
     }
     claimed_bytes_ = std::max(claimed_bytes_, claimed);
+    Claiming const claiming{*this};
     auto const start = std::chrono::steady_clock::now();
     auto const pause = std::max(options_.period, std::chrono::milliseconds{1});
     for (;;) {
-      claim_ends_ = Clock::now() + options_.idle_after;
       bool const is_in_the_way = !update_locked();
       if (capacity_bytes_ >= claimed) {
         return ClaimResult::granted;
@@ -226,6 +230,21 @@ class DeviceShare {
   }
 
  private:
+  /// A claim that is waited for. The caller holds the lock.
+  class Claiming {
+   public:
+    explicit Claiming(DeviceShare& share) noexcept : share_{share} { share_.is_claiming_ = true; }
+    Claiming(Claiming const&) = delete;
+    Claiming& operator=(Claiming const&) = delete;
+    ~Claiming() {
+      share_.is_claiming_ = false;
+      share_.claim_ends_ = Clock::now() + share_.options_.idle_after;
+    }
+
+   private:
+    DeviceShare& share_;
+  };
+
   [[nodiscard]] std::size_t least_bytes() const noexcept {
     return round_up(std::max<std::size_t>(options_.least_bytes, 1), granule_bytes);
   }
@@ -251,7 +270,7 @@ class DeviceShare {
     if (std::exchange(leases_seen_, now.leased.blocks.total) != now.leased.blocks.total) {
       last_active_ = time;
     }
-    if (time >= claim_ends_) {
+    if (!is_claiming_ && time >= claim_ends_) {
       claimed_bytes_ = 0;
     }
     bool const is_active = claimed_bytes_ != 0 || time - last_active_ < options_.idle_after;
@@ -314,6 +333,7 @@ class DeviceShare {
   std::condition_variable changed_;
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
+  bool is_claiming_ = false;
   typename Clock::time_point claim_ends_ = Clock::now();
   std::uint64_t leases_seen_ = 0;
   typename Clock::time_point last_active_ = Clock::now();

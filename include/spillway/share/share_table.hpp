@@ -117,16 +117,16 @@ class BasicShareTable {
   }
 
   /// The right to read and write the table, among threads and among processes.
-  class Access {
+  class Locked {
    public:
-    explicit Access(BasicShareTable& table) : table_{table}, guard_{table.mutex_} {
+    explicit Locked(BasicShareTable& table) : table_{table}, guard_{table.mutex_} {
       if (!table_.lock(table_byte, F_OFD_SETLKW)) {
         throw_error("lock");
       }
     }
-    Access(Access const&) = delete;
-    Access& operator=(Access const&) = delete;
-    ~Access() { table_.unlock(table_byte); }
+    Locked(Locked const&) = delete;
+    Locked& operator=(Locked const&) = delete;
+    ~Locked() { table_.unlock(table_byte); }
 
    private:
     BasicShareTable& table_;
@@ -200,7 +200,7 @@ template <class Lazy>
 BasicShareTable<Lazy>::~BasicShareTable() {
   try {
     if (is_own()) {
-      Access const access{*this};
+      Locked const locked{*this};
       table_->slots[own_] = {};
     }
   } catch (std::system_error const&) {  // NOLINT(bugprone-empty-catch): see the class comment
@@ -215,7 +215,7 @@ void BasicShareTable<Lazy>::open(std::filesystem::path const& file) {
   if (fd_ < 0) {
     throw std::system_error{errno, std::generic_category(), file.string()};
   }
-  Access const access{*this};
+  Locked const locked{*this};
   struct stat status {};
   if (::fstat(fd_, &status) != 0) {
     throw_error("fstat");
@@ -239,7 +239,7 @@ template <class Lazy>
 void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
                                  std::uint64_t least_bytes,
                                  double weight) {
-  Access const access{*this};
+  Locked const locked{*this};
   drop_the_dead();
   auto& slots = table_->slots;
   std::uint64_t promised_bytes = 0;
@@ -327,7 +327,7 @@ template <class Lazy>
 typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64_t wanted_bytes,
                                                                      std::uint64_t claimed_bytes,
                                                                      bool is_active) {
-  Access const access{*this};
+  Locked const locked{*this};
   drop_the_dead();
   auto& slots = table_->slots;
   Slot& own = slots[own_];
@@ -360,7 +360,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
 
 template <class Lazy>
 void BasicShareTable<Lazy>::shrink(std::uint64_t bytes) {
-  Access const access{*this};
+  Locked const locked{*this};
   Slot& own = table_->slots[own_];
   own.held_bytes = std::min(own.held_bytes, bytes);
 }
@@ -369,7 +369,7 @@ template <class Lazy>
 std::vector<ShareMember> BasicShareTable<Lazy>::members() {
   std::vector<ShareMember> found;
   found.reserve(most_members);
-  Access const access{*this};
+  Locked const locked{*this};
   drop_the_dead();
   find_shares();
   for (std::size_t i = 0; i < most_members; ++i) {
