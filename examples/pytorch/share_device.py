@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two processes train on one device, in two ways: each has half of its memory, or they share it (`spillway_torch.share`).
 
-    python share_device.py [--capacity 1.2] [--steps 6] [--rounds 4] [--gbps 4]
+    python share_device.py [--capacity 1.2] [--steps 8] [--rounds 3] [--gbps 1]
 
 In each round one of them trains while the other one rests, then the other way round, then both at once. P is the most that
 one of them has in tensors at once; --capacity is what both have together, as a factor of P. The device is the CPU, with a
@@ -98,9 +98,9 @@ def measure(workers, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capacity", type=float, default=1.2)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--gbps", type=float, default=4)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--gbps", type=float, default=1)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--share", default="", help=argparse.SUPPRESS)
