@@ -45,11 +45,11 @@ _NAMING = {
     "torch.distributed.fsdp._flat_param": ("_same_storage",),
     "torch.distributed.fsdp._runtime_utils": ("_catch_all_reshard",),
     "torch.distributed.utils": ("_data_ptr_allocated",),
-    "safetensors.torch": ("storage_ptr", "_end_ptr", "_filter_shared_not_shared", "_is_complete"),
-    "transformers.modeling_utils": ("_end_ptr", "_find_disjoint", "_find_identical"),
+    "safetensors.torch": ("storage_ptr", "_filter_shared_not_shared", "_is_complete"),
+    "transformers.modeling_utils": ("_find_disjoint", "_find_identical"),
     "transformers.pytorch_utils": ("id_tensor_storage",),
     "huggingface_hub.serialization._torch": ("get_torch_storage_id", "_get_unique_id", "storage_ptr", "_is_complete",
-                                             "_end_ptr", "_filter_shared_not_shared"),
+                                             "_filter_shared_not_shared"),
     "accelerate.utils.modeling": ("id_tensor_storage",),
     "peft.tuners.tuners_utils": ("_unload_and_optionally_merge",),
 }
@@ -73,7 +73,8 @@ def _keeping(function):
 
 
 def _is_naming(caller):
-    while caller is not None and caller.f_globals.get("__name__") == "torch.storage":  # a typed one asks the untyped one
+    # A typed storage asks the untyped one, and an end is compared with the beginnings that its caller asks for.
+    while caller is not None and (caller.f_globals.get("__name__") == "torch.storage" or caller.f_code.co_name == "_end_ptr"):
         caller = caller.f_back
     return caller is not None and caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
 
@@ -144,6 +145,21 @@ def _lending(function):
         _borrowers[id(borrower)] = borrower
         return result
     return _named_like(call, function)
+
+
+def _wrap_addresses_of_arrays(module):
+    """`array.ctypes` gives an address out that others go on with after the array, as long as the tensor lives."""
+    cls = module._ctypes
+    inner = cls.__init__
+
+    def __init__(self, array, *args, **kwargs):
+        owner = array
+        while owner is not None and not isinstance(owner, torch.Tensor):
+            owner = getattr(owner, "obj" if isinstance(owner, memoryview) else "base", None)
+        if owner is not None:
+            _C.bring_in(owner, not _C.is_holding())
+        inner(self, array, *args, **kwargs)
+    cls.__init__ = _named_like(__init__, inner)
 
 
 def _named_like(call, function):
@@ -759,6 +775,8 @@ def install():
     _wrap_methods(torch.Tensor, _WRITING, _writing)
     _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
     _wrap_methods(torch.Tensor, ("numpy",), _lending)
+    for name in ("numpy._core._internal", "numpy.core._internal"):  # the second is of NumPy before 2.0
+        _after_import(name, _wrap_addresses_of_arrays)
     torch.Tensor.__setitem__ = _C.set_item_method()
     _wrap_methods(torch._C, ("_data_address",), _addressing)
     _wrap_methods(torch.UntypedStorage, ("data_ptr",), _storage_addressing)

@@ -2,6 +2,7 @@
 """Doors through which Python code reaches bytes or addresses without an operation: it gets them for as long as it
 uses them, and no tensor has to stay for good."""
 import copy
+import ctypes
 import gc
 import io
 import json
@@ -478,6 +479,13 @@ def test_safetensors(lms, tmp_path):
     assert outside(safetensors.load_file(tmp_path / "net.safetensors")["0.weight"]) == wanted
 
 
+def test_safetensors_finds_the_end_of_a_tensor(lms):
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensor = torch.zeros(100)
+    lms.evict()
+    assert safetensors._end_ptr(tensor) - tensor.data_ptr() == 400
+
+
 def test_a_model_larger_than_the_limit_is_written_to_safetensors(lms, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     state = {str(i): torch.full((32 << 20,), i, dtype=torch.uint8) for i in range(12)}  # 384 MiB of 256
@@ -524,6 +532,23 @@ def test_an_array_holds_its_tensor_until_it_dies(lms):
     gc.collect()
     lms.evict()
     assert lms.is_away(a) and a[10].item() == -1
+
+
+def test_an_array_that_is_asked_for_its_address_keeps_its_tensor(lms):
+    tensors = [torch.arange(100.) for _ in range(3)]
+    lms.evict()
+    views = [lambda array: array, lambda array: array[10:], lambda array: numpy.frombuffer(memoryview(array), numpy.float32)]
+    addresses = [view(t.numpy()).ctypes.data for view, t in zip(views, tensors)]
+    lms.evict()
+    assert all(lms.view(t)["has_address"] for t in tensors)
+    assert [ctypes.c_float.from_address(a).value for a in addresses] == [0, 10, 0]
+    other = torch.arange(100.)
+    with spillway_torch.hold():
+        address = other.numpy().ctypes.data
+        lms.evict()
+        assert ctypes.c_float.from_address(address + 4).value == 1
+    lms.evict()
+    assert lms.is_away(other)
 
 
 def test_the_profiler_sees_memory(lms):
