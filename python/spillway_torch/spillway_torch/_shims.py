@@ -6,6 +6,7 @@ bytes only while it is called gets them for that long, an array of NumPy for as 
 that only tells storages apart gets names in the place of addresses.
 """
 import _thread
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -127,11 +128,7 @@ class _Borrower(weakref.ref):
     __slots__ = ("lease",)
 
 
-_borrowers = {}
-
-
-def _on_borrower_gone(borrower):
-    _borrowers.pop(id(borrower), None)
+_borrowers = {}  # each under the `id` of its lease
 
 
 def _lending(function):
@@ -140,9 +137,10 @@ def _lending(function):
             self = self.detach().cpu().resolve_conj().resolve_neg()  # as `force` does, but what that makes could leave
         lease = _C.Lent(self)
         result = function(self, *args, **kwargs)
-        borrower = _Borrower(result, _on_borrower_gone)
+        # No Python runs when the array dies: what a handler of signals raised in it, such as KeyboardInterrupt, would be lost.
+        borrower = _Borrower(result, functools.partial(_borrowers.pop, id(lease)))
         borrower.lease = lease
-        _borrowers[id(borrower)] = borrower
+        _borrowers[id(lease)] = borrower
         return result
     return _named_like(call, function)
 

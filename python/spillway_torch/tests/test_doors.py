@@ -6,6 +6,7 @@ import ctypes
 import gc
 import io
 import json
+import sys
 import typing
 import zipfile
 
@@ -534,6 +535,14 @@ def test_an_array_holds_its_tensor_until_it_dies(lms):
     assert lms.is_away(a) and a[10].item() == -1
 
 
+def test_no_code_that_could_be_interrupted_runs_when_an_array_dies(lms):
+    array, events = torch.arange(100.).numpy(), []
+    sys.setprofile(lambda frame, event, _: events.append((event, frame.f_code.co_name)))
+    del array
+    sys.setprofile(None)
+    assert not [event for event in events if event[0] == "call"]
+
+
 def test_an_array_that_is_asked_for_its_address_keeps_its_tensor(lms):
     tensors = [torch.arange(100.) for _ in range(3)]
     lms.evict()
@@ -832,7 +841,31 @@ struct Square : torch::autograd::Function<Square> {
   }
 };
 static at::Tensor square(at::Tensor const& x) { return Square::apply(x); }
-TORCH_LIBRARY(row_sums, library) { library.def("square(Tensor x) -> Tensor", &square); }
+static at::Tensor shared(at::Tensor const& x) { return at::from_blob(x.data_ptr(), x.sizes(), [x](void*) {}, x.options()); }
+static double sum(c10::Dict<std::string, at::Tensor> const& values) {
+  double sum = 0;
+  for (auto const& entry : values) sum += entry.value().data_ptr<float>()[1];
+  return sum;
+}
+static double sum_of_pairs(c10::List<std::tuple<at::Tensor, at::Tensor>> const& pairs) {
+  double sum = 0;
+  for (std::tuple<at::Tensor, at::Tensor> const pair : pairs) {
+    sum += std::get<0>(pair).data_ptr<float>()[1] + std::get<1>(pair).data_ptr<float>()[1];
+  }
+  return sum;
+}
+static c10::Dict<std::string, at::Tensor> doubled(c10::Dict<std::string, at::Tensor> const& values) {
+  c10::Dict<std::string, at::Tensor> results;
+  for (auto const& entry : values) results.insert(entry.key(), at::mul(at::from_blob(entry.value().data_ptr<float>(), {2}), 2));
+  return results;
+}
+TORCH_LIBRARY(row_sums, library) {
+  library.def("sum(Dict(str, Tensor) values) -> float", &sum);
+  library.def("sum_of_pairs((Tensor, Tensor)[] pairs) -> float", &sum_of_pairs);
+  library.def("doubled(Dict(str, Tensor) values) -> Dict(str, Tensor)", &doubled);
+  library.def("square(Tensor x) -> Tensor", &square);
+  library.def("shared(Tensor x) -> Tensor", &shared);
+}
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("square", &square);
   module.def("row_sums", &row_sums, pybind11::arg("x"));
@@ -932,6 +965,39 @@ try:
 except RuntimeError as error:
     print("than_nothing" in str(error).replace(" ", "_"), spillway_torch.memory_stats()["active_frames"])
 """).split() == "False True 0 False True 0 True 0".split()
+
+
+def test_a_result_in_the_memory_of_an_operand_keeps_it(script, extension_folder):
+    """An operator may give its result a storage of its own that refers to an operand's memory."""
+    assert script(f"""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
+{loading(extension_folder)}
+spillway_torch.set_enabled_lms(True)
+x, other = torch.full((1 << 20,), 3.0), torch.full((1 << 20,), 2.0)
+y, square = torch.ops.row_sums.shared(x), torch.ops.row_sums.square(other)
+spillway_torch.reclaim_inactive()
+overwriting = [torch.full((1 << 20,), 7.0) for _ in range(8)]
+print(int(y.sum()) >> 20, spillway_torch._C.view(x)["kept"], spillway_torch._C.view(other)["kept"], end=" ")
+x[0] = 5
+print(int(y[0]), int(square[0]))
+""").split() == "3 True False 5 4".split()
+
+
+def test_operators_take_and_return_dictionaries_and_tuples(script, extension_folder):
+    assert script(f"""
+import torch, spillway_torch
+spillway_torch.install(device="cpu", limit=28 << 20, least_bytes=1)
+{loading(extension_folder)}
+spillway_torch.set_enabled_lms(True)
+named, pairs = dict(a=torch.ones(100), b=torch.ones(100)), [(torch.ones(100), torch.ones(100))]
+spillway_torch.reclaim_inactive()
+print(torch.ops.row_sums.sum(named), torch.ops.row_sums.sum_of_pairs(pairs), end=" ")
+spillway_torch.reclaim_inactive()
+doubled = torch.ops.row_sums.doubled(named)
+spillway_torch.reclaim_inactive()
+print(spillway_torch._C.view(doubled["a"])["has_address"], doubled["b"].tolist())
+""").split() == "2.0 2.0 False [2.0, 2.0]".split()
 
 
 def test_what_an_extension_retains_stays(script, extension_folder):

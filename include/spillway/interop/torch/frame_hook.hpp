@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -592,9 +593,31 @@ class FrameHook {
         stack,
         [&](Operands const& operands) {
           op.redispatchBoxed(next, stack);
-          call.end(operands, tensors_of(last(*stack, op.schema().returns().size())));
+          auto const results = last(*stack, op.schema().returns().size());
+          keep_shared(operands, results);
+          call.end(operands, tensors_of(results));
         },
         false);
+  }
+
+  /// Keeps the operands whose memory results have in storages of their own (`at::from_blob`).
+  static void keep_shared(Operands const& operands, std::span<c10::IValue const> results) {
+    auto const address_of = [](c10::StorageImpl& storage) {
+      return reinterpret_cast<std::uintptr_t>(storage._mutable_data_ptr_no_checks().get());
+    };
+    auto const visit = [&](at::Tensor const& tensor, bool) {
+      c10::StorageImpl* const own = tensor.storage().unsafeGetStorageImpl();
+      bool const is_foreign = own != nullptr && !Leases::is_ours(*own);
+      std::uintptr_t const address = is_foreign ? address_of(*own) : 0;
+      for (Operand const& operand : operands) {
+        if (address != 0 && address - address_of(*operand.storage) < operand.storage->nbytes()) {
+          bring_in(*operand.storage, operand.tensor, /*keeps=*/true);
+        }
+      }
+    };
+    for (c10::IValue const& result : results) {
+      for_each_tensor(result, visit);
+    }
   }
 
   /// Runs `call(operands)` in a frame that has the operands and results on the stack.

@@ -142,18 +142,27 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
   }
 }
 
-/// Does the same for a value that is a tensor, or a list of tensors, of optional ones, or of such
-/// lists.
+/// Does the same for a value that is a tensor, or a list, a tuple or the values of a dictionary of
+/// tensors, of optional ones, or of such collections.
 template <class Visit>
 void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   if (value.isTensor()) {
     for_each_part(value.toTensor(), visit);
   } else if (value.isTensorList() || value.isList()) {
     for (c10::IValue const& element : value.toListRef()) {
-      if (!element.isTensor() && !element.isList() && !element.isNone()) {
+      if (!element.isTensor() && !element.isList() && !element.isNone() && !element.isTuple() &&
+          !element.isGenericDict()) {
         return;  // a list of numbers
       }
       for_each_tensor(element, visit);
+    }
+  } else if (value.isTuple()) {
+    for (c10::IValue const& element : value.toTupleRef().elements()) {
+      for_each_tensor(element, visit);
+    }
+  } else if (value.isGenericDict()) {
+    for (auto const& entry : value.toGenericDict()) {
+      for_each_tensor(entry.value(), visit);
     }
   }
 }
