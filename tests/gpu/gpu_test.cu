@@ -8,4 +8,5 @@
 #if defined(SPILLWAY_WITH_NVCOMP)
 #  include "nvcomp_test.cu"
 #endif
+#include "share_test.cu"
 #include "streams_test.cu"
