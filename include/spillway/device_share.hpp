@@ -24,8 +24,8 @@
 
 namespace spillway {
 
-/// Memory whose capacity can be changed while it is used: a `DeviceAllocator`, or what an adapter for
-/// a framework makes of one.
+/// Memory whose capacity can be changed while it is used: a `DeviceAllocator`, or what an adapter
+/// for a framework makes of one.
 ///
 /// | expression                 | must                                                          |
 /// |----------------------------|---------------------------------------------------------------|
@@ -71,8 +71,8 @@ enum class ClaimResult : std::uint8_t {
 /// The programs divide one capacity by what each wants, so that one that is alone, or the only one
 /// at work, has all of it, and two that are at work have their fair shares. A share changes while
 /// the program runs: `DeviceShare` lowers and raises the capacity of its memory, so that blocks
-/// leave and come back as under any other capacity. A program that holds more than its share gives the
-/// excess up before others take it, so together they never use more than the capacity. One that
+/// leave and come back as under any other capacity. A program that holds more than its share gives
+/// the excess up before others take it, so together they never use more than the capacity. One that
 /// ends, however that is, gives back all it had. docs/sharing.md says how shares are found.
 ///
 /// Every program makes its memory with the same capacity, that of all of them together, and joins
@@ -80,7 +80,8 @@ enum class ClaimResult : std::uint8_t {
 /// far as another program lacks it; other memory only where a whole reservation is free.
 ///
 /// ```cpp
-/// DeviceAllocator<> memory{{.capacity_bytes = 20_GiB, .initial_bytes = 0, .grows_in_place = true}};
+/// DeviceAllocator<> memory{
+///     {.capacity_bytes = 20_GiB, .initial_bytes = 0, .grows_in_place = true}};
 /// DeviceShare share{memory, {.file = "/dev/shm/gpu0"}};
 /// auto const lease = share.retry([&] { return tensor.acquire_write(stream); });
 /// ```

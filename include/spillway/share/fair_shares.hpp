@@ -16,9 +16,9 @@
 // Order     1. what each is promised, 2. what a program cannot go on without, 3. what those want
 //           that are at work, 4. what the others want, 5. the rest, to those that are at work, so
 //           that they can grow without asking.
-// Example   100 bytes; A wants 80, B wants 30, C, which is idle, wants 50, all of one weight. B gets
-//           30, A 70 and C nothing. When A ends, B gets 30 and C 50, and the 20 that are left go to
-//           B.
+// Example   100 bytes; A wants 80, B wants 30, C, which is idle, wants 50, all of one weight. B
+//           gets 30, A 70 and C nothing. When A ends, B gets 30 and C 50, and the 20 that are left
+//           go to B.
 
 namespace spillway::detail {
 

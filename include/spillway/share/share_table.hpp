@@ -263,15 +263,15 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
   }
   own_ = unused;
   table_->capacity_bytes = capacity_bytes;
-  slots[own_] = {.is_taken = 1,
-                 .process = process_,
-                 .least_bytes = least_bytes,
-                 .claimed_bytes = 0,
-                 .claim = 0,
-                 .wanted_bytes = 0,
-                 .held_bytes = 0,
-                 .weight = weight,
-                 .is_active = 1};
+  slots[own_] = Slot{.is_taken = 1,
+                     .process = process_,
+                     .least_bytes = least_bytes,
+                     .claimed_bytes = 0,
+                     .claim = 0,
+                     .wanted_bytes = 0,
+                     .held_bytes = 0,
+                     .weight = weight,
+                     .is_active = 1};
 }
 
 template <class Lazy>
@@ -309,11 +309,11 @@ void BasicShareTable<Lazy>::find_shares() noexcept {
   });
   for (std::size_t i = 0; i < count; ++i) {
     Slot const& slot = table_->slots[members[i]];
-    requests_[i] = {.least_bytes = slot.least_bytes,
-                    .claimed_bytes = slot.claimed_bytes,
-                    .wanted_bytes = slot.wanted_bytes,
-                    .weight = slot.weight,
-                    .is_active = slot.is_active != 0};
+    requests_[i] = ShareRequest{.least_bytes = slot.least_bytes,
+                                .claimed_bytes = slot.claimed_bytes,
+                                .wanted_bytes = slot.wanted_bytes,
+                                .weight = slot.weight,
+                                .is_active = slot.is_active != 0};
   }
   std::array<std::uint64_t, most_members> found{};
   fair_shares({requests_.data(), count}, table_->capacity_bytes, {found.data(), count});

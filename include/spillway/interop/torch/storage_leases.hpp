@@ -326,8 +326,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
   /// Ends an outermost operation that found room only in pieces, swaps out everything that no other
   /// operation uses, and begins the operation anew: its operands come in side by side, so that what
-  /// remains is in as few pieces as can be. If it had in use what another program waits for, it waits
-  /// in between until that one has had it.
+  /// remains is in as few pieces as can be. If it had in use what another program waits for, it
+  /// waits in between until that one has had it.
   ///
   /// @throws as `enter`
   void regroup(Frames& frames, Operands const& operands) {
