@@ -14,9 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <filesystem>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -43,7 +43,7 @@ concept LimitedMemory = requires(M& memory, M const& constant, std::size_t bytes
 struct ShareOptions {
   /// By which the programs find each other: any path that all of them can open, best in memory
   /// (`/dev/shm/NAME`). It is made if it is not there, for its owner alone, and stays.
-  std::filesystem::path file;
+  std::string file;
   /// Promised, whatever the others want: at least what one operation of the program needs at once,
   /// if it must never wait for others.
   std::size_t least_bytes = 32_MiB;

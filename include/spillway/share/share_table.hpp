@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <mutex>
 #include <span>
+#include <string>
 #include <system_error>
 #include <vector>
 
@@ -60,7 +60,7 @@ class BasicShareTable {
   /// @throws std::system_error if the file cannot be opened, locked or mapped; ContractViolation if
   ///         it is something else, if members are there that share another capacity, if they are
   ///         promised so much that `least_bytes` are not left, or if 64 of them are there
-  BasicShareTable(std::filesystem::path const& file,
+  BasicShareTable(std::string const& file,
                   std::uint64_t capacity_bytes,
                   std::uint64_t least_bytes,
                   double weight);
@@ -162,7 +162,7 @@ class BasicShareTable {
     return slot == own_ || ::fcntl(fd_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
   }
 
-  void open(std::filesystem::path const& file);
+  void open(std::string const& file);
   void join(std::uint64_t capacity_bytes, std::uint64_t least_bytes, double weight);
   void close() noexcept;
   void drop_the_dead() noexcept;
@@ -181,7 +181,7 @@ class BasicShareTable {
 using ShareTable = BasicShareTable<>;
 
 template <class Lazy>
-BasicShareTable<Lazy>::BasicShareTable(std::filesystem::path const& file,
+BasicShareTable<Lazy>::BasicShareTable(std::string const& file,
                                        std::uint64_t capacity_bytes,
                                        std::uint64_t least_bytes,
                                        double weight) {
@@ -209,11 +209,11 @@ BasicShareTable<Lazy>::~BasicShareTable() {
 }
 
 template <class Lazy>
-void BasicShareTable<Lazy>::open(std::filesystem::path const& file) {
+void BasicShareTable<Lazy>::open(std::string const& file) {
   constexpr mode_t for_the_user_alone = 0600;
   fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, for_the_user_alone);
   if (fd_ < 0) {
-    throw std::system_error{errno, std::generic_category(), file.string()};
+    throw std::system_error{errno, std::generic_category(), file};
   }
   Locked const locked{*this};
   struct stat status {};
