@@ -5,12 +5,14 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cstddef>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include <support/buffer_leases_bench.hpp>
+#include <support/temporary_folder.hpp>
 
 using namespace spillway;
 using namespace spillway::framework;
@@ -78,5 +80,43 @@ TEST_SUITE("buffer_leases_race") {
     CHECK(refused == 0);  // three operations at once use less than half of the memory
     CHECK(bench.leases.counts().active_bytes == 0);
     CHECK(bench.memory.stats().swap_outs.count > 0);
+  }
+
+  TEST_CASE("BufferLeases: programs that share a device wait for each other, and lose nothing") {
+    constexpr std::size_t bytes = 32_KiB;
+    TemporaryFolder folder;
+    std::atomic<int> wrong{0};
+    std::vector<std::jthread> programs;
+    for (unsigned char program = 0; program < 2; ++program) {
+      programs.emplace_back([&, program] {
+        std::mt19937_64 random{program};
+        LeasesBench bench{512_KiB};
+        bench.leases.share({.file = folder.path() / "table",
+                            .least_bytes = 64_KiB,
+                            .period = std::chrono::milliseconds{1},
+                            .idle_after = std::chrono::milliseconds{5}});
+        std::vector<unsigned char*> buffers;
+        for (unsigned char i = 0; i < 14; ++i) {
+          buffers.push_back(bench.make(bytes, static_cast<unsigned char>(100 * program + i)));
+        }
+        for (int i = 0; i < 300; ++i) {
+          // Four need 128 KiB, and both programs are promised 64.
+          std::size_t const first = random() % (buffers.size() - 3);
+          auto const read = bench.read(
+              {buffers[first], buffers[first + 1], buffers[first + 2], buffers[first + 3]});
+          for (std::size_t k = 0; k < 4; ++k) {
+            wrong += read[k] != 100U * program + first + k ? 1 : 0;
+          }
+        }
+        wrong += bench.leases.share_members().empty() ? 1 : 0;
+        for (unsigned char* const p : buffers) {
+          bench.leases.free(p);
+        }
+        bench.leases.leave_share();
+        wrong += bench.leases.is_shared() ? 1 : 0;
+      });
+    }
+    programs.clear();
+    CHECK(wrong == 0);
   }
 }
