@@ -153,6 +153,39 @@ TEST_SUITE("DeviceShare") {
     second.check();
   }
 
+  TEST_CASE(
+      "DeviceShare: what a step wants at its height is wanted until a whole step wants less") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    auto const wanted = [&] {
+      ToldClock::time += 3s;
+      first.share->update();
+      return first.share->members().at(0).wanted_bytes;
+    };
+    first.bench.allocator.begin_step();
+    first.make(8);
+    CHECK(wanted() == 512_KiB);
+    first.blocks.clear();
+    for (int i = 0; i < 5; ++i) {
+      CHECK(wanted() == 512_KiB);  // the step goes on
+    }
+    first.bench.allocator.begin_step();
+    first.bench.allocator.begin_step();
+    CHECK(wanted() == 512_KiB);
+    first.bench.allocator.begin_step();
+    first.bench.allocator.begin_step();
+    CHECK(wanted() == 0);
+
+    first.make(8);
+    CHECK(wanted() == 512_KiB);
+    first.blocks.clear();
+    ToldClock::time += 60s;  // a step that does not end
+    CHECK(wanted() == 512_KiB);
+    ToldClock::time += 60s;
+    CHECK(wanted() == 0);
+  }
+
   TEST_CASE("DeviceShare: what leases hold is given up when they have ended") {
     TemporaryFolder folder;
     Program first{folder.path() / "table"};

@@ -315,9 +315,16 @@ class DeviceShare {
   }
 
   /// The most bytes that existed at once, wherever they were, in this stretch of time or the last.
+  /// A stretch has a whole step of a program that marks its steps: what a step needs at its height
+  /// is wanted in its valleys, too, or the memory would go from one program to another and back.
   [[nodiscard]] std::uint64_t find_wanted(Stats const& now, typename Clock::time_point time) {
-    if (time - stretch_began_ >= options_.idle_after) {
+    constexpr int most_stretches = 16;  // that a long step is waited for
+    auto const passed = time - stretch_began_;
+    bool const has_whole_step = now.steps == 0 || now.steps >= steps_before_ + 2;
+    if (passed >= options_.idle_after &&
+        (has_whole_step || passed >= most_stretches * options_.idle_after)) {
       stretch_began_ = time;
+      steps_before_ = now.steps;
       wanted_before_ = std::exchange(wanted_, 0);
     }
     wanted_ = std::max(wanted_, now.allocated.bytes.current);
@@ -339,6 +346,7 @@ class DeviceShare {
   std::uint64_t leases_seen_ = 0;
   typename Clock::time_point last_active_ = Clock::now();
   typename Clock::time_point stretch_began_ = Clock::now();
+  std::uint64_t steps_before_ = 0;  // this stretch of time
   std::uint64_t wanted_ = 0;
   std::uint64_t wanted_before_ = 0;
   bool is_ending_ = false;
