@@ -7,8 +7,6 @@
 before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
 results. The names are those of IBM's TensorFlow Large Model Support.
 """
-import atexit
-import os
 import re
 import threading
 
@@ -23,6 +21,7 @@ from ._keras import LMSStatsLogger
 from ._load import C as _C
 from ._load import built_for as _built_for
 from ._load import load as _load_part
+from ._share import make_calls as _make_calls
 from ._stats import *  # noqa: F401,F403
 from ._stats import NAMES as _STATS
 from ._stats import get_lms_stats, memory_summary, reset_peak_stats
@@ -172,31 +171,7 @@ def park(level="host"):
     return _C.park(level == "file")
 
 
-def share(file, least="32MiB", weight=1, *, idle_after=2, patience=10):
-    """Shares the device with other processes that call this with the same file: they divide the limit, which is the
-    same for all of them, by what their tensors want and by who is at work. Tensors leave when another process lacks
-    memory that is not fairly this one's, and come back when that ends or rests. To be called once, before many tensors
-    are made.
-
-    file        any path that all can open, best in memory ("/dev/shm/gpu0"). It is made if it is not there
-    least       bytes that are promised to this process, whatever the others want
-    weight      one with twice the weight gets twice as much of what both want
-    idle_after  seconds without an operation after which the process is not at work
-    patience    seconds for which an operation waits until others have given up what it cannot do without
-    """
-    least = _bytes(least, "share", "least")
-    if not get_lms_enabled():
-        raise RuntimeError("spillway_tf.share(): nothing can leave before set_lms_enabled(True)")
-    if not weight > 0 or idle_after < 0 or patience < 0:
-        raise ValueError("spillway_tf.share(): weight is above 0, and idle_after and patience are seconds")
-    _C.share(os.fspath(file), least, weight, idle_after, patience)
-    atexit.register(_C.leave_share)
-
-
-def share_members():
-    """The processes that share the device, this one among them: a dictionary for each."""
-    names = "process", "held_bytes", "fair_bytes", "wanted_bytes", "weight", "is_active"
-    return [dict(zip(names, row)) for row in _C.share_members()] if _C.is_installed() else []
+share, share_members = _make_calls(_C, "set_lms_enabled")
 
 
 def wake():
