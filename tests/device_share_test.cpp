@@ -10,10 +10,12 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -78,6 +80,27 @@ struct Program {
   SmallBench bench;
   std::unique_ptr<Share> share;
   std::vector<std::unique_ptr<support::KnownBytes>> blocks;
+};
+
+/// Memory of 1 MiB that wants all of it, and cannot be made smaller while it refuses that.
+struct StubbornMemory {
+  [[nodiscard]] Stats stats() const {
+    Stats stats;
+    stats.capacity_bytes = capacity_bytes;
+    stats.allocated.bytes.current = 1_MiB;
+    return stats;
+  }
+  void set_capacity(std::size_t bytes) {
+    if (refuses && bytes < capacity_bytes) {
+      ++refusals;
+      throw DeviceError{"the memory refuses"};
+    }
+    capacity_bytes = bytes;
+  }
+
+  std::atomic<std::size_t> capacity_bytes{1_MiB};
+  std::atomic<bool> refuses{false};
+  std::atomic<int> refusals{0};
 };
 
 /// Makes a program while another one, which has to give something up for it, looks at the others.
@@ -342,6 +365,27 @@ TEST_SUITE("DeviceShare") {
                     std::runtime_error);
     CHECK(first.share->retry([] { return 7; }) == 7);
     CHECK(first.share->claim(2_MiB) == ClaimResult::refused);
+  }
+
+  TEST_CASE("DeviceShare: what went wrong on its thread is thrown by the next call") {
+    TemporaryFolder folder;
+    StubbornMemory memory;
+    DeviceShare<StubbornMemory> share{
+        memory, {.file = folder.path() / "table", .least_bytes = 64_KiB, .period = 1ms}};
+    for (auto const& call : std::vector<std::function<void()>>{[&] { (void)share.members(); },
+                                                               [&] { (void)share.claim(2_MiB); },
+                                                               [&] { share.update(); }}) {
+      // The other program lacks what this one does not give up.
+      detail::ShareTable table{folder.path() / "table", 1_MiB, 64_KiB, 1};
+      memory.refuses = true;
+      table.update(1_MiB, 0, true);
+      while (memory.refusals == 0) {
+        std::this_thread::yield();
+      }
+      memory.refuses = false;
+      CHECK_THROWS_WITH_AS(call(), "the memory refuses", DeviceError);
+      memory.refusals = 0;
+    }
   }
 
   TEST_CASE("DeviceShare: processes share a device, and never hold more than there is") {

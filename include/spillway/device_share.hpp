@@ -87,7 +87,7 @@ enum class ClaimResult : std::uint8_t {
 /// ```
 ///
 /// Threads  thread-safe. A thread of its own looks at the others, unless the period is 0.
-/// Errors   what goes wrong on that thread is thrown by the next `update`.
+/// Errors   what goes wrong on that thread is thrown by the next `update`, `claim` or `members`.
 /// Fork     a child takes no part: its memory keeps the capacity that it has then.
 /// @tparam Clock  tells how long the program has leased nothing
 template <LimitedMemory Memory, class Clock = std::chrono::steady_clock>
@@ -155,9 +155,7 @@ class DeviceShare {
       return;
     }
     std::scoped_lock const guard{mutex_};
-    if (auto const error = std::exchange(error_, nullptr)) {
-      std::rethrow_exception(error);
-    }
+    throw_noted();
     (void)update_locked();
   }
 
@@ -196,6 +194,7 @@ class DeviceShare {
     }
     std::scoped_lock const one_at_a_time{claiming_};
     std::unique_lock guard{mutex_};
+    throw_noted();
     std::size_t const claimed = round_up(std::max(bytes, capacity_bytes_ + 1), granule_bytes);
     if (claimed > most_bytes_) {
       return ClaimResult::refused;
@@ -225,9 +224,14 @@ class DeviceShare {
   [[nodiscard]] std::size_t capacity_bytes() const noexcept { return capacity_bytes_; }
   /// All programs that share the device; none in a forked child.
   ///
-  /// @throws std::system_error, std::bad_alloc
+  /// @throws std::system_error, std::bad_alloc; what went wrong on the thread
   [[nodiscard]] std::vector<ShareMember> members() {
-    return table_.is_own() ? table_.members() : std::vector<ShareMember>{};
+    if (!table_.is_own()) {
+      return {};
+    }
+    std::scoped_lock const guard{mutex_};
+    throw_noted();
+    return table_.members();
   }
 
  private:
@@ -261,6 +265,13 @@ class DeviceShare {
       } catch (...) {
         error_ = std::current_exception();
       }
+    }
+  }
+
+  /// Throws what went wrong on the thread, once. The caller holds the lock.
+  void throw_noted() {
+    if (auto const error = std::exchange(error_, nullptr)) {
+      std::rethrow_exception(error);
     }
   }
 

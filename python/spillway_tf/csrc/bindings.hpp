@@ -202,8 +202,10 @@ struct Bindings {
     m.def("is_shared", [] { return Site::is_ready() && installed().leases.is_shared(); });
     m.def(
         "leave_share", [] { installed().leases.leave_share(); }, release());
-    m.def("share_members",
-          [] { return spillway::framework::share_rows(installed().leases.share_members()); });
+    m.def(
+        "share_members",
+        [] { return spillway::framework::share_rows(installed().leases.share_members()); },
+        release());
     m.def("capacity", [] { return installed().memory.stats().capacity_bytes; });
     m.def("least_bytes", [] { return Site::tensors().least_bytes(); });
     m.def("granularity", [] { return installed().device.granularity_bytes(); });

@@ -279,8 +279,10 @@ void Bindings<Site>::define(pybind11::module_& m) {
   m.def("is_shared", [] { return is_installed() && installed().leases.is_shared(); });
   m.def(
       "leave_share", [] { installed().leases.leave_share(); }, WithoutLock());
-  m.def("share_members",
-        [] { return spillway::framework::share_rows(installed().leases.share_members()); });
+  m.def(
+      "share_members",
+      [] { return spillway::framework::share_rows(installed().leases.share_members()); },
+      WithoutLock());
   m.def(
       "set_profiled", [](bool is_on) { installed().leases.set_profiled(is_on); }, WithoutLock());
   m.def("set_recompute", [](bool is_on) { installed().leases.set_recompute(is_on); });
