@@ -155,6 +155,14 @@ run_core() {
   sanitizer racecheck interop -tce='CudaMemoryResource: memory passes between streams*' &
   sanitizer racecheck codec -tc='CudaZeroBitmap*' &
   sanitizer memcheck copy_kernel &
+  sanitizer memcheck streams -tce='cuda_check*' &  # makes a launch that fails
+  sanitizer racecheck streams &
+  local suite
+  for suite in graph share; do
+    sanitizer memcheck "$suite" &
+    sanitizer racecheck "$suite" &
+  done
+  sanitizer memcheck interop &
   wait
   json bandwidth 20 60 "${preload[@]}" "$bin/spillway-bandwidth" --device cuda --tier pinned --json "${small[@]}"
   on_gpu json bandwidth_kernel 10 30 "$bin/spillway-bandwidth" --device cuda --tier pinned --json --copy-kernel \
@@ -192,13 +200,16 @@ run_torch() {
   fi
   [ "$built" = 1 ] || step torch_build 60 300 scripts/build-pytorch.sh "$module" || broken=torch_build
   # A process for each file, several at once: after an error of a kernel nothing of its process can use the GPU.
-  local file name
+  local file
+  torch_test() {
+    # shellcheck disable=SC2016 # A file may have no test for this PyTorch: 5.
+    step "torch_$1" 30 200 bash -c '"$@" || [ $? -eq 5 ]' - "${preload[@]}" python3 -m pytest -q --tb=short \
+      -p no:cacheprovider "${@:2}"
+  }
+  torch_test alone -m alone python/spillway_torch/tests_cuda/test_*.py
   for file in python/spillway_torch/tests_cuda/test_*.py; do
     [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
-    name=$(basename "$file" .py)
-    # shellcheck disable=SC2016 # A file may have no test for this PyTorch: 5.
-    step "torch_$name" 30 200 bash -c '"$@" || [ $? -eq 5 ]' - "${preload[@]}" python3 -m pytest -q --tb=short \
-      -p no:cacheprovider "$file" &
+    torch_test "$(basename "$file" .py)" -m "not alone" "$file" &
   done
   wait
   training() {

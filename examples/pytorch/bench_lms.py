@@ -44,8 +44,7 @@ def saving(kind, lms, device):
 def work(options):
     torch.set_num_threads(1)
     if options.device == "cuda":
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cuda.enable_mem_efficient_sdp(False)  # which may not be deterministic nevertheless
+        nets.compute_the_same_each_time()
     lms = None
     if options.limit:
         import spillway_torch
@@ -59,7 +58,7 @@ def work(options):
     try:
         model, x, y = nets.make(options.net, options.batch, options.size)
         model, x, y = model.to(options.device), x.to(options.device), y.to(options.device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
         def train():
             """The losses of some steps, and their seconds."""

@@ -147,6 +147,14 @@ def make(net, batch=None, size=None):
     return conv(), torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
 
 
+def compute_the_same_each_time():
+    """Makes CUDA compute the same bits in each run, where PyTorch can."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise each new tensor is filled with NaN, by a kernel of its own.
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # which may not be deterministic nevertheless
+
+
 def training_step(net, batch=None, size=None, foreach=None):
     """A function that trains a network of `make` for one step, from the same weights whenever it is made."""
     torch.manual_seed(0)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two processes train on one device, in two ways: each has half of its memory, or they share it (`spillway_torch.share`).
 
-    python share_device.py [--capacity 1.2] [--steps 8] [--rounds 3] [--gbps 1]
+    python share_device.py [--device cpu|cuda] [--net NET] [--batch N] [--size N] [--capacity 1.2] [--steps 8] [--rounds 3]
+                           [--gbps 1]
 
 In each round one of them trains while the other one rests, then the other way round, then both at once. P is the most that
-one of them has in tensors at once; --capacity is what both have together, as a factor of P. The device is the CPU, with a
+one of them has in tensors at once; --capacity is what both have together, as a factor of P. On the CPU device there is a
 link of --gbps each way. Prints what a step takes and swaps, and whether both end with the same weights as a process that
-has the device alone.
+has the device alone. NET, --batch and --size are those of bench_lms.py.
 """
 import argparse
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +20,6 @@ import tempfile
 import time
 
 MIB = 1 << 20
-BATCH = 48
 
 
 def work(options):
@@ -28,37 +29,43 @@ def work(options):
     import nets
     import spillway_torch
     torch.set_num_threads(1)
-    spillway_torch.install(device="cpu", limit=options.limit or 8 << 30, link_bytes_per_second=options.gbps * 1e9)
+    if options.device == "cuda":
+        nets.compute_the_same_each_time()
+        spillway_torch.install(device="cuda", limit=options.limit or None)
+    else:
+        spillway_torch.install(device="cpu", limit=options.limit or 8 << 30, link_bytes_per_second=options.gbps * 1e9)
     spillway_torch.set_enabled_lms(True)
     if options.share:
         spillway_torch.share(options.share, idle_after=0.5)
     torch.manual_seed(1)
-    model = nets.conv()
+    model, x, y = (one.to(options.device) for one in nets.make(options.net, options.batch, options.size))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    pictures, classes = torch.rand(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     for line in sys.stdin:
         before = spillway_torch.memory_stats()["swap_out_bytes"]
         seconds = []
         for _ in range(int(line)):
             start = time.perf_counter()
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(pictures), classes).backward()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
+            if options.device == "cuda":
+                torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
         stats = spillway_torch.memory_stats()
         weights = hashlib.sha256()
         for parameter in model.parameters():
-            weights.update(parameter.detach().numpy().tobytes())
+            weights.update(parameter.detach().cpu().numpy().tobytes())
         print(json.dumps({"seconds": statistics.median(seconds), "peak": stats["tensor_bytes.all.peak"],
                           "swapped": (stats["swap_out_bytes"] - before) / len(seconds),
                           "weights": weights.hexdigest()}), flush=True)
 
 
 class Worker:
-    def __init__(self, limit=0, share="", gbps=0):
+    def __init__(self, options, limit=0, share=""):
+        same = [f"--{name}={getattr(options, name)}" for name in ("device", "net", "batch", "size", "gbps")]
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--work", "--limit", str(limit), "--share", share, "--gbps", str(gbps)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            [sys.executable, __file__, "--work", *same, "--limit", str(limit), "--share", share],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
 
     def begin(self, steps):
         self.process.stdin.write(f"{steps}\n")
@@ -97,6 +104,10 @@ def measure(workers, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--net", default="conv", choices=["conv", "mlp", "resnet50", "transformer"])
+    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--capacity", type=float, default=1.2)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -105,11 +116,13 @@ def main():
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--share", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds is 2 or more: the first one does not count")
     if options.work:
         work(options)
         return
 
-    alone = Worker(gbps=options.gbps)
+    alone = Worker(options)
     steps = [alone.train(options.steps) for _ in range(2 * options.rounds)]
     alone.end()
     peak, weights = steps[-1]["peak"], steps[-1]["weights"]
@@ -121,7 +134,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for name, start in (("half for each", {"limit": capacity // 2}),
                             ("shared", {"limit": capacity, "share": f"{folder}/device"})):
-            found, digests = measure([Worker(gbps=options.gbps, **start) for _ in range(2)], options)
+            found, digests = measure([Worker(options, **start) for _ in range(2)], options)
             columns = " | ".join(f"{1000 * seconds:.0f} | {swapped / MIB:.0f}" for seconds, swapped in found.values())
             print(f"| {name} | {columns} | {'the same' if digests == {weights} else 'DIFFERENT'} |", flush=True)
 

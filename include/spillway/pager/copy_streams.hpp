@@ -34,7 +34,7 @@ class CopyStreams {
   /// Copies several blocks to their host slots, each after its own fence, as
   /// `HostSwapPool::write_all`.
   ///
-  /// An event is recorded every 4 MiB. If it were recorded only when somebody waits for the first
+  /// An event is recorded every `bytes_per_event`. If it were recorded only when somebody waits for the first
   /// of the copies, it would cover all copies that have been enqueued since.
   ///
   /// @throws as `write_all`; `state` in each request says how far it got

@@ -48,6 +48,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a GPU, the stand-in will not do")
+    config.addinivalue_line("markers", "alone: looks at the free memory of the device, which no other test may use meanwhile")
     config.addinivalue_line("markers", "stand_in: asks the stand-in how it was used")
 
 

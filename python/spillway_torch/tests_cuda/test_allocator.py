@@ -88,6 +88,7 @@ def test_active_and_inactive_make_up_what_is_reserved(make):
     del made
 
 
+@pytest.mark.alone
 def test_memory_is_taken_on_demand_and_given_back(script):
     out = script("import torch, spillway_torch\n"
                  "spillway_torch.install(device='cuda', limit=64 << 20, host_limit=256 << 20)\n"
