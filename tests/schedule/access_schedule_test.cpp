@@ -95,6 +95,21 @@ TEST_SUITE("schedule") {
     }
   }
 
+  TEST_CASE(
+      "AccessSchedule: what a role is spared changes by more than a sixteenth, or not at all") {
+    Rig rig{1, 64};
+    std::vector<std::uint64_t> kept;
+    for (std::uint64_t const spared : {20U, 24U, 16U, 25U, 22U, 0U, 4U, 5U}) {
+      rig.schedule.begin_step();
+      rig.schedule.on_spared(block(0), spared);
+      rig.use(0);
+      rig.schedule.begin_step();
+      kept.push_back(rig.schedule.record().blocks[0].spared_bytes);
+      rig.use(0);
+    }
+    CHECK(kept == std::vector<std::uint64_t>{20, 20, 20, 25, 25, 0, 0, 5});
+  }
+
   TEST_CASE("AccessSchedule: the next use of any block is known, used in this step or not") {
     Rig rig{4};
     rig.step({0, 1, 2});

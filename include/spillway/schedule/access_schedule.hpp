@@ -63,6 +63,8 @@ class BasicAccessSchedule {
   void on_create(BlockId id, std::size_t bytes);
 
   /// Notes how many of a block's bytes a plan need not count when the block leaves and comes back.
+  /// Such numbers are measured, and no two steps would be alike: one that differs from that of the
+  /// step before by at most a sixteenth of the block is taken to be the same.
   void on_spared(BlockId id, std::uint64_t bytes) noexcept;
 
   /// Notes an acquisition and says what the record predicts of the block's next one.
@@ -165,6 +167,11 @@ void BasicAccessSchedule<Lazy>::on_create(BlockId id, std::size_t bytes) {
 template <class Lazy>
 void BasicAccessSchedule<Lazy>::on_spared(BlockId id, std::uint64_t bytes) noexcept {
   detail::ScheduledBlock& block = blocks_[index_of_block(id)];
+  if (block.role != none) {
+    std::uint64_t const before = follower_.record().blocks[block.role].spared_bytes;
+    std::uint64_t const change = std::max(bytes, before) - std::min(bytes, before);
+    bytes = change <= block.bytes / 16 ? before : bytes;
+  }
   block.spared_bytes = bytes;
   if (block.recorded != none) {
     recording_.blocks[block.recorded].spared_bytes = bytes;

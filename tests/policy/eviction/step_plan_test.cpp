@@ -234,6 +234,105 @@ TEST_SUITE("eviction") {
     CHECK(plan.must_leave(4));
   }
 
+  TEST_CASE("StepPlan: a plan is made anew if anything has changed that it depends on") {
+    using Step = std::vector<std::pair<std::uint32_t, Access>>;
+    std::vector<std::size_t> const sizes{100, 100, 100, 100};
+    Step const step{{0, Access::read},
+                    {1, Access::write},
+                    {2, Access::read},
+                    {3, Access::read},
+                    {2, Access::read},
+                    {1, Access::read},
+                    {0, Access::read}};
+    StepPlan plan;
+    CHECK(plan.make(repeating(sizes, step), 250, 0, all));
+    CHECK_FALSE(plan.make(repeating(sizes, step), 250, 0, all));
+
+    SUBCASE("the capacity, or what other blocks take of it") {
+      CHECK_FALSE(plan.make(repeating(sizes, step), 260, 10, all));
+      CHECK(plan.make(repeating(sizes, step), 251, 0, all));
+      CHECK(plan.make(repeating(sizes, step), 251, 1, all));
+    }
+    SUBCASE("a size") {
+      CHECK(plan.make(repeating({100, 100, 100, 101}, step), 250, 0, all));
+    }
+    SUBCASE("the order of uses, or their number") {
+      Step other = step;
+      std::swap(other[2], other[3]);
+      CHECK(plan.make(repeating(sizes, other), 250, 0, all));
+      other.pop_back();
+      CHECK(plan.make(repeating(sizes, other), 250, 0, all));
+    }
+    SUBCASE("an access") {
+      Step other = step;
+      other[5].second = Access::read_write;
+      CHECK(plan.make(repeating(sizes, other), 250, 0, all));
+    }
+    SUBCASE("which blocks are resident") {
+      CHECK(plan.make(repeating(sizes, step), 250, 0, [](BlockId id) { return id != block(3); }));
+    }
+    SUBCASE("what a block is spared") {
+      AccessSchedule schedule = repeating(sizes, step);
+      schedule.on_spared(block(2), 50);
+      CHECK(plan.make(schedule, 250, 0, all));
+    }
+    SUBCASE("how much of the step is left") {
+      AccessSchedule schedule = repeating(sizes, step);
+      schedule.on_access(block(0), Access::read);
+      CHECK(plan.make(schedule, 250, 0, all));
+    }
+    SUBCASE("a block that the step does not use") {
+      std::vector<std::size_t> more = sizes;
+      more.push_back(10);
+      CHECK(plan.make(repeating(more, step), 250, 0, all));
+    }
+    SUBCASE("it was cleared") {
+      plan.clear();
+      CHECK(plan.make(repeating(sizes, step), 250, 0, all));
+    }
+  }
+
+  TEST_CASE(
+      "StepPlan: a plan holds for blocks in other places of the table, in the same order of use") {
+    auto const step_over = [](std::vector<std::uint32_t> const& places) {
+      std::vector<std::size_t> sizes(places.size());
+      std::vector<std::pair<std::uint32_t, Access>> uses;
+      for (std::uint32_t i = 0; i < places.size(); ++i) {
+        sizes[places[i]] = 100 + i;
+        uses.emplace_back(places[i], Access::read);
+      }
+      uses.insert(uses.end(), uses.begin(), uses.end());
+      return repeating(sizes, uses);
+    };
+    StepPlan plan;
+    CHECK(plan.make(step_over({0, 1, 2, 3}), 250, 0, all));
+    CHECK_FALSE(plan.make(step_over({3, 1, 0, 2}), 250, 0, all));
+    CHECK_FALSE(plan.make(step_over({2, 0, 3, 1}), 250, 0, all));
+  }
+
+  TEST_CASE("StepPlan: a plan that is kept is the one that would be made") {
+    StepPlan kept;
+    std::uint32_t answers = 0;
+    for (std::uint64_t round = 0; round < 400; ++round) {
+      CAPTURE(round);
+      // Steps, capacities and residents come again, in pairs and alone.
+      RandomStep const step{1 + round / 4 % 7, static_cast<std::uint32_t>(6 + round / 8 % 2), 60};
+      std::size_t const capacity = 150 + round / 2 % 3 * 50;
+      auto const is_resident = [&](BlockId id) {
+        return round / 2 % 2 == 0 || step.is_resident(id);
+      };
+      StepPlan fresh;
+      REQUIRE(fresh.make(step.schedule, capacity, 0, is_resident));
+      answers += kept.make(step.schedule, capacity, 0, is_resident) ? 0U : 1U;
+      for (std::uint32_t entry = 0; entry < 2 * step.schedule.record().length(); ++entry) {
+        CHECK(kept.must_leave(entry) == fresh.must_leave(entry));
+        CHECK(kept.leaves_for_nothing(entry) == fresh.leaves_for_nothing(entry));
+        CHECK(kept.returns_at(entry) == fresh.returns_at(entry));
+      }
+    }
+    CHECK(answers >= 100);
+  }
+
   TEST_CASE("StepPlan: where everything fits nothing leaves") {
     AccessSchedule const schedule = reading({64, 64, 64}, {0, 1, 2, 1, 0});
     StepPlan plan;

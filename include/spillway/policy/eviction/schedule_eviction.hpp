@@ -103,7 +103,7 @@ class BasicScheduleEviction {
       tracked_[index_of_block(id)].is_back = false;
     }
     try {
-      plan_.make(schedule, capacity_bytes, unknown_bytes, [this](BlockId id) noexcept {
+      (void)plan_.make(schedule, capacity_bytes, unknown_bytes, [this](BlockId id) noexcept {
         return by_use_.contains(id);
       });
     } catch (std::bad_alloc const&) {

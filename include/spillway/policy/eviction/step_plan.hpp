@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <spillway/core/bits.hpp>
 #include <spillway/core/config.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/absence_cover.hpp>
@@ -73,20 +74,31 @@ class BasicStepPlan {
   /// not know. `is_resident(id)` says whether a block is resident now. Precondition: `schedule` is
   /// predicting.
   ///
-  /// @throws std::bad_alloc; the plan is then empty
+  /// @returns whether the plan was made anew; false if the one from before holds, since nothing has
+  ///          changed that it depends on
+  /// @throws  std::bad_alloc; the plan is then empty
   template <class IsResident>
-  void make(AccessSchedule const& schedule,
+  bool make(AccessSchedule const& schedule,
             std::size_t capacity_bytes,
             std::size_t other_bytes,
             IsResident is_resident) {
-    clear();
-    length_ = schedule.record().length();
+    StepRecord const& record = schedule.record();
+    length_ = record.length();
     start_ = schedule.cursor();
     find_standing(schedule, is_resident);
-    choose(schedule.record(), capacity_bytes - std::min(capacity_bytes, other_bytes));
+    std::size_t const room_bytes = capacity_bytes - std::min(capacity_bytes, other_bytes);
+    std::uint64_t const question = digest(record, room_bytes);
+    if (question == answered_) {
+      return false;
+    }
+    clear();
+    choose(record, room_bytes);
+    answered_ = question;
+    return true;
   }
 
   void clear() noexcept {
+    answered_ = 0;
     leaves_.clear();
     is_free_.clear();
     returns_.clear();
@@ -133,6 +145,16 @@ class BasicStepPlan {
     std::size_t bytes;
   };
 
+  class Digest {
+   public:
+    void add(std::uint64_t value) noexcept { value_ = mix_bits(value_ ^ value); }
+    void add(std::uint32_t a, std::uint32_t b) noexcept { add(std::uint64_t{a} << 32U | b); }
+    [[nodiscard]] std::uint64_t value() const noexcept { return value_; }
+
+   private:
+    std::uint64_t value_ = 1;
+  };
+
   [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
 
   template <class IsResident>
@@ -155,6 +177,51 @@ class BasicStepPlan {
       standing.is_written =
           standing.is_written || static_cast<Access>(entry.access) != Access::read;
     }
+  }
+
+  /// A digest of all that a plan depends on. Programs repeat their steps, so that the plan of the
+  /// step before often holds for the next one, and to read the record takes a fraction of the time
+  /// of a plan.
+  ///
+  /// Roles are named by their first entries here: which index a role has depends on where the
+  /// allocator has put its block, in each step anew.
+  [[nodiscard]] std::uint64_t digest(StepRecord const& record,
+                                     std::size_t capacity_bytes) const noexcept {
+    Digest all;
+    all.add(capacity_bytes);
+    all.add(start_, length_);
+    std::uint64_t unused = 0;  // roles without an entry, in no order
+    for (std::uint32_t role = 0; role < standing_.size(); ++role) {
+      if (record.blocks[role].first == none) {
+        unused += digest_of(record, role);
+      }
+    }
+    all.add(unused);
+    for (std::uint32_t i = 0; i < length_; ++i) {
+      StepRecord::Entry const& entry = record.entries[i];
+      all.add(entry.next, std::uint32_t{entry.released} << 2U | entry.access);
+      if (record.blocks[entry.block].first == i) {
+        all.add(digest_of(record, entry.block));
+      }
+    }
+    return all.value();
+  }
+  [[nodiscard]] std::uint64_t digest_of(StepRecord const& record,
+                                        std::uint32_t role) const noexcept {
+    StepRecord::Block const& block = record.blocks[role];
+    Standing const& standing = standing_[role];
+    auto const first_entry = [&record](std::uint32_t other) {
+      return other == none ? none : record.blocks[other].first;
+    };
+    Digest all;
+    all.add(block.bytes);
+    all.add(block.spared_bytes);
+    all.add(block.first, block.freed);
+    all.add(first_entry(block.successor_of), first_entry(block.successor));
+    all.add(standing.next,
+            (record.is_birth(role) ? 1U : 0U) | (standing.is_filled ? 2U : 0U) |
+                (standing.is_alive ? 4U : 0U) | (standing.is_resident ? 8U : 0U));
+    return all.value();
   }
 
   /// The moment at which the block that has a role in this step is freed, in this step or the next.
@@ -443,6 +510,7 @@ class BasicStepPlan {
   std::vector<std::uint32_t> returns_;  // likewise
   std::uint32_t length_ = 0;
   std::uint32_t start_ = 0;
+  std::uint64_t answered_ = 0;  // `digest` of what the plan was made for; 0: there is none
   std::int64_t kept_free_bytes_ = 0;
   std::size_t least_bytes_ = 0;     // of blocks that are sent out
   double away_part_ = 0;            // of all bytes that are alive, where most have to be away
