@@ -650,14 +650,13 @@ class DeviceAllocator {
     }
   }
 
-  /// Where the caller is the device, the time of a search is the program's; else the host runs
-  /// ahead of the device. Most searches find nothing better in the end, so one may take a quarter
-  /// of the time that it may save. Where nothing can leave, room that is not found is an error, and
-  /// a search may take its time.
+  /// The time of a search is the program's, unless the device has enough to do meanwhile. Most
+  /// searches find nothing better in the end, so one may take a quarter of the time that it may
+  /// save. Where nothing can leave, room that is not found is an error, and a search may take its
+  /// time.
   static double bytes_per_look(PagerOptions const& options) noexcept {
     constexpr double seconds = 4 * 20e-9;  // a look takes 20 ns
-    bool const is_priced = CallerStreamApi<device_type> && options.swapping;
-    return is_priced ? options.device_bytes_per_second / 2 * seconds : 0;
+    return options.swapping ? options.device_bytes_per_second / 2 * seconds : 0;
   }
   static ArenaOptions arena_options(device_type const& device, Options const& options) {
     std::size_t const capacity = options.capacity_bytes != 0

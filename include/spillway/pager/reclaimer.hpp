@@ -277,7 +277,7 @@ class Reclaimer {
   /// That limit also ends the search for the plan. Blocks that are on their way in are moved only
   /// if `after_copies` allows it and no other moves do.
   ///
-  /// Where a search takes the program's time, one that failed is not repeated while the arena looks
+  /// A search takes the program's time, so one that failed is not repeated while the arena looks
   /// the same. Leases and places may have changed, but most searches are for one prefetch, which is
   /// tried after each operation, and to evict `instead` costs no more than a plan might.
   [[nodiscard]] auto compaction_plan(std::size_t bytes,
@@ -287,7 +287,7 @@ class Reclaimer {
     std::optional<typename Arena::plan_type> plan;
     Search search;
     Search* failed = nullptr;
-    if (CallerStreamApi<Device> && instead) {
+    if (instead) {
       search = {bytes, most_ranges, arena_.free_bytes(), instead->address, instead->cost};
       failed = &failed_searches_[place_of(search)];
     }
@@ -316,9 +316,10 @@ class Reclaimer {
     }
     return plan;
   }
+  /// Not by its address, so that a program does the same in each run.
   [[nodiscard]] static std::size_t place_of(Search const& search) noexcept {
-    auto const window = reinterpret_cast<std::uintptr_t>(search.window);
-    return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ window)) % most_failed_searches;
+    return mix_bits(search.bytes ^ mix_bits(search.free_bytes ^ mix_bits(search.price))) %
+           most_failed_searches;
   }
 
   /// How many ranges are worth being searched as a whole for room for `bytes`.
