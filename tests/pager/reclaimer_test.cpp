@@ -246,17 +246,20 @@ TEST_SUITE("pager") {
     allocator.retire_stream(stream);
   }
 
-  TEST_CASE(
-      "Reclaimer: a failed search for a prefetch is not repeated while memory looks the same") {
+  TEST_CASE_TEMPLATE(
+      "Reclaimer: a failed search for a prefetch is not repeated while memory looks the same",
+      Device,
+      spillway::HostApi,
+      spillway::ModelApi) {
     struct Policies : Planned {
-      using device = spillway::HostApi;
+      using device = Device;
       using compaction = Asked;
       using prefetch = Wish;
     };
     std::vector<std::uint64_t> budgets;
     BlockId wanted{};
-    spillway::HostApi device;
-    spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
+    Device device;
+    typename spillway::DeviceAllocator<Policies>::Options options{.capacity_bytes = 64_KiB};
     options.host.pinned_bytes = 1_MiB;
     options.compaction.emplace().budgets = &budgets;
     options.prefetch.emplace().wanted = &wanted;

@@ -269,6 +269,7 @@ class Reclaimer {
     std::size_t free_bytes = 0;
     std::byte* window = nullptr;  // the neighbours that are cheapest to evict, and their price
     std::uint64_t price = 0;
+    AfterCopies after_copies = AfterCopies::no;
 
     friend bool operator==(Search const&, Search const&) noexcept = default;
   };
@@ -288,7 +289,8 @@ class Reclaimer {
     Search search;
     Search* failed = nullptr;
     if (instead) {
-      search = {bytes, most_ranges, arena_.free_bytes(), instead->address, instead->cost};
+      search = {
+          bytes, most_ranges, arena_.free_bytes(), instead->address, instead->cost, after_copies};
       failed = &failed_searches_[place_of(search)];
     }
     if (options_.compaction && !(failed != nullptr && *failed == search)) {
