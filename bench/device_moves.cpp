@@ -5,11 +5,11 @@
 //
 // usage: bench_device_moves [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 //
-// Every other block of a full device is freed, again in each round; the first round, in which streams
-// and lists are used for the first time, is not timed. `copies` is what the device alone takes for
-// blocks of that size. On a GPU `cuda` enqueues batches, `cuda_one_by_one` a copy for each block,
-// `cuda_kernel` kernels for many. Where there is no GPU only the simulated device is measured; the
-// figures are then of memcpy on the host.
+// Every other block of a full device is freed, again in each round; the first round, in which
+// streams and lists are used for the first time, is not timed. `copies` is what the device alone
+// takes for blocks of that size. On a GPU `cuda` enqueues batches, `cuda_one_by_one` a copy for
+// each block, `cuda_kernel` kernels for many. Where there is no GPU only the simulated device is
+// measured; the figures are then of memcpy on the host.
 
 #include <spillway/device_allocator.hpp>
 #include <spillway/sim.hpp>

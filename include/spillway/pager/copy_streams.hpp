@@ -34,8 +34,8 @@ class CopyStreams {
   /// Copies several blocks to their host slots, each after its own fence, as
   /// `HostSwapPool::write_all`.
   ///
-  /// An event is recorded every `bytes_per_event`. If it were recorded only when somebody waits for the first
-  /// of the copies, it would cover all copies that have been enqueued since.
+  /// An event is recorded every `bytes_per_event`. If it were recorded only when somebody waits for
+  /// the first of the copies, it would cover all copies that have been enqueued since.
   ///
   /// @throws as `write_all`; `state` in each request says how far it got
   /// @stream enqueues on the stream for swap-outs; does not wait

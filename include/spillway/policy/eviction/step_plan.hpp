@@ -76,7 +76,7 @@ class BasicStepPlan {
   ///
   /// @returns whether the plan was made anew; false if the one from before holds, since nothing has
   ///          changed that it depends on
-  /// @throws  std::bad_alloc; the plan is then empty
+  /// @throws  std::bad_alloc; the plan is to be cleared then
   template <class IsResident>
   bool make(AccessSchedule const& schedule,
             std::size_t capacity_bytes,
