@@ -350,6 +350,25 @@ TEST_SUITE("DeviceShare") {
     second->check();
   }
 
+  TEST_CASE("DeviceShare: a claim of what is there by now is granted") {
+    TemporaryFolder folder;
+    Program first{folder.path() / "table"};
+    CHECK(first.share->claim(128_KiB) == ClaimResult::granted);
+    CHECK(first.share->claim(1_MiB) == ClaimResult::granted);
+
+    // A call fails for want of room, and the share has grown before it is claimed for.
+    int calls = 0;
+    CHECK(first.share->retry([&] {
+      if (++calls == 1) {
+        throw OutOfDeviceMemory{MemoryReport{.requested_bytes = 128_KiB,
+                                             .capacity_bytes = 64_KiB,
+                                             .leased_bytes = 64_KiB},
+                                "with less"};
+      }
+      return calls;
+    }) == 2);
+  }
+
   TEST_CASE("DeviceShare: retry passes on what cannot be helped") {
     TemporaryFolder folder;
     ShareOptions options;

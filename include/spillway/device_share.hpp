@@ -170,12 +170,18 @@ class DeviceShare {
       try {
         return act();
       } catch (OutOfDeviceMemory const& error) {
-        MemoryReport const& report = error.report();
-        if (claim(report.leased_bytes + report.requested_bytes) != ClaimResult::granted) {
+        if (claim(bytes_to_claim(error.report())) != ClaimResult::granted) {
           throw;
         }
       }
     }
+  }
+
+  /// What to claim for a call that has failed: room for what it had in use and asked for, and more
+  /// than there was then. The share may have grown since.
+  [[nodiscard]] static std::size_t bytes_to_claim(MemoryReport const& failure) noexcept {
+    return std::max<std::size_t>(failure.leased_bytes + failure.requested_bytes,
+                                 failure.capacity_bytes + 1);
   }
 
   /// Claims a share of at least `bytes`, for a call that has failed with less, and waits until it
@@ -186,7 +192,7 @@ class DeviceShare {
   /// @param gives_way  do not wait while leases of this program keep an older claim from being met,
   ///                   since the caller can release them. Otherwise it waits half of `patience`
   ///                   then, so that one of two programs that wait for each other goes on
-  /// @returns whether there are so many bytes, and more than before
+  /// @returns whether there are so many bytes
   /// @throws  as `update`
   ClaimResult claim(std::size_t bytes, bool gives_way = false) {
     if (!table_.is_own()) {  // before locks, which threads of the parent may have had
@@ -195,7 +201,7 @@ class DeviceShare {
     std::scoped_lock const one_at_a_time{claiming_};
     std::unique_lock guard{mutex_};
     throw_noted();
-    std::size_t const claimed = round_up(std::max(bytes, capacity_bytes_ + 1), granule_bytes);
+    std::size_t const claimed = round_up(bytes, granule_bytes);
     if (claimed > most_bytes_) {
       return ClaimResult::refused;
     }

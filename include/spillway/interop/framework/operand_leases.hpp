@@ -44,7 +44,7 @@ struct Refusal {
   std::string why;
   /// Whether what is not leased would do, if leased blocks did not lie between its pieces.
   bool is_split = false;
-  std::size_t needed_bytes = 0;  ///< the least capacity that would do; 0 if none would
+  std::size_t needed_bytes = 0;  ///< the least capacity that may do; 0 if none would
   /// Whether another program, which has claimed memory before, waits for what this operation uses.
   bool is_in_the_way = false;
 };
@@ -514,7 +514,7 @@ class OperandLeases {
       MemoryReport const& report = error.report();
       refusal = {error.what(),
                  report.leased_bytes + report.requested_bytes <= report.capacity_bytes,
-                 report.leased_bytes + report.requested_bytes};
+                 Share::bytes_to_claim(report)};
     } catch (OutOfHostMemory const& error) {
       refusal = {error.what()};
     }
