@@ -114,6 +114,13 @@ TEST_SUITE("pager") {
     [[nodiscard]] std::size_t max_inflight_bytes() const noexcept { return 1_MiB; }
   };
 
+  template <class Device>
+  struct Wishing : Planned {
+    using device = Device;
+    using compaction = Asked;
+    using prefetch = Wish;
+  };
+
   /// The least recently used block leaves, and is leaving if it is one of these.
   struct Leaving : spillway::LruEviction {
     std::vector<BlockId> const* leaving = nullptr;
@@ -251,11 +258,7 @@ TEST_SUITE("pager") {
       Device,
       spillway::HostApi,
       spillway::ModelApi) {
-    struct Policies : Planned {
-      using device = Device;
-      using compaction = Asked;
-      using prefetch = Wish;
-    };
+    using Policies = Wishing<Device>;
     std::vector<std::uint64_t> budgets;
     BlockId wanted{};
     Device device;
