@@ -391,11 +391,12 @@ class RoomSearch {
     }
     look_at(map, all_ranges);
     snapshot_.read(map.list(), scope_, can_move);
+    Layout layout = snapshot_.layout();
+    layout.granules_per_look = 0;  // the caller has chosen the time for it
     std::optional<LayoutPlan> best;
     // First all of it, then bisecting by ratio, since sizes differ by orders of magnitude.
     for (std::uint64_t wanted = missed - 1; wanted > reached && wanted < missed;) {
-      if (auto plan =
-              compaction_.plan(snapshot_.layout(), static_cast<std::uint32_t>(wanted), budget)) {
+      if (auto plan = compaction_.plan(layout, static_cast<std::uint32_t>(wanted), budget)) {
         reached = std::max<std::uint64_t>(wanted, plan->count);
         best = std::move(plan);
       } else {
