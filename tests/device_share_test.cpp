@@ -369,6 +369,45 @@ TEST_SUITE("DeviceShare") {
     }) == 2);
   }
 
+  TEST_CASE("DeviceShare: a claim lasts until the call has ended that it was made for") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    ShareOptions options;
+    options.idle_after = 1h;
+    Program first{folder.path() / "table", options};  // at work all the time
+    first.make(16);
+    auto const second = join(first, folder.path() / "table");
+    second->make(4);
+    std::atomic<int> looks{0};  // of the first program
+    auto const wait_for_looks = [&] {
+      for (int const before = looks; looks < before + 3;) {
+        second->share->update();
+      }
+    };
+    auto work = std::async(std::launch::async, [&] {
+      return second->share->retry([&] {
+        std::size_t const bytes = second->share->capacity_bytes();
+        if (bytes < 768_KiB) {
+          throw OutOfDeviceMemory{MemoryReport{.requested_bytes = 768_KiB, .capacity_bytes = bytes},
+                                  "with less"};
+        }
+        ToldClock::time += 10s;
+        wait_for_looks();
+        return second->share->capacity_bytes();
+      });
+    });
+    while (work.wait_for(0ms) != std::future_status::ready) {
+      first.share->update();
+      ++looks;
+    }
+    CHECK(work.get() >= 768_KiB);
+    ToldClock::time += 20s;
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    CHECK(second->share->capacity_bytes() < 768_KiB);
+  }
+
   TEST_CASE("DeviceShare: retry passes on what cannot be helped") {
     TemporaryFolder folder;
     ShareOptions options;

@@ -16,6 +16,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -166,16 +167,46 @@ class DeviceShare {
   ///         enough within `patience`; and as `act` and `update`
   template <std::invocable Act>
   std::invoke_result_t<Act&> retry(Act act) {
+    std::optional<ClaimHold> hold;
     for (;;) {
       try {
         return act();
       } catch (OutOfDeviceMemory const& error) {
+        if (!hold) {
+          hold.emplace(*this);
+        }
         if (claim(bytes_to_claim(error.report())) != ClaimResult::granted) {
           throw;
         }
       }
     }
   }
+
+  /// Keeps what this program claims from ending while the call is under way that it is claimed for,
+  /// however long that takes. Otherwise another program could have the memory before the call has
+  /// used it. It must end before the share does.
+  ///
+  /// Cost  a mutex to begin and to end it. Does nothing in a forked child.
+  class ClaimHold {
+   public:
+    explicit ClaimHold(DeviceShare& share) : share_{share} {
+      if (share.table_.is_own()) {
+        std::scoped_lock const guard{share.mutex_};
+        ++share.holds_;
+      }
+    }
+    ClaimHold(ClaimHold const&) = delete;
+    ClaimHold& operator=(ClaimHold const&) = delete;
+    ~ClaimHold() {
+      if (share_.table_.is_own()) {
+        std::scoped_lock const guard{share_.mutex_};
+        share_.end_hold();
+      }
+    }
+
+   private:
+    DeviceShare& share_;
+  };
 
   /// What to claim for a call that has failed: room for what it had in use and asked for, and more
   /// than there was then. The share may have grown since.
@@ -186,8 +217,8 @@ class DeviceShare {
 
   /// Claims a share of at least `bytes`, for a call that has failed with less, and waits until it
   /// is there. The claim comes before what others merely want, after claims that are older, and
-  /// ends when nothing has been claimed for `idle_after`. So two programs whose operations do not
-  /// fit beside each other take turns.
+  /// ends when nothing has been claimed for `idle_after`, and no `ClaimHold` keeps it. So two
+  /// programs whose operations do not fit beside each other take turns.
   ///
   /// @param gives_way  do not wait while leases of this program keep an older claim from being met,
   ///                   since the caller can release them. Otherwise it waits half of `patience`
@@ -206,7 +237,11 @@ class DeviceShare {
       return ClaimResult::refused;
     }
     claimed_bytes_ = std::max(claimed_bytes_, claimed);
-    Claiming const claiming{*this};
+    ++holds_;
+    struct End {
+      DeviceShare& share;
+      ~End() { share.end_hold(); }
+    } const end{*this};
     auto const start = std::chrono::steady_clock::now();
     auto const pause = std::max(options_.period, std::chrono::milliseconds{1});
     for (;;) {
@@ -241,20 +276,11 @@ class DeviceShare {
   }
 
  private:
-  /// A claim that is waited for. The caller holds the lock.
-  class Claiming {
-   public:
-    explicit Claiming(DeviceShare& share) noexcept : share_{share} { share_.is_claiming_ = true; }
-    Claiming(Claiming const&) = delete;
-    Claiming& operator=(Claiming const&) = delete;
-    ~Claiming() {
-      share_.is_claiming_ = false;
-      share_.claim_ends_ = Clock::now() + share_.options_.idle_after;
-    }
-
-   private:
-    DeviceShare& share_;
-  };
+  /// The caller holds the lock.
+  void end_hold() noexcept {
+    --holds_;
+    claim_ends_ = Clock::now() + options_.idle_after;
+  }
 
   [[nodiscard]] std::size_t least_bytes() const noexcept {
     return round_up(std::max<std::size_t>(options_.least_bytes, 1), granule_bytes);
@@ -288,7 +314,7 @@ class DeviceShare {
     if (std::exchange(leases_seen_, now.leased.blocks.total) != now.leased.blocks.total) {
       last_active_ = time;
     }
-    if (!is_claiming_ && time >= claim_ends_) {
+    if (holds_ == 0 && time >= claim_ends_) {
       claimed_bytes_ = 0;
     }
     bool const is_active = claimed_bytes_ != 0 || time - last_active_ < options_.idle_after;
@@ -358,7 +384,7 @@ class DeviceShare {
   std::condition_variable changed_;
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
-  bool is_claiming_ = false;
+  std::size_t holds_ = 0;  // of the claim: while it is waited for, and while it is used
   typename Clock::time_point claim_ends_ = Clock::now();
   std::uint64_t leases_seen_ = 0;
   typename Clock::time_point last_active_ = Clock::now();

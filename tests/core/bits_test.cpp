@@ -10,6 +10,7 @@
 #include <iterator>
 #include <set>
 
+using spillway::detail::Digest;
 using spillway::detail::mix_bits;
 using spillway::detail::next_bit;
 using spillway::detail::previous_bit;
@@ -87,6 +88,22 @@ TEST_SUITE("bits") {
     }
     CHECK(square_root(~std::uint64_t{0}) == 0xFFFFFFFF);
     CHECK(square_root(std::uint64_t{0xFFFFFFFE00000000}) == 0xFFFFFFFE);
+  }
+
+  TEST_CASE("Digest: depends on each number and on their order") {
+    auto const of = [](auto... numbers) {
+      Digest all;
+      (all.add(numbers), ...);
+      return all.value();
+    };
+    std::uint64_t const one = 1;
+    std::uint64_t const two = 2;
+    CHECK(of(one, two) == of(one, two));
+    std::set<std::uint64_t> const different{of(), of(one), of(two), of(one, two), of(two, one)};
+    CHECK(different.size() == 5);
+    Digest pair;
+    pair.add(std::uint32_t{0}, std::uint32_t{2});
+    CHECK(pair.value() == of(two));
   }
 
   TEST_CASE("mix_bits: the first numbers of SplitMix64, and half of the bits change with one bit") {

@@ -73,6 +73,19 @@ inline constexpr Number size_class_count = (std::numeric_limits<Number>::digits 
   return z ^ (z >> 31U);
 }
 
+/// A number that differs, most likely, where the numbers differ that it is made of, or their order.
+class Digest {
+ public:
+  constexpr void add(std::uint64_t number) noexcept { value_ = mix_bits(value_ ^ number); }
+  constexpr void add(std::uint32_t a, std::uint32_t b) noexcept {
+    add(std::uint64_t{a} << 32U | b);
+  }
+  [[nodiscard]] constexpr std::uint64_t value() const noexcept { return value_; }
+
+ private:
+  std::uint64_t value_ = 1;
+};
+
 /// The square root, rounded down. Not from <cmath>, which is slow to include.
 [[nodiscard]] constexpr std::uint64_t square_root(std::uint64_t number) noexcept {
   std::uint64_t root = 0;

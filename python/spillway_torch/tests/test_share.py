@@ -100,23 +100,33 @@ def test_a_process_that_rests_makes_room_and_one_that_is_killed_does_too(program
     assert resting.end() == 0
 
 
-def test_operations_that_do_not_fit_beside_each_other_take_turns(programs):
+@pytest.mark.parametrize("operation", ["a + i", "torch.rand_like(a)", "torch.bernoulli(a, generator=own)"])
+def test_operations_that_do_not_fit_beside_each_other_take_turns(programs, operation):
     # One operation needs 192 MiB of the 256.
-    body = """
-a = torch.arange(24 << 20, dtype=torch.int32)
+    body = f"""
+a = torch.linspace(0, 1, 24 << 20)
+torch.manual_seed(7)
+own = torch.Generator().manual_seed(7)
 stop_at("begins")
+ends = []
 for i in range(3):
-    b = a + i
-    assert int(b[0]) == i and int(b[-1]) == (24 << 20) - 1 + i
+    b = {operation}
+    ends += [float(b[0]), float(b[12345]), float(b[-2])]
     del b
-stop_at("end")
+stop_at(ends)
 """
-    both = [programs(body), programs(body)]
-    assert [program.next() for program in both] == ["begins", "begins"]
-    for program in both:
-        program.go_on()
-    assert [program.next() for program in both] == ["end", "end"]
-    assert [program.end() for program in both] == [0, 0]
+
+    def run(count):
+        together = [programs(body) for _ in range(count)]
+        assert [program.next() for program in together] == ["begins"] * count
+        for program in together:
+            program.go_on()
+        made = [program.next() for program in together]
+        assert [program.end() for program in together] == [0] * count
+        return made
+    alone = run(1)
+    assert len(json.loads(alone[0])) == 9
+    assert run(2) == alone * 2
 
 
 def test_what_cannot_be_shared_is_refused_by_name(programs):

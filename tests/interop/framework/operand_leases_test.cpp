@@ -69,7 +69,7 @@ struct ObjectTraits {
   };
 
   static constexpr bool has_references = true;
-  static constexpr bool can_repeat = false;
+  static bool can_repeat(Frame const& /*frame*/) { return false; }
 
   static bool is_granted(Missing const& one) { return one.entry->has_lease(); }
   static Access access(Missing const& /*one*/) { return Access::read_write; }

@@ -103,7 +103,7 @@ struct BufferTraits {
   };
 
   static constexpr bool has_references = false;
-  static constexpr bool can_repeat = false;
+  [[nodiscard]] static bool can_repeat(Frame const& /*frame*/) noexcept { return false; }
 
   [[nodiscard]] static bool is_granted(Missing const& one) noexcept {
     return one.entry->lease && !(one.writes && one.entry->lease.access() == Access::read);

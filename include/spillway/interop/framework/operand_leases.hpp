@@ -92,7 +92,7 @@ struct Refusal {
 ///   false for a storage that is gone. Called, and its result destroyed, without the lock.
 /// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
 ///   leases to `leases`. Returns false if the address has another owner, and sets `is_kept`.
-/// - `can_repeat`: whether an operation may begin anew when it has found no room.
+/// - `can_repeat(frame)`: whether the operation begins anew if it finds no room now.
 /// - `release_interpreter()`: an object that gives up the interpreter's lock while it lives.
 ///
 /// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
@@ -434,6 +434,18 @@ class OperandLeases {
     return is_true();
   }
 
+  /// Keeps what is claimed of a shared device for an operation that begins anew, until that ends.
+  ///
+  /// @returns null if the device is not shared
+  [[nodiscard]] std::shared_ptr<void> hold_claim() {
+    struct Hold {
+      std::shared_ptr<Share> share;
+      typename Share::ClaimHold hold;
+      explicit Hold(std::shared_ptr<Share> held) : share{std::move(held)}, hold{*share} {}
+    };
+    auto shared = share_if_any();
+    return shared ? std::make_shared<Hold>(std::move(shared)) : nullptr;
+  }
   /// Claims a larger share of the device, as `DeviceShare::claim` does, if it is shared.
   [[nodiscard]] ClaimResult claim(std::size_t needed_bytes, bool gives_way) {
     auto const shared = share_if_any();
@@ -489,7 +501,8 @@ class OperandLeases {
     if (wait_for_release(frame, seen)) {
       return true;
     }
-    ClaimResult const result = claim(refusal.needed_bytes, Traits::can_repeat);
+    bool const gives_way = frame != nullptr && Traits::can_repeat(*frame);
+    ClaimResult const result = claim(refusal.needed_bytes, gives_way);
     refusal.is_in_the_way = result == ClaimResult::is_in_the_way;
     return result == ClaimResult::granted;
   }

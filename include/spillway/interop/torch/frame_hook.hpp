@@ -5,6 +5,7 @@
 #include <spillway/interop/torch/native_nodes.hpp>
 #include <spillway/interop/torch/operands.hpp>
 #include <spillway/interop/torch/operations.hpp>
+#include <spillway/interop/torch/random_draw.hpp>
 #include <spillway/interop/torch/recompute.hpp>
 #include <spillway/interop/torch/site.hpp>
 #include <spillway/interop/torch/storage_leases.hpp>
@@ -343,6 +344,13 @@ class FrameHook {
     }
   }
 
+  using DrawWatch = torch::DrawWatch<typename Site::random_type>;
+  /// Watches what an operation draws from that is given no generator.
+  [[nodiscard]] C10_NOINLINE static DrawWatch watch_draws() {
+    at::Generator const* const own = Site::frames().generator;
+    return DrawWatch{own != nullptr ? *own : at::globalContext().defaultGenerator(Site::device())};
+  }
+
   /// A frame of the calling thread: leases storages until it ends.
   class Frame {
    public:
@@ -363,6 +371,23 @@ class FrameHook {
 
     [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
     [[nodiscard]] typename Leases::Frames const& frames() const noexcept { return frames_; }
+    /// While one exists, the operation gives way to other programs where it finds no room: it is
+    /// then to begin anew.
+    class Repeatable {
+     public:
+      Repeatable(Frame& frame, Operands const& operands, bool can_repeat = true)
+          : flag_{frame.frames_.can_repeat}, before_{flag_} {
+        flag_ = can_repeat && frame.may_regroup(operands);
+      }
+      Repeatable(Repeatable const&) = delete;
+      Repeatable& operator=(Repeatable const&) = delete;
+      ~Repeatable() { flag_ = before_; }
+
+     private:
+      bool& flag_;
+      bool before_;
+    };
+
     void enter(Operands const& operands) { enter(operands, is_outermost_); }
     /// The same for what the program names, or whose address goes on: it is enrolled within another
     /// operation, too, since it has to be known to stay.
@@ -393,6 +418,7 @@ class FrameHook {
         if (frames_.split_bytes != 0) {
           Site::leases().report_split(frames_);
         }
+        frames_.claim_hold.reset();
       }
     }
 
@@ -403,6 +429,7 @@ class FrameHook {
       }
       rethrow_as_torch([&] {
         try {
+          Repeatable const gives_way{*this, operands};
           Site::leases().enter(frames_, frames_.pins, operands, enrols);
         } catch (c10::OutOfMemoryError const&) {
           if (!has_split_room(operands)) {
@@ -412,8 +439,11 @@ class FrameHook {
         }
       });
     }
+    [[nodiscard]] bool may_regroup(Operands const& operands) const noexcept {
+      return is_outermost_ && frames_.held == 0 && !operands.empty();
+    }
     [[nodiscard]] bool has_split_room(Operands const& operands) const noexcept {
-      return is_outermost_ && frames_.held == 0 && frames_.split_bytes != 0 && !operands.empty();
+      return frames_.split_bytes != 0 && may_regroup(operands);
     }
 
     typename Leases::Frames& frames_;
@@ -698,6 +728,19 @@ class FrameHook {
       values[position] = generator;  // other devices have generators of their own
     }
   }
+  /// Watches what an operation draws from whose arguments are on the stack.
+  [[nodiscard]] C10_NOINLINE static DrawWatch watch_draws(c10::OperatorHandle const& op,
+                                                          Stack const& stack) {
+    RecomputeTraits const& traits = Site::hook().kinds.recompute(op);
+    if (!traits.draws) {
+      return {};
+    }
+    auto const values = std::span{stack}.last(op.schema().arguments().size());
+    std::size_t const position = traits.generator_position;
+    return position < values.size() && values[position].isGenerator()
+               ? DrawWatch{values[position].toGenerator()}
+               : watch_draws();
+  }
   /// Undefined tensors stand for what is none.
   [[nodiscard]] static std::vector<at::Tensor> tensors_of(std::span<c10::IValue const> values) {
     std::vector<at::Tensor> tensors;
@@ -711,8 +754,8 @@ class FrameHook {
     recipes.give(tensors_of(results));
   }
 
-  /// Runs `call`, and once more if the frame can make room for it. The arguments are copied for
-  /// that only where room is scarce.
+  /// Runs `call`, and once more if the frame can make room for it and nothing was drawn before it
+  /// failed. The arguments are copied for that only where room is scarce.
   template <class Call>
   static void call_repeatably(c10::OperatorHandle const& op,
                               Stack* stack,
@@ -724,11 +767,15 @@ class FrameHook {
       call(operands);
       return;
     }
+    DrawWatch watch = watch_draws(op, *stack);
     bool const has_run = try_call<c10::OutOfMemoryError>(
         op,
         stack,
-        [&] { call(operands); },
-        [&](auto const&) { return frame.try_regroup(op, operands); });
+        [&] {
+          typename Frame::Repeatable const gives_way{frame, operands};
+          call(operands);
+        },
+        [&](auto const&) { return !watch.has_drawn() && frame.try_regroup(op, operands); });
     if (!has_run) {
       call(operands);
     }
@@ -896,7 +943,8 @@ class FrameHook {
   /// prints a tensor is an example: the program is to get that error.
   static void
   call_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
-    if (Site::frames().depth > 0 || !Site::hook().kinds.is_repeatable(op)) {
+    if (Site::frames().depth > 0 || !Site::hook().kinds.is_repeatable(op) ||
+        Site::hook().kinds.recompute(op).draws) {
       op.redispatchBoxed(next, stack);
       return;
     }

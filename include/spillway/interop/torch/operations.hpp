@@ -371,11 +371,11 @@ inline bool may_write(c10::FunctionSchema const& schema, c10::Argument const& ar
          (is_statistic && schema.name().find("_backward") == std::string::npos);
 }
 
-/// Whether an operation that has failed half way can run again: it has written nothing and has
-/// drawn no random numbers.
+/// Whether an operation that has failed half way can run again, as far as it has drawn no random
+/// numbers: it has written nothing.
 inline bool is_repeatable(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
-  return schema.name().rfind("aten::", 0) == 0 && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+  return schema.name().rfind("aten::", 0) == 0 &&
          std::none_of(schema.arguments().begin(),
                       schema.arguments().end(),
                       [&schema](auto const& argument) { return may_write(schema, argument); });
@@ -936,13 +936,22 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
                                        Operands const& operands,
                                        c10::DispatchKeySet keys,
                                        Arguments... arguments) {
-    if constexpr (writes_arguments) {
+    if constexpr (writes_arguments || std::is_same_v<Op, at::_ops::native_batch_norm>) {
       return redispatch(keys, std::forward<Arguments>(arguments)...);
     } else {
+      bool can_repeat = true;
+      typename Hook::DrawWatch watch;
+      if constexpr (std::is_same_v<Op, at::_ops::native_dropout>) {
+        can_repeat = Site::leases().is_room_scarce();
+        if (C10_UNLIKELY(can_repeat)) {
+          watch = Hook::watch_draws();
+        }
+      }
       try {
+        typename Hook::Frame::Repeatable const gives_way{frame, operands, can_repeat};
         return redispatch(keys, arguments...);
       } catch (c10::OutOfMemoryError const&) {
-        if (!frame.try_regroup(handle(), operands)) {
+        if (!can_repeat || watch.has_drawn() || !frame.try_regroup(handle(), operands)) {
           throw;
         }
       }

@@ -17,6 +17,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/util/Exception.h>
 
 namespace spillway::torch {
 
@@ -172,6 +173,41 @@ class PrivateGenerators {
 
   at::Generator of_program_;
   at::Generator of_recipe_;
+};
+
+/// Tells whether an operation that has failed had drawn by then. If not, it can run again.
+///
+/// `State` is `TwisterState` or `PhiloxState`.
+template <class State>
+class DrawWatch {
+ public:
+  /// For an operation that draws nothing.
+  DrawWatch() = default;
+  explicit DrawWatch(at::Generator generator) : draws_{true}, generator_{std::move(generator)} {
+    if (generator_.defined() && State::is_known(generator_)) {
+      try {
+        std::lock_guard const guard{generator_.mutex()};
+        before_ = State{generator_, before_};
+        is_known_ = true;
+      } catch (c10::Error const&) {  // NOLINT(bugprone-empty-catch): a graph is being captured
+      }
+    }
+  }
+
+  /// Whether that, or another thread, may have drawn from the generator since.
+  [[nodiscard]] bool has_drawn() {
+    if (!draws_ || !is_known_) {
+      return draws_;
+    }
+    std::lock_guard const guard{generator_.mutex()};
+    return !before_.is_of(generator_);
+  }
+
+ private:
+  bool draws_ = false;
+  bool is_known_ = false;  // what it would draw next
+  at::Generator generator_;
+  State before_;
 };
 
 /// Lets one operation draw its random numbers from a private generator, which begins with the state

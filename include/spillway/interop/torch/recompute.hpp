@@ -340,7 +340,7 @@ class OperationRecipe {
   }
 
   /// Stands for the operation and its operands' shapes.
-  [[nodiscard]] std::uint64_t key() const noexcept { return key_; }
+  [[nodiscard]] std::uint64_t key() const noexcept { return key_.value(); }
   /// What it took to keep the bits that were drawn, which the recipe needs in the place of the
   /// operation's time; nothing if it has none.
   [[nodiscard]] std::optional<std::uint64_t> bits_ns() const noexcept {
@@ -564,7 +564,7 @@ class OperationRecipe {
     return !has_typed_operand_ && traits_.type_position == RecomputeTraits::no_position &&
            !changed_ && !c10::isIntegralType(result.scalar_type(), /*includeBool=*/true);
   }
-  void combine(std::uint64_t value) noexcept { key_ = spillway::detail::mix_bits(key_ ^ value); }
+  void combine(std::uint64_t value) noexcept { key_.add(value); }
   /// The sizes of a result may be among the arguments, and the device that it is made on.
   void combine(c10::IValue const& argument) {
     if (argument.isIntList()) {
@@ -660,7 +660,7 @@ class OperationRecipe {
     };
     std::uint64_t const start = detail::now_ns();
     auto const count = [&] {
-      detail::OperationTime<Site>::count_again(key_, toString(op_.operator_name()), bytes, start);
+      detail::OperationTime<Site>::count_again(key(), toString(op_.operator_name()), bytes, start);
     };
     if (bits_) {
       bits_->unpack(made);
@@ -711,7 +711,7 @@ class OperationRecipe {
   std::vector<Place> places_;
   std::vector<c10::StorageImpl*> operands_;  // until `give`
   detail::NumericSettings settings_{detail::NumericSettings::backend_of(Site::device())};
-  std::uint64_t key_ = 0;
+  spillway::detail::Digest key_;
 };
 
 /// Gives results of an operation recipes, if that is wanted, and measures its kernel for that. One

@@ -80,6 +80,10 @@ struct ThreadFrames {
   std::size_t split_bytes = 0;
   /// The capacity that such an operation needs if another program waits for what it has in use.
   std::size_t claimed_bytes = 0;
+  /// Keeps that claim while the operation runs once more.
+  std::shared_ptr<void> claim_hold{};
+  /// Whether the outermost operation begins anew if it finds no room now.
+  bool can_repeat = false;
   bool has_read_leases = false;              ///< among what is pinned may be leases for reading
   RecipeMemory* recipe = nullptr;            ///< of a recipe that the thread runs
   RecipeExtension* extension = nullptr;      ///< of the outermost operation
@@ -120,7 +124,7 @@ struct StorageTraits {
   };
 
   static constexpr bool has_references = true;
-  static constexpr bool can_repeat = true;  // `StorageLeases::regroup`
+  [[nodiscard]] static bool can_repeat(Frame const& frame) noexcept { return frame.can_repeat; }
 
   static void free_enrolled(void* context) {
     Site::leases().on_storage_gone(*static_cast<Entry*>(context));
@@ -338,7 +342,10 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     exit(frames, frames.pins, {});
     (void)this->reclaim();
-    (void)this->claim(std::exchange(frames.claimed_bytes, 0), /*gives_way=*/false);
+    if (std::size_t const claimed = std::exchange(frames.claimed_bytes, 0); claimed != 0) {
+      frames.claim_hold = this->hold_claim();
+      (void)this->claim(claimed, /*gives_way=*/false);
+    }
     enter(frames, frames.pins, operands, /*enrols=*/true);
   }
   /// Reports an allocation that failed for want of room in one piece, if an operation has met one

@@ -145,16 +145,6 @@ class BasicStepPlan {
     std::size_t bytes;
   };
 
-  class Digest {
-   public:
-    void add(std::uint64_t value) noexcept { value_ = mix_bits(value_ ^ value); }
-    void add(std::uint32_t a, std::uint32_t b) noexcept { add(std::uint64_t{a} << 32U | b); }
-    [[nodiscard]] std::uint64_t value() const noexcept { return value_; }
-
-   private:
-    std::uint64_t value_ = 1;
-  };
-
   [[nodiscard]] std::uint32_t horizon() const noexcept { return 2 * length_; }
 
   template <class IsResident>
