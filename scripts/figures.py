@@ -7,7 +7,8 @@ usage: figures.py [--check] [--programs FOLDER] [--traces FOLDER]
 Covers what is counted in bytes or on the virtual clock: compaction at exactly the peak, bytes that eviction
 swaps in, and the step time under a memory limit, beside others'. What is measured in real time is not covered: those tables
 name their date, machine and command. A table stands between `<!-- figures NAME -->` and `<!-- figures end -->`.
---check changes nothing and fails if a table differs from what the programs print now.
+A figure of a table that the text repeats stands between `<!-- NAME: FIRST CELLS OF THE ROW / COLUMN -->` and `<!-- -->`.
+--check changes nothing and fails if a table or a figure differs from what the programs print now.
 """
 import argparse
 import collections
@@ -25,6 +26,7 @@ import threading
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
 TABLE = re.compile(r"(<!-- figures (\S+) -->\n).*?(<!-- figures end -->)", re.DOTALL)
+QUOTE = re.compile(r"(<!-- (\S+): ([^>]+?) / ([^>]+?) -->)[^<]*(<!-- -->)")
 
 # Bytes moved per byte allocated by a simple reference over best fit, see the page.
 COMPACTION = [
@@ -149,6 +151,16 @@ def recompute(programs, traces):
 TABLES = {"compaction": compaction, "eviction": eviction, "overlap": overlap, "others": others, "recompute": recompute}
 
 
+def quote(made, name, cells, column):
+    """The figure in a column of the row of a table that begins with these cells."""
+    head, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in made[name].splitlines())
+    wanted = cells.split(" | ")
+    found = [row[head.index(column)] for row in rows if row[:len(wanted)] == wanted]
+    if len(found) != 1:
+        sys.exit(f"figures.py: {PAGE.name} repeats a figure of {len(found)} rows of {name} that begin with {cells}")
+    return found[0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail if a table of the page is stale")
@@ -160,7 +172,9 @@ def main():
         sys.exit(f"figures.py: {PAGE.name} has no place for {', '.join(sorted(missing))}")
     with concurrent.futures.ThreadPoolExecutor(len(TABLES)) as pool:
         made_of = {name: pool.submit(make, arguments.programs, arguments.traces) for name, make in TABLES.items()}
-    made = TABLE.sub(lambda match: match[1] + made_of[match[2]].result() + match[3], page)
+    tables = {name: table.result() for name, table in made_of.items()}
+    made = TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], page)
+    made = QUOTE.sub(lambda match: match[1] + quote(tables, *match.groups()[1:4]) + match[5], made)
     if not arguments.check:
         PAGE.write_text(made)
         subprocess.run([sys.executable, ROOT / "scripts" / "draw-overlap.py"], check=True)  # its charts are drawn from the page
