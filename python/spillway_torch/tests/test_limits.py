@@ -92,10 +92,11 @@ TYPED = "torch.cat([a, b, a, b, a])"
 BOXED = "torch.complex(*(t.view(torch.float32).expand(2, -1) for t in (a, b)))"
 WRITING = "torch.cat([a, b, a, b, a], out=torch.empty(0, dtype=torch.uint8))"
 RANDOM = "torch.normal(a.view(torch.float32).expand(5, -1), b.view(torch.float32))"
+DRAWN = "torch.native_dropout(a.view(torch.float32).expand(5, -1), 0.5, True)"  # draws before it allocates its result
 
 
 @pytest.mark.parametrize("pieces, operation", [(JOINED, TYPED), (JOINED, BOXED), (JOINED, WRITING), (JOINED, RANDOM),
-                                               (LARGE_PIECES, TYPED), (LARGE_PIECES, BOXED)])
+                                               (LARGE_PIECES, TYPED), (LARGE_PIECES, BOXED), (LARGE_PIECES, RANDOM)])
 def test_room_in_pieces_between_operands_is_made_one(script, pieces, operation):
     """By mapping it anew, or else by bringing in the operands side by side."""
     result = script(pieces + f"""
@@ -136,7 +137,7 @@ def test_an_operation_with_effects_does_not_run_twice(script):
     result = script(LARGE_PIECES + f"""
 a, b, tensors = split_room()
 refused = 0
-for operation in (lambda: {WRITING}, lambda: {RANDOM}):
+for operation in (lambda: {WRITING}, lambda: {DRAWN}):
     try:
         operation()
     except torch.OutOfMemoryError as error:
