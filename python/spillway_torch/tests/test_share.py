@@ -100,8 +100,10 @@ def test_a_process_that_rests_makes_room_and_one_that_is_killed_does_too(program
     assert resting.end() == 0
 
 
-@pytest.mark.parametrize("operation", ["a + i", "torch.rand_like(a)", "torch.bernoulli(a, generator=own)"])
-def test_operations_that_do_not_fit_beside_each_other_take_turns(programs, operation):
+@pytest.mark.parametrize("operation, holds", [
+    ("a + i", "float(b[0]) == i and float(b[-1]) == 1 + i"), ("torch.rand_like(a)", "0 <= float(b.min()) < float(b.max()) < 1"),
+    ("torch.bernoulli(a, generator=own)", "float(b[0]) == 0 and float(b[-1]) == 1")])
+def test_operations_that_do_not_fit_beside_each_other_take_turns(programs, operation, holds):
     # One operation needs 192 MiB of the 256.
     body = f"""
 a = torch.linspace(0, 1, 24 << 20)
@@ -111,6 +113,7 @@ stop_at("begins")
 ends = []
 for i in range(3):
     b = {operation}
+    assert {holds}
     ends += [float(b[0]), float(b[12345]), float(b[-2])]
     del b
 stop_at(ends)
