@@ -567,6 +567,11 @@ class DeviceAllocator {
     std::lock_guard const guard{monitor_};
     std::as_const(arena_).for_each_range(visit);
   }
+  /// The bytes of the device that a block of `size_bytes` takes up while it is there: what `stats`
+  /// counts.
+  [[nodiscard]] std::size_t rounded_bytes(std::size_t size_bytes) const noexcept {
+    return arena_.rounded_bytes(size_bytes);
+  }
   /// How many threads wait for leases or copies of other threads now.
   [[nodiscard]] std::size_t waiting_threads() const {
     std::lock_guard const guard{monitor_};

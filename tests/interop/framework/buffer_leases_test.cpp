@@ -380,6 +380,17 @@ TEST_SUITE("buffer_leases") {
     bench.leases.exit(frame);
   }
 
+  TEST_CASE("BufferLeases: what cannot leave is counted with the bytes that it takes up") {
+    LeasesBench bench{8_MiB};
+    auto* const kept = bench.make(1, 1);
+    std::array<void*, 1> const known{kept};
+    bench.leases.keep(known);
+    auto const now = bench.memory.stats().resident;
+    CHECK(bench.leases.unreclaimable() == Tally{1, now.bytes.current});
+    CHECK(now.bytes.current == bench.memory.rounded_bytes(1));
+    CHECK(now.bytes.current > 1);
+  }
+
   TEST_CASE("BufferLeases: parked, nothing but what is kept stays on the device") {
     LeasesBench bench{8_MiB};
     auto* const a = bench.make(2_MiB, 1);

@@ -171,14 +171,14 @@ class OperandLeases {
     return shared ? shared->members() : std::vector<ShareMember>{};
   }
   /// The entries that have a lease and cannot give it up now: a frame has them pinned, or their
-  /// address is known elsewhere.
+  /// address is known elsewhere. With the bytes that they take up on the device.
   [[nodiscard]] Tally unreclaimable() const {
     Guard const guard{mutex_};
     Tally stay;
     for_each_entry([&](Entry const& entry) {
       bool const is_reclaimable = entry.pins == 0 && Traits::is_swappable(entry);
       if (entry.has_lease() && !is_reclaimable) {
-        stay.add(entry.bytes);
+        stay.add(memory_->rounded_bytes(entry.bytes));
       }
     });
     return stay;

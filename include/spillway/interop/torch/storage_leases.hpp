@@ -593,7 +593,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   [[nodiscard]] Tally unreclaimable() const {
     Tally stay = Base::unreclaimable();
     Guard const guard{mutex_};
-    table_.for_each([&](Entry const& raw) { stay.add(raw.bytes); });
+    table_.for_each([&](Entry const& raw) { stay.add(memory_->rounded_bytes(raw.bytes)); });
     return stay;
   }
   /// Says why no tensor can be swapped out, if that is so and has not been asked and answered
