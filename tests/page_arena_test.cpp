@@ -23,7 +23,9 @@
 #include <cstdint>
 #include <deque>
 #include <limits>
+#include <map>
 #include <random>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,44 @@ TEST_SUITE("page_arena") {
     static constexpr bool has_cheap_pieces = true;
   };
   static_assert(CheapPiecesApi<CheapPieces> && !CheapPiecesApi<Device>);
+
+  /// The same, which takes what is mapped elsewhere in one call.
+  struct MovesMapped : CheapPieces {
+    using CheapPieces::CheapPieces;
+    void map(void* p, std::size_t bytes, std::span<physical_type const> pieces) {
+      CheapPieces::map(p, bytes, pieces);
+      for (std::size_t i = 0; i < pieces.size(); ++i) {
+        REQUIRE(mapped.emplace(static_cast<std::byte*>(p) + i * bytes, pieces[i]).second);
+      }
+    }
+    void unmap(void* p, std::size_t bytes) noexcept {
+      CheapPieces::unmap(p, bytes);
+      auto* const begin = static_cast<std::byte*>(p);
+      mapped.erase(mapped.lower_bound(begin), mapped.lower_bound(begin + bytes));
+    }
+    void move_mapped(void* to, void* from, std::size_t bytes) {
+      auto* const begin = static_cast<std::byte*>(from);
+      std::vector<physical_type> pieces;
+      for (auto piece = mapped.lower_bound(begin);
+           piece != mapped.end() && piece->first < begin + bytes;
+           ++piece) {
+        pieces.push_back(piece->second);
+      }
+      unmap(from, bytes);
+      if (fails) {
+        throw DeviceError{"the system has no memory for that"};
+      }
+      map(to, page, pieces);
+      ++moves;
+      moved_pages += pieces.size();
+    }
+
+    bool fails = false;
+    std::size_t moves = 0;
+    std::size_t moved_pages = 0;
+    std::map<std::byte*, physical_type> mapped;  // by address
+  };
+  static_assert(RemappingApi<MovesMapped> && !RemappingApi<CheapPieces>);
 
   /// A device that others use, too: they take memory as soon as it is released.
   template <class Base>
@@ -324,6 +364,45 @@ TEST_SUITE("page_arena") {
     CHECK(calls.mapped_pieces == 6);
   }
 
+  TEST_CASE("PageArena: pages that are mapped elsewhere are moved, in runs, where the device can") {
+    PageRig<true, MovesMapped> rig{8};
+    Placement const first = rig.take_parked(3);
+    Placement const second = rig.take_parked(3);
+    REQUIRE(rig.device.mapped.size() == 6);
+    Placement const large = rig.take(8);
+    SimCalls const calls = rig.calls_of([&] { (void)rig.map(large); });
+    CHECK(rig.device.moved_pages == 6);
+    CHECK(rig.device.moves == 1);  // the two lay side by side
+    CHECK(calls.maps == 2);        // what was mapped nowhere, and the device's own for the move
+    CHECK(rig.device.mapped.size() == 8);
+    CHECK(rig.device.mapped.begin()->first == large.address);
+    rig.arena.park(large.range, {});
+
+    // Of these pages one is wanted where it is, and no other one in its place.
+    rig.lease(second);
+    CHECK(rig.device.moved_pages == 9);
+    CHECK(rig.device.mapped.count(first.address) == 0);
+    CHECK(rig.device.mapped.count(second.address) == 1);
+    rig.lease(second);
+    CHECK(rig.device.moved_pages == 9);
+  }
+
+  TEST_CASE("PageArena: pages that cannot be moved are there for the next attempt") {
+    PageRig<true, MovesMapped> rig{4};
+    Placement const from = rig.take_parked(4);
+    Placement const to = rig.take(4);
+    rig.device.fails = true;
+    CHECK_THROWS_AS((void)rig.arena.map(to.range), DeviceError);
+    CHECK(rig.device.mapped.empty());
+    rig.arena.park(to.range, {});
+    rig.device.fails = false;
+    for (Placement const& placement : {from, to}) {
+      rig.lease(placement);
+      CHECK(rig.device.mapped.size() == 4);
+      CHECK(rig.device.mapped.begin()->first == placement.address);
+    }
+  }
+
   TEST_CASE("PageArena: what others take while a piece is made anew is reserved no more") {
     PageRig<true, Shared<Device>> rig{8};
     Placement const kept = rig.take_mapped(2);
@@ -561,7 +640,8 @@ TEST_SUITE("page_arena") {
                      PageRig<true>,
                      PageRig<false, Shared<Device>>,
                      PageRig<true, Shared<Device>>,
-                     PageRig<true, CheapPieces>) {
+                     PageRig<true, CheapPieces>,
+                     PageRig<true, MovesMapped>) {
     constexpr bool parks = Rig::is_stable;
     constexpr bool is_shared = requires(Rig rig) {
       rig.device.wanted_bytes;

@@ -59,8 +59,8 @@ namespace spillway {
 /// Threads  thread-compatible; `map`, `try_reserve` and `release` run without the caller's lock,
 ///          one call at a time, and no range is taken meanwhile.
 /// Cost     O(pages of the range) for every call; `map` calls the device once for each run of
-///          pieces of one size that it maps, for each run that it unmaps, and for each piece that
-///          it creates or releases.
+///          pieces of one size that it maps, for each run that it unmaps, or moves where the device
+///          can (`RemappingApi`), and for each piece that it creates or releases.
 template <VirtualMemoryApi Device, FitPolicy Fit, bool Stable>
 class PageArena {
  public:
@@ -137,6 +137,13 @@ class PageArena {
     }
     std::uint32_t at = first;
     for (std::size_t i = 0; i < range.pieces.size();) {
+      if constexpr (RemappingApi<Device>) {
+        if (std::uint32_t const count = move_run(range, i, at); count != 0) {
+          at += count;
+          i += count;
+          continue;
+        }
+      }
       std::uint32_t const pages = pieces_[range.pieces[i]].pages;
       run_.clear();
       std::size_t const begin = i;
@@ -714,7 +721,11 @@ class PageArena {
             waits += detach(pieces_[piece_at_[page]], unmapped);
           }
         }
-        waits += detach(piece, unmapped);
+        if constexpr (RemappingApi<Device>) {
+          waits += await(piece.fence);  // `move_run` takes it from there
+        } else {
+          waits += detach(piece, unmapped);
+        }
       }
       at += piece.pages;
     }
@@ -731,6 +742,31 @@ class PageArena {
       forget_place(piece);
     }
     return waits;
+  }
+  /// Takes pieces of a range, from its `i`-th on, from where they are mapped side by side to page
+  /// `at` and those behind it: as many as one call moves. @returns how many; each is a page
+  ///
+  /// Where they are is not in the range: what is mapped there and free is used in its place.
+  std::uint32_t
+  move_run(Range const& range, std::size_t i, std::uint32_t at) requires RemappingApi<Device> {
+    std::uint32_t const from = pieces_[range.pieces[i]].mapped_at;
+    if (from == no_page || from == at) {
+      return 0;
+    }
+    std::uint32_t count = 0;
+    for (; i + count < range.pieces.size(); ++count) {
+      Piece& piece = pieces_[range.pieces[i + count]];
+      if (piece.mapped_at != from + count) {
+        break;
+      }
+      forget_place(piece);
+    }
+    device_->move_mapped(base_ + at * page_bytes_, base_ + from * page_bytes_, count * page_bytes_);
+    for (std::uint32_t moved = 0; moved < count; ++moved) {
+      pieces_[range.pieces[i + moved]].mapped_at = at + moved;
+      piece_at_[at + moved] = range.pieces[i + moved];
+    }
+    return count;
   }
   void forget_place(Piece& piece) noexcept {
     std::fill_n(piece_at_.begin() + piece.mapped_at, piece.pages, no_piece);

@@ -44,6 +44,7 @@ struct AllOfThem : HostPagedApi {
 };
 static_assert(BatchCopyApi<AllOfThem> && VirtualMemoryApi<AllOfThem> && VacatingApi<AllOfThem>);
 static_assert(ByteHoldingApi<AllOfThem> && CapturingApi<AllOfThem> && CheapPiecesApi<AllOfThem>);
+static_assert(RemappingApi<AllOfThem>);
 static_assert(PerThreadStreamApi<AllOfThem> && NumberedApi<AllOfThem> && KernelTimeApi<AllOfThem>);
 static_assert(VirtualClockApi<AllOfThem> && SteppedApi<AllOfThem> && ForkingApi<AllOfThem>);
 static_assert(HostWorkApi<AllOfThem> && SlowPinningApi<AllOfThem> && SharedMemoryApi<AllOfThem>);
@@ -79,6 +80,11 @@ struct VacatesWithoutStream : AllOfThem {
   void vacate(void*, std::size_t);
 };
 static_assert(VirtualMemoryApi<VacatesWithoutStream> && !VacatingApi<VacatesWithoutStream>);
+
+struct MovesWithoutSize : AllOfThem {
+  void move_mapped(void*, void*);
+};
+static_assert(CheapPiecesApi<MovesWithoutSize> && !RemappingApi<MovesWithoutSize>);
 
 struct HoldsNoBytes : AllOfThem {
   static constexpr bool holds_bytes = false;
@@ -131,7 +137,7 @@ static_assert(!HostWorkApi<WorkerTakesNoArgument>);
 struct HasDearPieces : AllOfThem {
   [[maybe_unused]] static constexpr bool has_cheap_pieces = false;
 };
-static_assert(!CheapPiecesApi<HasDearPieces>);
+static_assert(!CheapPiecesApi<HasDearPieces> && !RemappingApi<HasDearPieces>);
 
 struct PinsFast : AllOfThem {
   [[maybe_unused]] static constexpr bool pins_slowly = false;
@@ -177,6 +183,7 @@ TEST_CASE("The library's devices have the abilities that are theirs") {
   CHECK((!VirtualMemoryApi<HostApi>));
   CHECK((VacatingApi<HostPagedApi> && !VacatingApi<SimApi>));
   CHECK((CheapPiecesApi<HostPagedApi> && !CheapPiecesApi<SimApi>));
+  CHECK((RemappingApi<HostPagedApi> && !RemappingApi<SimApi>));
   CHECK((ByteHoldingApi<SimApi> && ByteHoldingApi<HostApi> && !ByteHoldingApi<ModelApi>));
   CHECK((CallerStreamApi<HostApi> && !CallerStreamApi<SimApi>));
   CHECK((!CapturingApi<SimApi> && !PerThreadStreamApi<SimApi> && !NumberedApi<SimApi>));

@@ -19,6 +19,8 @@
 /// | `VirtualMemoryApi`   | `reserve_address`, `map`, ... | can remap instead of move             |
 /// | `CheapPiecesApi`     | `has_cheap_pieces` is true    | maps single pages, and makes no       |
 /// |                      |                               | larger pieces                         |
+/// | `RemappingApi`       | `move_mapped`                 | takes memory from where it is mapped  |
+/// |                      |                               | to where it is needed in one call     |
 /// | `VacatingApi`        | `vacate`                      | unmaps swapped-out blocks in stream   |
 /// |                      |                               | order                                 |
 /// | `HostWorkApi`        | `make_host_worker`            | runs copies in memory and file calls  |
@@ -107,6 +109,17 @@ concept VirtualMemoryApi =
 /// unmapped. Says so with `D::has_cheap_pieces`.
 template <class D>
 concept CheapPiecesApi = VirtualMemoryApi<D> && requires { requires D::has_cheap_pieces; };
+
+/// A device with cheap pieces that moves what is mapped to other addresses in less time than it
+/// takes to unmap and to map it. `d.move_mapped(to, from, n)` does what `d.unmap(from, n)` and
+/// `d.map` of the same memory at `to` do. What it holds then may be anything.
+///
+/// The two ranges do not overlap, all of `from` is mapped, and nothing is at `to`. When it throws
+/// `DeviceError`, nothing is mapped at either.
+template <class D>
+concept RemappingApi = CheapPiecesApi<D> && requires(D d, std::size_t n, void* p) {
+  { d.move_mapped(p, p, n) } -> std::same_as<void>;
+};
 
 /// A virtual memory device that can unmap in stream order: `d.vacate(p, n, s)` does `d.unmap(p, n)`
 /// once the work that was enqueued on `s` before is done.

@@ -107,6 +107,9 @@ TEST_SUITE("host_paged_api") {
     device.map(p + n, n, {two.data(), 1});
     CHECK(support::is_readable(p + n));
     CHECK_FALSE(support::is_readable(p + 2 * n));
+    device.move_mapped(p + 3 * n, p + n, n);
+    CHECK(support::is_readable(p + 3 * n));
+    CHECK_FALSE(support::is_readable(p + n));
     device.free_address(p, 4 * n);
   }
 
@@ -155,6 +158,7 @@ TEST_SUITE("host_paged_api") {
     std::vector<HostPhysical> pieces;
     std::array<unsigned char, pages> held{};  // 0: not mapped
     std::size_t mapped = 0;
+    std::size_t moves = 0;
     for (int i = 0; i < 4000; ++i) {
       std::size_t const first = random() % pages;
       std::size_t const count = 1 + random() % (pages - first);
@@ -171,6 +175,20 @@ TEST_SUITE("host_paged_api") {
           std::memset(p + page * n, held[page], n);
         }
         mapped += count;
+      } else if (std::size_t const to = random() % pages;
+                 to >= first + count && to + count <= pages &&
+                 std::find(held.begin() + first, held.begin() + first + count, 0) ==
+                     held.begin() + first + count &&
+                 std::all_of(held.begin() + to, held.begin() + to + count, [](auto byte) {
+                   return byte == 0;
+                 })) {
+        device.move_mapped(p + to * n, p + first * n, count * n);
+        for (std::size_t page = to; page < to + count; ++page) {
+          held[page] = static_cast<unsigned char>(1 + random() % 255);
+          std::memset(p + page * n, held[page], n);
+        }
+        std::fill_n(held.begin() + first, count, static_cast<unsigned char>(0));
+        ++moves;
       } else if (!is_free && random() % 2 == 0) {
         device.unmap(p + first * n, count * n);
         mapped -= static_cast<std::size_t>(std::count_if(held.begin() + first,
@@ -189,6 +207,7 @@ TEST_SUITE("host_paged_api") {
         REQUIRE(p[page * n + n - 1] == held[page]);
       }
     }
+    CHECK(moves > 20);
     device.free_address(p, pages * n);
   }
 
@@ -217,6 +236,27 @@ TEST_SUITE("host_paged_api") {
       CHECK_FALSE(support::is_readable(p + i * n));
     }
     device.free_address(p, 4 * n);
+  }
+
+  TEST_CASE("HostPagedApi: pages that cannot be moved to other addresses are mapped nowhere then") {
+    PageMovingApi device;
+    if (device.remap() != HostRemap::pages) {
+      MESSAGE("the system moves no pages");
+      return;
+    }
+    constexpr std::size_t n = 1_MiB;
+    auto* const p = static_cast<unsigned char*>(device.reserve_address(8 * n));
+    std::vector<HostPhysical> const pieces = create_pieces(device, 4, n);
+    device.map(p, n, pieces);
+    device.free_address(p + 5 * n, 3 * n);  // so that the system puts nothing there
+    CHECK_THROWS_AS(device.move_mapped(p + 4 * n, p, 4 * n), DeviceError);
+    for (std::size_t i = 0; i < 8; ++i) {
+      CHECK_FALSE(support::is_readable(p + i * n));
+    }
+    device.map(p, n, pieces);
+    CHECK(support::is_readable(p));
+    CHECK(support::is_readable(p + 4 * n - 1));
+    device.free_address(p, 5 * n);
   }
 
   TEST_CASE("HostPagedApi: of a longer range only parts of 64 KiB and more are spare pages") {

@@ -126,6 +126,10 @@ class BasicHostPagedApi : public HostApi {
   /// @throws DeviceError, std::bad_alloc; nothing of it is mapped then
   void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
+  /// Takes half the time of `unmap` and `map` with `HostRemap::pages`, else as much.
+  ///
+  /// @throws DeviceError, std::bad_alloc; nothing is mapped at either place then
+  void move_mapped(void* to, void* from, std::size_t bytes);
 
   /// The same as `unmap`, when all that was enqueued on `stream` before is done, and at once after
   /// the last of it.
@@ -203,6 +207,8 @@ class BasicHostPagedApi : public HostApi {
 
   // The caller of each holds `pages_mutex_`.
 
+  /// What `map` does with mappings.
+  void map_runs(std::byte* begin, std::size_t bytes);
   /// Moves up to `bytes` of a spare run to `p`. @returns how many; 0 if the system does not do it
   std::size_t move_in(std::byte* p, std::size_t bytes);
   void map_new(std::byte* p, std::size_t bytes);
@@ -226,6 +232,9 @@ class BasicHostPagedApi : public HostApi {
 
   void map_pages(std::byte* p, std::size_t bytes);
   void unmap_pages(std::byte* p, std::size_t bytes) noexcept;
+  /// Moves pages that are counted neither as mapped nor as spare. @throws DeviceError; they are
+  /// spare then, or the system has them
+  void move_pages(std::byte* to, std::byte* from, std::size_t bytes);
   /// Makes new pages spare. @throws DeviceError; then none are
   void add_spare(std::size_t bytes);
   /// Makes room for so many spare pages. @returns false if the system does not give the addresses;
@@ -324,12 +333,17 @@ void BasicHostPagedApi<Lazy>::map(void* p,
                                   std::span<physical_type const> pieces) {
   std::lock_guard const guard{pages_mutex_};
   auto* const begin = static_cast<std::byte*>(p);
-  std::byte* at = begin;
-  std::size_t left = pieces.size() * bytes;
   if (mover_.is_open()) {
-    map_pages(begin, left);
-    return;
+    map_pages(begin, pieces.size() * bytes);
+  } else {
+    map_runs(begin, pieces.size() * bytes);
   }
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::map_runs(std::byte* begin, std::size_t bytes) {
+  std::byte* at = begin;
+  std::size_t left = bytes;
   try {
     while (std::size_t const moved = left == 0 ? 0 : move_in(at, left)) {
       at += moved;
@@ -399,6 +413,21 @@ void BasicHostPagedApi<Lazy>::unmap(void* p, std::size_t bytes) noexcept {
     unmap_pages(begin, bytes);
   } else {
     take_away(begin, begin + bytes);
+  }
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::move_mapped(void* to, void* from, std::size_t bytes) {
+  std::lock_guard const guard{pages_mutex_};
+  auto* const source = static_cast<std::byte*>(from);
+  auto* const target = static_cast<std::byte*>(to);
+  if (mover_.is_open()) {
+    mapped_bytes_ -= bytes;
+    move_pages(target, source, bytes);
+    mapped_bytes_ += bytes;
+  } else {
+    take_away(source, source + bytes);
+    map_runs(target, bytes);
   }
 }
 
@@ -514,24 +543,27 @@ void BasicHostPagedApi<Lazy>::map_pages(std::byte* p, std::size_t bytes) {
   while (spare_bytes_ < bytes) {
     add_spare(bytes - spare_bytes_);
   }
-  std::byte* const from = stack_ + (spare_bytes_ - bytes);
+  spare_bytes_ -= bytes;
+  move_pages(p, stack_ + spare_bytes_, bytes);
+  mapped_bytes_ += bytes;
+  free_excess();
+}
+
+template <class Lazy>
+void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::size_t bytes) {
   auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  for (std::size_t done = 0; (done += mover_.move(p + done, from + done, bytes - done)) != bytes;
+  for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
     // What a page holds is not needed, so a new one takes the place of one that cannot be moved.
     (void)::madvise(from + done, page, MADV_DONTNEED);
-    if (!make_pages(p + done, page)) {
+    if (!make_pages(to + done, page)) {
       int const error = errno;
       (void)::madvise(from + done, bytes - done, MADV_DONTNEED);
-      spare_bytes_ -= bytes;
       mapped_bytes_ += done;
-      unmap_pages(p, done);
+      unmap_pages(to, done);
       throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(error)};
     }
   }
-  spare_bytes_ -= bytes;
-  mapped_bytes_ += bytes;
-  free_excess();
 }
 
 template <class Lazy>
