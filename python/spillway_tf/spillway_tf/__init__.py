@@ -17,11 +17,11 @@ from . import _shims
 from ._bytes import file_bytes as _file_bytes
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
+from ._device import make_calls as _make_calls
 from ._keras import LMSStatsLogger
 from ._load import C as _C
 from ._load import built_for as _built_for
 from ._load import load as _load_part
-from ._share import make_calls as _make_calls
 from ._stats import *  # noqa: F401,F403
 from ._stats import NAMES as _STATS
 from ._stats import get_lms_stats, memory_summary, reset_peak_stats
@@ -152,31 +152,7 @@ def reclaim_inactive():
     return _C.reclaim() if get_lms_enabled() else 0
 
 
-def empty_cache():
-    """Gives memory that nothing uses back to the system. Returns the bytes."""
-    return _C.trim() if _C.is_installed() else 0
-
-
-def park(level="host"):
-    """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the system,
-    for other processes. What is used next comes back by itself; `wake` brings back all at once. With level "file"
-    everything goes to the file tier of `install`, as far as that has room, and host memory is given back, too. Returns
-    the bytes of the device that were given back."""
-    if not get_lms_enabled():
-        raise RuntimeError("spillway_tf.park(): nothing can leave before set_lms_enabled(True)")
-    if level not in ("host", "file"):
-        raise ValueError(f"spillway_tf.park(): level is \"host\" or \"file\", not {level!r}")
-    if level == "file" and not _C.has_file_tier():
-        raise ValueError("spillway_tf.park(\"file\"): install() was called without a file_tier")
-    return _C.park(level == "file")
-
-
-share, share_members = _make_calls(_C, "set_lms_enabled")
-
-
-def wake():
-    """Brings back what is away, as far as the limit goes. Returns the bytes that came back."""
-    return _C.wake() if _C.is_installed() else 0
+empty_cache, park, wake, share, share_members = _make_calls(_C, "set_lms_enabled")
 
 
 def why_out_of_memory():

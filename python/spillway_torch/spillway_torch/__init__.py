@@ -18,8 +18,8 @@ from . import _chosen as _C, _shims
 from ._bytes import file_bytes as _file_bytes
 from ._bytes import number_of_bytes as _bytes
 from ._bytes import numbers_of_bytes as _numbers_of_bytes
+from ._device import make_calls as _make_calls
 from ._paging import chunk, page, unpage
-from ._share import make_calls as _make_calls
 from ._stats import memory_stats, memory_summary, reset_peak_memory_stats
 from ._steps import begin_step, watch_optimizers
 
@@ -201,31 +201,7 @@ def reclaim_inactive():
     return freed
 
 
-def empty_cache():
-    """Gives memory that nothing uses back to the system. Returns the bytes."""
-    return _C.trim() if _C.is_installed() else 0
-
-
-def park(level="host"):
-    """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the system,
-    for other processes. What is used next comes back by itself; `wake` brings back all at once. With level "file"
-    everything goes to the file tier of `install`, as far as that has room, and host memory is given back, too. Returns
-    the bytes of the device that were given back."""
-    if not get_enabled_lms():
-        raise RuntimeError("spillway_torch.park(): nothing can leave before set_enabled_lms(True)")
-    if level not in ("host", "file"):
-        raise ValueError(f"spillway_torch.park(): level is \"host\" or \"file\", not {level!r}")
-    if level == "file" and not _C.has_file_tier():
-        raise ValueError("spillway_torch.park(\"file\"): install() was called without a file_tier")
-    return _C.park(level == "file")
-
-
-share, share_members = _make_calls(_C, "set_enabled_lms")
-
-
-def wake():
-    """Brings back what is away, as far as the limit goes. Returns the bytes that came back."""
-    return _C.wake() if _C.is_installed() else 0
+empty_cache, park, wake, share, share_members = _make_calls(_C, "set_enabled_lms")
 
 
 def _tensors_in(objects, name):

@@ -1,0 +1,1 @@
+../../common/_device.py

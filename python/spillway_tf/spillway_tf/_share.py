@@ -1,1 +1,0 @@
-../../common/_share.py
