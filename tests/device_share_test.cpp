@@ -103,6 +103,18 @@ struct StubbornMemory {
   std::atomic<int> refusals{0};
 };
 
+/// Begins a call that cannot begin anew while another program looks at the others.
+std::unique_ptr<Share::ClaimHold> begin_call(Program& program, std::size_t bytes, Program& other) {
+  auto call = std::async(std::launch::async, [&program, bytes] {
+    ToldClock::time = {};
+    return std::make_unique<Share::ClaimHold>(*program.share, bytes);
+  });
+  while (call.wait_for(0ms) != std::future_status::ready) {
+    other.share->update();
+  }
+  return call.get();
+}
+
 /// Makes a program while another one, which has to give something up for it, looks at the others.
 std::unique_ptr<Program> join(Program& first, std::filesystem::path const& file) {
   auto joining = std::async(std::launch::async, [&] { return std::make_unique<Program>(file); });
@@ -406,6 +418,71 @@ TEST_SUITE("DeviceShare") {
     first.share->update();
     second->share->update();
     CHECK(second->share->capacity_bytes() < 768_KiB);
+  }
+
+  TEST_CASE("DeviceShare: memory is claimed before a call begins that cannot begin anew") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    first.make(16);
+    auto const second = join(first, folder.path() / "table");
+    second->make(4);
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    REQUIRE(second->share->capacity_bytes() < 512_KiB);
+    std::size_t const before = second->share->capacity_bytes();
+    { auto const promised = begin_call(*second, 64_KiB, first); }
+    CHECK(second->share->capacity_bytes() == before);
+    { auto const call = begin_call(*second, 768_KiB, first); }
+    CHECK(second->share->capacity_bytes() >= 768_KiB);
+
+    // No more can be had than what the others are not promised, and that lasts until the call ends.
+    auto call = begin_call(*second, 2_MiB, first);
+    CHECK(second->share->capacity_bytes() == 1_MiB - 64_KiB);
+    ToldClock::time += 1h;
+    second->share->update();
+    first.share->update();
+    CHECK(second->share->capacity_bytes() == 1_MiB - 64_KiB);
+    call.reset();
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    CHECK(second->share->capacity_bytes() < 1_MiB - 64_KiB);
+  }
+
+  TEST_CASE("DeviceShare: a call that begins when its program's turn is over comes after others") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    auto const second = join(first, folder.path() / "table");
+    { auto const call = begin_call(first, 640_KiB, *second); }
+    { auto const call = begin_call(first, 512_KiB, *second); }  // in the same turn
+    CHECK(first.share->capacity_bytes() >= 640_KiB);
+
+    std::atomic<bool> is_over{false};
+    std::atomic<std::size_t> in_turn_of_second{0};
+    auto other = std::async(std::launch::async, [&] {
+      {
+        Share::ClaimHold const call{*second->share, 768_KiB};  // waits for the first program
+        in_turn_of_second = second->share->capacity_bytes();
+      }
+      ToldClock::time += 1h;
+      while (!is_over) {
+        second->share->update();
+      }
+    });
+    ToldClock::time += 1h;
+    std::size_t in_turn_of_first = 0;
+    while (in_turn_of_second == 0 || in_turn_of_first == 0) {
+      Share::ClaimHold const call{*first.share, 640_KiB};
+      in_turn_of_first = in_turn_of_second != 0 ? first.share->capacity_bytes() : 0;
+      ToldClock::time += 1h;
+    }
+    is_over = true;
+    other.get();
+    CHECK(in_turn_of_second >= 768_KiB);
+    CHECK(in_turn_of_first >= 640_KiB);
   }
 
   TEST_CASE("DeviceShare: retry passes on what cannot be helped") {

@@ -189,10 +189,25 @@ class DeviceShare {
   /// Cost  a mutex to begin and to end it. Does nothing in a forked child.
   class ClaimHold {
    public:
-    explicit ClaimHold(DeviceShare& share) : share_{share} {
+    explicit ClaimHold(DeviceShare& share) : share_{share}, lasts_longer_{true} {
       if (share.table_.is_own()) {
         std::scoped_lock const guard{share.mutex_};
         ++share.holds_;
+      }
+    }
+    /// For a call that needs as much as `bytes` and cannot begin anew once it runs: claims them, or
+    /// all that no other program is promised, before it begins, unless they are promised or claimed
+    /// already, and waits until they are there, for as long as `claim` does. A claim serves calls
+    /// that begin while it is younger than `idle_after`. The next call waits until these have ended
+    /// and then claims after all other programs, so that programs whose calls do not fit beside
+    /// each other take turns.
+    ///
+    /// The caller holds no leases, and no call that has begun waits for it.
+    ///
+    /// @throws as `update`
+    ClaimHold(DeviceShare& share, std::size_t bytes) : share_{share} {
+      if (share.table_.is_own()) {
+        share.begin_call(bytes);
       }
     }
     ClaimHold(ClaimHold const&) = delete;
@@ -200,12 +215,13 @@ class DeviceShare {
     ~ClaimHold() {
       if (share_.table_.is_own()) {
         std::scoped_lock const guard{share_.mutex_};
-        share_.end_hold();
+        share_.end_hold(lasts_longer_);
       }
     }
 
    private:
     DeviceShare& share_;
+    bool lasts_longer_ = false;  // than this object
   };
 
   /// What to claim for a call that has failed: room for what it had in use and asked for, and more
@@ -240,10 +256,9 @@ class DeviceShare {
     ++holds_;
     struct End {
       DeviceShare& share;
-      ~End() { share.end_hold(); }
+      ~End() { share.end_hold(true); }
     } const end{*this};
     auto const start = std::chrono::steady_clock::now();
-    auto const pause = std::max(options_.period, std::chrono::milliseconds{1});
     for (;;) {
       bool const is_in_the_way = !update_locked();
       if (capacity_bytes_ >= claimed) {
@@ -257,7 +272,7 @@ class DeviceShare {
         claimed_bytes_ = 0;
         return ClaimResult::refused;
       }
-      changed_.wait_for(guard, pause);
+      changed_.wait_for(guard, pause());
     }
   }
 
@@ -276,10 +291,59 @@ class DeviceShare {
   }
 
  private:
+  /// @param lasts_longer  whether the claim goes on for `idle_after` from now on
+  ///
   /// The caller holds the lock.
-  void end_hold() noexcept {
-    --holds_;
-    claim_ends_ = Clock::now() + options_.idle_after;
+  void end_hold(bool lasts_longer) noexcept {
+    if (lasts_longer) {
+      claim_ends_ = Clock::now() + options_.idle_after;
+    }
+    if (--holds_ == 0 && waiting_calls_ != 0) {
+      changed_.notify_all();
+    }
+  }
+
+  [[nodiscard]] std::chrono::milliseconds pause() const noexcept {
+    return std::max(options_.period, std::chrono::milliseconds{1});
+  }
+
+  /// Begins a hold of a claim of at least `bytes`.
+  void begin_call(std::size_t bytes) {
+    std::unique_lock guard{mutex_};
+    throw_noted();
+    std::size_t const most = claimable_bytes_ / granule_bytes * granule_bytes;
+    std::size_t const needed =
+        std::min(round_up(std::min(bytes, most_bytes_), granule_bytes), most);
+    if (claimed_bytes_ > most) {  // a program has joined since
+      claimed_bytes_ = needed;
+    }
+    if (needed > least_bytes()) {
+      end_turn(guard, needed);
+      if (claimed_bytes_ < needed || capacity_bytes_ < needed) {
+        guard.unlock();
+        (void)claim(needed);  // if it is refused, what there is may do
+        guard.lock();
+      }
+    }
+    ++holds_;
+  }
+  /// If the claim has lasted for long enough, waits until no call uses it, and lets those of others
+  /// come first. The caller holds the lock, `guard`.
+  void end_turn(std::unique_lock<std::mutex>& guard, std::size_t needed_bytes) {
+    auto const is_over = [&] { return claimed_bytes_ != 0 && Clock::now() >= claim_ends_; };
+    auto const start = std::chrono::steady_clock::now();
+    ++waiting_calls_;
+    while (is_over() && holds_ != 0 &&
+           std::chrono::steady_clock::now() - start < options_.patience / 2) {
+      changed_.wait_for(guard, pause());
+    }
+    --waiting_calls_;
+    if (is_over() && holds_ == 0) {
+      table_.requeue();
+      claimed_bytes_ = needed_bytes;
+      claim_ends_ = Clock::now() + options_.idle_after;
+      (void)update_locked();
+    }
   }
 
   [[nodiscard]] std::size_t least_bytes() const noexcept {
@@ -320,6 +384,7 @@ class DeviceShare {
     bool const is_active = claimed_bytes_ != 0 || time - last_active_ < options_.idle_after;
     std::uint64_t const wanted = std::max<std::uint64_t>(find_wanted(now, time), claimed_bytes_);
     auto const advice = table_.update(wanted, claimed_bytes_, is_active);
+    claimable_bytes_ = advice.claimable_bytes;
     if (advice.keep_bytes > capacity_bytes_) {
       memory_.set_capacity(advice.keep_bytes);
       capacity_bytes_ = advice.keep_bytes;
@@ -385,6 +450,8 @@ class DeviceShare {
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
   std::size_t holds_ = 0;  // of the claim: while it is waited for, and while it is used
+  std::size_t claimable_bytes_ = 0;
+  std::size_t waiting_calls_ = 0;  // until there are no holds
   typename Clock::time_point claim_ends_ = Clock::now();
   std::uint64_t leases_seen_ = 0;
   typename Clock::time_point last_active_ = Clock::now();

@@ -76,12 +76,15 @@ class BasicShareTable {
     /// `held_bytes` if nobody lacks it.
     std::uint64_t keep_bytes = 0;
     std::uint64_t fair_bytes = 0;
+    std::uint64_t claimable_bytes = 0;  ///< what no other member is promised
   };
 
   /// Tells the others what this member asks for, and takes what is free of what it lacks.
   ///
   /// @throws std::system_error
   Advice update(std::uint64_t wanted_bytes, std::uint64_t claimed_bytes, bool is_active);
+  /// Lets the claims of all others come before this member's. @throws std::system_error
+  void requeue();
   /// Gives up what is held beyond `bytes`. @throws std::system_error
   void shrink(std::uint64_t bytes);
 
@@ -339,13 +342,15 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   own.is_active = is_active ? 1 : 0;
   find_shares();
   std::uint64_t free_bytes = table_->capacity_bytes;
+  std::uint64_t claimable_bytes = table_->capacity_bytes + own.least_bytes;
   for (Slot const& slot : slots) {
     free_bytes -= slot.held_bytes;
+    claimable_bytes -= slot.least_bytes;
   }
   std::uint64_t const fair_bytes = shares_[own_];
   if (own.held_bytes < fair_bytes) {
     own.held_bytes += std::min(fair_bytes - own.held_bytes, free_bytes);
-    return {own.held_bytes, own.held_bytes, fair_bytes};
+    return {own.held_bytes, own.held_bytes, fair_bytes, claimable_bytes};
   }
   std::uint64_t lacking_bytes = 0;
   for (std::size_t i = 0; i < most_members; ++i) {
@@ -355,7 +360,16 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   }
   lacking_bytes -= std::min(lacking_bytes, free_bytes);
   std::uint64_t const excess_bytes = own.held_bytes - fair_bytes;
-  return {own.held_bytes, own.held_bytes - std::min(excess_bytes, lacking_bytes), fair_bytes};
+  return {own.held_bytes,
+          own.held_bytes - std::min(excess_bytes, lacking_bytes),
+          fair_bytes,
+          claimable_bytes};
+}
+
+template <class Lazy>
+void BasicShareTable<Lazy>::requeue() {
+  Locked const locked{*this};
+  table_->slots[own_].claim = ++table_->claims;
 }
 
 template <class Lazy>

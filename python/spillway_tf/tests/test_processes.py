@@ -276,3 +276,29 @@ def test_processes_share_a_device(tmp_path):
     done = [program.communicate(timeout=300) for program in programs]
     assert [program.returncode for program in programs] == [0, 0], [error[-2000:] for _, error in done]
     assert "the limit is this process' share" in done[0][0]
+
+
+TURNS = """
+import pathlib, sys, time, tensorflow as tf, spillway_tf
+tf.config.threading.set_inter_op_parallelism_threads(1)
+spillway_tf.install(limit=64 << 20, least_bytes=4096)
+spillway_tf.set_lms_enabled(True)
+spillway_tf.share(sys.argv[1], least="4MiB", idle_after=0.2)
+own, other = (pathlib.Path(sys.argv[1] + name) for name in sys.argv[2])
+x = tf.fill((6 << 20,), tf.constant(float(sys.argv[2])))  # 24 MiB
+for turn in range(6):
+    own.write_text(str(turn))
+    while True:
+        y = x * 2.0  # while one has its operand, there is no room for both that the other one needs
+        assert float(tf.reduce_max(y)) == float(tf.reduce_min(y)) == 2 * float(sys.argv[2])
+        del y
+        if other.exists() and int(other.read_text() or 0) >= turn:
+            break
+"""
+
+
+def test_operations_of_processes_that_do_not_fit_beside_each_other_take_turns(tmp_path):
+    programs = [subprocess.Popen([sys.executable, "-c", TURNS, str(tmp_path / "device"), names],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for names in ("12", "21")]
+    done = [program.communicate(timeout=300) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], [error[-2000:] for _, error in done]

@@ -119,4 +119,62 @@ TEST_SUITE("buffer_leases_race") {
     programs.clear();
     CHECK(wrong == 0);
   }
+
+  TEST_CASE("BufferLeases: programs whose operations do not fit beside each other take turns") {
+    constexpr std::size_t bytes = 32_KiB;
+    constexpr std::size_t operands = 4;
+    constexpr std::size_t results = 6;  // with the operands more than half of what there is
+    constexpr int rounds = 6;
+    TemporaryFolder folder;
+    std::atomic<int> wrong{0};
+    std::atomic<int> refused{0};
+    std::barrier together{2};
+    std::array<std::atomic<int>, 2> done{};
+    std::vector<std::jthread> programs;
+    for (unsigned char program = 0; program < 2; ++program) {
+      programs.emplace_back([&, program] {
+        LeasesBench bench{512_KiB};
+        bench.leases.share({.file = folder.path() / "table",
+                            .least_bytes = 64_KiB,
+                            .period = std::chrono::milliseconds{1},
+                            .idle_after = std::chrono::milliseconds{20}});
+        std::array<unsigned char*, operands> read{};
+        std::array<BufferUse, operands> uses{};
+        for (unsigned char i = 0; i < operands; ++i) {
+          read[i] = bench.make(bytes, static_cast<unsigned char>(100 * program + i));
+          uses[i] = {read[i], true};
+        }
+        auto const operate = [&] {
+          LeasesBench::Frame frame{1, true};
+          std::vector<void*> made;
+          refused += bench.leases.try_enter(frame, uses).empty() ? 0 : 1;
+          for (unsigned char i = 0; i < operands; ++i) {
+            wrong += *read[i] != 100U * program + i ? 1 : 0;
+          }
+          for (std::size_t i = 0; i < results; ++i) {
+            void* const p = bench.leases.try_allocate(bytes, &frame);
+            refused += p == nullptr ? 1 : 0;
+            made.push_back(p);
+          }
+          bench.leases.make_swappable(made);
+          bench.leases.exit(frame);
+          for (void* const p : made) {
+            bench.leases.free(p);
+          }
+        };
+        together.arrive_and_wait();
+        for (int round = 1; round <= rounds; ++round) {
+          operate();
+          done[program] = round;
+          while (done[1 - program] < round) {
+            operate();
+          }
+        }
+        bench.leases.leave_share();
+      });
+    }
+    programs.clear();
+    CHECK(wrong == 0);
+    CHECK(refused == 0);
+  }
 }

@@ -82,6 +82,8 @@ class BufferFrame {
   bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
   std::thread::id thread_{};    // that opened it
   std::size_t refused_bytes_ = 0;
+  std::size_t pinned_bytes_ = 0;
+  std::shared_ptr<void> claim_hold_;  // of a share of the device
   std::vector<BufferEntry<Lease>*> pins_;
 };
 
@@ -244,6 +246,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Base::begin_step();
     Guard const guard{mutex_};
     is_largest_known_ = !std::exchange(has_seen_larger_, false);
+    is_most_pinned_known_ = !std::exchange(has_pinned_more_, false);
   }
   /// Orders operations that use the same variables.
   [[nodiscard]] ObjectOrder& objects() noexcept { return objects_; }
@@ -330,9 +333,28 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     }
     return bytes <= this->capacity_bytes_;
   }
+  /// What one more frame needs of a shared device beside those that are open: as much as any has
+  /// needed before. While that is not known, four times as much, since two programs whose frames
+  /// both turn out to need more than there is could not both go on.
+  [[nodiscard]] std::size_t bytes_to_claim(std::span<BufferUse const> uses) const {
+    Guard const guard{mutex_};
+    std::size_t used = 0;
+    for (BufferUse const& use : uses) {
+      Entry const* const entry = find(use.address);
+      used += entry != nullptr ? this->memory_->rounded_bytes(entry->bytes) : 0;
+    }
+    bool const is_known = is_most_pinned_known_ && used <= most_pinned_bytes_;
+    return sizes_.active_bytes + sizes_.fixed_bytes +
+           (is_known ? 1 : 4) * std::max(used, most_pinned_bytes_);
+  }
   /// The caller holds the lock.
   void pin(Frame& frame, Entry& entry) {
     frame.pins_.push_back(&entry);
+    frame.pinned_bytes_ += this->memory_->rounded_bytes(entry.bytes);
+    if (frame.pinned_bytes_ > most_pinned_bytes_) {
+      most_pinned_bytes_ = frame.pinned_bytes_;
+      has_pinned_more_ = true;
+    }
     if (entry.pins++ == 0) {
       sizes_.active_bytes += entry.bytes;
       sizes_.peak_active_bytes = std::max(sizes_.peak_active_bytes, sizes_.active_bytes);
@@ -396,10 +418,13 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   ObjectOrder objects_;
   Sizes sizes_{};
   std::string failure_;
-  Frame all_open_{};               // the head of a ring of all open frames
-  int open_frames_ = 0;            // of those that may wait
-  bool has_seen_larger_ = true;    // a buffer than all before, since the step began
-  bool is_largest_known_ = false;  // a whole step brought none
+  Frame all_open_{};                   // the head of a ring of all open frames
+  int open_frames_ = 0;                // of those that may wait
+  std::size_t most_pinned_bytes_ = 0;  // by one frame so far
+  bool has_pinned_more_ = true;        // one than all before, since the step began
+  bool is_most_pinned_known_ = false;  // in a whole step none has
+  bool has_seen_larger_ = true;        // a buffer than all before, since the step began
+  bool is_largest_known_ = false;      // a whole step brought none
 };
 
 template <class Allocator>
@@ -493,6 +518,9 @@ void BufferLeases<Allocator>::wait_until_it_fits(Guard& guard,
 
 template <class Allocator>
 std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse const> uses) {
+  if (frame.may_wait_ && this->is_shared()) {
+    frame.claim_hold_ = this->hold_claim(bytes_to_claim(uses));
+  }
   std::vector<Missing> missing;
   {
     Guard guard{mutex_};
@@ -548,6 +576,8 @@ void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
       [&](auto const& /*leases*/) { close(frame); },
       [this](Entry& entry) { return unpin(entry); },
       end);
+  frame.pinned_bytes_ = 0;
+  frame.claim_hold_.reset();
   this->notify_waiters();
 }
 

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <concepts>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -436,15 +437,19 @@ class OperandLeases {
 
   /// Keeps what is claimed of a shared device for an operation that begins anew, until that ends.
   ///
+  /// @param needed  nothing, or the bytes to claim first for an operation that cannot begin anew:
+  ///                see `DeviceShare::ClaimHold`
   /// @returns null if the device is not shared
-  [[nodiscard]] std::shared_ptr<void> hold_claim() {
+  template <std::same_as<std::size_t>... Needed>
+  [[nodiscard]] std::shared_ptr<void> hold_claim(Needed... needed) {
     struct Hold {
       std::shared_ptr<Share> share;
       typename Share::ClaimHold hold;
-      explicit Hold(std::shared_ptr<Share> held) : share{std::move(held)}, hold{*share} {}
+      explicit Hold(std::shared_ptr<Share> held, Needed... bytes)
+          : share{std::move(held)}, hold{*share, bytes...} {}
     };
     auto shared = share_if_any();
-    return shared ? std::make_shared<Hold>(std::move(shared)) : nullptr;
+    return shared ? std::make_shared<Hold>(std::move(shared), needed...) : nullptr;
   }
   /// Claims a larger share of the device, as `DeviceShare::claim` does, if it is shared.
   [[nodiscard]] ClaimResult claim(std::size_t needed_bytes, bool gives_way) {
