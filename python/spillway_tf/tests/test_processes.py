@@ -279,7 +279,7 @@ def test_processes_share_a_device(tmp_path):
 
 
 TURNS = """
-import pathlib, sys, time, tensorflow as tf, spillway_tf
+import pathlib, sys, tensorflow as tf, spillway_tf
 tf.config.threading.set_inter_op_parallelism_threads(1)
 spillway_tf.install(limit=64 << 20, least_bytes=4096)
 spillway_tf.set_lms_enabled(True)

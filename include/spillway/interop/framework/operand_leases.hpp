@@ -165,7 +165,10 @@ class OperandLeases {
     Guard const guard{mutex_};
     std::swap(leaving, share_);
   }
-  [[nodiscard]] bool is_shared() const { return share_if_any() != nullptr; }
+  [[nodiscard]] bool is_shared() const {
+    Guard const guard{mutex_};
+    return share_ != nullptr;
+  }
   /// The programs that share the device, this one among them; none if it is not shared.
   [[nodiscard]] std::vector<ShareMember> share_members() const {
     auto const shared = share_if_any();
