@@ -125,7 +125,8 @@ class Experiment {
     run.capacity_bytes = plan.capacity_bytes;
     run.swapping = plan.swapping;
     try {
-      SessionType session{*device, allocator, options_.training.recompute};
+      SessionType session{
+          *device, allocator, options_.training.recompute, options_.training.recompute_time};
       Trainer trainer{session, *data_, options_.training};
       std::size_t const steps = trainer.steps_per_epoch() * options_.training.epochs;
       std::optional<double> last_loss;

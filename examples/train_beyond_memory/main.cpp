@@ -2,6 +2,7 @@
 // Trains a network that needs more memory than the device is allowed to have, and proves that it
 // learns the very same thing, bit for bit, as with memory to spare.
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <iostream>
 #include <stdexcept>
@@ -67,6 +68,14 @@ int main(int argc, char** argv) {
                training.recompute,
                "Let what a hidden layer makes leave without a copy, to be computed again, where "
                "that makes the steps faster");
+  app.add_option_function<double>(
+         "--recompute-us",
+         [&](double us) {
+           training.recompute_time = std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::duration<double, std::micro>{us});
+         },
+         "Time in us that computing such a layer again is taken to need; otherwise measured")
+      ->check(CLI::Range{0.0, 1e9});
   app.add_option("--link-gbps",
                  options.link_gbps,
                  "What the host link is taken for each way, in GB/s, and what that of sim has")

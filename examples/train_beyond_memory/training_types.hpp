@@ -3,9 +3,11 @@
 
 #include <spillway/core/stats.hpp>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -26,6 +28,7 @@ struct TrainingOptions {
   double learning_rate = 1e-3;
   std::uint64_t seed = 1;
   bool recompute = false;  // what a hidden layer makes may be made again instead of copied
+  std::optional<std::chrono::nanoseconds> recompute_time;  // of a layer; empty: it is measured
 };
 
 /// What a run has to show.
