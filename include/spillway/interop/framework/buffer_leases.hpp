@@ -245,8 +245,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   void begin_step() {
     Base::begin_step();
     Guard const guard{mutex_};
-    is_largest_known_ = !std::exchange(has_seen_larger_, false);
-    is_most_pinned_known_ = !std::exchange(has_pinned_more_, false);
+    largest_.begin_step();
+    most_pinned_.begin_step();
   }
   /// Orders operations that use the same variables.
   [[nodiscard]] ObjectOrder& objects() noexcept { return objects_; }
@@ -315,18 +315,37 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   using Missing = typename Base::Missing;
   using Base::mutex_;
 
+  /// The largest number so far. It is known once a whole step has brought no larger one.
+  class Largest {
+   public:
+    void add(std::size_t number) noexcept {
+      if (number > value_) {
+        value_ = number;
+        has_grown_ = true;
+        is_known_ = false;
+      }
+    }
+    void begin_step() noexcept { is_known_ = !std::exchange(has_grown_, false); }
+    [[nodiscard]] std::size_t value() const noexcept { return value_; }
+    [[nodiscard]] bool is_known() const noexcept { return is_known_; }
+
+   private:
+    std::size_t value_ = 0;
+    bool has_grown_ = true;  // since the step began, which may be that of the first number
+    bool is_known_ = false;
+  };
+
   [[nodiscard]] Entry* find(void* address) const {
     auto const found = buffers_.find(address);
     return found == buffers_.end() ? nullptr : found->second;
   }
   /// Whether one more frame fits beside those that are open. The caller holds the lock.
   [[nodiscard]] bool fits_beside(std::span<BufferUse const> uses) const {
-    if (!is_largest_known_) {
+    if (!largest_.is_known()) {
       return false;
     }
     std::size_t const frames = static_cast<std::size_t>(open_frames_) + 1;
-    std::size_t bytes =
-        sizes_.active_bytes + sizes_.fixed_bytes + 4 * frames * this->largest_bytes_;
+    std::size_t bytes = sizes_.active_bytes + sizes_.fixed_bytes + 4 * frames * largest_.value();
     for (BufferUse const& use : uses) {
       Entry const* const entry = find(use.address);
       bytes += entry != nullptr && entry->pins == 0 ? entry->bytes : 0;
@@ -343,18 +362,15 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       Entry const* const entry = find(use.address);
       used += entry != nullptr ? this->memory_->rounded_bytes(entry->bytes) : 0;
     }
-    bool const is_known = is_most_pinned_known_ && used <= most_pinned_bytes_;
+    bool const is_known = most_pinned_.is_known() && used <= most_pinned_.value();
     return sizes_.active_bytes + sizes_.fixed_bytes +
-           (is_known ? 1 : 4) * std::max(used, most_pinned_bytes_);
+           (is_known ? 1 : 4) * std::max(used, most_pinned_.value());
   }
   /// The caller holds the lock.
   void pin(Frame& frame, Entry& entry) {
     frame.pins_.push_back(&entry);
     frame.pinned_bytes_ += this->memory_->rounded_bytes(entry.bytes);
-    if (frame.pinned_bytes_ > most_pinned_bytes_) {
-      most_pinned_bytes_ = frame.pinned_bytes_;
-      has_pinned_more_ = true;
-    }
+    most_pinned_.add(frame.pinned_bytes_);
     if (entry.pins++ == 0) {
       sizes_.active_bytes += entry.bytes;
       sizes_.peak_active_bytes = std::max(sizes_.peak_active_bytes, sizes_.active_bytes);
@@ -418,13 +434,10 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   ObjectOrder objects_;
   Sizes sizes_{};
   std::string failure_;
-  Frame all_open_{};                   // the head of a ring of all open frames
-  int open_frames_ = 0;                // of those that may wait
-  std::size_t most_pinned_bytes_ = 0;  // by one frame so far
-  bool has_pinned_more_ = true;        // one than all before, since the step began
-  bool is_most_pinned_known_ = false;  // in a whole step none has
-  bool has_seen_larger_ = true;        // a buffer than all before, since the step began
-  bool is_largest_known_ = false;      // a whole step brought none
+  Frame all_open_{};     // the head of a ring of all open frames
+  int open_frames_ = 0;  // of those that may wait
+  Largest most_pinned_;  // bytes by one frame
+  Largest largest_;      // bytes of a buffer
 };
 
 template <class Allocator>
@@ -449,10 +462,7 @@ void* BufferLeases<Allocator>::try_allocate(std::size_t bytes, Frame* frame) {
         sizes_.bytes += bytes;
         sizes_.peak_bytes = std::max(sizes_.peak_bytes, sizes_.bytes);
         sizes_.largest_bytes = std::max(sizes_.largest_bytes, bytes);
-        if (bytes > this->largest_bytes_) {
-          is_largest_known_ = false;
-          has_seen_larger_ = true;
-        }
+        largest_.add(bytes);
         this->count_bytes(static_cast<std::ptrdiff_t>(bytes));
         sizes_.fixed_bytes += bytes;
       });

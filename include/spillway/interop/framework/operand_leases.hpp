@@ -467,7 +467,6 @@ class OperandLeases {
   Allocator* memory_;
   mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
-  std::size_t largest_bytes_ = 0;  // of one allocation so far
   OperationCounts counts_{};
   std::atomic<CodecChoice> default_codec_{CodecChoice::none};
   std::atomic<bool> is_enabled_{true};
@@ -557,6 +556,7 @@ class OperandLeases {
   std::chrono::milliseconds patience_;
   Limited limited_{*this};
   std::shared_ptr<Share> share_;
+  std::size_t largest_bytes_ = 0;  // of one allocation so far
   bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
