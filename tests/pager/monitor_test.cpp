@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 TEST_SUITE("monitor") {
   TEST_CASE("Monitor: one thread has the exclusive right, and the next one gets it at its end") {
     Monitor monitor;
+    bool has_begun = false;
     bool is_done = false;
     std::unique_lock guard{monitor};
     std::jthread other;
@@ -26,12 +27,14 @@ TEST_SUITE("monitor") {
       CHECK(monitor.is_exclusive_taken());
       other = std::jthread{[&] {
         std::lock_guard const inner{monitor};
+        has_begun = true;
+        monitor.notify();
         Monitor::Exclusive const mine{monitor};
         is_done = true;
         monitor.notify();
       }};
-      Monitor::Unlocked const unlocked{monitor};
-      std::this_thread::sleep_for(5ms);
+      CHECK(monitor.wait_while([&] { return !has_begun; }));
+      CHECK_FALSE(is_done);
     }
     CHECK(monitor.wait_while([&] { return !is_done; }));
     guard.unlock();
