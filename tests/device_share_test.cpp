@@ -115,6 +115,22 @@ std::unique_ptr<Share::ClaimHold> begin_call(Program& program, std::size_t bytes
   return call.get();
 }
 
+std::vector<SmallBuffer::lease_type> lease_all(Program& program) {
+  std::vector<SmallBuffer::lease_type> leases;
+  for (auto const& block : program.blocks) {
+    leases.push_back(block->buffer().acquire(Access::read, program.bench.stream));
+  }
+  return leases;
+}
+
+/// Whether a program is to have `bytes`.
+bool has_claimed(detail::ShareTable& table, std::size_t bytes) {
+  auto const members = table.members();
+  return std::any_of(members.begin(), members.end(), [bytes](ShareMember const& member) {
+    return member.fair_bytes >= bytes;
+  });
+}
+
 /// Makes a program while another one, which has to give something up for it, looks at the others.
 std::unique_ptr<Program> join(Program& first, std::filesystem::path const& file) {
   auto joining = std::async(std::launch::async, [&] { return std::make_unique<Program>(file); });
@@ -321,13 +337,6 @@ TEST_SUITE("DeviceShare") {
     second->share->update();
     first.share->update();
     second->share->update();
-    auto const lease_all = [](Program& program) {
-      std::vector<SmallBuffer::lease_type> leases;
-      for (auto const& block : program.blocks) {
-        leases.push_back(block->buffer().acquire(Access::read, program.bench.stream));
-      }
-      return leases;
-    };
     auto const of_first = lease_all(first);
     auto of_second = lease_all(*second);
 
@@ -340,16 +349,10 @@ TEST_SUITE("DeviceShare") {
       }
       return result;
     });
-    auto const is_claimed = [&] {
-      auto const members = watcher.members();
-      return std::any_of(members.begin(), members.end(), [](ShareMember const& member) {
-        return member.fair_bytes >= 768_KiB;
-      });
-    };
     bool is_in_the_way = false;
     for (int i = 0; i < 100'000 && !is_in_the_way; ++i) {
-      is_in_the_way =
-          is_claimed() && second->share->claim(640_KiB, true) == ClaimResult::is_in_the_way;
+      is_in_the_way = has_claimed(watcher, 768_KiB) &&
+                      second->share->claim(640_KiB, true) == ClaimResult::is_in_the_way;
     }
     CHECK(is_in_the_way);
     of_second.clear();
@@ -360,6 +363,40 @@ TEST_SUITE("DeviceShare") {
     CHECK(waiting.get() == ClaimResult::granted);
     CHECK(second->share->capacity_bytes() <= 256_KiB);
     second->check();
+  }
+
+  TEST_CASE("DeviceShare: an older claim whose call can give way does so for one that cannot") {
+    TemporaryFolder folder;
+    ToldClock::time = {};
+    Program first{folder.path() / "table"};
+    auto const second = join(first, folder.path() / "table");
+    first.make(8);
+    second->make(8);
+    second->share->update();
+    first.share->update();
+    second->share->update();
+    auto of_first = lease_all(first);
+    auto const of_second = lease_all(*second);
+
+    detail::ShareTable watcher{folder.path() / "table", 1_MiB, 0, 1};
+    std::atomic<bool> is_over{false};
+    auto waiting = std::async(std::launch::async, [&] {
+      ToldClock::time = {};
+      ClaimResult const result = first.share->claim(768_KiB, true);
+      of_first.clear();
+      while (!is_over) {
+        first.share->update();
+      }
+      return result;
+    });
+    while (!has_claimed(watcher, 768_KiB)) {
+      std::this_thread::yield();
+    }
+    CHECK(second->share->claim(640_KiB) == ClaimResult::granted);
+    is_over = true;
+    CHECK(waiting.get() == ClaimResult::is_in_the_way);
+    CHECK(first.share->capacity_bytes() <= 384_KiB);
+    first.check();
   }
 
   TEST_CASE("DeviceShare: a claim of what is there by now is granted") {

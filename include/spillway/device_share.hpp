@@ -64,7 +64,7 @@ struct ShareOptions {
 enum class ClaimResult : std::uint8_t {
   granted,       ///< the memory is there
   refused,       ///< there is not so much in all, or others did not give it up in time
-  is_in_the_way  ///< an older claim waits for what leases of this program hold
+  is_in_the_way  ///< a claim that comes first waits for what leases of this program hold
 };
 
 /// A program's share of a device that other programs use, too.
@@ -236,9 +236,11 @@ class DeviceShare {
   /// ends when nothing has been claimed for `idle_after`, and no `ClaimHold` keeps it. So two
   /// programs whose operations do not fit beside each other take turns.
   ///
-  /// @param gives_way  do not wait while leases of this program keep an older claim from being met,
-  ///                   since the caller can release them. Otherwise it waits half of `patience`
-  ///                   then, so that one of two programs that wait for each other goes on
+  /// @param gives_way  do not wait while leases of this program keep another claim from being met,
+  ///                   since the caller can release them. Otherwise the claim becomes *firm* then:
+  ///                   it comes before older claims that are not, so that a call that can give way
+  ///                   does. If all are firm, it waits half of `patience`, so that one of two
+  ///                   programs that wait for each other goes on
   /// @returns whether there are so many bytes
   /// @throws  as `update`
   ClaimResult claim(std::size_t bytes, bool gives_way = false) {
@@ -267,9 +269,10 @@ class DeviceShare {
       if (is_in_the_way && gives_way) {
         return ClaimResult::is_in_the_way;
       }
+      is_firm_ = is_firm_ || is_in_the_way;
       auto const most = is_in_the_way ? options_.patience / 2 : options_.patience;
       if (std::chrono::steady_clock::now() - start >= most || is_ending_) {
-        claimed_bytes_ = 0;
+        end_claim();
         return ClaimResult::refused;
       }
       changed_.wait_for(guard, pause());
@@ -301,6 +304,12 @@ class DeviceShare {
     if (--holds_ == 0 && waiting_calls_ != 0) {
       changed_.notify_all();
     }
+  }
+
+  /// The caller holds the lock.
+  void end_claim() noexcept {
+    claimed_bytes_ = 0;
+    is_firm_ = false;
   }
 
   [[nodiscard]] std::chrono::milliseconds pause() const noexcept {
@@ -340,6 +349,7 @@ class DeviceShare {
     --waiting_calls_;
     if (is_over() && holds_ == 0) {
       table_.requeue();
+      is_firm_ = false;
       claimed_bytes_ = needed_bytes;
       claim_ends_ = Clock::now() + options_.idle_after;
       (void)update_locked();
@@ -379,11 +389,11 @@ class DeviceShare {
       last_active_ = time;
     }
     if (holds_ == 0 && time >= claim_ends_) {
-      claimed_bytes_ = 0;
+      end_claim();
     }
     bool const is_active = claimed_bytes_ != 0 || time - last_active_ < options_.idle_after;
     std::uint64_t const wanted = std::max<std::uint64_t>(find_wanted(now, time), claimed_bytes_);
-    auto const advice = table_.update(wanted, claimed_bytes_, is_active);
+    auto const advice = table_.update(wanted, claimed_bytes_, is_active, is_firm_);
     claimable_bytes_ = advice.claimable_bytes;
     if (advice.keep_bytes > capacity_bytes_) {
       memory_.set_capacity(advice.keep_bytes);
@@ -449,6 +459,7 @@ class DeviceShare {
   std::condition_variable changed_;
   std::exception_ptr error_;
   std::size_t claimed_bytes_ = 0;
+  bool is_firm_ = false;   // the claim: a call that cannot give way has waited for it
   std::size_t holds_ = 0;  // of the claim: while it is waited for, and while it is used
   std::size_t claimable_bytes_ = 0;
   std::size_t waiting_calls_ = 0;  // until there are no holds

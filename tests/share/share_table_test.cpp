@@ -88,6 +88,18 @@ TEST_SUITE("ShareTable") {
     CHECK(first.members().size() == 1);
   }
 
+  TEST_CASE("ShareTable: a firm claim comes before older ones, and among firm ones the oldest") {
+    TemporaryFolder folder;
+    auto const file = folder.path() / "table";
+    ShareTable first{file, 100_MiB, 0, 1};
+    ShareTable second{file, 100_MiB, 0, 1};
+    (void)first.update(60_MiB, 60_MiB, true);
+    CHECK(second.update(60_MiB, 60_MiB, true, true).fair_bytes == 60_MiB);
+    CHECK(first.update(60_MiB, 60_MiB, true).fair_bytes == 40_MiB);
+    CHECK(first.update(60_MiB, 60_MiB, true, true).fair_bytes == 60_MiB);
+    CHECK(second.update(60_MiB, 60_MiB, true, true).fair_bytes == 40_MiB);
+  }
+
   TEST_CASE("ShareTable: a process that is killed gives back what it held") {
     TemporaryFolder folder;
     auto const file = folder.path() / "table";

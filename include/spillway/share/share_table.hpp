@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <fcntl.h>
@@ -81,8 +82,12 @@ class BasicShareTable {
 
   /// Tells the others what this member asks for, and takes what is free of what it lacks.
   ///
+  /// @param is_firm  the claim comes before all claims that are not firm, however old these are
   /// @throws std::system_error
-  Advice update(std::uint64_t wanted_bytes, std::uint64_t claimed_bytes, bool is_active);
+  Advice update(std::uint64_t wanted_bytes,
+                std::uint64_t claimed_bytes,
+                bool is_active,
+                bool is_firm = false);
   /// Lets the claims of all others come before this member's. @throws std::system_error
   void requeue();
   /// Gives up what is held beyond `bytes`. @throws std::system_error
@@ -101,6 +106,7 @@ class BasicShareTable {
     std::uint64_t least_bytes;
     std::uint64_t claimed_bytes;
     std::uint64_t claim;  // its number; earlier claims have smaller ones
+    std::uint64_t is_firm;
     std::uint64_t wanted_bytes;
     std::uint64_t held_bytes;
     double weight;
@@ -113,7 +119,7 @@ class BasicShareTable {
     std::uint64_t claims;  // so far
     std::array<Slot, most_members> slots;
   };
-  static constexpr std::uint64_t kind = 0x3161'7265'6873'7773;  // "swshare1"
+  static constexpr std::uint64_t kind = 0x3261'7265'6873'7773;  // "swshare2"
   static constexpr off_t table_byte = 0;                        // whoever locks it has the table
   [[nodiscard]] static off_t byte_of(std::size_t slot) noexcept {
     return 1 + static_cast<off_t>(slot);
@@ -271,6 +277,7 @@ void BasicShareTable<Lazy>::join(std::uint64_t capacity_bytes,
                      .least_bytes = least_bytes,
                      .claimed_bytes = 0,
                      .claim = 0,
+                     .is_firm = 0,
                      .wanted_bytes = 0,
                      .held_bytes = 0,
                      .weight = weight,
@@ -307,8 +314,12 @@ void BasicShareTable<Lazy>::find_shares() noexcept {
     }
   }
   auto const members = std::span{order_}.first(count);
+  auto const order_of = [this](std::size_t member) {
+    Slot const& slot = table_->slots[member];
+    return std::pair{slot.is_firm == 0, slot.claim};
+  };
   std::sort(members.begin(), members.end(), [&](std::size_t a, std::size_t b) {
-    return table_->slots[a].claim < table_->slots[b].claim;
+    return order_of(a) < order_of(b);
   });
   for (std::size_t i = 0; i < count; ++i) {
     Slot const& slot = table_->slots[members[i]];
@@ -329,7 +340,8 @@ void BasicShareTable<Lazy>::find_shares() noexcept {
 template <class Lazy>
 typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64_t wanted_bytes,
                                                                      std::uint64_t claimed_bytes,
-                                                                     bool is_active) {
+                                                                     bool is_active,
+                                                                     bool is_firm) {
   Locked const locked{*this};
   drop_the_dead();
   auto& slots = table_->slots;
@@ -339,6 +351,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
     own.claim = ++table_->claims;
   }
   own.claimed_bytes = claimed_bytes;
+  own.is_firm = is_firm ? 1 : 0;
   own.is_active = is_active ? 1 : 0;
   find_shares();
   std::uint64_t free_bytes = table_->capacity_bytes;

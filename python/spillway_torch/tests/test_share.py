@@ -104,11 +104,18 @@ def test_a_process_that_rests_makes_room_and_one_that_is_killed_does_too(program
     ("a + i", "float(b[0]) == i and float(b[-1]) == 1 + i"), ("torch.rand_like(a)", "0 <= float(b.min()) < float(b.max()) < 1"),
     ("torch.bernoulli(a, generator=own)", "float(b[0]) == 0 and float(b[-1]) == 1")])
 def test_operations_that_do_not_fit_beside_each_other_take_turns(programs, operation, holds):
-    # One operation needs 192 MiB of the 256.
-    body = f"""
+    alone = run_beside_each_other(programs, [(operation, holds)])
+    assert len(json.loads(alone[0])) == 9
+    assert run_beside_each_other(programs, [(operation, holds)] * 2) == alone * 2
+
+
+def run_beside_each_other(programs, operations):
+    """What each of these operations makes, in a program of its own. One needs 192 MiB of the 256."""
+    together = [programs(f"""
 a = torch.linspace(0, 1, 24 << 20)
 torch.manual_seed(7)
 own = torch.Generator().manual_seed(7)
+mean, variance = torch.zeros(1), torch.ones(1)
 stop_at("begins")
 ends = []
 for i in range(3):
@@ -117,19 +124,24 @@ for i in range(3):
     ends += [float(b[0]), float(b[12345]), float(b[-2])]
     del b
 stop_at(ends)
-"""
+""") for operation, holds in operations]
+    assert [program.next() for program in together] == ["begins"] * len(together)
+    for program in together:
+        program.go_on()
+    made = [program.next() for program in together]
+    assert [program.end() for program in together] == [0] * len(together)
+    return made
 
-    def run(count):
-        together = [programs(body) for _ in range(count)]
-        assert [program.next() for program in together] == ["begins"] * count
-        for program in together:
-            program.go_on()
-        made = [program.next() for program in together]
-        assert [program.end() for program in together] == [0] * count
-        return made
-    alone = run(1)
-    assert len(json.loads(alone[0])) == 9
-    assert run(2) == alone * 2
+
+def test_an_operation_that_cannot_begin_anew_comes_before_those_that_can(programs):
+    # It writes `mean` and `variance`, so nobody knows whether it could begin anew. Each of the others is met while it
+    # has all that it needs but the result.
+    written = ("torch.batch_norm(a.view(1, 1, -1), None, None, mean, variance, True, 0.1, 1e-5, False).flatten()",
+               "float(b[0]) < 0 < float(b[-1]) and float(mean) > 0")
+    others = ("a + i", "float(b[0]) == i and float(b[-1]) == 1 + i")
+    alone = [run_beside_each_other(programs, [one])[0] for one in (written, others)]
+    for _ in range(3):
+        assert run_beside_each_other(programs, [written, others]) == alone
 
 
 def test_what_cannot_be_shared_is_refused_by_name(programs):
