@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a lease costs: acquire and release of blocks that are resident and that nobody else uses;
-// what it costs to find room for a block that is away; and to free a block while others are kept.
+// Measures what it costs to acquire and release leases of blocks that are resident and unused, to
+// find room for a block that is swapped out, and to free a block while freed operands are kept.
 //
 // usage: bench_acquire [--benchmark_filter=REGEX ...]
 
@@ -32,7 +32,8 @@ using spillway::Access;
 constexpr std::size_t blocks = 1024;
 constexpr std::size_t block_bytes = 4_KiB;
 
-// The default device for programs. No work is enqueued, so carrying out work costs nothing.
+// On the default simulated device. No work is enqueued, so only the allocator's own time is
+// measured.
 struct Locked : spillway::SimPolicies {};
 struct Unlocked : spillway::SimPolicies {
   using lock = spillway::NullLock;
@@ -74,7 +75,8 @@ void one_block(benchmark::State& state) {
   }
 }
 
-/// As in training: each step uses all blocks in the same order, is recorded, and predicted.
+/// As in training: each step uses all blocks in the same order, is recorded, and is predicted from
+/// the last.
 template <class Policies>
 void repeating_step(benchmark::State& state) {
   Bench<Policies> bench;
@@ -91,7 +93,7 @@ void repeating_step(benchmark::State& state) {
   }
 }
 
-/// Four operands at once; the figure is for one of them.
+/// Acquires four operands at once. The figure is for one operand.
 template <class Policies>
 void four_operands(benchmark::State& state) {
   Bench<Policies> bench;
@@ -125,9 +127,9 @@ struct Shared : Bench<Locked> {
 
   std::array<spillway::SimApi::stream_type, 8> streams;
 };
-std::optional<Shared> shared;  // made before the threads start and gone after they have ended
+std::optional<Shared> shared;  // made before the threads start, destroyed after they have ended
 
-/// Each thread has a stream and blocks of its own in one allocator.
+/// Each thread uses a stream and blocks of its own in one allocator.
 void threads(benchmark::State& state) {
   auto const me = static_cast<std::size_t>(state.thread_index());
   std::size_t const share = blocks / static_cast<std::size_t>(state.threads());
@@ -139,9 +141,9 @@ void threads(benchmark::State& state) {
   }
 }
 
-std::mutex one_mutex;  // of all threads
+std::mutex one_mutex;  // shared by all threads
 
-/// The floor: what it takes to lock and unlock, twice.
+/// The lower bound: two pairs of locking and unlocking.
 void two_locks(benchmark::State& state) {
   for (auto _ : state) {
     for (int i = 0; i < 2; ++i) {
@@ -161,9 +163,9 @@ struct AlwaysDropped : spillway::PoliciesFor<spillway::ModelApi> {
   using recompute = spillway::AlwaysRecompute;
 };
 
-/// Blocks in any order, of which a quarter is resident and half are written. The host pool has room
-/// for those that are away and for one in fifty besides, so that most blocks that leave get the
-/// slot of another one.
+/// Uses blocks in random order, of which a quarter is resident; half of the uses write. The host
+/// pool has room for the blocks that are away and for one in fifty more, so that most blocks that
+/// are swapped out get the slot of another one.
 void full_host_pool(benchmark::State& state) {
   auto const count = static_cast<std::size_t>(state.range(0));
   spillway::ModelApi device{{.capacity_bytes = 2 * count * block_bytes}};
@@ -189,8 +191,8 @@ void full_host_pool(benchmark::State& state) {
   device.destroy_stream(stream);
 }
 
-/// A block that is allocated and freed, while so many others were freed and are kept for dropped
-/// blocks that are made from them.
+/// Allocates and frees a block while `range(0)` freed blocks are kept as operands of dropped
+/// blocks.
 void kept_operands(benchmark::State& state) {
   auto const count = static_cast<std::size_t>(state.range(0));
   spillway::ModelApi device{{.capacity_bytes = 8 * count * block_bytes}};

@@ -46,7 +46,7 @@ double seconds(Clock::duration duration) {
   return std::chrono::duration<double>{duration}.count();
 }
 
-// Makes each workload once, when it is first asked for.
+// Makes workloads when they are first asked for, and keeps them.
 class Workloads {
  public:
   template <class Make>
@@ -91,7 +91,7 @@ class Player {
     return call - 1;
   }
 
-  // The duration of each call, in no order.
+  // Returns the duration of each call, in no particular order.
   std::vector<std::uint32_t> play_timed() {
     std::vector<std::uint32_t> durations;
     durations.reserve(workload_->calls.size());
@@ -103,7 +103,8 @@ class Player {
     return durations;
   }
 
-  // Calls that found no room, and those that would have freed what they were to allocate.
+  // Number of calls that found no room, and of those that would have freed what these should have
+  // allocated.
   [[nodiscard]] std::size_t failed() const noexcept { return failed_; }
 
  private:
@@ -117,7 +118,7 @@ class Player {
       } else if (handle) {
         adapter_->free(*handle);
       } else {
-        ++failed_;  // has nothing to free
+        ++failed_;  // nothing was allocated that could be freed
       }
     }
   }
@@ -128,7 +129,7 @@ class Player {
   std::size_t failed_ = 0;
 };
 
-// The time that this program has computed: others on the machine take none of it.
+// Measures the processor time of this program, without that of other programs.
 class Stopwatch {
  public:
   [[nodiscard]] double seconds() const noexcept {
@@ -193,7 +194,7 @@ void threads(benchmark::State& state, std::vector<Workload const*> const& worklo
   }
   for ([[maybe_unused]] auto _ : state) {
     Adapter adapter{workloads.size() * capacity_bytes, slots};
-    Clock::time_point started;  // when all have arrived, and before any goes on
+    Clock::time_point started;  // when all threads have arrived and before any continues
     std::barrier start{static_cast<std::ptrdiff_t>(workloads.size()),
                        [&started]() noexcept { started = Clock::now(); }};
     std::vector<std::thread> all;
@@ -227,7 +228,7 @@ void first_failure(benchmark::State& state, Workload const& workload) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < failing; ++i) {
     auto const [slot, size] = workload.calls[i];
-    bytes += size - live[slot];  // modulo 2^64, so this is right for a free too
+    bytes += size - live[slot];  // modulo 2^64, so this is right for a call that frees, too
     live[slot] = size;
   }
   state.counters["percent"] =

@@ -15,7 +15,8 @@
 #include <utility>
 
 #if defined(SPILLWAY_HAS_OFFSET_ALLOCATOR)
-// The source and not the header, so that the compiler sees as much as of a header-only library.
+// The source file and not the header, so that the compiler can inline it as it can a header-only
+// library.
 #  include <offsetAllocator.cpp>
 #endif
 #if defined(SPILLWAY_HAS_VMA)
@@ -24,10 +25,10 @@
 
 namespace spillway::bench {
 
-/// What is measured, each behind the same calls: `allocate(bytes)` gives an optional handle and
-/// `free(handle)` takes it back. Bytes are multiples of 256.
+// Adapters for the allocators that are measured. `allocate(bytes)` returns an optional handle, and
+// `free(handle)` frees its memory. Sizes are multiples of 256 bytes.
 
-/// The cost of the loop and of the clock alone.
+/// Measures the loop and the clock alone.
 class NoAllocator {
  public:
   using Handle = std::uint32_t;
@@ -39,8 +40,9 @@ class NoAllocator {
   void free(Handle /*handle*/) {}
 };
 
-/// The arena as the pager uses it. Where `Tickets` is 0, blocks are given back by a host that knows
-/// that the device is done with them; else after a use on one of so many streams.
+/// The arena, used as the pager does. With `Tickets` 0 the host knows that the device has finished
+/// with a block when the block is freed; otherwise the block was last used on one of `Tickets`
+/// streams.
 template <FitPolicy Fit, unsigned Tickets>
 class ArenaAdapter {
  public:
@@ -125,7 +127,7 @@ class VmaAdapter {
 };
 #endif
 
-/// Any of them behind a mutex, as the allocator's facade has one.
+/// Any of these allocators behind a mutex, as in the facade of the allocator.
 template <class Adapter>
 class Locked {
  public:

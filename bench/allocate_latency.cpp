@@ -32,7 +32,8 @@ using namespace spillway::literals;
 constexpr std::size_t live_blocks = 256;
 constexpr std::size_t capacity_bytes = 1_GiB;
 
-/// The same sequence for every allocator: which block is replaced, and by how many bytes.
+/// The sequence of calls, the same for every allocator: which block is replaced, and by one of how
+/// many bytes.
 class Replacements {
  public:
   struct Replacement {
@@ -108,7 +109,7 @@ class Reservations {
 };
 
 #if defined(SPILLWAY_WITH_CUDA)
-/// `cudaMallocAsync` from a pool that keeps what it has.
+/// `cudaMallocAsync` from a pool that does not release memory to the device.
 class CudaPool {
  public:
   using handle = void*;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast the codecs are beside memcpy, and how much smaller they make the bytes: of numbers with
-// zeros among them, or of files, such as those that dump_tensors.py writes, each repeated until
-// there are enough bytes.
+// Measures how fast the codecs are compared with memcpy, and how much smaller they make the bytes.
+// The bytes are numbers with zeros among them, or the contents of files, such as those that
+// dump_tensors.py writes; a file is repeated until there are enough bytes.
 //
 // usage: bench_codec [--mib N] [--rounds N] [--zeros SHARE] [FILE...]
 
@@ -36,9 +36,10 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr std::size_t stripe_bytes = std::size_t{64} << 10U;  // what the host pool encodes at once
+// the host pool encodes so many bytes at once
+constexpr std::size_t stripe_bytes = std::size_t{64} << 10U;
 
-/// The seconds of processor time that `work` takes: other programs make them hardly longer.
+/// Returns the processor time that `work` takes, in seconds. Other programs hardly affect it.
 template <class Work>
 [[nodiscard]] double seconds(Work work) {
   std::clock_t const start = std::clock();
@@ -52,7 +53,7 @@ template <class Work>
   return *middle;
 }
 
-/// Activations after ReLU, as far as their bytes are concerned: zeros among positive numbers.
+/// Makes bytes like those of activations after ReLU: zeros among positive numbers.
 [[nodiscard]] Bytes activations(std::size_t bytes, double zeros) {
   Bytes made(bytes / 4 * 4);
   std::mt19937 random{1};
@@ -65,7 +66,7 @@ template <class Work>
   return made;
 }
 
-/// @throws std::invalid_argument if there is nothing in it
+/// @throws std::invalid_argument if the file is empty
 [[nodiscard]] Bytes read_file(std::string const& name) {
   std::ifstream file{name, std::ios::binary};
   std::vector<char> const all{std::istreambuf_iterator<char>{file}, {}};
@@ -78,7 +79,7 @@ template <class Work>
   return bytes;
 }
 
-/// The bytes, of which there are some, again and again, as many as are wanted.
+/// Repeats bytes until there are as many as wanted. There must be some.
 [[nodiscard]] Bytes repeated(Bytes const& bytes, std::size_t wanted) {
   Bytes made;
   made.reserve(wanted);
@@ -89,7 +90,8 @@ template <class Work>
   return made;
 }
 
-/// Encodes and decodes in turns with memcpy, so that all have the same machine.
+/// Measures encoding, decoding and memcpy in turns, so that changes of the machine's speed affect
+/// all alike.
 template <spillway::Codec C>
 void measure(Bytes const& from, int rounds) {
   C codec;
@@ -100,7 +102,7 @@ void measure(Bytes const& from, int rounds) {
   Bytes scratch(C::worst_bytes(stripe_bytes));
   std::vector<std::size_t> sizes(stripes);
   std::vector<double> copy;
-  std::vector<double> encode;  // in times that memcpy took in the same round
+  std::vector<double> encode;  // as a multiple of the time of memcpy in the same round
   std::vector<double> decode;
   auto const stripe = [](auto& bytes, std::size_t i) {
     std::size_t const at = i * stripe_bytes;
@@ -133,7 +135,7 @@ void measure(Bytes const& from, int rounds) {
   if (C::is_lossless && decoded != from) {
     throw std::runtime_error{std::string{C::name()} + " has lost bits"};
   }
-  std::size_t kept = 0;  // as the host pool does it: a stripe that would grow stays as it is
+  std::size_t kept = 0;  // as in the host pool: a stripe that would grow is stored as it is
   for (std::size_t i = 0; i < stripes; ++i) {
     kept += C::is_lossless ? std::min(sizes[i], stripe(from, i).size()) : sizes[i];
   }

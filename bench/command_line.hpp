@@ -34,7 +34,8 @@ inline CLI::Validator not_empty() {
   return {[](std::string& text) { return text.empty() ? "expected a value" : std::string{}; }, ""};
 }
 
-/// Whether a device can count with a host link of so many GB/s: a byte per second at least.
+/// Whether a device can simulate a host link of so many GB/s: the link must carry at least one byte
+/// per second.
 inline bool is_link(double gbps) {
   return gbps >= 1e-9 && gbps <= 1e9;
 }
@@ -74,8 +75,8 @@ inline CLI::Validator multiple_of(std::size_t unit) {
           "MULTIPLE OF " + std::to_string(unit)};
 }
 
-/// One of the names of an enumeration's values. `CLI::CheckedTransformer` would show the values as
-/// bytes beside them.
+/// Accepts the names of an enumeration's values. `CLI::CheckedTransformer` would also show the
+/// values, as bytes.
 template <class Value>
 CLI::Validator one_of(std::map<std::string, Value> const& names) {
   std::string shown;
@@ -111,7 +112,7 @@ inline int run(CLI::App& app, int argc, char** argv, std::function<int()> const&
     try {
       app.parse(argc, argv);
       status = work();
-    } catch (CLI::ParseError const& error) {  // --help and --version are errors to CLI, too
+    } catch (CLI::ParseError const& error) {  // for CLI, --help and --version are errors, too
       status = app.exit(error) == 0 ? Exit::done : Exit::bad_input;
     }
     finish_output();

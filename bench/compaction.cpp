@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it takes to keep a nearly full arena of 16 GiB usable without evicting anything: compaction
-// makes room for an allocation that no free range fits. No bytes are there, so only planning takes
-// time.
+// Measures what it takes to keep a nearly full arena of 16 GiB usable without evicting anything:
+// when no free range fits an allocation, compaction makes room. The device holds no bytes, so only
+// planning takes time.
 //
 //   bench_compaction [--benchmark_filter=REGEX ...]
 //
@@ -68,7 +68,7 @@ class CompactedArena {
   void widen() {
     compact([&] { return arena_.plan_pass(arena_.capacity_bytes() / 64, can_move); }, true);
   }
-  /// Forgets what has been counted.
+  /// Resets all counters.
   void reset() {
     allocated_bytes_ = 0;
     moved_bytes_ = 0;
@@ -96,7 +96,7 @@ class CompactedArena {
 
   template <class MakePlan>
   void compact(MakePlan make_plan, bool is_counted) {
-    std::clock_t const start = std::clock();  // what others on the machine compute does not count
+    std::clock_t const start = std::clock();  // processor time, so that other programs do not count
     std::optional<CompactionPlan> plan = make_plan();
     if (is_counted) {
       plan_clocks_.push_back(std::clock() - start);
@@ -110,13 +110,13 @@ class CompactedArena {
 
   ModelApi device_;
   DefragArena<ModelApi> arena_;
-  bool is_widened_;  // then only the passes that widen are counted
+  bool is_widened_;  // whether only widening passes are counted
   std::uint64_t allocated_bytes_ = 0;
   std::uint64_t moved_bytes_ = 0;
   std::vector<std::clock_t> plan_clocks_;
 };
 
-/// @param widen_calls  calls from one widening pass to the next, 0 for none
+/// @param widen_calls  number of calls between two widening passes; 0 for none
 void run(benchmark::State& state, Workload const& workload, std::size_t widen_calls) {
   for ([[maybe_unused]] auto _ : state) {
     CompactedArena arena{workload.capacity_bytes, widen_calls != 0};
@@ -150,7 +150,7 @@ double thread_ns() {
   return 1e9 * static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec);
 }
 
-/// A device whose copies cost nothing, and that tells when the first one was enqueued.
+/// A device whose copies take no time, and that records when the first one was enqueued.
 struct FreeCopies : ModelApi {
   FreeCopies() : ModelApi{{.capacity_bytes = 64_GiB}} {}
   void copy(void* /*to*/, void const* /*from*/, std::size_t, CopyKind, stream_type) { note(); }
@@ -213,7 +213,8 @@ void register_all() {
   for (int const percent : {85, 90, 95, 99}) {
     double const occupancy = percent / 100.0;
     auto const steady = [=](double) noexcept { return occupancy; };
-    std::size_t const calls = percent == 99 ? 400'000 : 1'000'000;  // at 99 % most need a pass
+    // fewer at 99 %, where most calls need a pass
+    std::size_t const calls = percent == 99 ? 400'000 : 1'000'000;
     add("moved/a/" + std::to_string(percent), 0, [=] {
       return random_workload(capacity_bytes, calls, seed, steady);
     });

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it takes to join free memory: moving blocks inside the device, against sending them to the
-// host and back, against a plain copy of as many bytes on the device.
-//
+// Measures what it takes to make one free range of many: by moving blocks inside the device, by
+// swapping them out and in again, and, for comparison, a plain copy of as many bytes on the device.
 // usage: bench_device_moves [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 //
 // Every other block of a full device is freed, again in each round; the first round, in which
@@ -34,7 +33,7 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 
-/// A full device of which every other block has been freed.
+/// An allocator that is full except for every other block, which has been freed.
 template <class Policies>
 class Holey {
  public:
@@ -42,7 +41,8 @@ class Holey {
   using Allocator = spillway::DeviceAllocator<Policies>;
   using Buffer = spillway::SwappableBuffer<Allocator>;
 
-  /// `host_bytes` are pinned here, so that pinning is not measured; 0 where nothing will leave.
+  /// Pins `host_bytes` in advance, so that pinning is not measured; 0 if nothing will be swapped
+  /// out.
   Holey(std::size_t capacity_bytes, std::size_t block_bytes, std::size_t host_bytes)
       : allocator_{device_, options(capacity_bytes, host_bytes)},
         count_{capacity_bytes / block_bytes},
@@ -79,7 +79,7 @@ class Holey {
     device_.synchronize(stream_);
   }
 
-  /// @returns the bytes that were moved
+  /// @returns the bytes moved
   std::size_t compact() {
     auto const before = allocator_.stats().moves.bytes;
     while (allocator_.compact() != 0) {
@@ -88,7 +88,7 @@ class Holey {
     return static_cast<std::size_t>(allocator_.stats().moves.bytes - before);
   }
 
-  /// Overwrites all blocks, so that none of them could leave without a copy.
+  /// Overwrites all blocks, so that swapping out any of them needs a copy.
   void overwrite() {
     for (std::size_t i = 0; i < kept_.size(); ++i) {
       fill(kept_[i], i);
@@ -96,7 +96,7 @@ class Holey {
     device_.synchronize(stream_);
   }
 
-  /// @returns the bytes that went to the host and came back
+  /// @returns the bytes that were swapped out and in again
   std::size_t round_trip() {
     auto const before = allocator_.stats().swap_ins.bytes;
     for (Buffer& buffer : kept_) {
@@ -153,8 +153,8 @@ void compaction(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
 }
 
-/// One allocator for all rounds: pinning gigabytes takes seconds. Later rounds move as many bytes
-/// as the first.
+/// Uses one allocator for all rounds, since pinning gigabytes takes seconds. Every round moves as
+/// many bytes as the first.
 template <class Policies, std::size_t capacity_bytes>
 void round_trip(benchmark::State& state) {
   Holey<Policies> holey{
@@ -172,8 +172,8 @@ void round_trip(benchmark::State& state) {
   state.SetBytesProcessed(static_cast<std::int64_t>(bytes));
 }
 
-/// Blocks that lie side by side, a quarter of the capacity as compaction moves, each copied on its
-/// own. All of them as one block are the floor.
+/// Copies adjacent blocks one by one, a quarter of the capacity, which is what compaction moves.
+/// Copying all of them as one block is the lower bound.
 template <class Policies, std::size_t capacity_bytes>
 void copies(benchmark::State& state) {
   typename Policies::device device;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many bytes each eviction policy makes a program swap in, for several capacities, against the
-// fewest possible. The device is an ideal one: no fragmentation, no time. --help tells the options.
+// Counts the bytes that each eviction policy makes a program swap in, for several capacities, and
+// compares them with the fewest possible. The device is ideal: it has no fragmentation, and copies
+// take no time. --help lists the options.
 
 #include <spillway/core/types.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
@@ -92,12 +93,13 @@ void compare(std::string const& path, std::size_t count, std::vector<double> con
     if (least_gb > 0) {
       std::printf(" %+7.2f%%\n", 100.0 * (schedule_gb / least_gb - 1.0));
     } else {
-      std::printf(" %8s\n", "-");  // nothing is a share of no bytes
+      std::printf(" %8s\n", "-");  // no share of zero bytes
     }
   }
 }
 
-/// The same for programs whose steps differ, where a record is of little use: LRU is what counts.
+/// As above, for programs whose steps differ, so that the record of a step is of little use. The
+/// policy to compare with is LRU.
 void compare_changing(std::string const& path,
                       std::size_t count,
                       std::vector<double> const& factors) {
@@ -141,7 +143,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// The time that one step's uses take in a schedule: with `is_recording`, all but the planning.
+/// Returns the time that the uses of one step take in a schedule; with `is_recording`, everything
+/// but the planning.
 double schedule_ms(Step const& step, std::size_t count, bool is_recording) {
   AccessSchedule schedule;
   std::vector<std::uint32_t> generations;
@@ -161,7 +164,7 @@ double schedule_ms(Step const& step, std::size_t count, bool is_recording) {
     for (std::size_t k = 0; k < step.size(); ++k) {
       for (Operand const& operand : step[k]) {
         std::uint32_t& generation = generations[operand.block];
-        if (generation % 2 == 0) {  // odd while it lives
+        if (generation % 2 == 0) {  // odd while the block lives
           schedule.on_create(make_block_id(operand.block, ++generation), operand.bytes);
         }
         (void)schedule.on_access(make_block_id(operand.block, generation), operand.access);
@@ -179,7 +182,7 @@ double schedule_ms(Step const& step, std::size_t count, bool is_recording) {
   return median(times);
 }
 
-/// What the host spends on recording and planning a step, against the time of the step's kernels.
+/// Compares the host's time for recording and planning a step with the time of the step's kernels.
 void time_planning(std::string const& path, std::size_t count, std::vector<double> const& factors) {
   replay::Trace const trace = replay::read_trace(path, 1);
   std::vector<Step> const steps(count, step_of(trace));

@@ -13,12 +13,13 @@
 
 namespace spillway::bench {
 
-/// How a program's steps may differ, so that a record of the last one is of little use.
+/// How the steps of a program differ from each other, so that the record of the last step is of
+/// little use.
 enum class OrderChange : std::uint8_t {
   shuffled,       ///< every step has another order
   rows_shuffled,  ///< rows of 50 operations stay together, in another order each step
   left_out,       ///< each operation is left out of three steps in ten
-  alternating,    ///< two orders take turns
+  alternating,    ///< two orders alternate
   growing,        ///< each step does a little more than the one before
 };
 
@@ -29,7 +30,7 @@ inline constexpr std::array<std::pair<OrderChange, char const*>, 5> order_change
      {OrderChange::alternating, "alternating"},
      {OrderChange::growing, "growing"}}};
 
-/// The step with its rows of `row` operations in random order.
+/// Returns the step with groups of `row` operations in random order.
 inline Step rows_in_random_order(Step const& step, std::size_t row, std::mt19937_64& random) {
   std::vector<std::size_t> rows((step.size() + row - 1) / row);
   for (std::size_t k = 0; k < rows.size(); ++k) {
@@ -46,7 +47,8 @@ inline Step rows_in_random_order(Step const& step, std::size_t row, std::mt19937
   return shuffled;
 }
 
-/// `count` steps made of `step` that differ as told; the same seed makes the same ones.
+/// Makes `count` steps from `step` that differ as `change` says. The same seed makes the same
+/// steps.
 inline std::vector<Step>
 changing_steps(Step const& step, OrderChange change, std::size_t count, std::uint64_t seed) {
   std::mt19937_64 random{seed};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long a step takes when less memory is there than it uses, for several links and policies,
-// against the least it can take: what its kernels and the bytes that must cross the link take
-// (`StepBound`, `SwapBound`). --help tells the options.
+// Measures how long a step takes with less memory than it uses, for several links and policies, and
+// compares it with the least possible time: that of its kernels and of the bytes that must cross
+// the link (`StepBound`, `SwapBound`). --help lists the options.
 
 #include <algorithm>
 #include <cstddef>
@@ -80,7 +80,7 @@ class Bench {
   }
 
  private:
-  /// @throws std::invalid_argument if its steps take too long to be counted
+  /// @throws std::invalid_argument if the steps of the trace take too long to be represented
   static replay::Trace read(Arguments const& arguments, std::string const& path) {
     replay::Trace trace = replay::read_trace(path, arguments.scale);
     for (double const link_gbps : arguments.links_gbps) {
@@ -91,7 +91,8 @@ class Bench {
 
   static replay::Settings settings_of(Arguments const& arguments, double link_gbps) {
     replay::Settings settings;
-    // On a link as slow as the bytes are few and the kernels long, transfers take as large a part.
+    // The link is scaled with the bytes, and inversely with the time of the kernels, so that
+    // transfers take the same share of a step.
     settings.link_gbps = link_gbps * arguments.scale / arguments.kernel_scale;
     if (!command_line::is_link(*settings.link_gbps)) {
       throw std::invalid_argument{
@@ -107,7 +108,7 @@ class Bench {
     settings.capacity_bytes =
         replay::arena_capacity("--capacity " + std::to_string(factor),
                                factor * static_cast<double>(trace_.peak_live_bytes));
-    // The second and third of three steps are counted.
+    // Of three steps, the second and third are counted.
     auto const needed_bytes = swap_bound_.least_swap_in(settings.capacity_bytes);
     double const needed_ns =
         static_cast<double>(needed_bytes.value_or(0)) / 2 / *settings.link_gbps;

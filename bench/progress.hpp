@@ -8,18 +8,18 @@
 
 namespace command_line {
 
-/// Says on standard error how far a program is: on a terminal in one line that is written over, and
-/// that is gone at the end.
+/// Shows on standard error how far a program is. On a terminal it overwrites one line, which is
+/// removed at the end.
 class Progress {
  public:
-  /// @param is_logged  whether to say it where there is no terminal, too: in a line now and then
+  /// @param is_logged  whether to print a line now and then if there is no terminal
   explicit Progress(bool is_logged)
       : is_terminal_{isatty(STDERR_FILENO) != 0}, is_logged_{is_logged} {}
   Progress(Progress const&) = delete;
   Progress& operator=(Progress const&) = delete;
   ~Progress() { clear(); }
 
-  /// Shows what `text()` returns, unless that would be too often.
+  /// Shows what `text()` returns, unless the last one was shown a moment ago.
   template <class Text>
   void show(Text text) {
     using namespace std::chrono_literals;
@@ -33,7 +33,8 @@ class Progress {
     has_line_ = is_terminal_;
   }
 
-  /// Removes the line, so that something else can be printed. The next is shown at once.
+  /// Removes the line, so that something else can be printed. The next call of `show` is never
+  /// skipped.
   void clear() {
     last_ = {};
     if (has_line_) {

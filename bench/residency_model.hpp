@@ -16,7 +16,7 @@
 
 namespace spillway::bench {
 
-/// One operand of an operation: which block, how large.
+/// An operand of an operation: the block, and its size.
 struct Operand {
   std::uint32_t block = 0;
   std::uint64_t bytes = 0;
@@ -29,23 +29,25 @@ struct Operand {
 /// A step: operations in order, each with the operands that must be resident together.
 using Step = std::vector<std::vector<Operand>>;
 
-/// What residency would cost on a device without fragmentation: an eviction policy and a schedule,
-/// driven as the pager drives them, over blocks that have a size and nothing else.
+/// Simulates what residency costs on a device without fragmentation. It drives an eviction policy
+/// and a schedule as the pager does, over blocks that have nothing but a size.
 template <EvictionPolicy Policy>
 class ResidencyModel {
  public:
   explicit ResidencyModel(std::uint64_t capacity_bytes, Policy policy = {})
       : policy_{std::move(policy)}, capacity_bytes_{capacity_bytes} {}
 
-  /// After each operation, bring in what the record uses next, where there is room or where a block
-  /// may make room that is needed later and, if the policy can say so, leaves anyway.
+  /// How many uses ahead blocks are prefetched after each operation. A block is brought in if there
+  /// is room, or if it can replace one that is needed later and that, if the policy can tell,
+  /// leaves anyway.
   std::size_t prefetch_ops = 0;
 
   std::uint64_t swapped_in_bytes = 0;
   std::uint64_t swapped_out_bytes = 0;
   std::uint64_t victims = 0;
   std::uint64_t failures = 0;  ///< operations that did not fit
-  std::uint64_t late = 0;      ///< blocks swapped in at their use, not ahead of it
+  /// Blocks that were swapped in when they were used, and not ahead of that
+  std::uint64_t late = 0;
 
   [[nodiscard]] AccessSchedule const& schedule() const noexcept { return schedule_; }
   [[nodiscard]] std::uint64_t resident_bytes() const noexcept { return resident_bytes_; }
@@ -73,7 +75,8 @@ class ResidencyModel {
     }
   }
 
-  /// One operation: all operands are held before room is made for the missing ones.
+  /// Runs one operation: keeps all its operands while room is made
+  /// for those that are missing.
   void use(std::span<Operand const> operands) {
     for (Operand const& operand : operands) {
       Block& block = block_of(operand);
@@ -139,7 +142,7 @@ class ResidencyModel {
     Block& block = blocks_[index];
     ++block.generation;
     block.bytes = operand.bytes;
-    block.has_contents = operand.is_weight;  // written before the run
+    block.has_contents = operand.is_weight;  // weights were written before the run
     names_[operand.block] = index;
     schedule_.on_create(id_of(index), operand.bytes);
     return block;

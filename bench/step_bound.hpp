@@ -12,17 +12,17 @@
 
 namespace spillway::bench {
 
-/// The least time that a step can take under a capacity: what no plan of copies can do better than.
+/// A lower bound of the time of a step under a capacity, for any plan of copies.
 ///
-/// Between the begins of two operations pass at least
+/// Between the begins of two operations there is at least enough time for
 /// - the kernels between them;
-/// - the copies out of what was born since the first and is alive at the second, as far as it is
-///   more than the capacity;
-/// - the copies in of what was there before the first and is used up to the second, as far as it is
-///   more than the capacity holds at the first beside what is born there.
+/// - the copies out of blocks that were born since the first and are alive at the second, as far as
+///   they exceed the capacity;
+/// - the copies in of blocks that existed before the first and are used up to the second, as far as
+///   they, with those born at the first, exceed the capacity.
 ///
-/// The bound is the longest way through the step by such stretches, one after the other. Blocks
-/// count as divisible, and copies in both directions run at once.
+/// The bound is the longest path through the step along such intervals. Blocks are taken to be
+/// divisible, and copies in the two directions to run at the same time.
 class StepBound {
  public:
   /// `kernel_ns` has one time for each operation.
@@ -40,18 +40,20 @@ class StepBound {
     }
   }
 
-  /// In nanoseconds, with `link_gbps` GB/s each way. The step must fit into the capacity.
+  /// Returns the bound in nanoseconds, for a link of `link_gbps` GB/s each way. Each operation must
+  /// fit into the capacity.
   [[nodiscard]] double least_ns(std::uint64_t capacity_bytes, double link_gbps) const {
     auto const copy_ns = [=](std::uint64_t bytes) {
       return static_cast<double>(bytes - std::min(bytes, capacity_bytes)) / link_gbps;
     };
-    // When each operation can begin at the earliest; the last one is the end of the step.
+    // The earliest begin of each operation; the last element is the end of the step.
     std::vector<double> begin_ns(step_.size() + 1);
     std::vector<std::size_t> counted_from(lives_.size(), step_.size());
     for (std::size_t from = 0; from < step_.size(); ++from) {
       double kernels_ns = 0;
-      std::uint64_t born_bytes = 0;    // since `from`, and alive
-      std::uint64_t needed_bytes = 0;  // of what was there before and is used, or is born at `from`
+      std::uint64_t born_bytes = 0;  // of blocks born since `from` that are alive
+      // of blocks that existed before `from` and have been used since, and of those born at `from`
+      std::uint64_t needed_bytes = 0;
       for (std::size_t to = from; to < step_.size(); ++to) {
         for (Operand const& operand : step_[to]) {
           bool const is_birth = is_born(operand, to);

@@ -15,11 +15,12 @@
 
 namespace spillway::bench {
 
-/// When the blocks of a run are alive, and between which operations each could be away: what no
-/// eviction policy can do better than.
+/// A lower bound of the bytes that a run must swap in, for any eviction policy. It is computed from
+/// the time in which each block is alive, and from its absences.
 ///
-/// A block appears with its first use and is gone after its last one, weights too. Bringing it back
-/// after an absence costs its bytes, from the second step on; the first step is for warming up.
+/// A block appears with its first use and disappears after its last one, which holds for weights,
+/// too. Swapping it in after an absence costs its size. The first step is for warming up, and is
+/// not counted.
 class SwapBound {
  public:
   explicit SwapBound(std::span<Step const> steps) {
@@ -70,13 +71,14 @@ class SwapBound {
   /// The most bytes that one operation uses.
   [[nodiscard]] std::uint64_t working_set_bytes() const noexcept { return working_set_bytes_; }
 
-  /// The fewest bytes that must be swapped in after the first step, were blocks divisible; nothing
-  /// if the capacity is too small. Every byte costs the same, so letting go of what is needed last
-  /// is optimal: this is the optimum of the linear program.
+  /// Returns the fewest bytes that must be swapped in after the first step, if blocks are
+  /// divisible; nothing if the capacity is too small. Since every byte costs the same, it is
+  /// optimal to evict what is needed last; the result is the optimum of the linear program.
   [[nodiscard]] std::optional<std::uint64_t> least_swap_in(std::uint64_t capacity_bytes) const {
     std::priority_queue<std::pair<std::size_t, std::uint64_t>>
-        open;                                                  // where an absence ends, bytes left
-    std::vector<std::uint64_t> back(alive_bytes_.size() + 1);  // bytes that return at a moment
+        open;  // end of the absence, bytes that are not taken yet
+    // bytes that return at each operation
+    std::vector<std::uint64_t> back(alive_bytes_.size() + 1);
     std::uint64_t away = 0;
     std::uint64_t cost = 0;
     auto const take = [&](std::size_t last, std::uint64_t bytes) {
@@ -88,7 +90,8 @@ class SwapBound {
       away -= back[t];
       for (; absence != absences_.end() && absence->first == t; ++absence) {
         if (absence->last + 1 < counted_from_) {
-          take(absence->last, absence->bytes);  // costs nothing: back before counting starts
+          // costs nothing, since it is back before counting starts
+          take(absence->last, absence->bytes);
         } else {
           open.emplace(absence->last, absence->bytes);
         }
@@ -118,7 +121,7 @@ class SwapBound {
   };
 
   std::vector<Absence> absences_;
-  std::vector<std::uint64_t> alive_bytes_;  // at each operation, if nothing is ever away
+  std::vector<std::uint64_t> alive_bytes_;  // bytes alive at each operation
   std::uint64_t peak_bytes_ = 0;
   std::uint64_t working_set_bytes_ = 0;
   std::size_t counted_from_ = 0;

@@ -12,7 +12,7 @@
 
 namespace spillway::bench {
 
-/// One repetition of a trace: a block is written at its first use and read from then on.
+/// Returns one repetition of a trace as a step.
 inline Step step_of(replay::Trace const& trace) {
   Step step;
   for (replay::Operation const& operation : trace.operations) {
@@ -30,7 +30,7 @@ inline Step step_of(replay::Trace const& trace) {
   return step;
 }
 
-/// What the kernels of one repetition take: `scale` times what the trace says.
+/// Returns the times of the kernels of one repetition: `scale` times those of the trace.
 inline std::vector<std::uint64_t> kernels_ns(replay::Trace const& trace, double scale = 1) {
   std::vector<std::uint64_t> kernels;
   kernels.reserve(trace.operations.size());

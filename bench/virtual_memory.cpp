@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What it costs to give a block its place by mapping pages instead of moving bytes: the device's
-// own calls by size, and the leases of address-stable blocks that take each other's memory.
-//
+// Measures what it costs to give a block memory by mapping pages instead of moving bytes: the
+// device's calls for several sizes, and leases of address-stable blocks that take each other's
+// memory.
 // usage: bench_virtual_memory [--benchmark_filter=REGEX ...]      e.g. --benchmark_filter=^cuda
 
 #include <spillway/device/host/host_paged_api.hpp>
@@ -31,7 +31,7 @@ namespace {
 using namespace spillway::literals;
 using spillway::Access;
 
-/// `range(0)` granules in one piece or in as many pieces, put at an address and taken away; one of
+/// Maps and unmaps `range(0)` granules, as one piece or as a piece for each granule. Only one of
 /// the two is timed.
 template <class Policies, bool counts_map, bool in_one_piece>
 void pages(benchmark::State& state) {
@@ -70,7 +70,7 @@ void pages(benchmark::State& state) {
   device.free_address(address, count * granule);
 }
 
-/// A device that lets blocks be read that were never written.
+/// Makes a device on which blocks that were never written may be leased for reading.
 template <class Device>
 Device make_unchecked_device() {
   if constexpr (std::is_constructible_v<Device, spillway::SimOptions>) {
@@ -80,8 +80,9 @@ Device make_unchecked_device() {
   }
 }
 
-/// Blocks of `range(0)` granules times `eighths` / 8 each, room for the largest, no bytes to carry:
-/// each lease takes the others' memory. Blocks of several sizes do not find it in pieces of theirs.
+/// Leases blocks of `range(0)` * `eighths` / 8 granules in turn. There is room for the largest
+/// only, so each lease takes the memory of the others; no bytes are copied. Blocks of several sizes
+/// do not find pieces of their own size.
 template <class Policies, std::size_t... eighths>
 void leases_in_turn(benchmark::State& state) {
   using Allocator = spillway::DeviceAllocator<Policies>;
@@ -97,7 +98,7 @@ void leases_in_turn(benchmark::State& state) {
     for (std::size_t const share : {eighths...}) {
       buffers.emplace_back(allocator, std::max<std::size_t>(1, count * share / 8) * granule);
     }
-    for (auto _ : state) {  // none has contents: they leave for nothing
+    for (auto _ : state) {  // no block has contents, so nothing is copied
       for (auto& buffer : buffers) {
         benchmark::DoNotOptimize(buffer.acquire(Access::read, stream).data());
       }

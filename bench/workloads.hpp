@@ -22,16 +22,17 @@ struct Call {
   [[nodiscard]] bool is_allocation() const noexcept { return bytes != 0; }
 };
 
-/// Calls to replay against one allocator. Slots are reused, so there are as many as blocks live at
-/// once.
+/// A sequence of calls to replay against one allocator. Slots are reused, so there are as many as
+/// blocks are alive at the same time.
 struct Workload {
   std::uint64_t capacity_bytes = 0;
   std::uint32_t slots = 0;
   std::vector<Call> calls;
-  std::size_t warm_calls = 0;  ///< of these at the front, which bring it to its state: not timed
+  /// Number of calls at the front that only prepare the allocator and are not timed
+  std::size_t warm_calls = 0;
 };
 
-/// A small generator with the same numbers everywhere (SplitMix64).
+/// A small random number generator with the same numbers on every platform (SplitMix64).
 class Random {
  public:
   explicit Random(std::uint64_t seed) noexcept : state_{seed * golden + 1} {}
@@ -43,12 +44,12 @@ class Random {
     z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
     return z ^ (z >> 31U);
   }
-  /// From 0 up to 1.
+  /// Returns a number in [0, 1).
   [[nodiscard]] double unit() noexcept { return static_cast<double>(bits() >> 11U) * 0x1p-53; }
   [[nodiscard]] std::uint64_t below(std::uint64_t n) noexcept {
     return static_cast<std::uint64_t>(unit() * static_cast<double>(n));
   }
-  /// The logarithm evenly distributed; a multiple of 256.
+  /// Returns a multiple of 256 whose logarithm is evenly distributed.
   [[nodiscard]] std::uint64_t size_between(double least, double most) noexcept {
     double const size = least * std::exp(unit() * std::log(most / least));
     return (static_cast<std::uint64_t>(size) + 255) & ~std::uint64_t{255};
@@ -64,7 +65,7 @@ class Random {
 inline constexpr double kib = 1024;
 inline constexpr double mib = 1024 * kib;
 
-/// Writes down calls and gives out slots.
+/// Records calls and assigns slots.
 class WorkloadWriter {
  public:
   struct Block {
@@ -92,7 +93,7 @@ class WorkloadWriter {
     vacant_.push_back(block.slot);
     live_bytes_ -= block.bytes;
   }
-  /// All calls so far are for warming up.
+  /// Makes all calls so far part of the warm-up.
   void end_warm_up() noexcept { workload_.warm_calls = calls(); }
 
   [[nodiscard]] std::size_t calls() const noexcept { return workload_.calls.size(); }
@@ -107,10 +108,11 @@ class WorkloadWriter {
   std::uint64_t peak_bytes_ = 0;
 };
 
-/// Workload a: sizes between `least_bytes` and `most_bytes`, a random block freed whenever the next
-/// one would exceed the target.
+/// Workload a: sizes between `least_bytes` and `most_bytes`. Whenever the next block would exceed
+/// the target, a random block is freed.
 ///
-/// @param occupancy  the target as a share of the capacity, given the share of calls done (0 to 1)
+/// @param occupancy  target as a share of the capacity, as a function of the share of calls made (0
+///                   to 1)
 template <std::invocable<double> Occupancy>
 [[nodiscard]] Workload random_workload(std::uint64_t capacity_bytes,
                                        std::size_t calls,
@@ -144,7 +146,8 @@ template <std::invocable<double> Occupancy>
   return writer.finish();
 }
 
-/// Workload a with sizes up to 256 KiB and a capacity of which about `live` blocks are `occupancy`.
+/// Workload a with sizes up to 256 KiB. The capacity is chosen so that about `live` blocks are
+/// alive, which fill the share `occupancy` of it.
 [[nodiscard]] inline Workload
 small_random_workload(std::size_t live, double occupancy, std::size_t calls, std::uint64_t seed) {
   constexpr double least_bytes = 512;
@@ -159,9 +162,10 @@ small_random_workload(std::size_t live, double occupancy, std::size_t calls, std
                          most_bytes);
 }
 
-/// Workload b: training steps of a network of 96 layers. Forward, three blocks a layer stay for the
-/// backward pass, and a workspace goes at once; backward, they go in reverse order. Every step has
-/// the same sizes; their peak is `occupancy` of the capacity.
+/// Workload b: training steps of a network of 96 layers. In the forward pass, each layer makes
+/// three blocks that stay for the backward pass, and a workspace that is freed at once. The
+/// backward pass frees the blocks in reverse order. Every step has the same sizes, and its peak is
+/// `occupancy` of the capacity.
 [[nodiscard]] inline Workload training_workload(std::uint64_t capacity_bytes,
                                                 std::size_t calls,
                                                 std::uint64_t seed,
@@ -231,11 +235,12 @@ small_random_workload(std::size_t live, double occupancy, std::size_t calls, std
   return write(scale * 0.9999, calls).finish();
 }
 
-/// Workload c: lifetimes of three kinds, counted in allocations: 10 % long (80 000 in the mean),
-/// 30 % medium (8000), 60 % short (60). The medium sizes change every 50 000 calls, as with another
-/// sequence length.
+/// Workload c: lifetimes of three kinds, counted in allocations: 10 % are long (80 000 on average),
+/// 30 % medium (8000), 60 % short (60). The sizes of medium blocks change every 50 000 calls, as if
+/// the sequence length changed.
 ///
-/// @param occupancy  as above; what would end next goes early when the next block would exceed it
+/// @param occupancy  as for workload a. If the next block would exceed the target, the block whose
+///                   lifetime ends next is freed early
 template <std::invocable<double> Occupancy>
 [[nodiscard]] Workload mixed_workload(std::uint64_t capacity_bytes,
                                       std::size_t calls,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An eviction policy of one's own, put into the bundle by changing one alias.
+// An eviction policy of your own: one alias puts it into the bundle of policies.
 #include <spillway/spillway.hpp>
 
 #include <cstddef>

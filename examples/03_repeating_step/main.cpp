@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program that does the same in every step, as training does: told where a step begins, the
-// allocator learns the order of uses, evicts what is needed last and brings the next operands in
-// ahead of need.
+// A program that does the same in every step, as training does. It tells the allocator where a step
+// begins. The allocator learns the order of uses, evicts what is needed last, and prefetches the
+// next operands.
 #include <spillway/spillway.hpp>
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // 01_hello_swap on a GPU, with a kernel. nvcc compiles the kernel alone; this file needs only the
-// toolkit's headers and any C++20 compiler. Ends with 77 where there is no GPU.
+// toolkit's headers and any C++20 compiler. Exits with status 77 if there is no GPU.
 // [gpu]
 #include <spillway/cuda.hpp>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors that cost less to make again than to copy: they leave without a copy and are made again
-// when they are used.
+// Tensors that cost less to recompute than to copy: they leave the device without a copy and are
+// recomputed when they are used.
 #include <spillway/sim.hpp>
 
 #include <algorithm>

@@ -21,8 +21,8 @@ namespace {
 constexpr std::size_t capacity_bytes = 64_MiB;
 constexpr std::size_t elements = 1_MiB;  // of a tensor: 4 MiB
 
-/// Uses 60 MiB of tensors until the process has had `enough_bytes` for them. @returns whether every
-/// tensor had its values at each use
+/// Uses tensors of 60 MiB altogether until the process may use at least `enough_bytes`.
+/// @returns whether every tensor had the right values at each use
 bool work(std::string const& name, std::filesystem::path const& file, std::size_t enough_bytes) {
   // [share]
   spillway::DeviceAllocator<> memory{
@@ -72,7 +72,7 @@ int main() {
     std::fflush(stdout);
     ::_exit(is_right ? 0 : 1);
   }
-  // When the other one has ended, all of the memory is this one's.
+  // When the other process has ended, this one may use all of the memory.
   bool const is_right = work("the first process", file, capacity_bytes);
   int status = -1;
   ::waitpid(child, &status, 0);

@@ -28,12 +28,14 @@ from host_copies import host_copy
 from progress import progress, say
 
 MIB = 1 << 20
-#: The module has tried all its rules for what is made again by then.
+#: Steps after which the module has tried all its rules for recomputing.
 STEPS_TO_TUNE = 26
 
 
 def saving(kind, lms, device):
-    """What `save_on_cpu` does on a GPU: what is saved is copied to the host, and back when it is used."""
+    """Returns a context that does what `save_on_cpu` does on a GPU: tensors that are saved for backward are copied to
+    the host, and back when they are used.
+    """
     if kind != "cpu":
         return contextlib.nullcontext()
     if device == "cuda":
@@ -61,7 +63,7 @@ def work(options):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
         def train():
-            """The losses of some steps, and their seconds."""
+            """Trains some steps. Returns their losses and their times in seconds."""
             losses, seconds = [], []
             for _ in range(options.steps):
                 start = time.perf_counter()
@@ -149,7 +151,7 @@ def main():
         results[name].append(run(**shared, **lines[name]))
         if len(results[name]) < options.rounds:
             continue
-        if name in ("save_on_cpu", "checkpointing"):  # once more, on an allocator that counts
+        if name in ("save_on_cpu", "checkpointing"):  # run again, with an allocator that counts
             results[name][0]["peak"] = run(**shared, **lines[name], limit=plenty, off=True).get("peak", 0)
         report.add(name, results)
 
@@ -159,7 +161,9 @@ def least_step(runs):
 
 
 class Report:
-    """Prints a row for each way to train as soon as it has been timed: a table, or with --json an object on each line."""
+    """Prints a row for each way to train as soon as it has been measured: in a table, or with --json as an object on
+    a line.
+    """
 
     def __init__(self, options, peak):
         self.options, self.peak = options, peak

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What support costs an operation when nothing leaves: microseconds of the processor's time, hook off and on in turn, the
-least of many rounds.
+"""Measures what support costs each operation while nothing is swapped out: microseconds of processor time, with the
+hook off and on in turn, the least of many rounds.
 
     python bench_ops.py [--rounds 60] [--recompute] [--json]
 
-The tensors are large enough to be the library's (`framed`), but small enough that the hook shows.
-With `--recompute` the hook is on both times, and `set_recompute` off and on in turn.
+The tensors are large enough to be the library's (`framed`), but so small that the cost of the hook is noticeable.
+With `--recompute` the hook is on both times, and `set_recompute` is off and on in turn.
 """
 import argparse
 import json

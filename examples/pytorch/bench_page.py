@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference with weights that are twice what fits: `page`, `chunk`, and loops that move one layer after the other.
+"""Compares ways to run inference with weights that need twice the device's memory: `page`, `chunk`, and loops that
+move one layer after the other.
 
     python bench_page.py [--layers 24] [--width 1024] [--batch 64] [--rounds 12] [--device cpu|cuda] [--json]
 
-One loop copies each layer's weights in, uses and drops them; the other is `layer.to(device)`, `layer.to("cpu")`, which copies
-them back, too. On the CPU device, one thread; the host's memory is then what PyTorch's own allocator gives.
+One loop copies each layer's weights to the device, uses them and drops them. The other uses `layer.to(device)` and
+`layer.to("cpu")`, which also copies them back. On the CPU device there is one thread, and PyTorch's own allocator
+stands for the host's memory.
 """
 import argparse
 import json
@@ -33,7 +35,7 @@ limit = options.layers * weight_bytes // 2
 torch.manual_seed(0)
 on_host = [torch.randn(options.width, options.width) / options.width ** 0.5 for _ in range(options.layers)]
 x = torch.randn(options.batch, options.width)
-warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # they are the host's
+warnings.filterwarnings("ignore", "spillway_torch: .* before install")  # those tensors are meant to be on the host
 spillway_torch.install(device=options.device, limit=limit + (8 << 20), least_bytes=1)
 spillway_torch.set_enabled_lms(True)
 x = x.to(options.device)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well `spillway_torch.plan` predicts: its figures beside those of training on the CPU device under limits.
+"""Measures how well `spillway_torch.plan` predicts: compares its figures with training on the CPU device under
+limits.
 
     python bench_plan.py [MODEL ...] [--caps 0.7 0.5 0.3 0.2] [--rounds 3] [--steps 5] [--json]
 
-MODEL is conv, mlp or transformer; each is planned in one process, with support off, and trained in another, on one thread. Times are the processor's, of all threads: a copy takes it as long as it takes to copy the bytes. Of each the least
-of all rounds counts. Steps under a limit count from the third one.
+MODEL is conv, mlp or transformer. Each is planned in one process, with support off, and trained in another one, on
+one thread. Times are processor times of all threads; a copy takes processor time for its bytes. The least time of all
+rounds counts. Steps under a limit count from the third one.
 """
 import argparse
 import json
@@ -26,7 +28,8 @@ BATCH = {"conv": (16, 64), "mlp": (1024, None), "transformer": (32, None)}
 
 def plan(options):
     import spillway_torch
-    spillway_torch.install(device="cpu", limit="16GB")  # support is off, but memory is reused as under a limit
+    # Support stays off, but memory is reused as it is under a limit.
+    spillway_torch.install(device="cpu", limit="16GB")
     step = nets.training_step(options.models[0], *BATCH[options.models[0]])
     step()
     best = None

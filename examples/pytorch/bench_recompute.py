@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copy a tensor or compute it again: time per step of a transformer under a limit, on the CPU device with a slow link.
+"""Compares copying a tensor with computing it again: time per step of a transformer under a limit, on the CPU device
+with a slow link.
 
     python bench_recompute.py [--part 0.3] [--link 0.1] [--batch 16] [--hidden 128] [--layers 4] [--steps 8]
                               [--rounds 2] [--json]
 
-Each line is a process of its own with one thread; lines are run in turn, `rounds` times, and a time is the median of all steps
-after the second. `P` is the peak of bytes in tensors without a limit. A CPU has no link to a host, so copies are made as slow
-as a link of `link` times the rate of memcpy, in each direction. Checkpointing and `save_on_cpu` have no limit, since nothing
-else leaves with them: their peaks say where they fit. What `save_on_cpu` copies is waited for, as on a GPU.
+Each line is a process of its own with one thread. The lines run in turn, `rounds` times, and a time is the median of
+all steps after the second. `P` is the peak of bytes in tensors without a limit. A CPU has no link to a host, so
+copies are slowed down to `link` times the rate of memcpy in each direction. Checkpointing and `save_on_cpu` run
+without a limit, since nothing else can be swapped out with them; their peaks show under which limits they fit. As on
+a GPU, the program waits for what `save_on_cpu` copies.
 """
 import argparse
 import contextlib
@@ -30,7 +32,7 @@ KINDS = ("no limit", "swap only", "recompute", "checkpoint", "save_on_cpu")
 
 
 def memcpy_rate():
-    """Bytes a second, of one thread."""
+    """Returns the rate of memcpy in one thread, in bytes per second."""
     a, b = torch.ones(16 * MIB), torch.ones(16 * MIB)
     times = []
     for _ in range(5):

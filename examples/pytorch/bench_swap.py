@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What swapping costs the processor, apart from its copies: CPU time of training steps without a limit and under one, in
-turn in one process, the least of some.
+"""Measures what swapping costs the processor, apart from its copies: processor time of training steps without a limit
+and under one, in turn in one process, the least of several.
 
     python bench_swap.py [MODEL ...] [--hidden 256] [--layers 4] [--batch 4] [--length 64] [--cap 0.5]
                          [--rounds 3] [--steps 6] [--json]
 
-MODEL is bert, llama, t5, mamba, lora (a Llama; these need transformers, lora needs peft) or mlp. Each model is a process
-of its own. `P` is the peak of bytes in tensors without a limit. A step counts from the third one after each change of the
-limit; step_cost.py says how its costs are told apart.
+MODEL is bert, llama, t5, mamba, lora (a Llama) or mlp. All but mlp need transformers; lora also needs peft. Each
+model runs in a process of its own. `P` is the peak of bytes in tensors without a limit. Steps count from the third
+one after each change of the limit. step_cost.py explains how the costs are separated.
 """
 import argparse
 import json

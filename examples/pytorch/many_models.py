@@ -38,7 +38,7 @@ def make(name):
 
 
 def work(options):
-    """Trains a few steps and prints a line of JSON for each; ends with status 3 if memory runs out."""
+    """Trains a few steps and prints a line of JSON for each. Exits with status 3 if memory runs out."""
     import torch
     import torch.nn.functional as F
 

@@ -26,7 +26,7 @@ from step_cost import MIB, Steps, compare, seconds_per_byte
 
 
 def train(steps, model, loss_of, optimizer=None):
-    """Trains a model with a loop of PyTorch's own kind."""
+    """Trains a model with a plain PyTorch loop."""
     import torch
     model.train()
     optimizer = optimizer or torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
@@ -140,7 +140,7 @@ def lora(steps):
 
 
 def trainer(steps):
-    """The loop of transformers, which saves checkpoints meanwhile."""
+    """Trains with the loop of transformers, which also saves checkpoints."""
     import transformers
     ids = text(32)
 
@@ -212,14 +212,14 @@ def lstm(steps):
 
 
 def compiled(steps):
-    """The model is one compiled graph, forward and backward."""
+    """Trains a model that is one compiled graph, forward and backward."""
     import torch
     model = new_gpt2()
     run, ids = torch.compile(model), text()
     return train(steps, model, lambda m: run(input_ids=ids, labels=ids, use_cache=False).loss)
 
 
-#: What is trained, and the packages that it needs.
+#: The functions that train, and the packages that each needs.
 ZOO = {
     "ResNet-18": (lambda steps: vision(steps, "resnet18", 64, 8), "torchvision"),
     "EfficientNet-B0": (lambda steps: vision(steps, "efficientnet_b0", 64, 8), "torchvision"),
@@ -257,7 +257,7 @@ def work(name, options):
         gc.collect()
         return steps, digests
     if name.endswith("compiled"):
-        run()  # compiling takes memory of its own
+        run()  # a run in advance, since compiling takes memory, too
         spillway_torch.reset_peak_memory_stats()
     free, free_weights = run()
     free_ms = 1e3 * free.least()["seconds"]
@@ -284,7 +284,7 @@ def work(name, options):
 
 
 def work_aside(name, options, errors):
-    """Trains one model in a process of its own, whose messages go to a file. Returns what went wrong, if anything did."""
+    """Trains one model in a process of its own, whose messages go to a file. Returns what went wrong, or nothing."""
     def run():
         os.dup2(errors.fileno(), 2)
         work(name, options)
@@ -313,7 +313,7 @@ def main():
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     names = options.names or list(ZOO)
     available = {package for package in {ZOO[name][1] for name in names} if importlib.util.find_spec(package) is not None}
-    for package in available:  # once for all processes
+    for package in available:  # looked up once for all processes
         importlib.import_module(package)
     print("| model | peak, MiB | part | bitwise | CPU ms/step | with the limit | ratio | out, MiB/step | in, MiB/step | "
           "the rest |\n|---|---:|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)

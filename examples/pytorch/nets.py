@@ -58,7 +58,7 @@ def mlp():
 
 
 class Transformer(nn.Module):
-    """Of PyTorch's own layers; tells sequences apart by their first place."""
+    """A transformer of PyTorch's own layers. It classifies sequences by the output at their first place."""
 
     def __init__(self, hidden=128, layers=4, words=1000):
         super().__init__()
@@ -71,12 +71,12 @@ class Transformer(nn.Module):
         return self.head(self.body(self.words(x))[:, 0])
 
 
-#: In the vocabulary of `language_model`.
+#: Size of the vocabulary of `language_model`.
 WORDS = 1000
 
 
 class MlpModel(nn.Module):
-    """Called as those of transformers are."""
+    """A multilayer perceptron that is called in the same way as the models of transformers."""
 
     def __init__(self, hidden, layers):
         super().__init__()
@@ -91,8 +91,9 @@ class MlpModel(nn.Module):
 
 
 def language_model(name, hidden, layers):
-    """A small model of a family that transformers has, from its configuration: `bert`, `llama`, `t5`, `mamba`, or `lora`,
-    a Llama with adapters of peft; or an `mlp`, which needs neither."""
+    """Makes a small language model from its configuration: `bert`, `llama`, `t5` or `mamba` of transformers, `lora`
+    (a Llama with adapters of peft), or an `mlp`, which needs neither package.
+    """
     if name == "mlp":
         return MlpModel(hidden, layers)
     import transformers as tf
@@ -119,12 +120,12 @@ def language_model(name, hidden, layers):
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]))
 
 
-#: Parts that checkpointing computes again.
+#: Types of layers that checkpointing computes again.
 CHECKPOINTED = (Block, Bottleneck, nn.LayerNorm, nn.TransformerEncoderLayer)
 
 
 def checkpointed(model, x):
-    """What `model(x)` returns, for a network of `make`, most of whose activations are computed again in backward."""
+    """Returns `model(x)` for a network of `make`, most of whose activations are computed again in the backward pass."""
     if isinstance(model, Transformer):
         return model.head(checkpointed(model.body.layers, model.words(x))[:, 0])
     for layer in model:
@@ -133,7 +134,7 @@ def checkpointed(model, x):
 
 
 def make(net, batch=None, size=None):
-    """A network with inputs and labels for one step."""
+    """Makes a network, with inputs and labels for one step."""
     if net == "mlp":
         batch = batch or 4096
         return mlp(), torch.randn(batch, 64), torch.randint(0, 10, (batch,))
@@ -152,11 +153,11 @@ def compute_the_same_each_time():
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise each new tensor is filled with NaN, by a kernel of its own.
     torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cuda.enable_mem_efficient_sdp(False)  # which may not be deterministic nevertheless
+    torch.backends.cuda.enable_mem_efficient_sdp(False)  # it may be nondeterministic even so
 
 
 def training_step(net, batch=None, size=None, foreach=None):
-    """A function that trains a network of `make` for one step, from the same weights whenever it is made."""
+    """Returns a function that trains a network of `make` for one step. Each network begins with the same weights."""
     torch.manual_seed(0)
     model, x, y = make(net, batch, size)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=foreach)

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes train on one device, in two ways: each has half of its memory, or they share it (`spillway_torch.share`).
+"""Trains in two processes on one device, in two ways: with half of the memory for each, and with memory that they
+share (`spillway_torch.share`).
 
-    python share_device.py [--device cpu|cuda] [--net NET] [--batch N] [--size N] [--capacity 1.2] [--steps 8] [--rounds 3]
-                           [--gbps 1]
+    python share_device.py [--device cpu|cuda] [--net NET] [--batch N] [--size N] [--capacity 1.2] [--steps 8]
+                           [--rounds 3] [--gbps 1]
 
-In each round one of them trains while the other one rests, then the other way round, then both at once. P is the most that
-one of them has in tensors at once; --capacity is what both have together, as a factor of P. On the CPU device there is a
-link of --gbps each way. Prints what a step takes and swaps, and whether both end with the same weights as a process that
-has the device alone. NET, --batch and --size are those of bench_lms.py.
+In each round, first one process trains while the other one rests, then the other way round, then both train at once.
+P is the peak of bytes in tensors of one process. --capacity is the memory of both together, as a factor of P. On the
+CPU device copies are as slow as on a link of --gbps in each direction. Prints the time and the swapped bytes of a
+step, and whether both end with the same weights as a process that has the device alone. NET, --batch and --size are
+as in bench_lms.py.
 """
 import argparse
 import hashlib
@@ -23,7 +25,7 @@ MIB = 1 << 20
 
 
 def work(options):
-    """Trains for as many steps as each line on stdin says, and says then what they took."""
+    """Trains as many steps as each line on stdin says, and prints what they took."""
     import torch
 
     import nets
@@ -87,7 +89,7 @@ class Worker:
 
 
 def measure(workers, options):
-    """What a step of each way to train took and swapped, and the digests of all weights at the end."""
+    """Returns what a step took and swapped in each way to train, and the digests of all weights at the end."""
     found = {"one at a time": [], "both at once": []}
     for _ in range(options.rounds):
         found["one at a time"] += [worker.train(options.steps) for worker in workers]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a network on several processes, each with a device memory of its own that is too small for it.
+"""Trains a network in several processes. Each has device memory of its own, which is too small for the network.
 
     torchrun --nproc-per-node 2 train_ddp.py [--limit-mib 64] [--steps 10] [--device cpu|cuda]
 
-Each process installs its own allocator: on the CPU with gloo, or with NCCL on as many GPUs as there are processes. What
-a collective works on keeps its place until that ends, which is after the call that began it has returned; then it may
-leave like everything else.
+Each process installs its own allocator: on the CPU with gloo, or with NCCL on as many GPUs as there are processes.
+The operands of a collective stay at their addresses until the collective has ended, which is after the call has
+returned. Then they may be swapped out like any tensor.
 """
 import argparse
 import hashlib
@@ -44,7 +44,7 @@ def main():
     torch.manual_seed(0)
     model = DistributedDataParallel(make().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    torch.manual_seed(100 + rank)  # each process its own data
+    torch.manual_seed(100 + rank)  # other data in each process
     x, y = torch.randn(8, 3, 32, 32).repeat(2, 1, 2, 2).to(device), torch.randint(0, 10, (16,)).to(device)
     for step in range(options.steps):
         optimizer.zero_grad()

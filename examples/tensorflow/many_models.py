@@ -37,7 +37,7 @@ def make(name, image):
 
 
 def work(options):
-    """Trains a few steps and prints a line of JSON for each; ends with status 3 if memory runs out."""
+    """Trains a few steps and prints a line of JSON for each. Exits with status 3 if memory runs out."""
     import numpy as np
     import tensorflow as tf
 

@@ -7,7 +7,7 @@
 
 namespace beyond {
 
-/// A weight and what Adam remembers of its gradients: three tensors, each of them swappable.
+/// A weight and the two moments of its gradients that Adam keeps: three swappable tensors.
 template <class Tensor>
 struct Parameter {
   Tensor value;

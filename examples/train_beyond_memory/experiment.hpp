@@ -20,7 +20,7 @@
 
 namespace beyond {
 
-/// Trains the same network under one memory limit after the other and compares what comes out.
+/// Trains the same network under several memory limits in turn, and compares the results.
 ///
 /// `Platform` makes devices, and says how Thrust runs on them (run_on_sim.cpp, run_on_cuda.cu).
 template <class Platform>
@@ -52,7 +52,7 @@ class Experiment {
                                .name = describe(factor, swapping)});
         run.capacity_factor = factor;
         run.bitwise_equal = run.completed && is_same(run.result, report.reference.result);
-        run.result.state = {};  // large, and compared
+        run.result.state = {};  // large, and not needed after the comparison
         report.runs.push_back(std::move(run));
       }
     }
@@ -77,7 +77,7 @@ class Experiment {
   /// What the allocator may use beside the tensors, for moves that overlap themselves.
   static constexpr std::size_t scratch_bytes = std::size_t{64} << 10U;
 
-  static constexpr double most_bytes = 0x1p40;  // an arena has less
+  static constexpr double most_bytes = 0x1p40;  // more than any arena has
 
   [[nodiscard]] static std::size_t granules(double factor, std::size_t peak_bytes) {
     double const limit = factor * static_cast<double>(peak_bytes);
@@ -92,7 +92,7 @@ class Experiment {
   [[nodiscard]] typename Allocator::Options allocator_options(Plan const& plan) const {
     typename Allocator::Options options;
     if (plan.capacity_bytes == 0) {
-      options.initial_bytes = 0;  // as much as turns out to be needed
+      options.initial_bytes = 0;  // reserve only as much as is needed
     }
     options.capacity_bytes = plan.capacity_bytes;
     options.bounce_bytes = scratch_bytes;

@@ -13,8 +13,8 @@
 
 #include "view.hpp"
 
-/// What runs once an element or once a row; see multiply.hpp for the matrix products. A sum runs in
-/// one thread in the order of its terms: results are the same, bit for bit, in every run.
+/// Kernels for single elements or rows; see multiply.hpp for the matrix products. One thread
+/// computes a sum, in the order of its terms, so that results are bitwise the same in every run.
 namespace beyond {
 
 /// Uniform in `[-bound, bound)`, from the element's index alone.
@@ -38,7 +38,7 @@ struct Relu {
   SPILLWAY_HOST_DEVICE T operator()(T x) const { return x > 0 ? x : T{0}; }
 };
 
-/// Lets a gradient pass where the activation did.
+/// The gradient of ReLU: sets a gradient to 0 where the activation is 0.
 template <class T>
 struct ReluGradient {
   SPILLWAY_HOST_DEVICE T operator()(T gradient, T activation) const {

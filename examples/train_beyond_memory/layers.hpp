@@ -16,8 +16,8 @@
 #include "multiply.hpp"
 #include "session.hpp"
 
-/// The operations of a network. Each names its operands and what it does with them, and is given
-/// matrices to work on; that they may have been on the host until now is none of its business.
+/// The operations of a network. Each names its operands and how it accesses them, and gets matrices
+/// to work on. It need not know whether these were swapped out before.
 namespace beyond {
 
 /// Calls `f(i)` for each `i` in `[0, n)`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a network that needs more memory than the device is allowed to have, and proves that it
-// learns the very same thing, bit for bit, as with memory to spare.
+// Trains a network that needs more memory than the device is allowed to have, and checks that the
+// results are bitwise the same as with enough memory.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

@@ -7,21 +7,21 @@
 
 namespace beyond {
 
-/// How work is cut into tiles for one core: wide, so that a tile stays in vector registers.
+/// The size of tiles for one core: wide, so that a tile stays in vector registers.
 struct HostTiling {
   static constexpr std::size_t rows = 4;
   static constexpr std::size_t cols = 8;
   static constexpr bool has_lanes = true;
 };
 
-/// How work is cut into tiles for thousands of threads: small, one thread each.
+/// The size of tiles for thousands of threads: small, since each thread computes one.
 struct CudaTiling {
   static constexpr std::size_t rows = 2;
   static constexpr std::size_t cols = 2;
   static constexpr bool has_lanes = false;
 };
 
-/// What a product starts from: zero, a row that is added to every row, or what is there already.
+/// What a product is added to: zero, a row (the same for every row), or the old contents and a row.
 enum class StartFrom { zero, bias, old_and_bias };
 
 /// The left factor of a product, as it lies in memory or transposed without being moved.
@@ -119,7 +119,7 @@ struct MultiplyTile {
   }
 
 #if !defined(__CUDACC__)
-  // Left to itself, g++ keeps the sums of the loops above in memory, which is four times slower.
+  // g++ would keep the sums of a plain loop in memory, which is four times slower.
   void sum_with_lanes(T const* left, T const* right, Sums& sums) const {
     using Lanes [[gnu::vector_size(16)]] = T;
     constexpr std::size_t across = Tiling::cols * sizeof(T) / sizeof(Lanes);

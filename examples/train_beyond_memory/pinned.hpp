@@ -45,8 +45,8 @@ class PinnedArray {
   T* data_;
 };
 
-/// Pinned memory that uploads take turns in, so that the next one can be filled while the last one
-/// is still being copied.
+/// Slots of pinned memory that uploads use in turn, so that one can be filled while the last one is
+/// still being copied.
 template <class Device>
 class Staging {
  public:

@@ -14,7 +14,8 @@
 
 namespace beyond {
 
-/// A timeline that sleeps until it is wanted: runs that are compared by their speed record nothing.
+/// A timeline that records nothing until it is started, so that it does not slow down runs whose
+/// speed is compared.
 class Recorder {
  public:
   static constexpr bool is_enabled = true;
@@ -35,11 +36,11 @@ class Recorder {
   bool is_recording_ = false;
 };
 
-/// The files that were asked for. They are opened at once, so that a bad path is reported before
-/// the training and not after it.
+/// The output files that the user has asked for. They are opened before the training, so that a bad
+/// path is reported before it and not after it.
 class RecordFiles {
  public:
-  /// @param timeline, snapshot  empty: not wanted
+  /// @param timeline, snapshot  names of the files; empty: none
   /// @throws DataError if a file cannot be opened
   RecordFiles(std::filesystem::path const& timeline, std::filesystem::path const& snapshot)
       : timeline_{open(timeline)}, snapshot_{open(snapshot)} {}

@@ -17,9 +17,10 @@ namespace beyond {
 
 /// Which memory limits to train under.
 struct ExperimentOptions {
-  std::vector<double> capacities{1.0, 0.5, 0.3, 0.2};  // in peaks of the run without a limit
+  std::vector<double> capacities{
+      1.0, 0.5, 0.3, 0.2};  // as factors of the peak of the run without a limit
   TrainingOptions training;
-  std::optional<double> link_gbps;  // what the host link is taken for
+  std::optional<double> link_gbps;  // rate to simulate for the host link; empty: the default
   std::filesystem::path timeline;   // of the last run; empty: none is written
   std::filesystem::path snapshot;
 };
@@ -31,7 +32,7 @@ struct RunReport {
   bool swapping = true;
   bool completed = false;
   bool bitwise_equal = false;  // every loss, weight and moment, to those of the run without a limit
-  std::string error;           // why it did not complete
+  std::string error;           // why it did not complete; empty if it did
   TrainingResult result;
 };
 
@@ -45,7 +46,7 @@ struct Report {
 /// The least accuracy on the test pictures that counts as trained.
 inline constexpr double wanted_accuracy = 0.95;
 
-/// What a report amounts to, as the exit status of the program.
+/// The judgement of a report, which is the exit status of the program.
 enum class Verdict : int { good = 0, wrong = 1, out_of_memory = 3 };
 
 /// @param judge_accuracy  false for a training too short to be judged by it
@@ -60,7 +61,7 @@ void print_json(std::ostream& out,
                 ExperimentOptions const& options,
                 Report const& report);
 
-/// Says on standard error how far a run is.
+/// Shows on standard error how far a run is.
 class Progress {
  public:
   /// @param loss  the mean of the last epoch, once there is one

@@ -37,7 +37,8 @@ struct CudaPlatform {
 bool has_cuda_device() {
   int count = 0;
   bool const is_known = cudaGetDeviceCount(&count) == cudaSuccess;
-  static_cast<void>(cudaGetLastError());  // without a driver there is an error, and nobody's
+  // Without a driver the call above has failed. Clear that, so that no later call reports it.
+  static_cast<void>(cudaGetLastError());
   return is_known && count > 0;
 }
 

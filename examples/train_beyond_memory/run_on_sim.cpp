@@ -26,7 +26,8 @@ struct SimPlatform {
 
   [[nodiscard]] static std::string name() { return "sim"; }
   [[nodiscard]] static std::size_t unlimited_bytes() { return 16_GiB; }
-  /// A device that has so much memory and no more. Its link is as fast as memory unless told.
+  /// Makes a device with `memory_bytes` of memory. Its link is as fast as memory unless a rate is
+  /// given.
   [[nodiscard]] static std::unique_ptr<device> make_device(std::size_t memory_bytes,
                                                            std::optional<double> link_gbps) {
     return std::make_unique<device>(spillway::SimOptions{

@@ -30,7 +30,7 @@ template <class Lease>
       lease.data(), static_cast<Index>(lease.extents()[0]), static_cast<Index>(lease.extents()[1])};
 }
 
-/// What a kernel sees of a tensor that is made again.
+/// What a kernel sees of a tensor that is recomputed.
 template <class T>
 [[nodiscard]] auto matrix(spillway::TensorView<T, 2> const& view) {
   return Matrix<T>{
@@ -52,8 +52,8 @@ class Session {
   using tensor_type = spillway::SwappableTensor<T, 2, allocator_type>;
 
   /// `device` and `allocator` are not owned and must outlive the session.
-  /// @param recomputes  whether the results of `make` can be made again
-  /// @param recompute_time  what that takes; measured for each kind of work when it is not said
+  /// @param recomputes      whether results of `make` get recipes, so that they can be recomputed
+  /// @param recompute_time  time that recomputing takes; if empty, measured for each kind of work
   Session(device_type& device,
           allocator_type& allocator,
           bool recomputes = false,
@@ -65,11 +65,11 @@ class Session {
         recomputes_{recomputes},
         recompute_time_{recompute_time} {}
 
-  /// Waits for the stream, so that nothing of ours is in use any more.
+  /// Waits for the stream, so that no memory of the session is in use any more.
   ~Session() {
     try {
       synchronize();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that is gone uses nothing
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a device that has failed uses no memory
     }
   }
   Session(Session const&) = delete;
@@ -155,9 +155,9 @@ class Session {
   [[nodiscard]] allocator_type& allocator() const { return *allocator_; }
 
  private:
-  /// Runs `enqueue` and returns what the device takes for `Work`, as stated or as measured: the
-  /// least of three more times that it is run at first, with all operands there, while the host
-  /// waits.
+  /// Runs `enqueue` and returns the time that the device takes for `Work`: the given time, or a
+  /// measured one. To measure it, the first call runs the work three more times with all operands
+  /// resident, waits for each, and takes the least time.
   template <class Work, class Enqueue>
   std::chrono::nanoseconds timed(Enqueue enqueue) {
     enqueue();

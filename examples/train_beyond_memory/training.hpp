@@ -84,7 +84,7 @@ class Trainer {
   using Images = TensorOf<S, float>;
   using Labels = TensorOf<S, std::int32_t>;
 
-  /// Falls to nothing in a straight line, so that the last steps no longer shake the result.
+  /// Decreases linearly to 0, so that the last steps change the result only a little.
   [[nodiscard]] double learning_rate(std::size_t step) const {
     auto const all = static_cast<double>(steps_per_epoch() * options_.epochs);
     return options_.learning_rate * (1 - static_cast<double>(step) / all);

@@ -27,17 +27,17 @@ struct TrainingOptions {
   std::size_t epochs = 15;
   double learning_rate = 1e-3;
   std::uint64_t seed = 1;
-  bool recompute = false;  // what a hidden layer makes may be made again instead of copied
+  bool recompute = false;  // results of hidden layers may be recomputed instead of copied
   std::optional<std::chrono::nanoseconds> recompute_time;  // of a layer; empty: it is measured
 };
 
-/// What a run has to show.
+/// The results of a run.
 struct TrainingResult {
   std::vector<float> step_losses;
   std::vector<float> state;  // every weight, then every moment of its gradients
   double test_accuracy = 0;
   double step_ms = 0;
-  spillway::Stats stats;  // of the training alone
+  spillway::Stats stats;  // of the training only
 };
 
 /// The mean loss of each epoch.

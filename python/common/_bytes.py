@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of bytes: as programs give them, and as people read them. Both packages have this file, by a link."""
+"""Converts numbers of bytes from arguments and for output. Both packages have this file, by a link."""
 import os
 import re
 
@@ -8,20 +8,22 @@ _FACTORS = {"": 1} | {letter: 1000 ** (i + 1) for i, letter in enumerate("KMGT")
 
 
 def number_of_bytes(value, call, name):
-    """The number that the argument `name` of `call` stands for: a whole number, or text such as "2GB" or "1.5 GiB"."""
+    """Returns the bytes that the argument `name` of the function `call` stands for: a whole number, or text such as
+    "2GB" or "1.5 GiB". Raises ValueError for anything else.
+    """
     try:
         number = _number_of_text(value) if isinstance(value, str) else value
         whole = int(number)
         if whole == number and 0 <= whole < 2 ** 64:
             return whole
-    except (TypeError, ValueError, OverflowError):  # no number, not a number, infinite
+    except (TypeError, ValueError, OverflowError):  # not convertible, NaN, or infinite
         pass
     raise ValueError(f"{__package__}.{call}({name}={value!r}): bytes are a whole number, or text such as \"2GB\" or "
                      "\"512MiB\"")
 
 
 def _number_of_text(text):
-    """A part of a unit is rounded down, but not to 0: that would say that there is no limit."""
+    """Converts text. A fraction of a byte is rounded down, but not to 0, which would mean that there is no limit."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?)\s*((?:[KMGT]I?)?)B?", text.strip().upper())
     if not match:
         raise ValueError(text)
@@ -30,12 +32,12 @@ def _number_of_text(text):
 
 
 def numbers_of_bytes(call, **values):
-    """The same for several arguments of one call; None stands for 0."""
+    """Does the same for several arguments of one function; None becomes 0."""
     return [number_of_bytes(0 if value is None else value, call, name) for name, value in values.items()]
 
 
 def file_bytes(folder, limit):
-    """The most bytes to put into a folder: `limit`, or half of what is free there."""
+    """Returns the most bytes to put into a folder: `limit`, or if that is 0 half of what is free there."""
     if folder is None or limit:
         return limit
     status = os.statvfs(folder)
@@ -50,7 +52,9 @@ def text_of(n):
 
 
 def summary(rows, *counts):
-    """The lines of a table of bytes, and of four counts: failures for lack of memory, and how prefetches went."""
+    """Returns the lines of a table: rows of a name and a number of bytes, and a line with four counts: failed
+    requests for memory, and prefetches that were in time, late and wasted.
+    """
     width = max(len(name) for name, _ in rows)
     return [f"{__package__} memory"] + [f"  {name:<{width}}  {text_of(n):>12}" for name, n in rows] + [
         "  out of memory: {}, prefetched in time: {}, late: {}, for nothing: {}".format(*counts)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls about a device that other processes use, too. Both packages have this file, by a link."""
+"""Functions for a device that other processes use, too. Both packages have this file, by a link."""
 import atexit
 import os
 
@@ -9,22 +9,30 @@ _COLUMNS = "process", "held_bytes", "fair_bytes", "wanted_bytes", "weight", "is_
 
 
 def make_calls(module, switch):
-    """The calls `empty_cache`, `park`, `wake`, `share` and `share_members` of a package whose compiled part is `module`;
-    `switch` is the call by which its users switch support on."""
+    """Makes the functions `empty_cache`, `park`, `wake`, `share` and `share_members` of a package.
+
+    module  its compiled part
+    switch  name of the function that switches support on, for messages
+    """
 
     def expect_enabled(call):
         if not (module.is_installed() and module.is_enabled()):
             raise RuntimeError(f"{__package__}.{call}(): nothing can leave before {switch}(True)")
 
     def empty_cache():
-        """Gives memory that nothing uses back to the system. Returns the bytes."""
+        """Releases reserved memory that nothing uses to the system. Returns the bytes; 0 before `install`."""
         return module.trim() if module.is_installed() else 0
 
     def park(level="host"):
-        """Makes every tensor that is not in use leave, and gives the device memory that is free then back to the
-        system, for other processes. What is used next comes back by itself; `wake` brings back all at once. With level
-        "file" everything goes to the file tier of `install`, as far as that has room, and host memory is given back, too.
-        Returns the bytes of the device that were given back."""
+        """Swaps out every tensor that is not in use, and releases the device memory that is free then to the system,
+        for other processes. A tensor comes back when it is used; `wake` brings back all at once.
+
+        level  "host", or "file": everything goes to the file tier of `install`, as far as it has room, and host
+               memory is released, too
+
+        Returns the bytes of device memory that were released. Raises RuntimeError while support is off, and
+        ValueError for another level or if there is no file tier.
+        """
         expect_enabled("park")
         if level not in ("host", "file"):
             raise ValueError(f"{__package__}.park(): level is \"host\" or \"file\", not {level!r}")
@@ -33,20 +41,23 @@ def make_calls(module, switch):
         return module.park(level == "file")
 
     def wake():
-        """Brings back what is away, as far as the limit goes. Returns the bytes that came back."""
+        """Swaps in what is swapped out, as far as the limit allows. Returns the bytes; 0 before `install`."""
         return module.wake() if module.is_installed() else 0
 
     def share(file, least="32MiB", weight=1, *, idle_after=2, patience=10):
-        """Shares the device with other processes that call this with the same file: they divide the limit, which is the
-        same for all of them, by what their tensors want and by who is at work. Tensors leave when another process lacks
-        memory that is not fairly this one's, and come back when that ends or rests. To be called once, before many
-        tensors are made.
+        """Shares the device with other processes that call this with the same file. They divide the limit, which must
+        be the same for all of them, according to what their tensors want and to which of them are at work. Tensors
+        are swapped out when another process lacks memory of its fair share, and come back when that process ends or
+        rests. Call it once, before many tensors are made.
 
-        file        any path that all can open, best in memory ("/dev/shm/gpu0"). It is made if it is not there
-        least       bytes that are promised to this process, whatever the others want
-        weight      one with twice the weight gets twice as much of what both want
-        idle_after  seconds without an operation after which the process is not at work
-        patience    seconds for which an operation waits until others have given up what it cannot do without
+        file        a path that all of them can open, best in memory ("/dev/shm/gpu0"). The file is made if it does
+                    not exist
+        least       bytes that this process always gets, or text such as "32MiB"
+        weight      a process with twice the weight gets twice as much if both want more than there is
+        idle_after  seconds without an operation after which a process counts as resting
+        patience    seconds for which an operation waits for memory from other processes before it fails
+
+        Raises RuntimeError while support is off, and ValueError for an argument that is not as above.
         """
         least = number_of_bytes(least, "share", "least")
         expect_enabled("share")
@@ -56,7 +67,9 @@ def make_calls(module, switch):
         atexit.register(module.leave_share)
 
     def share_members():
-        """The processes that share the device, this one among them: a dictionary for each."""
+        """Returns a dictionary for each process that shares the device, this one included: process (id), held_bytes,
+        fair_bytes, wanted_bytes, weight and is_active (whether it is at work). Empty if the device is not shared.
+        """
         return [dict(zip(_COLUMNS, row)) for row in module.share_members()] if module.is_installed() else []
 
     return empty_cache, park, wake, share, share_members

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bar for what people wait for: on a terminal, where tqdm is installed. Into a log it writes nothing."""
+"""A progress bar, on a terminal and if tqdm is installed. It writes nothing into a log."""
 import sys
 
 try:
@@ -9,7 +9,7 @@ except ImportError:
 
 
 def progress(these, **options):
-    """Iterates over `these`, which have a length."""
+    """Iterates over a sequence with a progress bar."""
     return tqdm(these, leave=False, disable=None, **options) if tqdm else these
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source distribution of one of the packages holds."""
+"""Lists the files in a source distribution of one of the packages."""
 import os
 import shutil
 import subprocess
@@ -8,8 +8,10 @@ import tarfile
 
 
 def names_in(package, scratch):
-    """Makes one of `package`, a folder with a setup.py, in the empty folder `scratch`. Returns the names of its files."""
-    copy = scratch / "python" / package.name  # setuptools writes beside the sources
+    """Makes a source distribution of `package`, a folder with a setup.py, in the empty folder `scratch`. Returns the
+    names of its files.
+    """
+    copy = scratch / "python" / package.name  # a copy, since setuptools writes into the folder of the sources
     shutil.copytree(package, copy)
     for name in ("include", "LICENSE"):
         (scratch / name).symlink_to(package.parents[1] / name)

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training steps cost the processor, and how much of that swapping's copies are. The examples of both frameworks have
-this file, by a link.
+"""Measures what training steps cost the processor, and how much of that is copying for swapping. The examples for
+both frameworks have this file, by a link.
 
-Costs are processor time of all threads of this process, the system's part counted by itself, too: a device that maps memory
-has the system find, clear and map pages for what comes in. What copies cost is the bytes that were copied in the step, at
-the speed of copies in this process; the *rest* is what a step took longer besides, in parts of a step without a limit.
+Costs are processor times of all threads of the process. The part of the operating system is also counted separately:
+a device that maps memory makes the system find, clear and map pages for what is swapped in. The cost of copies is the
+number of bytes copied in the step, at the speed of copies in this process. The *rest* is the other time by which a
+step got longer, as a share of a step without a limit.
 """
 import ctypes
 import resource
 import time
 
 MIB = 1 << 20
-#: The bytes that are copied, among the statistics of both modules. TensorFlow's has none of the last, since nothing moves.
+#: Statistics of both modules that count copied bytes. The last one is missing in TensorFlow's, where nothing is moved.
 COPIED = ("swap_out_bytes", "swap_in_bytes", "moved_bytes")
 
 
 class Steps:
-    """Calls a function a number of times, and keeps what it returned and what each call cost.
+    """Calls a function several times, and keeps its results and what each call cost.
 
-    `stats` returns the statistics of the module. What they grew by is part of the cost."""
+    stats  a function that returns the statistics of the module. The growth of these is a part of the cost
+    """
 
     def __init__(self, count, stats):
         self.count, self.stats, self.losses, self.costs = count, stats, [], []
@@ -28,7 +30,7 @@ class Steps:
         self._before, self._began = self.stats(), resource.getrusage(resource.RUSAGE_SELF)
 
     def add(self, loss):
-        """Ends a step, and begins the next one."""
+        """Ends a step and begins the next one."""
         used, now = resource.getrusage(resource.RUSAGE_SELF), self.stats()
         system = used.ru_stime - self._began.ru_stime
         seconds = used.ru_utime - self._began.ru_utime + system
@@ -43,8 +45,9 @@ class Steps:
             self.add(step(i))
 
     def least(self):
-        """The cost of the step that took the least time, from the third one on. The system's part is the mean of all of these,
-        since it is counted in ticks of some milliseconds."""
+        """Returns the cost of the shortest step, from the third one on. The system's part is the mean of these steps,
+        since it is counted in units of some milliseconds.
+        """
         costs = self.costs[2:] or self.costs
         return {**min(costs, key=seconds_of), "system_seconds": sum(cost["system_seconds"] for cost in costs) / len(costs)}
 
@@ -57,7 +60,7 @@ def seconds_of(cost):
 
 
 def seconds_per_byte():
-    """Of copies of 1 MiB between places that are not in the near caches."""
+    """Measures the time of copies of 1 MiB between places that are not in the nearest caches."""
     total, part = 128 * MIB, MIB
     a, b = ctypes.create_string_buffer(total), ctypes.create_string_buffer(total)
     ctypes.memset(b, 1, total)
@@ -71,8 +74,9 @@ def seconds_per_byte():
 
 
 def compare(free, tight, per_byte):
-    """What a step costs without a limit and under one, what the copies of the latter cost, the rest, and how much more the
-    system took, which is part of the rest."""
+    """Compares a step without a limit and one under a limit: the cost of both, of the copies, of the rest, and how
+    much more time the system took, which is a part of the rest.
+    """
     copies = tight["copied_bytes"] * per_byte
     return {"free_ms": 1e3 * free["seconds"], "capped_ms": 1e3 * tight["seconds"], "copied_bytes": tight["copied_bytes"],
             "copies_ms": 1e3 * copies, "system": (tight["system_seconds"] - free["system_seconds"]) / free["seconds"],

@@ -24,7 +24,7 @@ except ImportError as error:
 VERSION = "0.1.0"
 
 here = pathlib.Path(__file__).resolve().parent
-root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
+root = here if (here / "include").exists() else here.parents[1]  # the root of a source distribution, or of the project
 include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
 if not (include / "spillway" / "interop" / "tensorflow.hpp").exists():
     raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
@@ -33,7 +33,7 @@ pybind11 = next(tf_include.glob("**/pybind11/pybind11.h"), None)
 if pybind11 is None:
     raise SystemExit("this TensorFlow has no headers of pybind11")
 
-# One module for each minor version of TensorFlow, which the name tells: what it calls has no stable interface.
+# One module for each minor version of TensorFlow, named after it, since what it calls has no stable interface.
 version = "{}_{}".format(*tf.__version__.split(".")[:2])
 flags = [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith(("-I", "--std", "-std"))]
 for folder in (tf_include, pybind11.parents[1]):

@@ -26,7 +26,7 @@ from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, i
 VERSION = "0.1.0"
 
 here = pathlib.Path(__file__).resolve().parent
-root = here if (here / "include").exists() else here.parents[1]  # of a source distribution, or of the project
+root = here if (here / "include").exists() else here.parents[1]  # the root of a source distribution, or of the project
 include = pathlib.Path(os.environ.get("SPILLWAY_INCLUDE", root / "include"))
 if not (include / "spillway" / "interop" / "torch.hpp").exists():
     raise SystemExit(f"spillway's headers are not in {include}: set SPILLWAY_INCLUDE to their folder")
@@ -118,7 +118,7 @@ def why_no_nvcc(cuda_home, major):
     version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
     if re.search(rf"release {major}\.", version) is None:
         return f"{nvcc} is not of CUDA {major}, which this PyTorch is built for"
-    with tempfile.TemporaryDirectory() as folder:  # it may refuse the C++ compiler, or have no CUB
+    with tempfile.TemporaryDirectory() as folder:  # nvcc may refuse the C++ compiler, or lack CUB
         source = pathlib.Path(folder, "probe.cu")
         source.write_text("#include <cub/block/block_scan.cuh>\n")
         compiler = ["-ccbin", os.environ["CC"]] if os.environ.get("CC") else []
@@ -174,5 +174,5 @@ def main():
           ext_modules=extensions, cmdclass={"build_ext": Build, "sdist": SourceDistribution})
 
 
-if __name__ == "__main__":  # the tests import what is above
+if __name__ == "__main__":  # the tests import this file
     main()

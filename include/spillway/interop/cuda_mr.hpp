@@ -48,17 +48,18 @@ class CudaMemoryResource {
     memory_->deallocate(memory, stream.get());
   }
 
-  /// Memory that any stream may use at once; may wait on the host for its last uses by others.
+  /// As `allocate`, but work on any stream may use the memory at once. May wait on the host for
+  /// earlier uses of the memory.
   [[nodiscard]] void* allocate_sync(std::size_t bytes, std::size_t alignment = granule_bytes) {
     return memory_->allocate_sync(bytes, alignment);
   }
-  /// All work that uses the memory has finished.
+  /// The caller must have waited for all work that uses the memory.
   void
   deallocate_sync(void* memory, std::size_t /*bytes*/, std::size_t /*alignment*/ = granule_bytes) {
     memory_->deallocate_sync(memory);
   }
 
-  /// The names of CCCL 3.0.
+  /// The same functions under their names in CCCL 3.0.
   [[nodiscard]] void* allocate_async(std::size_t bytes, std::size_t alignment, StreamRef stream) {
     return allocate(stream, bytes, alignment);
   }

@@ -82,8 +82,8 @@ concept ComplexNumber = std::floating_point<typename T::value_type> &&
   { z.imag() } -> std::convertible_to<typename T::value_type>;
 };
 
-/// The DLPack type of `T`. What C++ has no type of its own for, such as half precision, is opaque,
-/// and a structure of more than one byte is a vector of opaque bytes.
+/// The DLPack type of `T`. Types that C++20 has no name for, such as half precision, become opaque
+/// bytes. A structure of more than one byte becomes a vector of opaque bytes.
 template <class T>
 [[nodiscard]] constexpr DataType data_type() noexcept {
   static_assert(sizeof(T) <= std::numeric_limits<std::uint16_t>::max());
@@ -96,15 +96,16 @@ template <class T>
     return {TypeCode::unsigned_integer, bits, 1};
   } else if constexpr (std::is_integral_v<T>) {
     return {TypeCode::signed_integer, bits, 1};
-  } else if constexpr (ComplexNumber<T> && sizeof(T) * 8 == bits) {  // not of long double
+  } else if constexpr (ComplexNumber<T> && sizeof(T) * 8 == bits) {
+    // Not `std::complex<long double>`, whose size in bits does not fit into `bits`.
     return {TypeCode::complex, bits, 1};
   } else {
     return {TypeCode::opaque, 8, static_cast<std::uint16_t>(sizeof(T))};
   }
 }
 
-/// Where an allocator's memory is, as DLPack names it: host memory unless the device says
-/// otherwise.
+/// The device that an allocator's memory is on, in DLPack's terms: a CUDA device if the device has
+/// an ordinal, else host memory.
 template <class D>
 [[nodiscard]] Device device_of(D const& device) noexcept {
   if constexpr (NumberedApi<D>) {
@@ -114,8 +115,8 @@ template <class D>
   }
 }
 
-/// Hands a leased tensor to a DLPack consumer. The lease ends when the consumer's deleter runs, so
-/// the tensor neither moves nor leaves the device until then.
+/// Hands a leased tensor to a DLPack consumer. The tensor stays resident and does not move until
+/// the consumer calls the deleter, which ends the lease.
 ///
 /// A lease for `Access::read` is exported read-only. The allocator must outlive what is exported.
 ///
@@ -124,8 +125,9 @@ template <class D>
 /// @param type    what the elements are, e.g. `{TypeCode::floating_point, 16, 1}` for half
 ///                precision; as large as `T`
 /// @throws ContractViolation if the lease has ended or `type` is not as large as `T`;
-///         std::bad_alloc; the lease is then still held by `lease`
-/// @stream  the consumer must work on the stream the lease was acquired on, or join it back
+///         std::bad_alloc. `lease` still holds the lease then
+/// @stream  the consumer must work on the stream that the lease was acquired on, or make that
+///          stream wait for its own before it calls the deleter
 /// @threads the deleter may run on any thread
 template <class T, std::size_t Rank, Pager P>
 [[nodiscard]] ManagedTensor* export_tensor(TensorLease<T, Rank, P>&& lease,

@@ -22,7 +22,8 @@
 
 namespace spillway {
 
-/// An allocator that blocks can be leased from for good, as `DeviceAllocator` is one.
+/// An allocator that can keep a block leased for as long as a caller wants; `DeviceAllocator` is
+/// one.
 // clang-format off
 template <class A>
 concept LeasingAllocator =
@@ -33,12 +34,13 @@ concept LeasingAllocator =
     };
 // clang-format on
 
-/// Memory of an allocator for code that knows nothing but addresses.
+/// Gives plain device addresses, for code that cannot handle blocks and leases, such as libraries
+/// that take raw pointers.
 ///
-/// Each allocation is a block under a lease that lasts until it is deallocated. It can neither be
-/// swapped out nor moved, so it takes room from everything else on the device: fit for scratch
-/// memory and for what is in use all the time, not for what should leave the device when it is
-/// idle.
+/// Each allocation is a block under a lease that lasts until it is deallocated. The block can be
+/// neither swapped out nor moved, so less of the device is left for everything else. Use it for
+/// scratch memory and for data that is in use all the time, not for data that should leave the
+/// device while it is idle.
 ///
 /// Units    bytes.
 /// Threads  thread-safe.
@@ -58,16 +60,17 @@ class LeasedMemory {
   LeasedMemory(LeasedMemory const&) = delete;
   LeasedMemory& operator=(LeasedMemory const&) = delete;
 
-  /// Deallocates what is left, in the order of the streams it was allocated on.
+  /// Deallocates what has not been deallocated yet. Each block can be reused after the work that is
+  /// on the stream it was allocated on.
   ~LeasedMemory();
 
   /// @param size_bytes  0 gives null
   /// @param alignment   a power of two; above 256 it costs `alignment` - 256 bytes more
   /// @throws OutOfDeviceMemory, DeviceError, ContractViolation; nothing is left behind
-  /// @stream `stream` runs after the last uses of the memory by others; does not wait
+  /// @stream the memory may be used by work that is enqueued on `stream` from now on; does not wait
   [[nodiscard]] void* allocate(std::size_t size_bytes, std::size_t alignment, stream_type stream);
 
-  /// The same for memory that work on any stream may use at once.
+  /// As `allocate`, but work on any stream may use the memory at once.
   ///
   /// @stream none of the caller's; waits on the host until all earlier uses have finished
   [[nodiscard]] void* allocate_sync(std::size_t size_bytes, std::size_t alignment);
@@ -79,7 +82,7 @@ class LeasedMemory {
   /// @stream the memory is used by others after the work that is on `stream` now; does not wait
   void deallocate(void* memory, stream_type stream);
 
-  /// The same for memory that no unfinished work uses, apart from work on the stream it was
+  /// As `deallocate`, for memory that no unfinished work uses, except for work on the stream it was
   /// allocated on.
   void deallocate_sync(void* memory);
 
@@ -169,7 +172,7 @@ void LeasedMemory<Allocator>::deallocate(void* memory, stream_type stream) {
     block = found->second.block;
     is_same_stream = found->second.stream == stream;
   }
-  // A lease of its own says that the memory was in use on this stream, too, until now.
+  // A second lease records that work on `stream` has used the memory, too.
   Lease last_use;
   if (!is_same_stream) {
     last_use = allocator_->acquire(block, Access::read, stream);
@@ -193,8 +196,8 @@ std::size_t LeasedMemory<Allocator>::allocation_count() const {
   return allocations_.size();
 }
 
-/// The stream of `allocate_sync`: all that is enqueued on it are waits for the last uses of memory
-/// that is handed out.
+/// Returns the stream that `allocate_sync` uses. Nothing is enqueued on it except waits for the
+/// earlier uses of the memory that `allocate_sync` returns.
 template <LeasingAllocator Allocator>
 auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
   {
@@ -203,7 +206,7 @@ auto LeasedMemory<Allocator>::sync_stream() -> stream_type {
       return *sync_stream_;
     }
   }
-  // Made and destroyed outside the lock; if another thread is faster, its stream is taken.
+  // Created and destroyed without the lock. If another thread has been faster, its stream is used.
   std::optional fresh{Stream<Allocator>{*allocator_}};
   std::scoped_lock const lock{mutex_};
   if (!sync_stream_) {

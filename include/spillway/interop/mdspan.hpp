@@ -17,7 +17,8 @@
 
 namespace spillway {
 
-/// The mdspan to use: the standard library's, else that of the CUDA toolkit.
+/// Namespace of the `mdspan` that is used: the standard library's if it has one, else that of the
+/// CUDA toolkit.
 #if defined(__cpp_lib_mdspan)
 namespace mdspan_ns = ::std;
 #else
@@ -28,7 +29,8 @@ template <class T, std::size_t Rank>
 using StridedMdspan =
     mdspan_ns::mdspan<T, mdspan_ns::dextents<std::size_t, Rank>, mdspan_ns::layout_stride>;
 
-/// The same elements as an `mdspan` with dynamic extents. Valid as long as the view is.
+/// Returns an `mdspan` with dynamic extents over the same elements. It is valid as long as the view
+/// is.
 template <class T, std::size_t Rank>
 [[nodiscard]] StridedMdspan<T, Rank> as_mdspan(TensorView<T, Rank> const& view) {
   mdspan_ns::array<std::size_t, Rank> extents{};

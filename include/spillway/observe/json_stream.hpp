@@ -12,11 +12,11 @@
 
 namespace spillway::detail {
 
-/// Writes JSON piece by piece, so that large traces never lie in memory as a whole.
+/// Writes JSON member by member, so that a large trace is never in memory as a whole.
 ///
-/// Puts commas and quotes where they belong; that what is opened is closed, and that each member of
-/// an object has a key, is up to the caller. Numbers are written alike in every locale. Whether the
-/// stream took it all is asked of the stream, at the end.
+/// It puts commas and quotes where they belong. The caller must close what it opens, and give a key
+/// to each member of an object. Numbers are written alike in every locale. To learn whether
+/// everything was written, ask the stream at the end.
 ///
 /// Threads  thread-compatible.
 class JsonStream {
@@ -28,7 +28,7 @@ class JsonStream {
   JsonStream& end_object() { return close('}'); }
   JsonStream& begin_array() { return open('['); }
   JsonStream& end_array() { return close(']'); }
-  /// Puts what comes next on a line of its own, for those who read the file by eye or by line.
+  /// Begins a new line in the file, for people and tools that read it line by line.
   JsonStream& new_line() {
     is_line_wanted_ = true;
     return *this;
@@ -49,7 +49,7 @@ class JsonStream {
   }
   JsonStream& value(char const* text) { return value(std::string_view{text}); }
   JsonStream& value(bool truth) { return literal(truth ? "true" : "false"); }
-  /// `null` for what JSON has no number for.
+  /// Writes `null` for a number that JSON cannot represent, such as NaN.
   JsonStream& value(double number) {
     constexpr double most = std::numeric_limits<double>::max();
     return number >= -most && number <= most ? print(number) : literal("null");
@@ -58,7 +58,7 @@ class JsonStream {
   JsonStream& value(Number number) {
     return print(number);
   }
-  /// Whatever `write_value(json, value)` writes.
+  /// Writes a value with `write_value(json, value)`.
   template <class Value>
     requires requires(JsonStream& json, Value const& it) {
       write_value(json, it);
@@ -67,7 +67,7 @@ class JsonStream {
     write_value(*this, it);
     return *this;
   }
-  /// A time in microseconds, to the nanosecond.
+  /// Writes a time in microseconds, with three decimals.
   JsonStream& microseconds(std::uint64_t ns) {
     print(ns / 1000);
     std::uint64_t const rest = ns % 1000;
@@ -111,7 +111,7 @@ class JsonStream {
     return literal({digits.data(), static_cast<std::size_t>(end - digits.data())});
   }
 
-  /// A comma where one is due; whatever is written next needs one after it.
+  /// Writes a comma if one is due, and remembers that the next value needs one.
   void separate() {
     if (needs_comma_) {
       out_->put(',');

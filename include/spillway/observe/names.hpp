@@ -21,7 +21,7 @@ template <std::size_t Count>
 
 }  // namespace detail
 
-/// The name of an enumerator as it stands in the code, for logs, tables and JSON.
+/// Returns the name of an enumerator as it is spelled in the code, for logs, tables and JSON.
 [[nodiscard]] constexpr char const* name_of(RecordKind kind) noexcept {
   constexpr std::array names{"allocate",
                              "deallocate",

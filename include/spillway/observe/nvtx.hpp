@@ -12,12 +12,12 @@
 
 namespace spillway {
 
-/// Shows what an allocator does in NVIDIA's profilers: a mark for each record, a range for each
-/// step.
+/// An observer that shows an allocator's work in NVIDIA's profilers: a mark for each record and a
+/// range for each step.
 ///
-/// Marks are in the domain "spillway", named after what happened, with the bytes as their payload
-/// and a category for each kind. They lie on the time line of the host thread at the moment the
-/// call was made; the copies themselves are on the profiler's rows of their streams. Without a
+/// Marks are in the domain "spillway". Each has the name of what happened, the bytes as its
+/// payload, and a category for its kind. Marks are on the row of the host thread, at the time of
+/// the call; the profiler shows the copies themselves on the rows of their streams. Without a
 /// profiler a record costs a few loads.
 ///
 /// Threads  thread-safe.
@@ -32,7 +32,7 @@ class NvtxMarks {
   }
   NvtxMarks(NvtxMarks const&) = delete;
   NvtxMarks& operator=(NvtxMarks const&) = delete;
-  /// Ends the last step's range.
+  /// Ends the range of the last step.
   ~NvtxMarks() {
     end_step(step_.load());
     nvtxDomainDestroy(domain_);
@@ -60,7 +60,7 @@ class NvtxMarks {
     return static_cast<RecordKind>(static_cast<std::uint8_t>(kind) + 1);
   }
 
-  /// Category 0 means none.
+  /// Never 0, since category 0 means none.
   static constexpr std::uint32_t category_of(RecordKind kind) noexcept {
     return static_cast<std::uint32_t>(kind) + 1;
   }

@@ -17,16 +17,16 @@
 
 namespace spillway::detail {
 
-/// A block took a device range, or gave it up.
+/// A change of who has a device range: a block took it, or gave it up.
 struct RangeChange {
-  std::size_t record = 0;  ///< position of the record that tells of it
+  std::size_t record = 0;  ///< position of the record from which this is known
   BlockId block{};
-  std::uintptr_t address = 0;  ///< 0 where a range is given up that no record has told of
+  std::uintptr_t address = 0;  ///< 0 if the range was given up and no record has told its address
   std::size_t bytes = 0;
   bool is_taken = false;
 };
 
-/// The state of `range_changes` while it reads the records.
+/// Does the work of `range_changes`, one record after the other.
 template <class = Lazily>
 class BasicRangeHistory {
  public:
@@ -41,7 +41,7 @@ class BasicRangeHistory {
         arrive(record, true);
         break;
       case RecordKind::move:
-        if (is_new) {  // it was somewhere
+        if (is_new) {  // it was at an address that no record has told
           changes_.push_back({now_, record.block, 0, record.bytes, false});
         }
         arrive(record, true);
@@ -79,8 +79,8 @@ class BasicRangeHistory {
     return reinterpret_cast<std::uintptr_t>(record.address);
   }
 
-  /// The block is where the record says. If it is `told`, that is a change, else it was so from the
-  /// start.
+  /// Notes that the block is where the record says. If `told`, the record tells of a change;
+  /// otherwise the block has been there from the start.
   void arrive(Record const& record, bool told) {
     std::uintptr_t const begin = address_of(record);
     auto const known = homes_.find(record.block);
@@ -90,7 +90,7 @@ class BasicRangeHistory {
       }
       vacate(places_.find(known->second));
     }
-    // A block that was here has left, and no record of that has been seen.
+    // Blocks that were known to be here must have left, and the records of that are missing.
     auto place = places_.lower_bound(begin);
     if (place != places_.begin() &&
         std::prev(place)->first + std::prev(place)->second.bytes > begin) {
@@ -122,19 +122,19 @@ class BasicRangeHistory {
   }
 
   std::size_t now_ = 0;
-  Places places_;                                      // the ranges taken now
-  std::unordered_map<BlockId, std::uintptr_t> homes_;  // the same by block
+  Places places_;                                      // the ranges that are taken now, by address
+  std::unordered_map<BlockId, std::uintptr_t> homes_;  // their addresses, by block
   std::unordered_set<BlockId> seen_;
   std::vector<RangeChange> changes_;
 };
 
 using RangeHistory = BasicRangeHistory<>;
 
-/// Tells from records which block lay where, and when.
+/// Finds out from records which block had which device range, and when.
 ///
-/// The result is consistent even if records are missing, as they are once a `Timeline` has
-/// forgotten the oldest: ranges that are taken at the same time do not overlap, and a block has at
-/// most one. A range that is given up before it was seen to be taken was there from the start.
+/// The result is consistent even if records are missing, since a `Timeline` forgets the oldest:
+/// ranges that are taken at the same time do not overlap, and a block has at most one. A range that
+/// is given up although it was not seen to be taken has been there from the start.
 ///
 /// @param records  in order of time
 /// @throws std::bad_alloc

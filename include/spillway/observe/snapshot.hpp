@@ -27,13 +27,12 @@
 
 namespace spillway {
 
-/// The layout of an allocator's memory, and the changes that led there: plain values, made by
-/// `snapshot` and written for viewers by `write_json`.
+/// The layout of an allocator's memory, and the changes that led to it. `snapshot` makes one, and
+/// `write_json` writes it for viewers. It consists of plain values.
 ///
 /// Sizes are rounded up to the granule unless the name says `requested`.
 struct MemorySnapshot {
-  /// The state of a piece of a segment; a block that moves away is `leaving` once it has been
-  /// freed.
+  /// The state of a part of a segment. A block that was freed while it is being moved is `leaving`.
   enum class State : std::uint8_t { free, allocated, leaving };
 
   /// A piece of a segment: a resident block or a free range.
@@ -44,16 +43,16 @@ struct MemorySnapshot {
     State state = State::free;
     BlockId id{};
     std::uint32_t leases = 0;
-    bool is_clean = false;  ///< the host has the same bytes, or nothing was written
+    bool is_clean = false;  ///< the host has the same bytes, or the block was never written
   };
 
-  /// One reservation. Its blocks lie in order of address and leave nothing out.
+  /// One reservation. Its blocks and free ranges are in order of address and cover all of it.
   struct Segment {
     std::uintptr_t address = 0;
     std::size_t size_bytes = 0;
     std::vector<Block> blocks{};
 
-    /// Of blocks in `state`, or what they asked for.
+    /// Sum of the sizes of blocks in `state`; the second function sums what was requested.
     [[nodiscard]] std::size_t bytes(State state) const noexcept { return sum(state).first; }
     [[nodiscard]] std::size_t requested_bytes(State state) const noexcept {
       return sum(state).second;
@@ -72,15 +71,15 @@ struct MemorySnapshot {
     }
   };
 
-  /// A block without a device range.
+  /// A block that is not resident.
   struct Absent {
     BlockId id{};
     std::size_t size_bytes = 0;
     std::size_t requested_bytes = 0;
-    Residency residency = Residency::host;  ///< or `none`: never written, or made again on use
+    Residency residency = Residency::host;  ///< or `none`: never written, or dropped
   };
 
-  /// Something that changed what lies where. `leave` ends what `take` began.
+  /// A change of the layout. A `leave` ends what a `take` has begun.
   struct Change {
     enum class Kind : std::uint8_t { take, leave, reserve, out_of_memory };
 
@@ -89,14 +88,16 @@ struct MemorySnapshot {
     std::uintptr_t address = 0;  ///< 0 for `out_of_memory`
     std::size_t size_bytes = 0;
     std::uint64_t time_ns = 0;
-    std::size_t free_bytes = 0;  ///< for `out_of_memory`: free in the reservation
+    /// Only for `out_of_memory`: bytes that were free in the reservation
+    std::size_t free_bytes = 0;
   };
 
   int device = 0;  ///< ordinal of the device
   std::uint64_t time_ns = 0;
   std::vector<Segment> segments;  ///< in order of address
   std::vector<Absent> absent;
-  /// Only what concerns the segments shown: none that has been given back to the device since.
+  /// Only changes in the segments above; none in memory that has been given back to the device
+  /// since.
   std::vector<Change> changes;
   Stats stats;
   HostPoolStats host;
@@ -104,8 +105,8 @@ struct MemorySnapshot {
 
 namespace detail {
 
-/// Turns records into the `changes` of a snapshot: for each of its segments what came and went
-/// there.
+/// Makes the `changes` of a snapshot from records: which blocks came and went in each of its
+/// segments.
 template <class = Lazily>
 class BasicSnapshotChanges {
  public:
@@ -142,7 +143,7 @@ class BasicSnapshotChanges {
 
   struct Reservation {
     std::size_t bytes = 0;
-    std::size_t since = 0;  // position of the record that made it, 0 if none did
+    std::size_t since = 0;  // position of the record that made the segment; 0 if none did
   };
 
   void find_segments() {
@@ -157,7 +158,7 @@ class BasicSnapshotChanges {
     }
   }
 
-  /// Whether `address` was, when that record was made, in a segment that is still there.
+  /// Whether `address` was in a segment that still exists, when that record was made.
   [[nodiscard]] bool is_shown(std::uintptr_t address, std::size_t record) const {
     auto const after = segments_.upper_bound(address);
     if (after == segments_.begin()) {
@@ -172,7 +173,7 @@ class BasicSnapshotChanges {
     snapshot_.changes.push_back(change);
   }
 
-  /// Fills in what was free at each `out_of_memory`: counts backwards from what is free now.
+  /// Computes the free bytes at each `out_of_memory`, backwards from what is free now.
   void count_free_bytes() {
     std::size_t free_bytes = snapshot_.stats.free_bytes;
     std::for_each(snapshot_.changes.rbegin(), snapshot_.changes.rend(), [&](auto& change) {
@@ -200,13 +201,14 @@ using SnapshotChanges = BasicSnapshotChanges<>;
 
 }  // namespace detail
 
-/// Takes a snapshot of all of an allocator's memory.
+/// Makes a snapshot of all of an allocator's memory.
 ///
 /// @param allocator  a `DeviceAllocator`
-/// @param records    what led here, in order of time, as `Timeline::records` gives them, or nothing
+/// @param records    the records so far, in order of time, as `Timeline::records` returns them; may
+///                   be empty
 /// @throws std::bad_alloc
-/// @threads blocks, ranges and statistics are read one after another: exact if no other thread uses
-///          the allocator meanwhile, else a block that comes or goes may show in some of them only
+/// @threads blocks, ranges and statistics are read one after another. If other threads use the
+///          allocator meanwhile, a block that comes or goes may be missing in some of them
 /// @cost    O(n log n) for n blocks, free ranges and records; the allocator's lock is held for O(n)
 template <class Allocator>
 [[nodiscard]] MemorySnapshot snapshot(Allocator& allocator, std::span<Record const> records = {}) {
@@ -248,7 +250,7 @@ template <class Allocator>
     now.segments.back().size_bytes += range.size_bytes;
     now.segments.back().blocks.push_back(piece);
   });
-  // An arena that maps pages shows its ranges, each a segment, in another order.
+  // If the arena maps pages, its segments are not in order of address.
   std::sort(now.segments.begin(), now.segments.end(), [](auto const& a, auto const& b) {
     return a.address < b.address;
   });
@@ -355,7 +357,8 @@ class BasicSnapshotWriter {
       write_entry("alloc", change.address, change.size_bytes, change.time_ns);
       break;
     case Kind::leave:
-      // PyTorch's allocator may wait for streams between the two; here a fence goes with the range.
+      // PyTorch's allocator has two entries, since it may wait for streams in between. Here the
+      // range has a fence instead.
       write_entry("free_requested", change.address, change.size_bytes, change.time_ns);
       write_entry("free_completed", change.address, change.size_bytes, change.time_ns);
       break;
@@ -394,13 +397,14 @@ using SnapshotWriter = BasicSnapshotWriter<>;
 
 }  // namespace detail
 
-/// Writes a snapshot as JSON, member by member what PyTorch's memory snapshots are in Python.
+/// Writes a snapshot as JSON with the structure that PyTorch's memory snapshots have in Python.
 ///
-/// PyTorch's viewers read pickles: scripts/snapshot-to-pickle.py makes one of the file. A resident
-/// block is `active_allocated`, whether it is leased or not, and says in members of its own how
-/// many `leases` it has and whether it `is_clean`; free ranges are `inactive`. In the trace a block
-/// is freed when it leaves the device and allocated when it comes back, and a move is both. Blocks
-/// that are not resident, and all statistics, are under `spillway`, which the viewers pass over.
+/// PyTorch's viewers read pickles; scripts/snapshot-to-pickle.py makes one from the file. A
+/// resident block is `active_allocated`, whether it is leased or not, and has additional members:
+/// the number of its `leases`, and whether it `is_clean`. Free ranges are `inactive`. The trace
+/// shows a block that leaves the device as freed, one that comes back as allocated, and a move as
+/// both. Blocks that are not resident, and all statistics, are in the member `spillway`, which
+/// viewers ignore.
 template <class = detail::Lazily>
 void write_json(std::ostream& out, MemorySnapshot const& snapshot) {
   detail::SnapshotWriter{out}.write(snapshot);

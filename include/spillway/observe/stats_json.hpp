@@ -40,7 +40,7 @@ inline void write_value(detail::JsonStream& json, HostTierStats const& tier) {
       .end_object();
 }
 
-/// Writes all statistics as one JSON object, as part of a larger text.
+/// Writes all statistics as one JSON object within a larger text.
 ///
 /// Members are named as those of `Stats`; arrays become objects with a member for each reason or
 /// source. Sizes are rounded up to the granule unless the name says `requested`.
@@ -106,8 +106,7 @@ inline void write_value(detail::JsonStream& json, HostPoolStats const& stats) {
       .end_object();
 }
 
-/// Writes `{"device": ..., "host": ...}`: all that `allocator.stats()` and `allocator.host_stats()`
-/// know.
+/// Writes the statistics of an allocator and of its host pool as `{"device": ..., "host": ...}`.
 inline void write_json(std::ostream& out, Stats const& stats, HostPoolStats const& host) {
   detail::JsonStream json{out};
   json.begin_object().member("device", stats).member("host", host).end_object();

@@ -17,7 +17,7 @@
 
 namespace spillway {
 
-/// A size as people read it: exact below 1 KiB, else with one decimal, as in `1.5 MiB`.
+/// Returns a size for people: exact below 1 KiB, otherwise with one decimal, such as `1.5 MiB`.
 [[nodiscard]] inline std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   std::size_t unit = 0;
@@ -26,7 +26,7 @@ namespace spillway {
   for (std::uint64_t divisor = 1024; whole >= 1024; divisor <<= 10U) {
     ++unit;
     whole = bytes / divisor;
-    // The rest of a division by 2^60 times 10 still fits into 64 bits.
+    // The remainder is below 2^60, so ten times it still fits into 64 bits.
     tenths = (bytes % divisor * 10 + divisor / 2) / divisor;
     if (tenths == 10) {
       ++whole;
@@ -59,7 +59,7 @@ class SummaryTable {
     text_ += std::string(inner_width - left - text.size(), ' ') + "|\n";
     rule('=');
   }
-  /// The header of a section.
+  /// Begins a section with a header.
   void section(std::initializer_list<std::string> cells) {
     if (has_section_) {
       rule('-');
@@ -68,7 +68,7 @@ class SummaryTable {
     row(cells);
     rule('-');
   }
-  /// Cells that are left out stay empty.
+  /// Adds a row. Cells that are left out stay empty.
   void row(std::initializer_list<std::string> cells) {
     text_ += '|';
     for (std::size_t i = 0; i <= others; ++i) {
@@ -191,7 +191,7 @@ SPILLWAY_COMPILED_PART(void summarize_host<>(SummaryTable&, HostPoolStats const&
 
 }  // namespace detail
 
-/// The statistics as a table for people, in the manner of `torch.cuda.memory_summary()`.
+/// Returns the statistics as a table for people, in the style of `torch.cuda.memory_summary()`.
 ///
 /// Sizes are rounded up to the granule, as everywhere in `Stats`; only the row `Requested` says
 /// what callers asked for. `Total` is the sum of all that was ever added, so it grows whenever a

@@ -21,10 +21,10 @@
 
 namespace spillway {
 
-/// A device that notes when its copies and kernels ran, so that a trace shows how they overlap.
+/// A device that records when its copies and kernels ran, so that a trace shows how they overlap.
 ///
-/// It is the device itself, so an allocator takes it in the place of that, and `Timeline::write`
-/// takes its spans:
+/// It is derived from the device, so an allocator uses it in place of that. Pass its spans to
+/// `Timeline::write`:
 /// ```
 /// #include <spillway/cuda.hpp>
 /// #include <spillway/observe/timed_device.hpp>
@@ -34,12 +34,12 @@ namespace spillway {
 ///   using observer = spillway::Timeline;
 /// };
 /// ```
-/// A host function before the work and one behind it, on the same stream, read the clock, which
-/// takes time itself: this is for looking, not for measuring a throughput. What waits for a copy
-/// engine that other streams use counts as running. What is captured into a graph is not timed.
+/// Two host functions on the same stream, before the work and behind it, read the clock. They take
+/// time themselves, so do not measure throughput with this class. A copy that waits for an engine
+/// which other streams use counts as running. Work that is captured into a graph is not timed.
 ///
 /// Threads  thread-safe.
-/// Memory   40 bytes a span, taken as they come, until `clear_spans`.
+/// Memory   40 bytes for each span, allocated as they come, until `clear_spans`.
 template <DeviceApi Device>
 class TimedDevice : public Device {
  public:
@@ -50,7 +50,7 @@ class TimedDevice : public Device {
   TimedDevice& operator=(TimedDevice const&) = delete;
   ~TimedDevice() {
     std::lock_guard const lock{log_->mutex};
-    log_->device = nullptr;  // functions that have not run yet note nothing
+    log_->device = nullptr;  // functions that have not run yet then record nothing
   }
 
   void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream) {
@@ -82,8 +82,8 @@ class TimedDevice : public Device {
     time_kernel(stream, [&] { Device::launch(stream, std::move(work)); });
   }
 
-  /// Calls `enqueue()` and notes when the work that it enqueues on `stream` runs: for kernels that
-  /// are launched by other means than this device.
+  /// Calls `enqueue()` and records when the work that it enqueues on `stream` runs. Use it for
+  /// kernels that are not launched by this device's own functions.
   ///
   /// @throws what `enqueue` throws
   /// @stream enqueues two host functions; does not wait
@@ -92,7 +92,8 @@ class TimedDevice : public Device {
     timed({.kind = SpanKind::kernel}, stream, enqueue);
   }
 
-  /// Whether work that is enqueued from now on is timed; at first it is. Not timing costs nothing.
+  /// Sets whether to time work that is enqueued from now on; initially on. While it is off there is
+  /// no overhead.
   void set_timing(bool on) noexcept { is_timing_.store(on, std::memory_order_relaxed); }
 
   /// Returns the work that has run since construction or `clear_spans`, in order of start.
@@ -109,7 +110,7 @@ class TimedDevice : public Device {
     });
     return copy;
   }
-  /// Forgets what has run, so that what comes next can be looked at alone.
+  /// Forgets all spans so far, so that later work can be looked at alone.
   void clear_spans() noexcept {
     std::lock_guard const lock{log_->mutex};
     log_->spans.clear();
@@ -118,7 +119,7 @@ class TimedDevice : public Device {
  private:
   struct Log {
     std::mutex mutex;
-    Device const* device = nullptr;  // null: it is gone
+    Device const* device = nullptr;  // null if the device has been destroyed
     std::vector<DeviceSpan> spans;
 
     void start(DeviceSpan& span) noexcept {
@@ -150,8 +151,8 @@ class TimedDevice : public Device {
     return {.kind = SpanKind::copy_on_device, .bytes = bytes, .address = to};
   }
 
-  /// Runs `enqueue` between the two host functions. Work is not timed where they cannot be
-  /// enqueued: what the caller asked for must not fail because it is watched.
+  /// Runs `enqueue` between the two host functions. If these cannot be enqueued, the work is not
+  /// timed: what the caller wants must not fail because of the timing.
   template <class Enqueue>
   void timed(DeviceSpan const& span, stream_type stream, Enqueue&& enqueue) {
     std::shared_ptr<DeviceSpan> const note = try_start(span, stream);
@@ -168,7 +169,7 @@ class TimedDevice : public Device {
     try {
       if constexpr (CapturingApi<Device>) {
         if (Device::is_capturing(stream)) {
-          return nullptr;  // a graph would call the functions again and again
+          return nullptr;  // a graph would call the functions at each launch
         }
       }
       auto note = std::make_shared<DeviceSpan>(span);

@@ -26,7 +26,7 @@ namespace spillway {
 
 namespace detail {
 
-/// Writes a trace as `write_chrome_trace` says.
+/// Does the work of `write_chrome_trace`.
 template <class = Lazily>
 class BasicChromeTraceWriter {
  public:
@@ -63,12 +63,13 @@ class BasicChromeTraceWriter {
 
   static constexpr std::uint64_t process = 1;
 
-  /// Threads of the trace are numbered from 1, steps on top.
+  /// Tracks of the trace are numbered from 1; steps are on the first.
   static std::uint64_t track_of(RecordKind kind) noexcept {
     return kind == RecordKind::step ? 1 : static_cast<std::uint64_t>(kind) + 2;
   }
 
-  /// The counters and steps before the first record, modulo 2^64 as everything here.
+  /// Computes the counters and the number of steps before the first record. Like all counters here,
+  /// modulo 2^64.
   void rewind(std::vector<RangeChange> const& changes, Stats const& now) {
     resident_ = now.resident.bytes.current;
     allocated_ = now.allocated.bytes.current;
@@ -85,7 +86,7 @@ class BasicChromeTraceWriter {
       count(record, ~std::uint64_t{0});
     }
     if (allocated_ == 0) {
-      resident_ = 0;  // there were no blocks: that much is certain
+      resident_ = 0;  // no block existed, so none was resident, whatever the missing records say
     }
   }
 
@@ -98,7 +99,8 @@ class BasicChromeTraceWriter {
                                                    : 0;
   }
 
-  /// Follows which blocks have had no range since they were made: they hold no bytes anywhere.
+  /// Keeps account of the blocks that have had no device range since they were allocated. They hold
+  /// no bytes anywhere.
   void follow_unused(Record const& record) {
     if (record.kind == RecordKind::allocate) {
       unused_.insert(record.block);
@@ -168,13 +170,14 @@ class BasicChromeTraceWriter {
     json_.end_object().end_object();
   }
 
-  /// Each kind has as many tracks as spans of it run at once: spans of one track must not overlap.
+  /// Writes spans. Those of one track must not overlap, so each kind gets as many tracks as it has
+  /// spans at the same time.
   void write_spans() {
     std::uint64_t track =
         track_of(RecordKind::step) + static_cast<std::uint64_t>(RecordKind::step) + 2;
     for (auto i = std::uint8_t{0}; i <= static_cast<std::uint8_t>(SpanKind::kernel); ++i) {
       auto const kind = static_cast<SpanKind>(i);
-      std::vector<std::uint64_t> ends_ns;  // of the last span of each track
+      std::vector<std::uint64_t> ends_ns;  // end of the last span on each track
       for (DeviceSpan const& span : spans_) {
         if (span.kind != kind) {
           continue;
@@ -206,7 +209,8 @@ class BasicChromeTraceWriter {
     json_.end_object().end_object();
   }
 
-  /// The start of the next step, or the end of all there is.
+  /// Returns when a step ends: at the start of the next one, or at the end of all records and
+  /// spans.
   [[nodiscard]] std::uint64_t end_of_step(std::size_t i) const noexcept {
     auto const rest = records_.subspan(i + 1);
     auto const next = std::find_if(
@@ -225,7 +229,7 @@ class BasicChromeTraceWriter {
       counter.value = values[k];
       counter.is_written = true;
       begin(counter.name, "C", 0).key("ts").microseconds(time_ns);
-      // A number below zero can only come of records that are missing.
+      // Signed, since a number below zero can result if records are missing.
       json_.key("args").begin_object().member("bytes", static_cast<std::int64_t>(values[k]));
       json_.end_object().end_object();
     }
@@ -250,18 +254,18 @@ using ChromeTraceWriter = BasicChromeTraceWriter<>;
 /// Writes records as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
 ///
 /// The trace has one track for each kind of record, with blocks and bytes as arguments, and three
-/// counters: resident bytes, swapped-out bytes, and free bytes of the reservation. Swapped out are
-/// the blocks that are not resident, but for those that were made in the trace and never used. A
-/// record lies where the call was made on the host, so most have no duration; the copies themselves
-/// run later, in stream order; they have tracks of their own where a `TimedDevice` tells of them. A
-/// step lasts until the next one.
+/// counters: resident bytes, swapped-out bytes, and free bytes of the reservation. All blocks that
+/// are not resident count as swapped out, except those that were allocated in the trace and not
+/// used yet. A record is at the time of the call on the host, so most have no duration. The copies
+/// themselves run later, in stream order; they have tracks of their own if a `TimedDevice` was
+/// used. A step lasts until the next one begins.
 ///
 /// @param records  in order of time, as `Timeline::records` gives them
-/// @param now      the allocator's statistics after the last record. The counters are computed from
-///                 them backwards, so they are right even if older records are forgotten,
-///                 and so are the numbers of steps.
-/// @param spans    when copies and kernels ran, in order of start, of `TimedDevice::spans`
-/// @throws std::bad_alloc. Whether everything was written is asked of `out`.
+/// @param now      the allocator's statistics after the last record. Counters and the numbers of
+///                 steps are computed backwards from these, so they are right even if older records
+///                 are forgotten
+/// @param spans    when copies and kernels ran, in order of start, from `TimedDevice::spans`
+/// @throws std::bad_alloc. To learn whether everything was written, ask `out`
 /// @cost   O(n log n)
 template <class = detail::Lazily>
 void write_chrome_trace(std::ostream& out,
@@ -271,16 +275,16 @@ void write_chrome_trace(std::ostream& out,
   detail::ChromeTraceWriter{out, records, spans}.write(now);
 }
 
-/// An observer that remembers what an allocator did, for Perfetto, Chrome's tracing and snapshots.
+/// An observer that remembers what an allocator has done, for traces and snapshots.
 ///
-/// Name it as the `observer` of the policies; `allocator.observer()` is it.
+/// Name it as `observer` in the policies; `allocator.observer()` returns it.
 ///
 /// Threads  thread-safe.
-/// Memory   48 bytes a record, taken as they come, for the newest `default_limit` records.
+/// Memory   48 bytes for each of the newest `default_limit` records, allocated as they come.
 template <class = detail::Lazily>
 class BasicTimeline {
  public:
-  using Timeline = BasicTimeline;  // what a derived class calls its base
+  using Timeline = BasicTimeline;  // for the constructors of derived classes
 
   static constexpr bool is_enabled = true;
   static constexpr bool is_thread_safe = true;
@@ -290,7 +294,7 @@ class BasicTimeline {
   BasicTimeline(BasicTimeline const&) = delete;
   BasicTimeline& operator=(BasicTimeline const&) = delete;
 
-  /// Remembers the record. If there is no memory for it, it counts as forgotten.
+  /// Remembers the record. If there is no memory for it, counts it as forgotten.
   void on_record(Record const& record) noexcept {
     std::scoped_lock const lock{mutex_};
     try {
@@ -308,14 +312,14 @@ class BasicTimeline {
     trim();
   }
 
-  /// Forgets everything, so that what comes next can be looked at alone.
+  /// Forgets all records so far, so that later ones can be looked at alone.
   void clear() noexcept {
     std::scoped_lock const lock{mutex_};
     records_.clear();
     forgotten_ = 0;
   }
 
-  /// Returns the records that are kept, in order of time.
+  /// Returns the records that are remembered, in order of time.
   ///
   /// @throws std::bad_alloc
   [[nodiscard]] std::vector<Record> records() const {
@@ -324,14 +328,15 @@ class BasicTimeline {
       std::scoped_lock const lock{mutex_};
       copy.assign(records_.begin(), records_.end());
     }
-    // The records of one thread arrive in order, those of different threads mixed.
+    // Records of one thread arrive in order, those of different threads do not.
     std::stable_sort(copy.begin(), copy.end(), [](Record const& a, Record const& b) {
       return a.start_ns < b.start_ns;
     });
     return copy;
   }
 
-  /// Writes what is remembered as a trace for Perfetto or Chrome, see `write_chrome_trace`.
+  /// Writes the records that are remembered as a trace for Perfetto or Chrome; see
+  /// `write_chrome_trace`.
   ///
   /// @param now    `allocator.stats()`
   /// @param spans  when copies and kernels ran: `spans()` of a `TimedDevice`
@@ -339,7 +344,7 @@ class BasicTimeline {
     write_chrome_trace(out, records(), now, spans);
   }
 
-  /// How many records came and are not remembered.
+  /// Returns how many records are not remembered any more.
   [[nodiscard]] std::uint64_t forgotten() const noexcept {
     std::scoped_lock const lock{mutex_};
     return forgotten_;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Contract suites for devices: what every model of `DeviceApi` owes, as doctest cases.
+/// Contract suites for devices: doctest cases that check what every model of `DeviceApi` must do.
 ///
-/// For a device of your own, made without arguments, write a test program with
+/// To test a device of your own, which must be default-constructible, write a test program:
 /// ```
 /// #include <doctest/doctest.h>
 /// #include <spillway/testing/device_contracts.hpp>
@@ -15,8 +15,8 @@
 /// TEST_CASE_TEMPLATE_INVOKE(batch_copy_contract, MyApi);       // if it models BatchCopyApi
 /// TEST_CASE_TEMPLATE_INVOKE(virtual_memory_contract, MyApi);   // if it models VirtualMemoryApi
 /// ```
-/// The suites check order and results, not speed. They are found by name in the global namespace,
-/// since doctest's macros define them; what they are built from is in `spillway::testing`.
+/// The suites check order and results, not speed. Their names are in the global namespace, where
+/// doctest's macros put them; what they use is in `spillway::testing`.
 
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
@@ -41,11 +41,11 @@
 
 namespace spillway::testing {
 
-/// True if work that was enqueued runs without anybody waiting for it.
+/// True if enqueued work runs although no thread waits for it.
 template <DeviceApi D>
 inline constexpr bool runs_by_itself = !SteppedApi<D> && !VirtualClockApi<D>;
 
-/// Makes streams, events and memory of a device and gives all of them back.
+/// Makes streams, events and memory of a device, and gives all of them back at the end.
 template <DeviceApi D>
 class DeviceRig {
  public:
@@ -82,7 +82,7 @@ class DeviceRig {
     pinned_.emplace_back(p, bytes);
     return static_cast<unsigned char*>(p);
   }
-  /// Pinned memory whose bytes are all `byte`.
+  /// Returns pinned memory that is filled with `byte`.
   [[nodiscard]] unsigned char* pinned(std::size_t bytes, unsigned char byte) {
     unsigned char* const p = pinned(bytes);
     if constexpr (ByteHoldingApi<D>) {
@@ -101,9 +101,11 @@ class DeviceRig {
   std::vector<std::pair<void*, std::size_t>> pinned_;
 };
 
-/// Holds a stream up until it is opened. Declare it after the rig, so that an exception opens it.
+/// Blocks a stream until the gate is opened. Declare it after the rig, so that an exception opens
+/// it before the rig is destroyed.
 ///
-/// Only one may be closed at a time: a device may run the host calls of all streams on one thread.
+/// Only one gate may be closed at a time, since a device may run the host functions of all streams
+/// on one thread.
 class Gate {
  public:
   Gate() = default;
@@ -121,7 +123,8 @@ class Gate {
   }
 
  private:
-  using State = std::shared_ptr<std::atomic<bool>>;  // the stream may leave after the gate is gone
+  // shared, since the stream may pass the gate after the object is gone
+  using State = std::shared_ptr<std::atomic<bool>>;
 
   static void pass(void* argument) noexcept {
     std::unique_ptr<State> const state{static_cast<State*>(argument)};
@@ -131,7 +134,8 @@ class Gate {
   State state_ = std::make_shared<std::atomic<bool>>(false);
 };
 
-/// Gives a device that is wrong time to show it; says whether `event` completed.
+/// Waits for a while, so that a wrong device can show its error; returns whether `event` is
+/// complete.
 template <DeviceApi D>
 [[nodiscard]] bool completes_soon(D& device, typename D::event_type event) {
   for (int i = 0; i < 2000; ++i) {
@@ -143,7 +147,7 @@ template <DeviceApi D>
   return false;
 }
 
-/// The `i`th byte of a test's data, unlike its neighbours.
+/// Returns byte `i` of a test's data. Neighbouring bytes differ.
 inline unsigned char pattern(std::size_t i) noexcept {
   return static_cast<unsigned char>(i * 131 + i / 256 + 7);
 }
@@ -429,7 +433,7 @@ TEST_CASE_TEMPLATE_DEFINE("BatchCopyApi: ", D, batch_copy_contract) {
   D device;
   DeviceRig<D> rig{device};
   auto const stream = rig.stream();
-  // Every third piece of 1000 bytes, and in the batch in another order than in memory.
+  // Copies every third piece of 1000 bytes. The order in the batch differs from that in memory.
   constexpr std::size_t pieces = 61;
   constexpr std::size_t bytes = 1000;
   unsigned char* const memory = rig.device_memory(3 * pieces * bytes);
@@ -578,7 +582,8 @@ TEST_CASE_TEMPLATE_DEFINE("VirtualMemoryApi: ", D, virtual_memory_contract) {
                                CopyKind kind) { device.copy_batch(to, from, sizes, kind, stream); };
     device.fill(base + piece, 1, 2 * piece, stream);
     device.copy(base + piece, rig.pinned(piece, 2), piece, CopyKind::to_device, stream);
-    unsigned char* const middle = base + 2 * piece - part;  // one part before it ends, one behind
+    // one part before the end of a piece and one behind it
+    unsigned char* const middle = base + 2 * piece - part;
     unsigned char* const staged = rig.pinned(piece, 0);
     copy_both({staged, staged + 2 * part}, {middle, base + piece}, CopyKind::to_host);
     copy_both({base + 2 * piece + 2 * part, base + piece + 2 * part},
@@ -588,7 +593,7 @@ TEST_CASE_TEMPLATE_DEFINE("VirtualMemoryApi: ", D, virtual_memory_contract) {
     device.fill(base + piece, 3, part, stream);
     copy_both({middle, base + piece}, {staged, staged + 2 * part}, CopyKind::to_device);
     device.synchronize(stream);
-    // By parts: 2 2 1 2 | 1 1 2 1 at the end.
+    // By parts: 2 2 1 2, and 1 1 2 1 at the end.
     unsigned char const expected[] = {2, 2, 1, 2, 1, 1, 2, 1};
     for (std::size_t i = 0; i < std::size(expected); ++i) {
       device.copy(target, base + piece + i * part, part, CopyKind::to_host, stream);

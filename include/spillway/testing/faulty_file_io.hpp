@@ -21,8 +21,8 @@
 
 namespace spillway::testing {
 
-/// The system's file calls (`FileIoApi`), with faults that a test plants while the file is in use.
-/// Give one to a file tier and keep a copy: copies share their faults.
+/// The system's file calls (`FileIoApi`), with faults that a test can set while the file is in use.
+/// Pass a copy to a file tier and keep one: copies share their faults.
 ///
 /// Threads  thread-safe.
 class FaultyFileIo {
@@ -31,12 +31,15 @@ class FaultyFileIo {
     int allocate_error = 0;
     int write_error = 0;
     int read_error = 0;
-    std::uint64_t failing_from = 0;  ///< only at offsets in [from, to)
+    /// The errors occur only at offsets in [failing_from, failing_to)
+    std::uint64_t failing_from = 0;
     std::uint64_t failing_to = ~std::uint64_t{0};
-    std::size_t most_bytes = ~std::size_t{0};     ///< of one call: short counts
-    unsigned interrupt_every = 0;                 ///< each nth call fails with EINTR; 0: none
-    bool is_truncated = false;                    ///< reads find the end of the file
-    std::size_t most_enqueued = ~std::size_t{0};  ///< by `try_enqueue`, in all
+    /// Most bytes that one call transfers, to test short counts
+    std::size_t most_bytes = ~std::size_t{0};
+    unsigned interrupt_every = 0;  ///< each nth call fails with EINTR; 0: none
+    bool is_truncated = false;     ///< reads find the end of the file too early
+    /// Most requests that `try_enqueue` accepts altogether
+    std::size_t most_enqueued = ~std::size_t{0};
   };
   struct Calls {
     std::size_t allocates = 0;
@@ -46,10 +49,12 @@ class FaultyFileIo {
   };
 
   FaultyFileIo() = default;
-  /// Queues that begin make a call when it is begun, so that a test sees one that comes too early,
-  /// and tell of its end when it is finished.
+  /// @param can_begin  whether its queues can begin requests: they make a call when it is begun, so
+  ///                   that a test notices one that is made too early, and report its end when it
+  ///                   is finished
   explicit FaultyFileIo(bool can_begin) : can_begin_{can_begin} {}
-  /// Queues that reach the memory of devices which are simulated in the host's.
+  /// Returns one whose queues can access device memory, for devices that are simulated in host
+  /// memory.
   [[nodiscard]] static FaultyFileIo reaching_device() {
     FaultyFileIo io;
     io.shared_->reaches_device = true;

@@ -17,7 +17,8 @@
 
 namespace spillway::testing {
 
-/// How much of each stream has happened: counts of operations, by the stream's number.
+/// A vector clock: how many operations of each stream have finished, indexed by the stream's
+/// number.
 using OrderClock = std::vector<std::uint64_t>;
 
 inline void join(OrderClock& clock, OrderClock const& other) {
@@ -27,42 +28,43 @@ inline void join(OrderClock& clock, OrderClock const& other) {
   }
 }
 
-/// One use of memory by an operation.
+/// How an operation uses a range of memory.
 struct MemoryUse {
   void const* p = nullptr;
   std::size_t bytes = 0;
   bool is_write = false;
 };
 
-/// A race detector for device memory: finds work on different streams that touches the same bytes
-/// and that nothing orders. `SteppedSimApi` checks all its work with one; a test of a device of
-/// your own can feed one from what it enqueues.
+/// A race detector for device memory. It finds operations on different streams that use the same
+/// bytes, at least one of them writing, and that nothing orders. `SteppedSimApi` checks all its
+/// work with one. A test of a device of your own can report to one what it enqueues.
 ///
-/// Each stream has a vector clock: for every stream, how many of its operations are known to have
-/// finished before the next operation of this one. An event record saves the stream's clock, a wait
-/// joins the saved clock into the waiting stream's (Lamport 1978, Mattern 1988). For each range of
-/// bytes the checker remembers the last write and, per stream, the last read since then; new work
-/// must have all that it conflicts with in its clock. Order is therefore what streams, events and
-/// waits of the host promise and not what happened to run first: a race is found whether or not it
-/// would have done harm this time.
+/// Each stream has a vector clock: how many operations of every stream are known to have finished
+/// before the next operation of this one. Recording an event saves the stream's clock; a wait joins
+/// the saved clock into that of the waiting stream (Lamport 1978, Mattern 1988). For each range of
+/// bytes the checker remembers the last write and, for each stream, the last read since then. The
+/// clock of new work must include everything that it conflicts with. So order means what streams,
+/// events and waits of the host promise, and not what happened to run first: a race is found
+/// whether or not it would have had an effect this time.
 ///
 /// Threads  thread-compatible; all calls come from one host thread.
 /// Cost     O(log ranges + ranges touched * streams) for each operation.
 class OrderCheck {
  public:
-  /// An operation on `stream` that uses `first` and `second`; empty uses are ignored.
+  /// Notes an operation on `stream` that uses `first` and `second`. Empty uses are ignored.
   ///
   /// @throws ContractViolation if it is not ordered after earlier work on the same bytes; the
   ///         operation is then not noted
   void enqueue(std::uint64_t stream, char const* what, MemoryUse first = {}, MemoryUse second = {});
 
-  /// Copies on `stream` that nothing orders among themselves.
+  /// Notes copies on `stream` that may run in any order.
   ///
-  /// @throws ContractViolation as `enqueue`, and if one writes what another one touches; those
-  ///         before the one at fault are then noted
+  /// @throws ContractViolation as `enqueue`, and if one of the copies writes what another one uses;
+  ///         those before the one at fault have been noted then
   void enqueue_batch(std::uint64_t stream, std::span<detail::SimCopy const> copies);
 
-  /// A stream or thread that joins this clock runs after all that `stream` was given so far.
+  /// Returns the clock of a stream. Who joins it runs after everything that was enqueued on
+  /// `stream` so far.
   [[nodiscard]] OrderClock const& clock(std::uint64_t stream) {
     OrderClock& clock = streams_[stream];
     join(clock, host_);
@@ -72,7 +74,7 @@ class OrderCheck {
   void host_sees(OrderClock const& clock) { join(host_, clock); }
   void forget_stream(std::uint64_t stream) { streams_.erase(stream); }
 
-  /// The memory is gone or new: there is no use of it to remember.
+  /// Forgets earlier uses of memory that was freed or is new.
   void forget(void const* p, std::size_t bytes);
 
  private:
@@ -82,8 +84,8 @@ class OrderCheck {
   };
   struct History {
     std::uintptr_t end = 0;
-    Moment write;               // of stream 0, which happened before all: never written
-    std::vector<Moment> reads;  // since then, at most one a stream
+    Moment write;               // stream 0 with count 0, if it was never written
+    std::vector<Moment> reads;  // since that write, at most one for each stream
   };
   using Histories = std::map<std::uintptr_t, History>;
 
@@ -97,7 +99,7 @@ class OrderCheck {
 
   std::map<std::uint64_t, OrderClock> streams_;
   OrderClock host_;
-  Histories histories_;  // disjoint, by begin
+  Histories histories_;  // of disjoint ranges, by their first byte
 };
 
 inline void
@@ -123,7 +125,8 @@ inline void OrderCheck::enqueue_batch(std::uint64_t stream,
   std::sort(uses.begin(), uses.end(), [](MemoryUse const& a, MemoryUse const& b) {
     return detail::address_of(a.p) < detail::address_of(b.p);
   });
-  MemoryUse furthest{};  // of those seen, the one that ends last; and of those that write
+  // among the uses seen so far, the one that ends last; below, the same among writes
+  MemoryUse furthest{};
   MemoryUse furthest_write{};
   auto const end = [](MemoryUse const& use) { return detail::address_of(use.p) + use.bytes; };
   for (MemoryUse const& use : uses) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Contract suites for the policies of a bundle: what every model of their concepts owes, as
-/// doctest cases.
+/// Contract suites for policies: doctest cases that check what every model of their concepts must
+/// do.
 ///
-/// For policies of your own, made without arguments, write a test program with
+/// To test policies of your own, which must be default-constructible, write a test program:
 /// ```
 /// #include <doctest/doctest.h>
 /// #include <spillway/device/sim/sim_api.hpp>
@@ -18,9 +18,9 @@
 /// TEST_CASE_TEMPLATE_INVOKE(arena_contract, MyArena<spillway::SimApi>);
 /// TEST_CASE_TEMPLATE_INVOKE(codec_contract, MyCodec);
 /// ```
-/// The suites check what the tables in the comments of the concepts say, not how good the choices
-/// are. They are found by name in the global namespace, since doctest's macros define them; what
-/// they are built from is in `spillway::testing`, for tests of what is a policy's own.
+/// The suites check what the tables in the comments of the concepts require, not how good a
+/// policy's choices are. Their names are in the global namespace, where doctest's macros put them.
+/// What they use is in `spillway::testing`, where tests of your own can use it, too.
 
 #include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/codec.hpp>
@@ -56,12 +56,12 @@
 
 namespace spillway::testing {
 
-/// A fit policy and the free ranges that it indexes, beside a map that says which they are.
+/// A fit policy together with a map of the free ranges that it should know.
 template <FitPolicy Policy>
 class CheckedFit {
  public:
-  /// `taken_ranges`: how many blocks there seem to be, since policies may choose differently where
-  /// there are few or many.
+  /// @param taken_ranges  number of blocks to tell the policy, which may choose differently if
+  ///                      there are few or many
   explicit CheckedFit(std::size_t taken_ranges) {
     table_.taken_ranges = taken_ranges;
     table_.taken_granules = 64 * taken_ranges;
@@ -95,7 +95,7 @@ class CheckedFit {
 
   [[nodiscard]] Fit find(std::uint32_t count) const { return policy_.find(table_, count); }
   [[nodiscard]] std::uint32_t largest() const { return policy_.largest(table_); }
-  /// The first `most` ranges that the policy visits.
+  /// Returns the first `most` ranges that the policy visits.
   [[nodiscard]] std::vector<std::uint32_t> large(std::size_t most) const {
     std::vector<std::uint32_t> nodes;
     policy_.visit_large(table_, [&](std::uint32_t node) {
@@ -104,9 +104,9 @@ class CheckedFit {
     });
     return nodes;
   }
-  /// The size of each range.
+  /// Returns the size of each range.
   [[nodiscard]] std::map<std::uint32_t, std::uint32_t> const& sizes() const { return sizes_; }
-  /// The size of the smallest range that fits, 0 if none does.
+  /// Returns the size of the smallest range that fits, or 0 if none does.
   [[nodiscard]] std::uint32_t best(std::uint32_t count) const {
     std::uint32_t best = 0;
     for (auto const& [node, size] : sizes_) {
@@ -145,7 +145,7 @@ void play_fit(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t s
       if (what == 1 || is_full) {
         index.erase(any->first);
       } else {
-        // Often by little, as when a small block is cut off.
+        // Often by a little, as when a small block is cut off.
         std::uint32_t const size = any->second;
         index.resize(any->first, below(2) == 0 ? any_size() : size - (size > 64 ? size / 200 : 0));
       }
@@ -171,7 +171,7 @@ void play_fit(std::size_t taken_ranges, std::size_t most_ranges, std::uint64_t s
   }
 }
 
-/// A layout that owns its blocks.
+/// A `Layout` together with its blocks.
 struct OwnedLayout {
   std::vector<LayoutBlock> blocks;
   std::uint32_t end = 0;
@@ -186,8 +186,8 @@ struct OwnedLayout {
   }
 };
 
-/// `blocks` blocks of 1 to `most_count` granules with gaps of 0 to `most_gap` around them; one in
-/// `nth_fixed` may not move, none if that is 0.
+/// Makes a layout of `blocks` blocks of 1 to `most_count` granules, with gaps of 0 to `most_gap`
+/// around them. A block is fixed with probability 1 / `nth_fixed`; none is if that is 0.
 inline OwnedLayout random_layout(std::mt19937_64& random,
                                  std::size_t blocks,
                                  std::uint32_t most_count,
@@ -205,9 +205,8 @@ inline OwnedLayout random_layout(std::mt19937_64& random,
   return layout;
 }
 
-/// Makes the moves of a plan granule by granule, and fails where one of them may not be made: a
-/// fixed block moves, a destination is not free, the cost is not the sum of the moves, or the range
-/// is not free at the end.
+/// Makes the moves of a plan and checks them: no fixed block moves, every destination is free, the
+/// cost is the sum of the moves, and the planned range is free at the end.
 inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32_t count) {
   constexpr std::uint32_t nobody = UINT32_MAX;
   std::vector<std::uint32_t> owner(layout.end, nobody);
@@ -237,7 +236,7 @@ inline void check_plan(Layout const& layout, LayoutPlan const& plan, std::uint32
   }
 }
 
-/// The block in index `index`, first generation.
+/// Returns the block with index `index` and the first generation.
 inline BlockId block(std::uint32_t index) {
   return make_block_id(index, 1);
 }
@@ -255,7 +254,7 @@ inline auto only(std::vector<BlockId> admitted) {
   };
 }
 
-/// All victims, in the order in which a policy names them when each is taken at once.
+/// Returns all victims in the order in which the policy names them, if each is evicted at once.
 template <EvictionPolicy P, class Inspect>
 std::vector<BlockId> drain(P& policy, Inspect inspect) {
   std::vector<BlockId> victims;
@@ -266,7 +265,7 @@ std::vector<BlockId> drain(P& policy, Inspect inspect) {
   return victims;
 }
 
-/// A schedule and a prefetch policy over blocks of 64 bytes, named by their indices.
+/// A schedule and a prefetch policy, over blocks of 64 bytes that are named by their indices.
 template <PrefetchPolicy P>
 struct PrefetchRig {
   explicit PrefetchRig(std::uint32_t blocks, P chosen = P{}) : policy{std::move(chosen)} {
@@ -296,7 +295,7 @@ struct PrefetchRig {
   AccessSchedule schedule;
 };
 
-/// Makes an arena as its concept says.
+/// Makes an arena with the constructor that its concept requires.
 template <Arena A>
 A make_arena(typename A::device_type& device,
              StreamOrder<typename A::device_type>& order,
@@ -308,7 +307,7 @@ A make_arena(typename A::device_type& device,
   }
 }
 
-/// An arena of 64 MiB with its device.
+/// An arena of 64 MiB and its device.
 template <Arena A>
 struct ArenaRig {
   typename A::device_type device;
@@ -316,8 +315,8 @@ struct ArenaRig {
   A arena{make_arena<A>(device, order, {.capacity_bytes = 64_MiB, .bounce_bytes = 0})};
 };
 
-/// Bytes of all kinds, for codecs: of floating-point numbers with a share of zeros, or of noise
-/// where `zeros` is negative. Among the numbers are NaNs, infinities and denormal ones.
+/// Makes bytes for tests of codecs: floating-point numbers with a share of zeros, among them NaNs,
+/// infinities and denormal numbers; or noise if `zeros` is negative.
 [[nodiscard]] inline std::vector<std::byte>
 codec_input(std::size_t bytes, double zeros, std::uint32_t seed) {
   std::mt19937 random{seed};
@@ -335,7 +334,7 @@ codec_input(std::size_t bytes, double zeros, std::uint32_t seed) {
   return made;
 }
 
-/// Encodes with room for the worst case, in front of bytes that must stay as they are.
+/// Encodes into a buffer for the worst case, and checks that the bytes behind it do not change.
 template <Codec C>
 [[nodiscard]] std::vector<std::byte> encode_checked(C& codec, std::span<std::byte const> from) {
   constexpr std::byte guard{0xA5};
@@ -529,7 +528,7 @@ TEST_CASE_TEMPLATE_DEFINE("RecomputePolicy: ", P, recompute_policy_contract) {
         double const share = policy.plan_share({copy_ns, recompute_ns});
         CHECK(share >= 0);
         CHECK(share <= 1);
-        CHECK((is_preferred || share == 1));  // what is copied counts as a copy
+        CHECK((is_preferred || share == 1));  // copied bytes count as a copy
         if (is_preferred) {
           CHECK(policy.wants_recipes());
           CHECK(policy.prefers_recompute({2 * copy_ns, recompute_ns}));
@@ -550,7 +549,7 @@ TEST_CASE_TEMPLATE_DEFINE("PrefetchPolicy: ", P, prefetch_policy_contract) {
   SUBCASE("before anything was used nothing is wanted") {
     CHECK(rig.wanted().empty());
   }
-  for (int step = 0; step < 2; ++step) {  // forth and back, twice
+  for (int step = 0; step < 2; ++step) {  // there and back, twice
     rig.begin();
     for (std::uint32_t i = 0; i < 40; ++i) {
       rig.use(i);
@@ -641,7 +640,7 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
     CHECK(arena.free_bytes() == 8_MiB);
     CHECK(arena.largest_free_bytes() == 8_MiB);
     CHECK(!arena.try_take(10_MiB, BlockId{3}));
-    arena.set_capacity(32_MiB);  // below what is taken, which stays
+    arena.set_capacity(32_MiB);  // below what is taken, which stays where it is
     CHECK(arena.free_bytes() == 0);
     CHECK(!arena.try_take(1, BlockId{3}));
     arena.give_back(second->range, {});
@@ -676,8 +675,8 @@ TEST_CASE_TEMPLATE_DEFINE("Arena: ", A, arena_contract) {
   }
 }
 
-// Sizes are around those of an element, of a word of a bitmap and of a vector register; the address
-// is not aligned.
+// The sizes are around those of an element, of a word of a bitmap and of a vector register. The
+// address is not aligned.
 TEST_CASE_TEMPLATE_DEFINE("Codec: ", C, codec_contract) {
   using namespace spillway;
   using Bytes = std::vector<std::byte>;
@@ -712,7 +711,7 @@ TEST_CASE_TEMPLATE_DEFINE("Codec: ", C, codec_contract) {
     Bytes encoded = testing::encode_checked(codec, from);
     Bytes to(from.size());
     for (std::size_t length = 0; length < encoded.size(); ++length) {
-      // A copy of its own, so that a sanitizer sees what is read behind it.
+      // A buffer of its own, so that a sanitizer notices reads behind its end.
       Bytes const part(encoded.begin(), encoded.begin() + static_cast<std::ptrdiff_t>(length));
       REQUIRE_FALSE(codec.decode(part, to));
     }

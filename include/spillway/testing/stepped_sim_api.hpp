@@ -25,13 +25,14 @@
 
 namespace spillway::detail {
 
-/// A lock for what one thread uses.
+/// A lock that does nothing, for objects that only one thread uses.
 struct NoMutex {
   void lock() noexcept {}
   void unlock() noexcept {}
 };
 
-/// Runs nothing until it is told to, one operation at a time: every order of work can be tried.
+/// The executor of `SteppedSimApi`: runs nothing until it is told to, one operation at a time, so
+/// that a test can try every order.
 ///
 /// Threads  thread-unsafe: one thread makes all calls.
 class SteppedExecutor {
@@ -46,13 +47,13 @@ class SteppedExecutor {
  private:
   // A point on a stream: its first `ops` operations.
   struct Point {
-    std::uint64_t stream = 0;  // 0 names no stream
+    std::uint64_t stream = 0;  // 0: no stream
     std::uint64_t ops = 0;
   };
   struct Op : SimOp {
-    Point point{};                // of a wait
-    testing::OrderClock clock{};  // of a host call: what came before it
-    std::vector<SimCopy> kept{};  // of a batch; moves with it
+    Point point{};                // the point that a wait waits for
+    testing::OrderClock clock{};  // for a host function: what was ordered before it
+    std::vector<SimCopy> kept{};  // the copies of a batch, which move with this object
   };
   struct Stream {
     std::deque<Op> queue;
@@ -69,7 +70,7 @@ class SteppedExecutor {
   };
 
  public:
-  /// The work that had been enqueued, on all streams, when it was made.
+  /// All work that had been enqueued, on all streams, when this was made.
   class Barrier {
    public:
     [[nodiscard]] bool is_passed() const noexcept {
@@ -109,25 +110,27 @@ class SteppedExecutor {
   void synchronize(SimEvent event, lock_type& /*lock*/);
   void synchronize(SimStream stream, lock_type& /*lock*/);
 
-  /// A kernel on `stream` uses memory: checks its order, enqueues nothing.
+  /// Checks the order of a kernel on `stream` that uses memory. Enqueues nothing.
   void use(SimStream stream, void const* p, std::size_t bytes, Access access);
   /// True if an operation that has not run yet reads or writes there.
   [[nodiscard]] bool is_in_use(void const* p, std::size_t bytes) const noexcept;
-  /// The memory is freed or new: no later work has to be ordered after what used it.
+  /// Forgets earlier uses of memory that was freed or is new, so that later work need not be
+  /// ordered after them.
   void forget(void const* p, std::size_t bytes) { order_.forget(p, bytes); }
 
-  /// Runs the next operation of `stream`; false if there is none, it is blocked, or it is stalled.
+  /// Runs the next operation of `stream`. Returns false if there is none, or the stream waits for
+  /// another one or is stalled.
   bool step(SimStream stream) { return step(at(stream, "step")); }
-  /// Runs what `stream` can run before it blocks; returns how many operations ran.
+  /// Runs the operations of `stream` until it has to wait; returns how many.
   std::size_t run(SimStream stream);
-  /// Runs what all streams can run, in turns; returns how many operations ran.
+  /// Runs the operations of all streams in turns until all have to wait; returns how many.
   std::size_t run_all();
-  /// The same in an order drawn from `seed`: the same seed gives the same order.
+  /// As `run_all`, in an order that `seed` determines.
   std::size_t run_random(std::uint64_t seed);
-  /// From now on `stream` runs nothing, not even when it is waited for, until it is resumed.
+  /// Keeps `stream` from running anything, even if it is waited for, until it is resumed.
   void stall(SimStream stream) { at(stream, "stall").is_stalled = true; }
   void resume(SimStream stream) { at(stream, "resume").is_stalled = false; }
-  /// How many operations wait to be run; event records and waits are operations too.
+  /// Returns how many operations have not run. Event records and waits count.
   [[nodiscard]] std::size_t queued_ops(SimStream stream) {
     return at(stream, "queued_ops").queue.size();
   }
@@ -142,7 +145,7 @@ class SteppedExecutor {
   [[nodiscard]] Stream& at(SimStream stream, char const* caller) {
     return streams_.at(ids_.at(stream, caller));
   }
-  // A stream that is gone has run all it had.
+  // A destroyed stream has run all its operations.
   [[nodiscard]] bool has_passed(Point point) const noexcept {
     auto const it = streams_.find(point.stream);
     return it == streams_.end() || it->second.run_ops >= point.ops;
@@ -277,7 +280,7 @@ inline bool SteppedExecutor::step(Stream& stream) {
   is_in_host_function_ = op.what == SimOp::Kind::host;
   op.perform();
   is_in_host_function_ = false;
-  order_.host_sees(op.clock);  // the function may have told the host that it ran
+  order_.host_sees(op.clock);  // the function may have told the host that it has run
   stream.queue.pop_front();
   ++stream.run_ops;
   return true;
@@ -325,7 +328,7 @@ inline std::size_t SteppedExecutor::run_random(std::uint64_t seed) {
   }
 }
 
-/// Runs what `goal` depends on and nothing else, so that work that is not waited for stays behind.
+/// Runs what `goal` depends on and nothing else, so that tests notice work that nothing waits for.
 inline void SteppedExecutor::drive(Point goal) {
   std::vector<Point> goals{goal};
   while (!goals.empty()) {
@@ -375,9 +378,9 @@ namespace spillway::testing {
 
 /// A simulated device that runs nothing until it is told to, for tests of order. `step`, `run`,
 /// `run_all` and `run_random` run operations; `stall` keeps a stream from running any. With
-/// `SimOptions::check_order` an `OrderCheck` looks for races when an operation is enqueued.
+/// `SimOptions::check_order`, an `OrderCheck` looks for races when an operation is enqueued.
 ///
-/// Policies on it: `struct MyPolicies : PoliciesFor<testing::SteppedSimApi> {};`
+/// Policies for it: `struct MyPolicies : PoliciesFor<testing::SteppedSimApi> {};`
 using SteppedSimApi = detail::BasicSimApi<detail::SteppedExecutor>;
 
 SPILLWAY_CHECK_MODEL(BatchCopyApi<SteppedSimApi>);

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// The contract suite for codecs that a device runs: what every model of `StreamCodec` owes.
+/// A contract suite for codecs that run on a device: doctest cases that check what every model of
+/// `StreamCodec` must do.
 ///
 /// ```
 /// TEST_CASE_TEMPLATE_INVOKE(stream_codec_contract,
 ///                           spillway::testing::CodecOnDevice<MyCodec, MyApi>);
 /// ```
-/// The device is made without arguments. See policy_contracts.hpp for codecs on the host.
+/// The device must be default-constructible. For codecs that run on the host see
+/// policy_contracts.hpp.
 
 #include <spillway/concepts/codec.hpp>
 #include <spillway/concepts/device_api.hpp>
@@ -27,7 +29,7 @@
 
 namespace spillway::testing {
 
-/// Names what `stream_codec_contract` is about.
+/// The parameters of `stream_codec_contract`: a codec and the device that it runs on.
 template <Codec C, DeviceApi D>
   requires StreamCodec<C, D>
 struct CodecOnDevice {
@@ -35,8 +37,8 @@ struct CodecOnDevice {
   using device = D;
 };
 
-/// A device, a block in its memory, scratch memory and a slot, each among bytes that must stay as
-/// they are.
+/// A device, a block in its memory, scratch memory and a slot. Around each are bytes that must not
+/// change.
 template <Codec C, DeviceApi D>
 class StreamCodecRig {
  public:
@@ -66,7 +68,7 @@ class StreamCodecRig {
   [[nodiscard]] SlotMemory slot() const { return slot_; }
   [[nodiscard]] std::size_t stored_bytes() const { return C::stored_bytes(slot()); }
 
-  /// Puts bytes into the block, and encodes them.
+  /// Copies bytes into the block and encodes them.
   void encode(std::span<std::byte const> bytes) {
     std::copy(bytes.begin(), bytes.end(), staging_);
     device_.copy(block_, staging_, bytes.size(), CopyKind::to_device, stream_);
@@ -74,7 +76,7 @@ class StreamCodecRig {
     device_.synchronize(stream_);
     check_guards();
   }
-  /// Lets the slot end where what is stored does.
+  /// Shortens the slot to what is stored in it.
   void trim() {
     std::size_t left = round_up(stored_bytes(), granule_bytes);
     for (std::span<std::byte>& piece : slot_) {
@@ -85,7 +87,7 @@ class StreamCodecRig {
         std::remove_if(slot_.begin(), slot_.end(), [](auto piece) { return piece.empty(); }),
         slot_.end());
   }
-  /// Decodes the first `bytes` bytes.
+  /// Decodes and returns the first `bytes` bytes.
   [[nodiscard]] std::vector<std::byte> decode(std::size_t bytes) {
     std::size_t const around = bytes_ + 2 * granule_bytes;
     device_.fill(block_ - granule_bytes, guard, around, stream_);
@@ -112,7 +114,7 @@ class StreamCodecRig {
  private:
   static constexpr unsigned char guard = 0xA5;
 
-  /// Copies what is before and behind the scratch memory.
+  /// Copies the bytes before and behind the scratch memory.
   void copy_scratch_guards(CopyKind kind) {
     std::byte* host = scratch_guards_;
     for (std::byte* const device :
@@ -133,7 +135,7 @@ class StreamCodecRig {
   DeviceRig<D> rig_{device_};
   typename D::stream_type stream_ = rig_.stream();
   std::size_t bytes_;
-  std::vector<std::span<std::byte>> slot_;  // as it is now
+  std::vector<std::span<std::byte>> slot_;  // its present extent
   std::vector<std::span<std::byte>> whole_slot_;
   std::byte* staging_ = nullptr;
   std::byte* block_ = nullptr;
@@ -201,7 +203,7 @@ TEST_CASE_TEMPLATE_DEFINE("StreamCodec: ", P, stream_codec_contract) {
       std::mt19937 random{seed};
       std::span<std::byte> const slot = rig.slot().front();
       for (int i = 0; i < 8; ++i) {
-        // Mostly at the front, where a codec has what it must not trust.
+        // Mostly at the front, where the metadata is that a codec must not trust.
         std::size_t const reach = seed % 2 == 0 ? std::size_t{256} : slot.size();
         slot[random() % reach] = static_cast<std::byte>(random());
       }

@@ -25,7 +25,7 @@ namespace spillway_tf {
 
 namespace py = pybind11;
 
-/// The functions that Python calls, for one kind of device.
+/// The functions of the Python module, for one kind of device.
 template <class Site>
 struct Bindings {
   static void install(std::size_t limit,
@@ -43,7 +43,7 @@ struct Bindings {
                    .least_bytes = least_bytes});
     spillway::framework::ForkHandlers<Bindings>::install();
   }
-  // For `ForkHandlers`.
+  // The following two are for `ForkHandlers`.
   static typename Site::Leases* leases_if_any() {
     return Site::is_ready() ? &Site::leases() : nullptr;
   }
@@ -56,7 +56,7 @@ struct Bindings {
     return *Site::state();
   }
 
-  /// Lowers the limit below that of `install`, or raises it again.
+  /// Sets the limit, which can be lowered and raised again up to that of `install`.
   static void set_limit(std::size_t limit) {
     auto& state = installed();
     std::size_t const page_bytes = state.device.granularity_bytes();
@@ -70,7 +70,7 @@ struct Bindings {
     }
     try {
       state.leases.set_capacity(limit);
-      state.leases.reset_peaks();  // those of the limit before may exceed it
+      state.leases.reset_peaks();  // peaks under the old limit may exceed the new one
     } catch (spillway::OutOfDeviceMemory const& error) {
       throw std::runtime_error{std::string{"the limit cannot be lowered further now: "} +
                                error.what()};
@@ -91,10 +91,11 @@ struct Bindings {
     }
   }
 
-  /// Brings a buffer in and keeps it on the device for good.
+  /// Swaps a buffer in and keeps it resident for good.
   static void keep(std::size_t address) { Held<Site>::keep(reinterpret_cast<void*>(address)); }
 
-  /// Without addresses: for all buffers that are made from now on.
+  /// Sets the codec of the buffers at these addresses; without addresses, of all buffers that are
+  /// made from now on.
   static void set_codec(std::optional<std::string> const& name,
                         std::optional<std::vector<std::size_t>> const& addresses) {
     using spillway::framework::CodecChoice;
@@ -147,7 +148,7 @@ struct Bindings {
     set("bytes_limit", now.capacity_bytes);
     set("bytes_reserved", now.reserved_bytes);
     set("peak_bytes_reserved", now.peak_reserved_bytes);
-    // What cannot leave now. While support is off, that is all.
+    // Bytes that cannot be swapped out now. While support is off, nothing can be.
     set("bytes_pinned",
         state.leases.is_enabled()
             ? std::min<std::size_t>(state.leases.unreclaimable().bytes, in_use)

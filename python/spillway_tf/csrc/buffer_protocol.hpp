@@ -9,8 +9,8 @@ namespace spillway_tf {
 
 namespace py = pybind11;
 
-/// Makes the buffer protocol of `type` use the object that `replacement` returns, unless that is
-/// None.
+/// Replaces the buffer protocol of a type: a buffer is made from the object that `replacement`
+/// returns, unless that is None.
 inline void wrap_buffer(py::type type, py::function replacement) {
   static getbufferproc inner = nullptr;
   static py::function* call = nullptr;

@@ -18,22 +18,22 @@
 
 namespace spillway_tf {
 
-/// Brings a tensor back when code outside of operations uses its address while it is swapped out:
-/// its pages are not there then, so that the access faults (SIGBUS, or SIGSEGV where pages are not
-/// accessible), and is tried again afterwards. The tensor never leaves again, as after `keep`. The
-/// first time a message on standard error says so.
+/// Handles accesses to a tensor's address, outside of operations, while the tensor is swapped out.
+/// Its pages are not there then, so the access raises SIGBUS, or SIGSEGV if pages are made
+/// inaccessible. The handler swaps the tensor in, and the access is repeated. The tensor then stays
+/// resident for good, as after `keep`. The first time, a message on standard error says so.
 ///
-/// A signal handler may do next to nothing, so that a thread of its own brings the tensor in while
-/// the thread that has faulted waits. That takes as long as a copy of the tensor.
+/// Since a signal handler may call few functions, a thread of its own swaps the tensor in, while
+/// the thread with the fault waits. That takes as long as a copy of the tensor.
 ///
-/// Where it cannot be done (the tensor was freed, there is no room, its bytes are lost, or the
-/// process is a forked child, which does not have the thread), a message says so, and the program
-/// ends as it would have without this: the handlers that were there before are called.
+/// It fails if the tensor was freed, if there is no room, if its bytes are lost, or if the process
+/// is a forked child, which does not have the thread. A message says so then, and the handlers that
+/// were installed before are called, so that the program ends as it would have without this one.
 template <class Site>
 class FaultHandler {
  public:
-  /// Puts the handler before the one that is there now, if that is another one. Called again, it is
-  /// the first one again.
+  /// Installs the handler. If another handler was installed in front of it since the last call,
+  /// installs it again in front of that one.
   static void install() {
     struct sigaction action {};
     action.sa_sigaction = &handle;
@@ -55,8 +55,8 @@ class FaultHandler {
   }
 
  private:
-  /// Handlers of others for one signal. The latest may have been put in front of this one, and then
-  /// calls that when it is done; the first is called in the end.
+  /// The handlers of others for one signal. The latest one may have been installed in front of this
+  /// handler, and then calls that when it is done. The first one is called last.
   struct Others {
     bool is_known = false;
     struct sigaction first {};
@@ -68,7 +68,7 @@ class FaultHandler {
     }
   };
 
-  /// The thread that brings tensors in, and what it is asked for.
+  /// The thread that swaps tensors in, and the requests to it.
   class Rescue {
    public:
     static Rescue& of_process() {
@@ -85,8 +85,8 @@ class FaultHandler {
       process_ = ::getpid();
       thread.detach();
     }
-    /// Asks for the tensor at an address and waits for it. Calls only functions that a signal
-    /// handler may call. @returns false if the access would fault again
+    /// Requests the tensor at an address and waits for it. Calls only functions that a signal
+    /// handler may call. @returns false if a repeated access would fault again
     [[nodiscard]] bool try_bring_in(void* address) noexcept {
       if (process_ != ::getpid() || ::pthread_equal(thread_, ::pthread_self()) != 0) {
         return false;
@@ -106,7 +106,7 @@ class FaultHandler {
         }
         nap();
       }
-      return false;  // it waits for something that this thread holds
+      return false;  // the request probably waits for something that this thread holds
     }
 
    private:
@@ -118,8 +118,9 @@ class FaultHandler {
 
     static constexpr std::size_t most_requests = 64;
     static constexpr long nap_ns = 50'000;
-    static constexpr int most_naps = 600'000;        // some 30 s; operations are waited for, too
-    static constexpr int most_vain_requests = 1000;  // in a row, when there is nothing to do
+    // about 30 s, since the request may have to wait for operations
+    static constexpr int most_naps = 600'000;
+    static constexpr int most_vain_requests = 1000;  // in a row, for tensors that are kept already
 
     [[nodiscard]] Request* try_take() noexcept {
       for (int i = 0; i < most_naps; ++i) {
@@ -157,7 +158,7 @@ class FaultHandler {
                      stderr);
           return false;
         }
-        // Several threads may ask for one tensor, but not for ever.
+        // Several threads may request the same tensor, but not without end.
         bool const is_vain = !leases.view(base).is_swappable;
         vain_requests_ = is_vain ? vain_requests_ + 1 : 0;
         if (vain_requests_ > most_vain_requests) {
@@ -210,7 +211,7 @@ class FaultHandler {
     ::sigaction(signal, &others.latest, nullptr);
     others.latest = others.first;
     if (!is_fault) {
-      (void)::raise(signal);  // a fault comes again by itself, when the access is tried again
+      (void)::raise(signal);  // a fault occurs again by itself, when the access is repeated
     }
   }
 };

@@ -8,7 +8,7 @@
 
 namespace {
 
-/// Where the tensor in a DLPack capsule begins.
+/// Returns the address of the first byte of the tensor in a DLPack capsule.
 std::size_t address_in(pybind11::capsule const& capsule) {
   auto const* const managed = capsule.get_pointer<DLManagedTensor>();
   return reinterpret_cast<std::size_t>(managed->dl_tensor.data) + managed->dl_tensor.byte_offset;

@@ -28,7 +28,7 @@
 
 namespace spillway_tf {
 
-/// The GPU, with a quick test of whether an address may lie in a reservation of this object.
+/// A CUDA device that can tell quickly whether an address may lie in one of its reservations.
 ///
 /// Threads  as `CudaApi`, except that addresses are reserved by one thread at a time.
 class TrackedCudaApi : public spillway::CudaApi {
@@ -53,11 +53,12 @@ class TrackedCudaApi : public spillway::CudaApi {
   std::atomic<std::uintptr_t> highest_{0};
 };
 
-/// Tensors of one GPU, on the driver's virtual memory: what leaves keeps its addresses.
+/// The site of TensorFlow's GPU tensors. Their memory is the driver's virtual memory, so blocks
+/// keep their addresses when they are swapped out.
 ///
-/// TensorFlow makes the device when it is first used. It asks for the allocator before the device's
-/// compute stream exists; `BufferLeases` is made when it does. Both happen in one thread, and
-/// before the first operation.
+/// TensorFlow makes the GPU device when it is first used. It asks for the allocator before the
+/// device's compute stream exists; `BufferLeases` is made once that exists. Both happen in one
+/// thread, before the first operation.
 struct GpuSite {
   struct Policies : spillway::CudaPolicies {
     using device = TrackedCudaApi;
@@ -69,7 +70,7 @@ struct GpuSite {
   using State = SiteState<GpuSite>;
 
   static constexpr bool is_whole_device = true;
-  /// What TensorFlow's own allocator needs at least, for small tensors and scratch memory.
+  /// The least memory for TensorFlow's own allocator, for small tensors and scratch memory.
   static constexpr std::size_t least_share = std::size_t{64} << 20U;
 
   static void install(InstallOptions const& wanted) {
@@ -86,7 +87,8 @@ struct GpuSite {
   }
   static bool is_installed() { return plan() != nullptr; }
 
-  /// Returns `total_bytes` without the limit, or without seven eighths if no limit is set.
+  /// Decides how much of `total_bytes` this site uses: the limit, or seven eighths if none was set.
+  /// Returns the rest, which is at least `least_share`, for TensorFlow's own allocator.
   static std::size_t share_of(std::size_t total_bytes) {
     std::size_t const wanted = plan()->wanted.limit;
     std::size_t const most = total_bytes - std::min(total_bytes, least_share);
@@ -145,9 +147,9 @@ struct GpuSite {
   }
 
  private:
-  static constexpr std::size_t page_bytes = std::size_t{2} << 20U;  // of every GPU so far
+  static constexpr std::size_t page_bytes = std::size_t{2} << 20U;  // on every GPU so far
 
-  /// What is known before the device exists.
+  /// What is known before TensorFlow makes the device.
   struct Plan {
     InstallOptions wanted;
     std::size_t total_bytes = 0;

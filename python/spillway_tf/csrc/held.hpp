@@ -12,7 +12,7 @@
 
 namespace spillway_tf {
 
-/// Leases buffers between `__enter__` and `__exit__`.
+/// Keeps buffers leased between `__enter__` and `__exit__`.
 template <class Site>
 class Held {
  public:
@@ -25,7 +25,7 @@ class Held {
   Held& operator=(Held const&) = delete;
   ~Held() { exit(); }
 
-  /// Brings a buffer in and keeps it on the device for good. @throws as `enter`
+  /// Swaps a buffer in and keeps it resident for good. @throws as `enter`
   static void keep(void* address, bool may_write = false) {
     Held held{{reinterpret_cast<std::size_t>(address)}, may_write};
     held.enter();

@@ -22,7 +22,8 @@
 
 namespace spillway_tf {
 
-/// CPU tensors, on address space of the host that pages are mapped into and removed from.
+/// The site of TensorFlow's CPU tensors. Their memory is address space of the host in which pages
+/// are mapped and unmapped.
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
@@ -46,11 +47,11 @@ struct HostSite {
                                   std::to_string(machine_bytes) + ", which this machine has"};
     }
     auto options = wanted.for_allocator<allocator_type>(capacity);
-    // The bandwidths that plans are computed with are those of copies from memory to memory.
+    // The rates that the pager plans with: those of copies within the host's memory.
     options.paging.link_bytes_per_second = 8e9;
     options.paging.device_bytes_per_second = 16e9;
-    // A few operations ahead is early enough, since copies take no longer than kernels here. A
-    // longer lookahead would take the room of tensors that are made in between.
+    // Prefetching a few operations ahead is early enough, since a copy takes no longer than a
+    // kernel here. A longer lookahead would take the room of tensors that are made in between.
     constexpr std::size_t lookahead_ops = 16;
     state() = new State{spillway::HostPagedOptions{.granularity_bytes = granularity,
                                                    .remap = spillway::HostRemap::pages},

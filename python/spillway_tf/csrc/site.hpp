@@ -14,8 +14,8 @@ namespace spillway_tf {
 
 using spillway::framework::InstallOptions;
 
-/// The objects that exist once in a process, except for the allocator that TensorFlow sees. They
-/// are never destroyed, since tensors outlive everything else.
+/// The objects of which a process has one each, except for the allocator that TensorFlow sees. They
+/// are never destroyed, since tensors may outlive everything else.
 template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
@@ -24,11 +24,11 @@ struct SiteState {
   typename Allocator::device_type device;
   stream_type stream;
   Allocator memory;
-  std::size_t most_bytes;  // that the limit can be
+  std::size_t most_bytes;  // the highest limit that can be set
   spillway::framework::BufferLeases<Allocator> leases;
   spillway::tensorflow::StepDetector steps;
 
-  /// @param device_argument  what the device is made with
+  /// @param device_argument  argument of the device's constructor
   template <class DeviceArgument>
   SiteState(DeviceArgument device_argument,
             stream_type the_stream,

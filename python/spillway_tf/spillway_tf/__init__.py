@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large-model support for TensorFlow: tensors that no operation uses may leave the device.
+"""Large-model support for TensorFlow: tensors that no operation uses may be swapped out to the host.
 
     import spillway_tf
     spillway_tf.set_lms_enabled(True)
 
-before the first operation, and a model whose tensors need more memory than there is trains, with bitwise the same
-results. The names are those of IBM's TensorFlow Large Model Support.
+With these lines, before the first operation, a model trains although its tensors need more memory than there is.
+Results are bitwise the same. The names of the functions are those of IBM's TensorFlow Large Model Support.
 """
 import re
 import threading
@@ -40,19 +40,26 @@ _defragments = True
 
 
 def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_limit=None, least_bytes=0):
-    """Puts the library's device in the place of one of TensorFlow's. To be called before the first operation.
+    """Replaces one of TensorFlow's devices by the library's. Call it once, before the first operation. Support is off
+    afterwards: see `set_lms_enabled`.
 
-    limit       bytes that tensors may take up; by default nine tenths of the machine's memory, or seven eighths of what
-                TensorFlow may use on the GPU
-    host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
-    file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
-    device      "CPU:0" or "GPU:0"; by default the GPU if TensorFlow has one
-    least_bytes tensors smaller than this, or than 512 bytes, are left to TensorFlow: they do not count and never leave
+    limit       most bytes that tensors may take up on the device; default: what `set_lms_limit` was given, else nine
+                tenths of the machine's memory, or on a GPU seven eighths of what TensorFlow may use there
+    host_limit  most bytes of host memory for tensors that are swapped out; default: what `set_lms_host_limit` was
+                given, else half of the machine's memory
+    file_tier   folder for tensors that do not fit into host memory; default: none
+    file_limit  most bytes in that folder; default: half of what is free there
+    device      "CPU:0" or "GPU:0"; default: the GPU if TensorFlow has one and the module was built for it
+    least_bytes tensors smaller than this, or than 512 bytes, stay with TensorFlow's allocator: they are not counted
+                and never swapped out
 
-    Bytes are numbers, or text such as "2GB" or "512MiB".
+    Bytes are whole numbers, or text such as "2GB" or "512MiB".
 
-    Settings that TensorFlow takes before its devices are made, such as visible devices and threads, have to be made
-    before this is called for a GPU.
+    Settings that TensorFlow reads when it makes its devices, such as those of visible devices and of threads, have to
+    be made before this is called for a GPU.
+
+    Raises ValueError for an argument that is not as above, and RuntimeError if the module is installed already, if
+    TensorFlow has made its devices, or if the device cannot be used.
     """
     global _host_limit
     limit, host_limit, file_limit, least_bytes = _numbers_of_bytes(
@@ -68,13 +75,13 @@ def install(limit=None, host_limit=None, file_tier=None, *, device=None, file_li
         _C.install(limit or _limit_before_install, _host_limit, str(file_tier or ""),
                    _file_bytes(file_tier, file_limit), least_bytes)
         if _C.kind == "gpu":
-            tf.config.list_logical_devices()  # makes them, or says why it cannot
+            tf.config.list_logical_devices()  # makes the devices, or raises an error that says why not
         _C.enable(False)
         _shims.install()
 
 
 def _kind_of(device):
-    """"cpu" or "gpu", for a name of a device."""
+    """Returns "cpu" or "gpu" for the name of a device, or for None."""
     if device is None:
         has_part = bool(set(_built_for("gpu")) & {".".join(tf.__version__.split(".")[:2])})
         return "gpu" if has_part and tf.config.list_physical_devices("GPU") else "cpu"
@@ -93,8 +100,14 @@ def _kind_of(device):
 
 
 def set_lms_enabled(enabled):
-    """Switches support for large models on or off. While it is off nothing new leaves; what is away still comes back
-    when it is used."""
+    """Switches support for large models on or off. Installs the module with default arguments if that has not
+    happened yet, and then raises what `install` raises.
+
+    While support is off, nothing is swapped out any more. What is swapped out already still comes back when it is
+    used.
+
+    enabled  whether support is on
+    """
     with _lock:
         if enabled and not _C.is_installed():
             install()
@@ -103,11 +116,19 @@ def set_lms_enabled(enabled):
 
 
 def get_lms_enabled():
+    """Returns whether support for large models is on."""
     return _C.is_installed() and _C.is_enabled()
 
 
 def set_lms_limit(limit):
-    """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
+    """Sets the most bytes that tensors may take up on the device. Before `install`, sets what that uses by default.
+
+    limit  a number of bytes, or text such as "2GB" or "512MiB". After `install` no more than what that was given, and
+           at least one page of the device's memory
+
+    Raises ValueError for another argument, and RuntimeError if the device is shared (`share`) or if the tensors that
+    are in use now do not fit under the limit.
+    """
     global _limit_before_install
     limit = _bytes(limit, "set_lms_limit", "limit")
     with _lock:
@@ -120,11 +141,17 @@ def set_lms_limit(limit):
 
 
 def get_lms_limit():
+    """Returns the most bytes that tensors may take up on the device; before `install` 0 if no limit was set."""
     return _C.limit() if _C.is_installed() else _limit_before_install
 
 
 def set_lms_host_limit(limit):
-    """Sets how many bytes of host memory swapped-out tensors may take up; before `install` only."""
+    """Sets the most bytes of host memory for tensors that are swapped out.
+
+    limit  a number of bytes, or text such as "2GB" or "512MiB"
+
+    Raises ValueError for another argument, and RuntimeError after `install`.
+    """
     global _host_limit
     with _lock:
         if _C.is_installed():
@@ -133,22 +160,25 @@ def set_lms_host_limit(limit):
 
 
 def get_lms_host_limit():
+    """Returns what `set_lms_host_limit` or `install` was given, in bytes; 0 if nothing was."""
     return _host_limit
 
 
 def set_lms_defrag_enabled(enabled):
-    """For programs that call it. Memory is made of pages that are mapped where they are needed: any free pages make
-    one range, and there is nothing to defragment."""
+    """Has no effect except on `get_lms_defrag_enabled`; it is there for programs that call it. Memory consists of
+    pages that are mapped where they are needed, so any free pages make one range, and there is nothing to defragment.
+    """
     global _defragments
     _defragments = bool(enabled)
 
 
 def get_lms_defrag_enabled():
+    """Returns what `set_lms_defrag_enabled` was given; at first True."""
     return _defragments
 
 
 def reclaim_inactive():
-    """Makes every tensor that is not in use leave now. Returns the bytes that left: none while support is off."""
+    """Swaps out every tensor that is not in use now. Returns the bytes that left the device; 0 while support is off."""
     return _C.reclaim() if get_lms_enabled() else 0
 
 
@@ -156,27 +186,33 @@ empty_cache, park, wake, share, share_members = _make_calls(_C, "set_lms_enabled
 
 
 def why_out_of_memory():
-    """What stood in the way when memory was last asked for in vain, as TensorFlow's error says, too."""
+    """Returns why the last request for memory failed, as text; empty if none has. TensorFlow's error says the same."""
     return _C.last_failure()
 
 
 def begin_step():
-    """Marks the start of a step by hand. Optimizers that count their steps mark it by themselves."""
+    """Marks the start of a step. Only needed if no optimizer counts its steps. Does nothing before `install`."""
     if _C.is_installed():
         _C.begin_step()
 
 
 def set_codec(codec, for_=None):
-    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory. CPU tensors only.
+    """Sets how tensors are written when they are swapped out, so that they take fewer bytes of host memory. Only for
+    tensors on the CPU.
 
-    codec  "lossless": what is 0 takes no room, for results of ReLU; given up for tensors of a size that it does not make smaller.
-           "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as at first
-    for_   a tensor or a variable, or a list of them, from their next leaving on, for as long as each keeps its memory, which a
-           variable may change when it is assigned; by default all that are made from now on. "bfloat16" has to be asked for
-           by tensor
+    codec  "lossless": zeros take almost no room, as in results of ReLU. Given up for tensors of a size that it does
+           not make smaller. "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as
+           at first
+    for_   a tensor or a variable, or a list or tuple of them, from their next swap-out on, for as long as each keeps
+           its memory; an assignment may give a variable other memory. Default: all tensors that are made from now on.
+           "bfloat16" can be set only for given tensors
 
-    A codec is one of the whole memory that a tensor lies in. Memory that is shared with a tensor of another type, by
-    `tf.bitcast`, must not have "bfloat16": that cannot be told here. Tensors that never leave are ignored."""
+    A codec holds for the whole memory that a tensor lies in. Memory that is shared with a tensor of another type, by
+    `tf.bitcast`, must not have "bfloat16"; this cannot be checked. Tensors that are never swapped out are ignored.
+
+    Raises ValueError for another codec, or if a tensor that is to have "bfloat16" is not of float32, and
+    NotImplementedError on a GPU.
+    """
     codec = None if codec is None else str(codec)
     things = None if for_ is None else for_ if isinstance(for_, (list, tuple)) else [for_]
     with _lock:
@@ -207,8 +243,13 @@ def _values_in(objects, name):
 
 
 def keep(tensor):
-    """Brings a tensor in and never lets its memory go again, for code that remembers its address. It may be a collection of
-    tensors, or a model, too, as for `hold`."""
+    """Swaps a tensor in and never swaps its memory out again. Use it before other code remembers the tensor's
+    address.
+
+    tensor  a tensor, a variable, a model, layer or module (its variables), or a list, tuple or dictionary of these
+
+    Returns `tensor`. Raises TypeError for other objects.
+    """
     for value in _values_in(tensor, "keep"):
         if address := _shims.address_of(value):
             _C.keep(address)
@@ -216,6 +257,12 @@ def keep(tensor):
 
 
 def hold(*tensors):
-    """A context for code that works on addresses: the tensors stay where they are until it ends. Lists, tuples and dictionaries
-    of tensors are taken, too, and models, layers and modules, which stand for their variables."""
+    """Returns a context for code that works on addresses: until the context ends, the given tensors stay on the
+    device.
+
+    tensors  tensors, variables, models, layers and modules (their variables), or lists, tuples and dictionaries of
+             these
+
+    Raises TypeError for other objects.
+    """
     return _C.Held([address for address in map(_shims.address_of, _values_in(tensors, "hold")) if address])

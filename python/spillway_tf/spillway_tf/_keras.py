@@ -15,11 +15,13 @@ COLUMNS = ("bytes_in_use", "peak_bytes_in_use", "bytes_active", "peak_bytes_acti
 
 
 class LMSStatsLogger(tf.keras.callbacks.Callback):
-    """Writes one line of statistics a step into a CSV file. Counts go up through the whole run; peaks, and the largest
-    allocation, are the step's: the callback begins them anew with each step, for all who read them.
+    """A callback for `model.fit` that writes a line of statistics for each step into a CSV file. Counts grow through
+    the whole run. Peaks and the largest allocation are those of the step: the callback resets them before each step,
+    also for other readers.
 
-    path         the file; it is written anew
-    start, stop  the first step that is logged, and the first that no longer is
+    path   name of the file, which is overwritten
+    start  number of the first step to log, from 0
+    stop   number of the first step not to log any more; default: log all
     """
 
     def __init__(self, path, start=0, stop=None):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the module that was built for the TensorFlow that is running, or says that there is none."""
+"""Loads the compiled module that was built for the running version of TensorFlow, or reports that there is none."""
 import importlib
 import pathlib
 import re
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 
 def built_for(kind="cpu"):
-    """The versions of TensorFlow that there is a module for, such as "2.21"."""
+    """Returns the versions of TensorFlow, such as "2.21", for which there is a module of this kind."""
     name = "_spillway_tf_gpu_" if kind == "gpu" else "_spillway_tf_"
     found = {re.match(name + r"(\d+)_(\d+)\.", path.name)
              for path in pathlib.Path(__file__).parent.glob("_spillway_tf_*")}
@@ -31,7 +31,7 @@ def load(version=None, kind="cpu"):
 
 
 class _Chosen:
-    """Stands for the module of the kind of device that `install` was given; until then for the CPU's."""
+    """Stands for the compiled module of the kind of device that `install` was given; before that, for the CPU's."""
 
     def __init__(self):
         self.kind, self._module = "cpu", load()

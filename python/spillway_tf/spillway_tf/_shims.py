@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shims for code that uses a tensor's bytes without an operation.
+"""Wrappers for code that uses a tensor's bytes without an operation.
 
-A NumPy array of a tensor, or a buffer of one, is a copy: TensorFlow would give out the tensor's own memory, which is
-not there when the tensor leaves. Tensors of other allocators are given out as ever.
+NumPy arrays and buffers of a tensor become copies: TensorFlow would give out the tensor's own memory, which does not
+exist while the tensor is swapped out. Tensors of other allocators are given out as always.
 """
 import faulthandler
 import functools
@@ -17,15 +17,16 @@ from tensorflow.python.ops import script_ops
 from ._load import C
 
 _is_installed = False
-_earlier_tasks = set()  # that this process was, before it was connected as another one
-_base = ops._EagerTensorBase  # what every eager tensor is
+_earlier_tasks = set()  # names of this process as a task, before it was connected under another one
+_base = ops._EagerTensorBase  # the base class of all eager tensors
 _numpy_of = _base._numpy
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
 
 def address_of(tensor):
-    """Where the memory begins that a tensor lies in, which a slice shares with the tensor that it was cut from; 0 for
-    tensors that are not the library's."""
+    """Returns the address of the memory that a tensor lies in, which a slice shares with the tensor that it was cut
+    from; 0 for tensors that are not the library's.
+    """
     if not isinstance(tensor, _base):
         return 0
     if C.kind == "gpu":
@@ -36,8 +37,9 @@ def address_of(tensor):
 
 
 def _base_of_array(array):
-    """As `address_of`, for NumPy's view of a tensor's memory, of which nothing is read. A scalar is no array: it is small,
-    so it never leaves."""
+    """Does the same by means of NumPy's view of the tensor's memory, which is not read. A scalar has no array; it is
+    small, so it is never swapped out.
+    """
     return C.base_of(array.__array_interface__["data"][0]) if isinstance(array, np.ndarray) else 0
 
 
@@ -48,7 +50,7 @@ def _gpu_address_of(tensor):
 
 
 def _copy_of(tensor):
-    """A copy of a tensor of the library's as an array; None for others."""
+    """Returns a copy of one of the library's tensors as an array; None for other tensors."""
     address = address_of(tensor)
     if not address:
         return None
@@ -70,7 +72,7 @@ def _copying_once(function):
 
 
 def _copying_arguments(function):
-    """For the call of a Python function from a graph, whose arguments are views while the operation runs."""
+    """Wraps the call of a Python function from a graph, whose arguments are views while the operation runs."""
     @functools.wraps(function)
     def call(self, token, device, args):
         return function(self, token, device, [arg.copy() if _base_of_array(arg) else arg for arg in args])
@@ -91,10 +93,10 @@ def _task_of(device):
     return spec.job, spec.task or 0
 
 
-# These answers are remembered until the program is connected anew: to ask takes longer than many an operation.
+# The answers are cached until the program is connected anew: asking takes longer than many operations.
 @functools.lru_cache(maxsize=None)
 def _is_elsewhere(device):
-    """Whether a device, whose name may lack parts, belongs to another task."""
+    """Whether a device, whose name may be incomplete, belongs to another task."""
     job, task = _task_of(device)
     here = _task_of(context.context().host_address_space())
     return (job or here[0], task) != here
@@ -102,20 +104,22 @@ def _is_elsewhere(device):
 
 @functools.lru_cache(maxsize=None)
 def _comes_from_elsewhere(device):
-    """The same for the device of a tensor, which still names what this task was when the tensor was made."""
+    """Does the same for the device of a tensor, which names the task that this process was when the tensor was made."""
     return _is_elsewhere(device) and _task_of(device) not in _earlier_tasks
 
 
 @functools.lru_cache(maxsize=None)
 def _is_memory_here(device):
-    """Whether what lies on a device is in this process' memory. It is not on another task's, and on one that stands for
-    several devices, as that of packed tensors does, it cannot be asked for."""
+    """Whether memory on a device is in this process. It is not on a device of another task. On a device that stands
+    for several, as that of packed tensors does, the memory cannot be asked for.
+    """
     return tf.DeviceSpec.from_string(device).device_type == "CPU" and not _comes_from_elsewhere(device)
 
 
 def _keeping_what_is_sent(function):
-    """For what runs operations, or copies a tensor. Operands of an operation that another task runs are encoded without an
-    operation here."""
+    """Wraps functions that run operations or copy a tensor. If another task runs the operation, its operands are
+    serialized without an operation here, so they must stay.
+    """
     @functools.wraps(function)
     def execute(*args, **kwargs):
         operands = [leaf for leaf in tf.nest.flatten(args) if isinstance(leaf, (_base, tf.Variable))]
@@ -134,7 +138,7 @@ _SENDERS = [(pywrap_tfe, "TFE_Py_Execute"), (pywrap_tfe, "TFE_Py_ExecuteCancelab
 
 
 def _keeping_from_now_on(function):
-    """For what connects the program to other tasks."""
+    """Wraps functions that connect the program to other tasks."""
     @functools.wraps(function)
     def connect(self, *args, **kwargs):
         for module, name in _SENDERS:
@@ -152,7 +156,7 @@ def _keeping_from_now_on(function):
 
 
 def _handling_first(function):
-    """For `faulthandler.enable`, whose handler would be called instead of ours."""
+    """Wraps `faulthandler.enable`, whose handler would otherwise be called in place of this module's."""
     @functools.wraps(function)
     def enable(*args, **kwargs):
         function(*args, **kwargs)
@@ -161,11 +165,11 @@ def _handling_first(function):
 
 
 def values_of(thing):
-    """Eager tensors behind a tensor or a variable."""
+    """Returns the eager tensors behind a tensor or a variable, in a list."""
     if isinstance(thing, _base):
         return [thing]
     value = getattr(thing, "value", thing)
-    value = value() if callable(value) else value  # a tf.Variable's is a function, a Keras variable's is not
+    value = value() if callable(value) else value  # a function in tf.Variable, a property in Keras variables
     if isinstance(value, tf.Variable):
         return values_of(value)
     return [value] if isinstance(value, _base) else []
@@ -176,7 +180,7 @@ def install():
     if _is_installed:
         return
     _is_installed = True
-    if C.kind == "cpu":  # what a GPU gives out is a copy
+    if C.kind == "cpu":  # a GPU only gives out copies
         _base.numpy = _copying_once(_base.numpy)
         _base._numpy = _numpy
         C.wrap_buffer(ops.EagerTensor, _copy_of)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics, under the names of IBM's TensorFlow Large Model Support. Bytes are of what counts: tensors of
-`least_bytes` and more that operations made, and on a GPU what was copied there, too. The argument is there for programs
-written for several devices; there is one here."""
+"""Statistics, under the names of IBM's TensorFlow Large Model Support. Bytes count tensors of at least `least_bytes`
+that operations made; on a GPU also those that were copied there. The argument `device` is ignored: it is there for
+programs that were written for several devices, and here there is one.
+"""
 from ._bytes import summary as _summary
 from ._load import C
 
@@ -43,18 +44,18 @@ NAMES = [f"get_{name}" for name in _READERS]
 
 
 def get_lms_stats(device=0):
-    """All of it, and more, as a dictionary."""
+    """Returns all these statistics, and some more, as a dictionary; empty before `install`."""
     return dict(sorted(C.raw_stats().items())) if C.is_installed() else {}
 
 
 def reset_peak_stats(device=0):
-    """Peaks begin anew, and so do the counts of allocations."""
+    """Sets the peaks to the current values, and the counts of allocations to 0."""
     if C.is_installed():
         C.reset_stats()
 
 
 def memory_summary(device=0):
-    """What takes memory, as a table."""
+    """Returns a table, as text, of what takes up memory."""
     if not C.is_installed():
         return "spillway_tf is not installed"
     now = C.raw_stats()

@@ -30,7 +30,7 @@
 
 namespace spillway_torch {
 
-/// The functions that Python calls, for one kind of device.
+/// The functions of the Python module, for one kind of device.
 template <class Site>
 class Bindings {
  public:
@@ -40,11 +40,11 @@ class Bindings {
 
   static void define(pybind11::module_& m);
 
-  // For `ForkHandlers`.
+  // The following two are for `ForkHandlers`.
   static Leases* leases_if_any() { return is_installed() ? &installed().leases : nullptr; }
   static auto const* frame_of_thread() { return &Site::frames(); }
 
-  /// Brings a tensor in; keeps it on the device for good if `keeps`.
+  /// Swaps a tensor in, and keeps it resident for good if `keeps`.
   static void bring_in(at::Tensor const& tensor, bool keeps) {
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
       if (c10::StorageImpl* const storage = storage_of(part); is_ours(storage)) {
@@ -91,7 +91,7 @@ class Bindings {
     State::Hook::bring_in(
         *torch::createStorage(object.ptr()).unsafeGetStorageImpl(), nullptr, keeps);
   }
-  /// Whether a storage's memory may be swapped out.
+  /// Whether the memory of a storage comes from this module's allocator.
   [[nodiscard]] static bool is_storage_ours(pybind11::handle object) {
     return is_installed() && torch::isStorage(object.ptr()) &&
            is_ours(torch::createStorage(object.ptr()).unsafeGetStorageImpl());
@@ -102,7 +102,7 @@ class Bindings {
     }
   }
 
-  /// `Tensor.__setitem__`, in which PyTorch reads a value and writes an element without an
+  /// Replaces `Tensor.__setitem__`, in which PyTorch reads a value and writes an element without an
   /// operation.
   static PyObject* set_item(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
@@ -112,8 +112,8 @@ class Bindings {
       if (THPVariable_Check(object)) {
         at::Tensor const& tensor = THPVariable_Unpack(object);
         c10::StorageImpl* const storage = storage_of(tensor);
-        // What no operation has used is in its place, and a thread without the hook may be using
-        // it.
+        // A storage that no operation has used is resident, and a thread without the hook may be
+        // using it.
         if (is_ours(storage) && !Leases::is_unseen(*storage)) {
           bool const is_written = object == self;
           operands.push_back(
@@ -162,7 +162,7 @@ class Bindings {
   }
   [[nodiscard]] static bool is_resident(spillway::BlockId block) {
     if (block == spillway::BlockId{}) {
-      return true;  // a private pool's
+      return true;  // memory of a private pool
     }
     try {
       auto const residency = installed().memory.residency(block);
@@ -191,7 +191,7 @@ class Bindings {
     return out;
   }
 
-  /// Without tensors: for all that are made from now on.
+  /// Sets the codec of these tensors; without tensors, of all tensors that are made from now on.
   static void set_codec(std::optional<std::string> const& name,
                         std::optional<std::vector<at::Tensor>> const& tensors) {
     using spillway::framework::CodecChoice;

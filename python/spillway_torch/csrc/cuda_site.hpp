@@ -39,13 +39,13 @@ namespace spillway_torch {
 
 inline spillway::CudaOptions cuda_device_options() {
   spillway::CudaOptions options;
-#if defined(SPILLWAY_WITH_CUDA_CODECS)  // the module has the library's kernels
+#if defined(SPILLWAY_WITH_CUDA_CODECS)  // defined if the module contains the library's kernels
   options.copy_kernel = &spillway::CudaCopyKernel::enqueue;
 #endif
   return options;
 }
 
-/// CUDA tensors of one device.
+/// The site of CUDA tensors, for one device.
 struct CudaSite {
   struct Policies : spillway::CudaPolicies {
     using observer = spillway::torch::TensorObserver;
@@ -85,7 +85,8 @@ struct CudaSite {
     return the_state;
   }
 
-  /// Makes the device the current one of this thread.
+  /// Replaces PyTorch's CUDA allocator for one device, which becomes the current device of this
+  /// thread.
   static void install(InstallOptions const& wanted) {
     TORCH_CHECK(
         c10::cuda::device_count() > 0,
@@ -123,8 +124,9 @@ struct CudaSite {
   static cudaStream_t current_stream() {
     return c10::cuda::getCurrentCUDAStream(state()->ordinal).stream();
   }
-  /// Makes a stream the thread's current one, and its device, for as long as the result lives.
-  /// Nor does what the thread does there break a capture that it has under way elsewhere.
+  /// Makes a stream and its device the thread's current ones, for as long as the result lives.
+  /// During that time, calls of this thread do not break a capture that it has begun on another
+  /// stream.
   static OnStream on_stream(cudaStream_t stream) {
     return OnStream{stream == current_stream()
                         ? c10::cuda::getCurrentCUDAStream(state()->ordinal)
@@ -142,7 +144,7 @@ struct CudaSite {
   static void on_access(c10::StorageImpl* storage) {
     State::Hook::bring_in(*storage, nullptr, /*keeps=*/true);
   }
-  /// Why no tensor can have a codec, or null.
+  /// Returns the reason why no tensor can have a codec; null if tensors can.
   static char const* codec_refusal() {
 #if defined(SPILLWAY_WITH_CUDA_CODECS)
     return spillway::CudaZeroBitmap::runs_on(state()->device)
@@ -162,7 +164,8 @@ struct CudaSite {
   static std::size_t least_bytes() {
     return state()->least_bytes;
   }
-  /// With recipes small tensors are leased, too: they are operands, whose changes must be seen.
+  /// With recipes, tensors below `least_bytes` are enrolled, too: they may be operands, and a
+  /// change of them has to be noticed.
   static bool enrols(std::size_t bytes) {
     return bytes >= state()->least_bytes || state()->leases.recomputes();
   }

@@ -9,12 +9,12 @@
 
 namespace spillway_torch {
 
-/// The functions in C that code outside of PyTorch takes tensors by, without Python
-/// (`Tensor.__dlpack_c_exchange_api__`). Whoever has asked for their table remembers where it is,
-/// so they are replaced in the table.
+/// Replaces the C functions with which code outside of PyTorch takes tensors without Python
+/// (`Tensor.__dlpack_c_exchange_api__`). Code that has asked for the table of these functions keeps
+/// its address, so they are replaced within the table.
 ///
-/// `Source` brings tensors in (`bring_in`) and says whether an operation runs (`is_inside`).
-/// `is_read_only` tells PyTorch's two tables apart.
+/// `Source` swaps tensors in (`bring_in`) and says whether an operation runs (`is_inside`).
+/// `is_read_only` distinguishes PyTorch's two tables.
 template <class Source, bool is_read_only>
 class DlpackExchange {
  public:
@@ -33,19 +33,21 @@ class DlpackExchange {
   }
 
  private:
-  /// What is shared lives as long as the other side wants.
+  /// Shares a tensor's memory for as long as the other side wants, so the tensor is kept resident
+  /// for good.
   static int share(void* object, DLManagedTensorVersioned** out) {
     return bring_in(object, /*keeps=*/true)
                ? original_.managed_tensor_from_py_object_no_sync(object, out)
                : -1;
   }
-  /// An address alone is good inside of an operation until that ends, as for `data_ptr`.
+  /// Gives only an address. Inside of an operation it is valid until that ends, as with `data_ptr`;
+  /// otherwise the tensor is kept resident for good.
   static int lend(void* object, DLTensor* out) {
     return bring_in(object, /*keeps=*/!Source::is_inside())
                ? original_.dltensor_from_py_object_no_sync(object, out)
                : -1;
   }
-  /// @return false if that failed; then Python knows of the error
+  /// @return false if that failed; the Python error is set then
   static bool bring_in(void* object, bool keeps) {
     HANDLE_TH_ERRORS
     if (THPVariable_Check(static_cast<PyObject*>(object))) {

@@ -17,18 +17,17 @@
 
 namespace spillway_torch {
 
-/// Leases tensors and storages between `__enter__` and `__exit__`, for code that works on
-/// addresses. The code in between counts as one operation: what it uses or makes keeps its address,
-/// too.
+/// Keeps tensors and storages leased between `__enter__` and `__exit__`, for code that works on
+/// addresses. That code counts as one operation: what it uses or makes keeps its address, too.
 template <class Site>
 class Held {
  public:
   using Hook = typename Site::State::Hook;
 
-  /// @param objects    tensors and storages, and lists, tuples and dictionaries of such objects;
-  ///                   others are left alone
-  /// @param may_write  whether the code may write what it is given or asks the address of, although
-  ///                   operations only read it (`StorageLeases::freeze`)
+  /// @param objects    tensors, storages, and lists, tuples and dictionaries of these; other
+  ///                   objects are ignored
+  /// @param may_write  whether the code may write to these, or to addresses that it asks for, even
+  ///                   if operations only read them (`StorageLeases::freeze`)
   Held(pybind11::handle objects, bool may_write) : may_write_{may_write} { add(objects); }
 
   void enter() {
@@ -49,9 +48,9 @@ class Held {
     operands_ = std::move(operands);
   }
   void exit() { hold_.reset(); }
-  /// The storages that it leases, between `enter` and `exit`.
+  /// The storages that are leased between `enter` and `exit`.
   [[nodiscard]] spillway::torch::Operands const& operands() const noexcept { return operands_; }
-  /// To be called before `exit`, with what the function of an extension in between returns.
+  /// To be called before `exit`, with what the function of an extension has returned.
   void returns(std::vector<at::Tensor> const& results) const {
     if (hold_) {
       call_->end(operands_, results);
@@ -84,14 +83,14 @@ class Held {
 
   bool may_write_;
   std::vector<c10::Storage> storages_;
-  spillway::torch::Operands operands_;  // those of `storages_` that can leave
+  spillway::torch::Operands operands_;  // those of `storages_` that may be swapped out
   std::optional<typename spillway::torch::NativeNodes<Hook>::Call> call_;
   std::optional<typename Hook::Hold> hold_;
 };
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
-/// Surrounds a call that begins a communication without an operation, and goes on with the
-/// addresses of what it is given after it has returned.
+/// Surrounds a call that begins a communication without an operation, and that uses the addresses
+/// of its arguments after it has returned.
 template <class Site>
 class Communicating {
  public:
@@ -101,8 +100,8 @@ class Communicating {
 
   void enter() {
     held_.enter();
-    // A thread of the backend goes on with the addresses of what its operations make. Without the
-    // hook that does not leave.
+    // A thread of the backend uses the addresses of tensors that its operations make. Without the
+    // hook these are not enrolled, so they stay resident.
     without_hook_.emplace(hook_key);
     without_objects_.emplace();
   }
@@ -120,7 +119,8 @@ class Communicating {
     ReleasedLock const others_run;
     auto use = std::make_shared<spillway::torch::ExtendedLease<Site>>(held_.operands());
     if (communication == nullptr) {
-      use->keep();  // one of several, whose end only the last one tells
+      // one of several communications, and only the last one tells when all have ended
+      use->keep();
       return;
     }
     Hook::lease_until_end(
@@ -135,9 +135,8 @@ class Communicating {
 };
 #endif
 
-/// Leases tensors for as long as this object lives, for an object in Python that shares their
-/// memory.
-/// May be destroyed on any thread.
+/// Keeps a tensor leased for as long as this object lives, for a Python object that shares the
+/// tensor's memory. May be destroyed on any thread.
 template <class Site>
 class Lent {
  public:
@@ -145,7 +144,7 @@ class Lent {
     if (Site::state() == nullptr) {
       return;
     }
-    // A thread without the hook cannot bring the tensor in again.
+    // A thread without the hook could not swap the tensor in again.
     bool const keeps = !Site::State::Hook::is_on() && !Site::State::Hook::is_inside();
     spillway::torch::Operands operands;
     spillway::torch::for_each_part(tensor, [&](at::Tensor const& part, bool) {
@@ -165,9 +164,9 @@ class Lent {
   std::optional<spillway::torch::ExtendedLease<Site>> lease_;
 };
 
-/// Surrounds Python code that PyTorch calls in the middle of an operation. That code knows no
-/// addresses, so its operations begin frames of their own. PyTorch has switched the hook off for
-/// it, so it is switched on again.
+/// Surrounds Python code that PyTorch calls in the middle of an operation. Since that code knows no
+/// addresses, its operations open frames of their own. PyTorch has switched off the hook for it, so
+/// this class switches the hook on.
 template <class Site>
 class Barrier {
  public:

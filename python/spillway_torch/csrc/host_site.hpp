@@ -17,7 +17,8 @@
 
 namespace spillway_torch {
 
-/// CPU tensors, in an arena of host memory in the place of a device's.
+/// The site of PyTorch's CPU tensors. Their memory is an arena of host memory, which takes the
+/// place of device memory.
 struct HostSite {
   struct Policies : spillway::SimPolicies {
     using device = spillway::HostPagedApi;
@@ -47,9 +48,9 @@ struct HostSite {
   static void install(InstallOptions const& wanted) {
     auto options = wanted.for_allocator<allocator_type>(
         wanted.limit != 0 ? wanted.limit : spillway::HostApi{}.memory_info().free_bytes / 10 * 9);
-    // Small pieces, so that room which leases divide can be mapped anew in one.
+    // Small pages, so that room which leases divide can be remapped to one range.
     options.page_bytes = spillway::HostPagedApi::granularity_for(options.capacity_bytes);
-    // The bandwidths that plans are computed with are those of copies from memory to memory.
+    // The rates that the pager plans with: those of copies within the host's memory.
     bool const has_link = wanted.link_bytes_per_second != 0;
     options.paging.link_bytes_per_second = has_link ? wanted.link_bytes_per_second : 8e9;
     options.paging.device_bytes_per_second = 16e9;
@@ -75,12 +76,13 @@ struct HostSite {
   static char const* codec_refusal() { return nullptr; }
   static c10::Device device() { return c10::Device{c10::DeviceType::CPU}; }
   static bool allocates_for(c10::StorageImpl const& storage) {
-    // Storages that cannot be resized, such as those that `torch.load` makes, may name no
+    // Storages that cannot be resized, such as those that `torch.load` makes, may have no
     // allocator.
     return storage.allocator() == &state()->tensors || storage.allocator() == nullptr;
   }
   static std::size_t least_bytes() { return state()->least_bytes; }
-  static bool enrols(std::size_t /*bytes*/) { return true; }  // smaller ones come from PyTorch
+  // smaller allocations come from PyTorch's own allocator
+  static bool enrols(std::size_t /*bytes*/) { return true; }
   static c10::DataPtr allocate_foreign(std::size_t bytes) {
     return state()->tensors.allocate_small(bytes);
   }

@@ -11,9 +11,9 @@
 
 namespace spillway_torch {
 
-/// PyTorch's calls into Python, with a `Barrier` around those that run `__torch_dispatch__` of a
-/// mode or a subclass. DTensor's operations, whose `__torch_dispatch__` PyTorch has written in C++,
-/// come this way, too.
+/// Wraps PyTorch's calls into Python: puts a `Barrier` around those that run `__torch_dispatch__`
+/// of a mode or a subclass. Operations of DTensor come this way, too, although its
+/// `__torch_dispatch__` is written in C++.
 template <class Site>
 class InterpreterWithBarriers : public c10::impl::PyInterpreterVTable {
  public:
@@ -36,7 +36,7 @@ class InterpreterWithBarriers : public c10::impl::PyInterpreterVTable {
     original_->dispatch(op, stack);
   }
 
-  // All others are PyTorch's own.
+  // All other calls are passed on to PyTorch's own interpreter.
 
   std::string name() const override { return original_->name(); }
   void incref(PyObject* object) const override { original_->incref(object); }
@@ -132,7 +132,7 @@ class InterpreterWithBarriers : public c10::impl::PyInterpreterVTable {
   c10::impl::PyInterpreterVTable const* original_;
 };
 
-/// Puts barriers around what PyTorch calls in Python, for as long as the process lives.
+/// Installs barriers around PyTorch's calls into Python, for as long as the process lives.
 template <class Site>
 void install_barriers() {
   c10::impl::PyInterpreter& interpreter = *getPyInterpreter();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `spillway_torch.plan` needs of C++: how much an operation allocates for itself, which
-// operations use bytes, and the replay of a recorded step on a virtual clock.
+// The parts of `spillway_torch.plan` that are written in C++: they find how much memory an
+// operation allocates for itself and which operations use bytes, and replay a recorded step on a
+// virtual clock.
 #include <spillway/core/record.hpp>
 #include <spillway/core/types.hpp>
 #include <spillway/interop/torch/operations.hpp>
@@ -29,8 +30,8 @@
 
 namespace {
 
-/// Follows what the calling thread allocates between `begin` and `end`, as PyTorch's allocators
-/// report it to a profiler.
+/// Counts what the calling thread allocates between `begin` and `end`, from the reports of
+/// PyTorch's allocators to the profiler.
 class AllocationWatch {
  public:
   explicit AllocationWatch(std::size_t least_bytes)
@@ -41,7 +42,7 @@ class AllocationWatch {
     listener_->most_bytes = 0;
     c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::PROFILER_STATE, listener_);
   }
-  /// Returns the most bytes that were allocated at once, and those that are allocated still.
+  /// Returns the peak of the allocated bytes, and the bytes that are still allocated.
   [[nodiscard]] std::pair<std::int64_t, std::int64_t> end() {
     c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::PROFILER_STATE);
     return {listener_->most_bytes, listener_->now_bytes};
@@ -77,7 +78,7 @@ class AllocationWatch {
   std::shared_ptr<Listener> listener_;
 };
 
-/// How the module treats an operation.
+/// Returns the name of the kind of an operation, by which the hook decides what to do.
 std::string kind_of(std::string const& name, std::string const& overload) {
   using spillway::torch::OperationKind;
   auto const op = c10::Dispatcher::singleton().findSchema({name, overload});
@@ -96,7 +97,7 @@ std::string kind_of(std::string const& name, std::string const& overload) {
   }
 }
 
-/// Counts what leaves the device, by block.
+/// Counts for each block the bytes that leave the device.
 class LeavingObserver {
  public:
   static constexpr bool is_enabled = true;
@@ -120,7 +121,7 @@ struct PlanPolicies : replay::ModelPolicies {
   using observer = LeavingObserver;
 };
 
-/// A trace, and what it would cost under a limit.
+/// Replays a trace under different limits.
 class Replay {
  public:
   explicit Replay(std::string const& file) : trace_{replay::read_trace(file, 1)} {}
@@ -135,7 +136,7 @@ class Replay {
     settings.link_gbps = link_gbps;
     settings.steps = steps;
     settings.swapping = swapping;
-    settings.uses_write = true;  // schemas do not tell all writes, so the module does the same
+    settings.uses_write = true;  // as in the module, since schemas do not declare all writes
     spillway::ModelApi device{replay::model_options(settings)};
     return replay::Replayer<PlanPolicies>{device, trace_, settings, true}.run();
   }

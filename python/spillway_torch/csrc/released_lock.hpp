@@ -5,11 +5,11 @@
 
 namespace spillway_torch {
 
-/// Lets other threads run Python for as long as it lives.
+/// Releases the interpreter's lock while it lives, so that other threads can run Python.
 ///
-/// Until version 3.14 a daemon thread that takes the lock again while the program ends is ended
-/// then and there, by unwinding its stack. pybind11's class for this must not be unwound through,
-/// so that the whole program would end with an abort.
+/// Needed in place of pybind11's class: until version 3.14, Python ends a daemon thread that takes
+/// the lock again while the program ends, by unwinding its stack. Unwinding through pybind11's
+/// class would abort the program.
 class ReleasedLock {
  public:
   ReleasedLock() = default;

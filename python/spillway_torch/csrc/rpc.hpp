@@ -17,7 +17,7 @@
 #  include <torch/csrc/distributed/rpc/tensorpipe_utils.h>
 
 namespace torch::distributed::rpc {
-// Weak: a PyTorch may have been built without it.
+// A weak symbol, since PyTorch may have been built without it.
 extern __attribute__((weak))
 std::array<std::atomic<TensorpipeDeviceTypeConverter const*>,
            static_cast<std::size_t>(c10::DeviceType::COMPILE_TIME_MAX_DEVICE_TYPES)>
@@ -29,13 +29,13 @@ namespace spillway_torch {
 
 #ifdef SPILLWAY_TORCH_HAS_RPC
 
-/// Gives the tensors of remote procedure calls to TensorPipe, which takes their addresses on
-/// threads of its own and reads them until they have been sent. An exception there would end the
+/// Prepares tensors of remote procedure calls for TensorPipe, which takes their addresses on
+/// threads of its own and reads them until they have been sent. An error there would end the
 /// process.
 ///
-/// What may be swapped out is brought in and handed over as if PyTorch did not own its memory, of
-/// which PyTorch makes a copy. On other devices than the CPU there is no such copy, so the tensor
-/// is kept for good.
+/// A tensor that may be swapped out is swapped in, and passed on as if its memory were not
+/// PyTorch's, since PyTorch copies such memory. On devices other than the CPU PyTorch makes no
+/// copy, so the tensor is kept resident for good.
 template <class Site>
 class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDeviceTypeConverter {
  public:
@@ -81,7 +81,7 @@ class SendingConverter final : public ::torch::distributed::rpc::TensorpipeDevic
 
 #endif
 
-/// Prepares remote procedure calls for tensors that are away, for as long as the process lives.
+/// Installs the preparation for remote procedure calls, for as long as the process lives.
 template <class Site>
 void install_sending_converter() {
 #ifdef SPILLWAY_TORCH_HAS_RPC

@@ -18,8 +18,9 @@
 
 namespace spillway_torch {
 
-/// Gives up the interpreter's lock if this thread has it, while it waits for threads that may need
-/// it. The destructor is left by unwinding where the interpreter ends meanwhile (`ReleasedLock`).
+/// Releases the interpreter's lock, if this thread holds it, while the thread waits for others that
+/// may need it. If the interpreter ends meanwhile, the destructor is left by unwinding
+/// (`ReleasedLock`).
 class WithoutInterpreter {
  public:
   WithoutInterpreter() : state_{PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr} {}
@@ -39,14 +40,14 @@ constexpr c10::DispatchKey hook_key = c10::DispatchKey::TESTING_ONLY_GenericMode
 
 /// The arguments of `install`.
 struct InstallOptions : spillway::framework::InstallOptions {
-  int ordinal = -1;  // of the device; -1: the current one
-  /// The rate of copies each way: what a device without a link is slowed down to, and what plans
-  /// count with on one that has a link; 0: as fast as they are, and what the allocator assumes.
+  int ordinal = -1;  // number of the device; -1: the current one
+  /// Rate of copies in each direction. A device without a link is slowed down to it; the allocator
+  /// of one with a link plans with it. 0: no slowdown, and the allocator's default.
   double link_bytes_per_second = 0;
 };
 
-/// The objects that exist once in a process. `install` makes them, and they are never destroyed,
-/// since tensors outlive everything else.
+/// The objects of which a process has one each. `install` makes them. They are never destroyed,
+/// since tensors may outlive everything else.
 template <class Site>
 struct SiteState {
   using Allocator = typename Site::allocator_type;
@@ -55,7 +56,7 @@ struct SiteState {
 
   Device device;
   Allocator memory;
-  std::size_t most_bytes;  // that the limit can be
+  std::size_t most_bytes;  // the highest limit that can be set
   spillway::torch::StorageLeases<Site> leases;
   spillway::torch::OperationTimes operation_times;
   std::unique_ptr<typename Hook::Registration> hook;
@@ -89,7 +90,7 @@ struct SiteState {
 
   [[nodiscard]] std::size_t limit() const { return memory.stats().capacity_bytes; }
 
-  /// Lowers the limit below that of `install`, or raises it again.
+  /// Sets the limit, which can be lowered and raised again up to that of `install`.
   void set_limit(std::size_t limit) {
     TORCH_CHECK(limit <= most_bytes,
                 "the limit can be raised to ",
@@ -110,8 +111,9 @@ struct SiteState {
   }
 
  private:
-  /// Adapts options to the device. Memory that is taken later joins the first, where the device can
-  /// map it. Elsewhere later memory would lie apart from the first, so all is taken at once.
+  /// Adapts options to the device. If the device has virtual memory, the arena grows in place.
+  /// Otherwise memory that is reserved later would not be adjacent to the first, so everything is
+  /// reserved at once.
   [[nodiscard]] typename Allocator::Options fitted(typename Allocator::Options options) const {
     options = spillway::framework::with_host_memory(device, std::move(options));
     options.grows_in_place = true;
@@ -120,7 +122,8 @@ struct SiteState {
     }
     if (!options.grows_in_place) {
       options.initial_bytes = std::numeric_limits<std::size_t>::max();
-      options.growth_bytes = std::numeric_limits<std::size_t>::max();  // after `empty_cache`
+      // for growth after `empty_cache`
+      options.growth_bytes = std::numeric_limits<std::size_t>::max();
     }
     return options;
   }

@@ -15,8 +15,8 @@
 
 namespace spillway_torch {
 
-/// Adds a statistic under PyTorch's names, which distinguish two pools. Everything here counts as
-/// the large pool.
+/// Adds a statistic under PyTorch's names, which distinguish a pool of small and one of large
+/// allocations. Here everything counts as the large pool.
 inline void
 put(pybind11::dict& out, std::string const& name, char const* what, std::uint64_t value) {
   out[pybind11::str(name + ".all." + what)] = value;
@@ -51,14 +51,14 @@ pybind11::dict statistics(State& state) {
   });
   put(out, "inactive_split", "current", free_ranges);
   put(out, "inactive_split_bytes", "current", now.reserved_bytes - now.resident.bytes.current);
-  // What cannot leave now. While support is off, that is all.
+  // Memory that cannot be swapped out now. While support is off, none can be.
   spillway::Tally const allocated{now.resident.blocks.current, now.resident.bytes.current};
   spillway::Tally const pinned =
       state.leases.is_enabled() ? state.leases.unreclaimable() : allocated;
   put(out, "pinned", "current", std::min(pinned.count, allocated.count));
   put(out, "pinned_bytes", "current", std::min(pinned.bytes, allocated.bytes));
   put(out, "leased_bytes", now.leased.bytes);
-  put(out, "tensor", now.allocated.blocks);  // wherever their bytes are
+  put(out, "tensor", now.allocated.blocks);  // resident or not
   put(out, "tensor_bytes", now.allocated.bytes);
   put(out, "requested_bytes", now.requested_bytes);
   auto const set = [&out](char const* key, auto value) { out[key] = value; };
@@ -77,7 +77,8 @@ pybind11::dict statistics(State& state) {
   if constexpr (requires { state.tensors->workspace_bytes(); }) {
     std::size_t bytes = 0;
     {
-      ReleasedLock const others_run;  // one of them may be making a workspace
+      // another thread may be making a workspace, and need the interpreter
+      ReleasedLock const others_run;
       bytes = state.tensors->workspace_bytes();
     }
     set("cublas_workspace_bytes", bytes);

@@ -11,13 +11,13 @@
 namespace spillway_torch {
 
 /// Wraps a function of PyTorch that traces a program, so that what it does after the program has
-/// returned counts as one operation. PyTorch prints an output that it cannot trace into its error,
-/// which reads tensors outside of operations.
+/// returned counts as one operation. If PyTorch cannot trace an output, it prints that into an
+/// error message, for which it reads tensors outside of operations.
 ///
-/// Written in C++, since PyTorch looks for the names of a program's variables a fixed number of
-/// Python's frames further up.
+/// It is written in C++, since PyTorch looks for the names of a program's variables a fixed number
+/// of Python frames further up; a wrapper in Python would add a frame.
 ///
-/// @param position  of the program among the arguments
+/// @param position  position of the program among the arguments
 template <class Site>
 [[nodiscard]] pybind11::object holding_after_program(pybind11::object trace, std::size_t position) {
   using Hold = std::optional<typename Site::State::Hook::Hold>;
@@ -38,7 +38,7 @@ template <class Site>
             }};
         return trace(*all, **named);
       }};
-  // A method, where it is an attribute of a class.
+  // A method if it is an attribute of a class.
   return pybind11::reinterpret_steal<pybind11::object>(PyInstanceMethod_New(call.ptr()));
 }
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Large-model support for PyTorch: tensors that no operation uses may leave the device.
+"""Large-model support for PyTorch: tensors that no operation uses may be swapped out to the host.
 
     import spillway_torch
     spillway_torch.set_enabled_lms(True)
 
-and a model whose tensors need more memory than there is trains, with bitwise the same results. The names are
-those of IBM's Large Model Support.
+With these lines a model trains although its tensors need more memory than there is. Results are bitwise the same. The
+names of the functions are those of IBM's Large Model Support.
 """
 import gc
 import sys
@@ -29,8 +29,8 @@ __all__ = [
     "begin_step", "keep", "hold", "page", "chunk", "unpage", "plan",
 ]
 
-#: Tensors smaller than this come from PyTorch's own allocator: they are many, and moving them gains nothing.
-#: The states of random number generators are among them, whose bytes PyTorch reads outside of operations.
+#: Default for the least size of tensors that may be swapped out. There are many smaller tensors, and swapping them gains
+#: nothing. Among them are the states of random number generators, whose bytes PyTorch reads outside of operations.
 LEAST_BYTES = 8192
 
 _lock = threading.RLock()
@@ -40,20 +40,26 @@ _size_before_install = LEAST_BYTES
 
 def install(device=None, limit=None, host_limit=None, file_tier=None, *, file_limit=None,
             least_bytes=None, link_bytes_per_second=None):
-    """Puts the library's allocator in the place of PyTorch's, for one device of a process. To be called before the
-    first large tensor, on CUDA before the first tensor there is.
+    """Replaces PyTorch's allocator by the library's, for one device of the process. Call it once, before the first
+    large tensor is made; for CUDA, before PyTorch uses CUDA at all. Support is off afterwards: see `set_enabled_lms`.
 
-    device      "cpu", "cuda" (the current one) or "cuda:N"; by default CUDA where it can be used
-    limit       bytes that tensors may take up; by default nine tenths of what is free. They are taken from the
-                device when they are needed
-    host_limit  bytes that swapped-out tensors may take up in host memory; by default half of the machine's
-    file_tier   a folder for what host memory cannot hold; file_limit says how many bytes
-    least_bytes tensors smaller than this are left to PyTorch; on CUDA they never leave before `set_recompute`. By default what `set_size_lms`
-                was given, or 8192
-    link_bytes_per_second  of the link between host and device, each way. On CUDA it is what plans count with, by default 25e9;
-                on the CPU, which has no link, copies are made so slow
+    device      "cpu", "cuda" (the current device) or "cuda:N"; default: CUDA if it can be used, else the CPU
+    limit       most bytes that tensors may take up on the device, which are reserved when they are needed; default:
+                what `set_limit_lms` was given, else nine tenths of what is free
+    host_limit  most bytes of host memory for tensors that are swapped out; default: half of the machine's memory
+    file_tier   folder for tensors that do not fit into host memory; default: none
+    file_limit  most bytes in that folder; default: half of what is free there
+    least_bytes tensors smaller than this come from PyTorch's own allocator. On CUDA they come from the library's, but
+                are swapped out only after `set_recompute(True)`. Default: what `set_size_lms` was given, else 8192
+    link_bytes_per_second  rate of the link between host and device in each direction, in bytes per second. On CUDA
+                the library plans with it; default: 25e9. The CPU has no link: there copies are slowed down to this
+                rate; default: they are not
 
-    Bytes are numbers, or text such as "2GB" or "512MiB".
+    Bytes are whole numbers, or text such as "2GB" or "512MiB".
+
+    Raises ValueError for an argument that is not as above, and RuntimeError if the module is installed already, if
+    the device cannot be used, or if it is called too late for CUDA. Warns of large tensors that exist already, since
+    these cannot be swapped out.
     """
     least_bytes = _size_before_install if least_bytes is None else least_bytes
     limit, host_limit, file_limit, least_bytes, link = _numbers_of_bytes(
@@ -84,13 +90,15 @@ def _check_cuda(device):
 
 
 def _warn_of_earlier_tensors(device_type, least_bytes):
-    """Tensors that PyTorch's own allocator made can never leave: a common mistake, worth one look."""
+    """Warns if there are tensors that PyTorch's own allocator made: they can never be swapped out. This is a common
+    mistake.
+    """
     storages = {}
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and thing.device.type == device_type and thing.layout is torch.strided:
             try:
                 storage = thing.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # without storage
+            except (RuntimeError, NotImplementedError):  # it has no storage
                 continue
             storages[storage._cdata] = storage.nbytes()
     stay = [n for n in storages.values() if n >= max(least_bytes, LEAST_BYTES)]
@@ -101,9 +109,13 @@ def _warn_of_earlier_tensors(device_type, least_bytes):
 
 
 def set_enabled_lms(enabled):
-    """Switches support for large models on or off, for all threads that are started from now on and this one.
+    """Switches support for large models on or off, for this thread and all threads that are started from now on.
+    Installs the module with default arguments if that has not happened yet, and then raises what `install` raises.
 
-    While it is off nothing new leaves; what is away still comes back when it is used.
+    While support is off, nothing is swapped out any more. What is swapped out already still comes back when it is
+    used.
+
+    enabled  whether support is on
     """
     with _lock:
         if enabled and not _C.is_installed():
@@ -119,11 +131,18 @@ def _has_tensors_away():
 
 
 def get_enabled_lms():
+    """Returns whether support for large models is on."""
     return _C.is_installed() and _C.is_enabled()
 
 
 def set_limit_lms(limit):
-    """Sets how many bytes tensors may take up. It can be raised again up to what `install` was given."""
+    """Sets the most bytes that tensors may take up on the device. Before `install`, sets what that uses by default.
+
+    limit  a number of bytes, or text such as "2GB" or "512MiB". After `install` no more than what that was given
+
+    Raises ValueError for another argument; RuntimeError if the limit is higher than that of `install` or the device
+    is shared (`share`); torch.OutOfMemoryError if tensors that are in use now do not fit under it.
+    """
     global _limit_before_install
     limit = _bytes(limit, "set_limit_lms", "limit")
     with _lock:
@@ -136,11 +155,17 @@ def set_limit_lms(limit):
 
 
 def get_limit_lms():
+    """Returns the most bytes that tensors may take up on the device; before `install` 0 if no limit was set."""
     return _C.limit() if _C.is_installed() else _limit_before_install or 0
 
 
 def set_size_lms(least_bytes):
-    """Sets the least size of a tensor that may leave. Tensors that exist stay as they are."""
+    """Sets the least size of a tensor that may be swapped out. Tensors that exist stay as they are.
+
+    least_bytes  a number of bytes, or text such as "16KiB"
+
+    Raises ValueError for another argument.
+    """
     global _size_before_install
     with _lock:
         if _C.is_installed():
@@ -150,14 +175,19 @@ def set_size_lms(least_bytes):
 
 
 def get_size_lms():
+    """Returns the least size of a tensor that may be swapped out, in bytes."""
     return _C.least_bytes() if _C.is_installed() else _size_before_install
 
 
 def set_recompute(enabled):
-    """Sets whether a tensor may leave without a copy, to be made again by the operations that made it, where that takes less
-    time than a copy. Results stay bitwise the same: only operations are run again that compute the same from the same
-    operands, and from the same random numbers. On CUDA tensors of less than `least_bytes` may then leave, too, and an
-    operation is run again only where its like has been measured before, by events on its stream."""
+    """Sets whether a tensor may leave the device without a copy, if running the operations that made it again takes
+    less time than a copy. Results stay bitwise the same: an operation is run again only if it computes the same from
+    the same operands and the same random numbers. On CUDA, tensors smaller than `least_bytes` may then leave, too,
+    and an operation is run again only if one of its kind, on operands of the same shapes, has been measured before.
+
+    enabled  whether tensors may be recomputed. If true, installs the module with default arguments if that has not
+             happened yet
+    """
     with _lock:
         if enabled and not _C.is_installed():
             install()
@@ -166,21 +196,28 @@ def set_recompute(enabled):
 
 
 def get_recompute():
+    """Returns whether tensors may be recomputed instead of copied."""
     return _C.recomputes()
 
 
 def set_codec(codec, for_=None):
-    """Sets how tensors are written while they are away, so that they take fewer bytes of host memory.
+    """Sets how tensors are written when they are swapped out, so that they take fewer bytes of host memory.
 
-    codec  "lossless": what is 0 takes no room, for results of ReLU; given up for tensors of a size that it does not make smaller.
-           "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as at first
-    for_   a tensor or several, from their next leaving on, for as long as each keeps its memory; by default all that are made
-           from now on. "bfloat16" has to be asked for by tensor
+    codec  "lossless": zeros take almost no room, as in results of ReLU. Given up for tensors of a size that it does
+           not make smaller. "bfloat16": float32 is rounded to bfloat16, which loses bits. None: bytes are copied, as
+           at first
+    for_   a tensor or several, from their next swap-out on, for as long as each keeps its memory; default: all
+           tensors that are made from now on. "bfloat16" can be set only for given tensors
 
-    A codec is one of a tensor's whole memory, with all views of it. Memory that is, or will be, viewed as another type than
-    float32 must not have "bfloat16": such a tensor is refused if its memory was first used so, and cannot be told otherwise.
-    Tensors that never leave are ignored. CUDA tensors have codecs where the module was built with nvcc: kernels on the stream of
-    the copy write them to pinned memory; what goes to a file is copied as it is."""
+    A codec holds for the whole memory of a tensor, with all its views. Memory that is viewed as another type than
+    float32, now or later, must not have "bfloat16". This is checked for the type with which the memory was first
+    used, and cannot be checked for others. Tensors that are never swapped out are ignored. CUDA tensors can have
+    codecs if the module was built with nvcc: kernels on the stream of the copy encode them into pinned memory. What
+    goes to a file is not encoded.
+
+    Raises ValueError for an unknown codec, or if a tensor that is to have "bfloat16" is not of float32, and
+    NotImplementedError if the module has no codecs for the device.
+    """
     codec = None if codec is None else str(codec)
     tensors = None if for_ is None else [for_] if isinstance(for_, torch.Tensor) else list(for_)
     with _lock:
@@ -191,7 +228,9 @@ def set_codec(codec, for_=None):
 
 
 def reclaim_inactive():
-    """Makes every tensor that is not in use leave now. Returns the bytes that left: none while support is off."""
+    """Swaps out every tensor that is not in use now. Returns the bytes that left the device; 0 while support is off.
+    Warns once if no tensor can be swapped out, and says why.
+    """
     if not get_enabled_lms():
         return 0
     freed = _C.reclaim()
@@ -214,36 +253,47 @@ def _tensors_in(objects, name):
 
 
 def keep(tensor):
-    """Brings a tensor in and never lets it go again, for code that remembers its address. It may be a collection of tensors,
-    or a module, too, as for `hold`."""
+    """Swaps a tensor in and never swaps it out again. Use it before other code remembers the tensor's address.
+
+    tensor  a tensor, a storage, a module (its parameters and buffers), or a list, tuple or dictionary of these
+
+    Returns `tensor`. Raises TypeError for other objects.
+    """
     _shims.keep_tensors(_tensors_in(tensor, "keep"))
     return tensor
 
 
 def hold(*tensors):
-    """A context for code that works on addresses: the tensors stay where they are, and so does whatever is used or
-    made inside until it ends. `data_ptr()` inside gives an address that is good until then, and keeps nothing. Lists, tuples
-    and dictionaries of tensors are taken, too, and modules, which stand for their parameters and buffers.
+    """Returns a context for code that works on addresses: until the context ends, the given tensors stay on the
+    device, and so does everything that its thread uses or makes in it. The address that `data_ptr()` returns in the
+    context is valid until then.
 
-    What is used or made inside is what the thread does in which the context was entered. If another thread ends the context, it
-    ends before the next operation of its own thread, or with that thread.
+    tensors  tensors, storages, modules (their parameters and buffers), or lists, tuples and dictionaries of these
+
+    If another thread ends the context, it really ends before the next operation of the thread that entered it, or
+    with that thread. Raises TypeError for other objects.
     """
     return _C.Held(_tensors_in(tensors, "hold"), may_write=True)
 
 
 def plan(limits=None, links=(12.0, 25.0), *, overlap=True, tflops=None, memory_gbps=None, least_bytes=LEAST_BYTES,
          picture=None, out=sys.stdout):
-    """A context around one step of a program, best not the first. It records the step at full memory, so nothing needs to be
-    installed, and then prints what the step costs under limits; see `python -m spillway_torch.plan` for whole programs.
+    """Returns a context around one step of a program, best not the first. It records the step without a limit, so
+    nothing needs to be installed, and then prints what the step would cost under limits. For whole programs see
+    `python -m spillway_torch.plan`.
 
-    limits       bytes, or text such as "8GiB"; by default parts of the peak, and the smallest limit that trains
-    links        bandwidths of the host link to try, GB/s each way
-    overlap      False: copies take the time of what computes, as on the CPU device
-    tflops       estimate times for a device of this many TFLOP/s, instead of measuring them here
-    memory_gbps  and of this bandwidth of its memory, GB/s; by default 1500
-    least_bytes  as of `install`
-    picture      a file to draw into, as SVG
-    out          where to print the table; None: nowhere
+    limits       limits to try, in bytes or as text such as "8GiB"; default: parts of the peak, and the smallest limit
+                 with which the step runs
+    links        rates of the host link to try, in GB/s in each direction
+    overlap      False: copies take time of the processor that computes, as on the CPU device
+    tflops       estimate times for a device of this many TFLOP/s; default: measure them here
+    memory_gbps  memory bandwidth of that device, in GB/s; default: 1500. Ignored without `tflops`
+    least_bytes  as in `install`, but a number
+    picture      name of an SVG file to draw into; default: none
+    out          file to print the table to; None: do not print it
+
+    Raises ValueError for an argument that is not as above. Entering the context raises RuntimeError if support is on,
+    and leaving it raises RuntimeError if no operation was recorded.
     """
     from . import _plan, _record
     limits = limits and [_bytes(limit, "plan", "limits") for limit in limits]

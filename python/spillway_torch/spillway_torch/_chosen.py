@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part for the device that `install` was given; until then the CPU's."""
+"""Stands for the compiled part for the device that `install` was given; before that, for the CPU's."""
 import importlib
 import importlib.util
 
@@ -7,7 +7,7 @@ import torch
 
 try:
     from ._built_for import TORCH
-except ModuleNotFoundError:  # not built by setup.py, which leaves a note
+except ModuleNotFoundError:  # not built by setup.py, which writes this module
     TORCH = ".".join(torch.__version__.split(".")[:2])
 
 if not torch.__version__.startswith(f"{TORCH}."):
@@ -24,7 +24,7 @@ _module = _host
 
 
 def module_for(kind):
-    """The compiled part for a kind of device, "cpu" or "cuda"."""
+    """Returns the compiled part for a kind of device, "cpu" or "cuda"."""
     if kind == "cuda":
         try:
             return importlib.import_module("._spillway_torch_cuda", __package__)

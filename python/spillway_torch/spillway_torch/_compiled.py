@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs that Inductor has compiled: each of their kernels is an operation.
+"""Leases tensors for graphs that Inductor has compiled: each of their kernels counts as an operation.
 
-The code that Inductor generates for a graph is a function in Python. It makes buffers, calls kernels of its own with
-tensors, and operations of PyTorch for the rest. Its kernels take addresses from the tensors without an operation, so each
-is called here with its tensors leased. What lies between two kernels may leave: inputs, buffers, and what is saved for the
-backward graph. Graphs that are not such functions (wrappers in C++, packages, captured graphs), and code that gives
-addresses to kernels by itself, are one operation as a whole.
+The code that Inductor generates for a graph is a Python function. It makes buffers, calls kernels of its own with
+tensors, and calls operations of PyTorch for the rest. Its kernels take addresses from the tensors without an
+operation, so each is called here with its tensors leased. Between two kernels everything may be swapped out: inputs,
+buffers, and tensors that are saved for the backward graph. Graphs that are no such functions (wrappers in C++,
+packages, captured graphs), and code that itself passes addresses to kernels, count as one operation as a whole.
 """
 import types
 
@@ -13,14 +13,14 @@ import torch
 
 from . import _chosen as _C
 
-#: What generated code has the name of if it passes addresses, or objects that hold addresses, on to kernels.
+#: Names that occur in generated code if it passes addresses, or objects with addresses, to kernels.
 _ADDRESSING = frozenset(("data_ptr", "c_void_p", "TensorDescriptor"))
 _GENERATED = "torch._inductor.runtime.compile_tasks."
 _MARK = "_spillway_kernels_lease"
 
 
 class _Kernel:
-    """A kernel that is called by its method `run`: one of Triton, for example."""
+    """A kernel that is called by its method `run`, such as one of Triton's."""
 
     def __init__(self, kernel):
         self._kernel = kernel
@@ -39,8 +39,9 @@ def leasing(kernel):
 
 
 def lease_by_kernel(graph):
-    """Makes the kernels of a compiled graph lease their tensors. Returns whether all of them do now; if not, whoever calls
-    the graph must lease its inputs until it ends."""
+    """Makes the kernels of a compiled graph lease their tensors. Returns whether all of them do now. If not, the
+    caller of the graph must lease its inputs until it ends.
+    """
     function = getattr(graph, "__func__", graph)
     if not isinstance(function, types.FunctionType):
         return False
@@ -59,7 +60,7 @@ def lease_by_kernel(graph):
 
 
 def _codes(names):
-    """The code of all functions and methods that a generated module defines."""
+    """Returns the code objects of all functions and methods that a generated module defines."""
     for value in list(names.values()):
         members = vars(value).values() if isinstance(value, type) else (value,)
         for member in members:
@@ -82,7 +83,7 @@ def _wrap_kernels(names):
 
 
 def wrap_graphs(module):
-    """Wraps the call of the classes of compiled graphs (`torch._inductor.output_code`)."""
+    """Wraps the calls of compiled graphs, for the classes of `torch._inductor.output_code`."""
     for name in ("CompiledFxGraph", "CompiledAOTI"):
         cls = getattr(module, name, None)
         if cls is not None:

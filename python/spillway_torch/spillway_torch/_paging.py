@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference with models whose weights are larger than the device. The names are those of PyTorch Optimem."""
+"""Inference with models whose weights need more memory than the device has. The names are those of PyTorch Optimem."""
 import torch
 
 from . import _chosen as _C
@@ -9,16 +9,20 @@ _HOOK = "_spillway_begin_step"
 
 
 def page(model, max_layer_size=None):
-    """Lets the weights of a model come and go while it computes results; each forward pass predicts the next.
+    """Lets the weights of a model be swapped in and out during inference. Each forward pass predicts the next one.
+    Switches support on if it is off.
 
-    The model is put into eval mode and its parameters need no gradients from then on. Weights are only read: they
-    are copied to the host once, and after that they leave without a copy.
+    The model is put into eval mode, and its parameters require no gradients from then on. Weights are only read, so
+    they are copied to the host once, and are dropped without a copy after that.
 
-    max_layer_size  bytes: refuse a model with a layer whose own parameters and buffers take up more
+    max_layer_size  bytes: refuse a model with a layer whose own parameters and buffers take up more; default: no
+                    limit
+
+    Returns the model. Raises ValueError if a layer is too large.
     """
     _install_and_enable()
     for name, layer in model.named_modules():
-        # Of a view its own bytes: layers may share one storage, which is no layer's.
+        # A view counts with its own bytes: layers may share one storage, which belongs to none of them.
         size = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in _own_tensors(layer))
         if max_layer_size is not None and size > max_layer_size:
             raise ValueError(f"layer {name or '(the model itself)'} takes up {size} bytes, "
@@ -32,14 +36,19 @@ def page(model, max_layer_size=None):
 
 
 def _before_pass(model, arguments):
-    """Of the module, so that a model with this hook can be pickled."""
+    """Marks the start of a step. A function of the module, so that a model with this hook can be pickled."""
     begin_step()
 
 
 def chunk(model, max_capacity):
-    """Like `page`, but weights of up to `max_capacity` bytes stay on the device for good, the largest part that fits.
+    """Like `page`, but keeps the weights of some layers on the device for good.
 
-    Whole layers stay, those that are used first before others of their size.
+    Layers are kept whole. The largest are chosen first, and of layers of the same size those that come first in the
+    model. A layer that does not fit into what is left is skipped.
+
+    max_capacity  most bytes to keep on the device
+
+    Returns the model, whose member `spillway_resident_bytes` says how many bytes are kept.
     """
     page(model)
     left = int(max_capacity)
@@ -47,7 +56,7 @@ def chunk(model, max_capacity):
 
     def size_of(tensors):
         return sum(t.untyped_storage().nbytes() for t in tensors.values())
-    kept = {}  # by storage: several layers may share one, which takes up its bytes once
+    kept = {}  # by storage, since several layers may share one, which counts once
     for layer in sorted(layers, key=size_of, reverse=True):
         layer = {storage: tensor for storage, tensor in layer.items() if storage not in kept}
         if size_of(layer) <= left:
@@ -60,7 +69,9 @@ def chunk(model, max_capacity):
 
 
 def unpage(model):
-    """Ends `page` or `chunk`: the weights may be written again. What `chunk` kept on the device stays there."""
+    """Ends `page` or `chunk`: the weights may be written again. Those that `chunk` has kept stay on the device. Eval
+    mode and `requires_grad` are left as they are. Returns the model.
+    """
     for tensor in _all_tensors(model):
         _C.freeze(tensor, False)
     hook = model.__dict__.pop(_HOOK, None)

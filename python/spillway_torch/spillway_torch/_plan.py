@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Will a program fit under a limit, and what will it cost? Answers from one recorded step, replayed on a virtual clock."""
+"""Answers whether a program fits under a limit and what it costs then, from one recorded step that is replayed on a
+virtual clock.
+"""
 import collections
 import contextlib
 import os
@@ -12,7 +14,7 @@ from ._bytes import text_of
 from ._record import ROLES, Recorder, Recording
 
 FACTORS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-_MOST_BOUNDED = 20_000  # operations: the bound takes the square of their number
+_MOST_BOUNDED = 20_000  # operations: computing the bound takes time in the square of their number
 
 
 def _bandwidths(links):
@@ -23,9 +25,11 @@ def _bandwidths(links):
 
 
 class Plan:
-    """A context around one step, best not the first: it records the step, and says afterwards what limits would cost.
+    """The context that `plan` returns. It records the step around which it is put, best not the first, and then says
+    what the step would cost under limits.
 
-    Members after the step: `peak_bytes`, `smallest_limit`, `rows`; `table()`, `write_picture(path)`, `write_trace(path)`.
+    After the step it has the members `peak_bytes`, `smallest_limit` and `rows`, and the functions `table()`,
+    `write_picture(path)` and `write_trace(path)`.
     """
 
     def __init__(self, limits, links, overlap, estimate, least_bytes, out, picture):
@@ -80,18 +84,20 @@ class Plan:
             lambda limit: self._replay.run(limit, self._links[-1], steps=2)["completed"],
             self._replay.largest_operation_bytes, max(self.peak_bytes, self._replay.peak_bytes))
 
-    # What it says.
+    # Results.
 
     @property
     def rows(self):
-        """A dictionary for each link and limit: limit, link_gbps, completed, step_ns, least_ns, in_bytes, out_bytes,
-        left_bytes by role."""
+        """A dictionary for each link and limit, with limit and in_bytes, out_bytes (bytes), link_gbps (GB/s),
+        completed (whether it fits), step_ns, least_ns (nanoseconds) and left_bytes (bytes that leave the device, by
+        role).
+        """
         if self._rows is None:
             self._rows = self.sweep(self._limits_to_try(), self._links)
         return self._rows
 
     def sweep(self, limits, links):
-        """The same for other limits and links."""
+        """Returns rows as `rows` has them, for other limits (bytes) and links (GB/s)."""
         return [self._row(limit, link) for link in _bandwidths(links) for limit in limits]
 
     def _limits_to_try(self):
@@ -120,7 +126,7 @@ class Plan:
         return row | {"left_bytes": dict(left)}
 
     def holders(self):
-        """What holds the peak: bytes and number of buffers by role."""
+        """Returns what is in memory at the peak: for each role the bytes and the number of buffers."""
         held = {role: [0, 0] for role in ROLES}
         for buffer in self.recording.at_peak():
             held[buffer.role][0] += buffer.rounded
@@ -130,6 +136,7 @@ class Plan:
         return {role: tuple(counts) for role, counts in held.items() if counts[1]}
 
     def table(self, largest=8):
+        """Returns the result as text, with the `largest` largest groups of buffers at the peak."""
         recording = self.recording
         times = (str(recording.estimate) if recording.estimate else "measured on this processor" if recording.device == "cpu"
                  else "measured by the host's clock")
@@ -166,11 +173,12 @@ class Plan:
         return "\n".join(lines)
 
     def write_trace(self, path):
-        """A trace of accesses for spillway-replay."""
+        """Writes the recorded accesses into a file, for spillway-replay."""
         with open(path, "w", encoding="utf-8") as file:
             self.recording.write(file)
 
     def write_picture(self, path):
+        """Draws the times of the step under all limits into an SVG file."""
         rows = [{"link_gbps": row["link_gbps"], "capacity_bytes": row["limit"], "capacity_factor": row["capacity_factor"],
                  "completed": row["completed"], "step_ns": row.get("step_ns"), "least_ns": row.get("least_ns"),
                  "swapped_in_bytes": row.get("in_bytes"), "swapped_out_bytes": row.get("out_bytes")} for row in self.rows]
@@ -180,7 +188,7 @@ class Plan:
 
 
 def smallest(fits, low, high):
-    """The smallest number of bytes that fits, to a hundredth. `high` is taken to fit."""
+    """Returns the smallest number of bytes for which `fits` is true, to one per cent. `high` is assumed to fit."""
     if fits(low):
         return low
     while high - low > max(low // 100, _native.granule_bytes):

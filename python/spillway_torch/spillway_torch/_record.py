@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records one step of a program: its operations, what they use and how long they take, and when memory is made and freed.
+"""Records one step of a program: its operations, what they use, how long they take, and when memory is made and
+freed.
 
-A dispatch mode sees each operation after autograd and composites have been taken apart, which is where the module's hook
-leases operands, too. Memory is followed by storage: a weak reference tells when a storage ends. What a kernel allocates for
-itself is told by PyTorch's allocator.
+A dispatch mode sees each operation after autograd and composites have been taken apart, at the level at which the
+hook leases operands. Memory is followed by storage; a weak reference tells when a storage ends. PyTorch's allocator
+reports what a kernel allocates for itself.
 """
 import collections
 import gc
@@ -16,24 +17,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from . import _plan_module as _native
 
-#: Roles, in the order in which tables name them.
+#: Roles of buffers, in the order in which tables list them.
 ROLES = ("weights", "gradients", "optimizer state", "others before the step", "activations", "made in backward",
          "inside operations")
-LAUNCH_NS = 5000  # of an operation on a device whose times are estimated
+LAUNCH_NS = 5000  # time to launch an operation, where times are estimated
 
 
 class Buffer:
-    """Memory that tensors share: a storage."""
+    """A storage: memory that tensors share."""
     __slots__ = ("id", "bytes", "device", "born", "died", "role", "maker", "text", "watch", "uses", "weight")
 
     def __init__(self, number, storage, tensor, born, role, maker):
         self.id, self.bytes, self.device = number, storage.nbytes(), tensor.device.type
-        self.born, self.died = born, None    # operations; -1: there before; died: the first without it
+        self.born, self.died = born, None    # numbers of operations; born -1: existed before; died: first without it
         self.role, self.maker = role, maker
         self.text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
         self.watch = None
-        self.uses = []                       # operations that need its bytes
-        self.weight = False                  # lives across steps
+        self.uses = []                       # numbers of operations that need its bytes
+        self.weight = False                  # whether it lives across steps
 
     @property
     def rounded(self):
@@ -48,17 +49,19 @@ class Operation:
         self.name = name
         self.ns = 0
         self.buffers = ()
-        self.scratch = 0     # bytes that it allocates for itself beside its results
+        self.scratch = 0     # bytes allocated for itself, beside the results
 
 
 class Estimate:
-    """Times of operations on a device that is not here: what takes longer, its floating-point operations or its bytes."""
+    """Estimates times of operations on a device that is not present: the time of their floating-point operations or
+    of their bytes, whichever is longer.
+    """
 
     def __init__(self, tflops, memory_gbps):
         self.per_flop, self.per_byte = 1e-3 / tflops, 1 / memory_gbps  # ns
 
     def ns(self, function, args, kwargs, out, nbytes):
-        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # it warns that Triton is not there
+        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)  # else it warns that Triton is missing
         from torch.utils.flop_counter import flop_registry
         count = flop_registry.get(getattr(function, "overloadpacket", None))
         flops = count(*args, **kwargs, out_val=out) if count else 0
@@ -69,7 +72,7 @@ class Estimate:
 
 
 class Recorder(TorchDispatchMode):
-    """Records while it is entered. Afterwards `operations` and `buffers` say what happened."""
+    """Records while its context is entered. Afterwards `operations` and `buffers` have the result."""
     supports_higher_order_operators = True
 
     def __init__(self, least_bytes, estimate=None):
@@ -81,7 +84,7 @@ class Recorder(TorchDispatchMode):
         self._kinds, self._parameters = {}, []
         self._allocations = _native.AllocationWatch(least_bytes)
 
-    # What is there, and what comes.
+    # Buffers that exist, and new ones.
 
     def __enter__(self):
         self._find_what_is_there()
@@ -132,7 +135,7 @@ class Recorder(TorchDispatchMode):
                         buffer.role = "gradients"
 
     def _add(self, tensor, born, role, maker):
-        """The buffers of a tensor; those that are new are there from the operation `born` on."""
+        """Returns the buffers of a tensor. New ones exist from the operation with number `born` on."""
         return [self._buffer_of(part, born, role, maker) for part in parts_of(tensor)]
 
     def _of(self, tensor):
@@ -144,7 +147,7 @@ class Recorder(TorchDispatchMode):
         known = self._alive.get(storage._cdata)
         if known is not None and known.bytes == storage.nbytes():
             return known
-        if known is not None:  # resized
+        if known is not None:  # it was resized
             known.died = max(born, 0)
             known.watch = None
         key = storage._cdata
@@ -160,7 +163,7 @@ class Recorder(TorchDispatchMode):
             del self._alive[key]
             buffer.died = len(self.operations)
 
-    # What is done.
+    # Operations.
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -203,7 +206,7 @@ class Recorder(TorchDispatchMode):
         self.operations.append(operation)
 
     def _add_pieces(self, name, ns, args, kwargs, out):
-        """An operation that does the same to each element of its lists, which the module takes apart."""
+        """Records an operation that does the same to each element of its lists, which the hook cuts into parts."""
         lists = [x for x in (*args, *kwargs.values(), out)
                  if isinstance(x, (list, tuple)) and x and isinstance(x[0], torch.Tensor)]
         pieces = []
@@ -230,7 +233,7 @@ def is_fake(tensor):
 
 
 def number_of_fake(function, args):
-    """A number in the place of one that a program reads from a tensor that has none."""
+    """Returns a number for a program that reads one from a fake tensor, which has no values."""
     if function is torch.ops.aten._local_scalar_dense.default and is_fake(args[0]):
         kind = args[0].dtype
         return True if kind == torch.bool else 1.0 if kind.is_floating_point else 1
@@ -249,7 +252,7 @@ def tensors_in(value):
 
 
 def parts_of(tensor):
-    """The tensors with storages that a tensor consists of."""
+    """Returns the tensors with storages that a tensor consists of."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from parts_of(getattr(tensor, name))
@@ -257,7 +260,7 @@ def parts_of(tensor):
         try:
             if tensor.untyped_storage().nbytes() > 0:
                 yield tensor
-        except (NotImplementedError, RuntimeError):  # without storage
+        except (NotImplementedError, RuntimeError):  # it has no storage
             return
     elif tensor.layout is torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
@@ -268,7 +271,7 @@ def parts_of(tensor):
 
 
 class Recording:
-    """A step: what `Recorder` has seen of one kind of device."""
+    """A recorded step, for one kind of device."""
 
     def __init__(self, recorder):
         kinds = collections.Counter()
@@ -287,7 +290,7 @@ class Recording:
         self._find_weights(end)
 
     def _find_peak(self):
-        """The operation at which most bytes are there, with those that it allocates for itself."""
+        """Finds the operation at which most bytes exist, including those that operations allocate for themselves."""
         changes = collections.Counter()
         for buffer in self.buffers:
             changes[max(buffer.born, 0)] += buffer.rounded
@@ -300,7 +303,7 @@ class Recording:
                 self.peak_bytes, self.peak_at = live + scratch, at
 
     def at_peak(self):
-        """The buffers that are there at the peak, largest first."""
+        """Returns the buffers that exist at the peak, largest first."""
         at = self.peak_at
         return sorted((b for b in self.buffers if b.born <= at < max(b.died, b.born + 1)), key=lambda b: (-b.bytes, b.id))
 
@@ -315,8 +318,9 @@ class Recording:
     def _find_weights(self, end):
         """Decides which buffers live across steps.
 
-        What was there before and stays does. What was there before and ends is, in a program that repeats, what the step
-        makes anew later and leaves behind: gradients, for example. Such a pair is one buffer that is made anew.
+        A buffer that existed before the step and still exists after it does. If one existed before and ends in the
+        step, then in a program that repeats, the step makes its successor later and leaves it behind: gradients, for
+        example. Such a pair is taken as one buffer that is made anew.
         """
         old = collections.defaultdict(list)
         for buffer in self.buffers:
@@ -331,13 +335,14 @@ class Recording:
                 buffer.weight = bool(buffer.uses)
                 continue
             old[buffer.bytes].remove(pair)
-            if pair.uses:  # it is used before it is made anew
+            if pair.uses:  # it is used before its successor is made
                 buffer.weight, buffer.uses = True, sorted({*pair.uses, *buffer.uses})
                 pair.uses, pair.weight = [], False
 
     def write(self, file):
-        """As a trace of accesses for spillway-replay. What an operation allocates for itself is a buffer of its own. Memory
-        that no operation uses is left out: it leaves once, and does not come back."""
+        """Writes the step as a trace of accesses for spillway-replay. What an operation allocates for itself becomes
+        a buffer. Memory that no operation uses is left out, since it would leave once and not come back.
+        """
         used = collections.defaultdict(list)
         for buffer in self.buffers:
             for at in buffer.uses:
@@ -347,7 +352,7 @@ class Recording:
         begin, places = 0, sorted(used)
         for at in places:
             end = len(self.operations) if at == places[-1] else at + 1
-            ns = sum(operation.ns for operation in self.operations[begin:end])  # with those that use nothing of this device
+            ns = sum(operation.ns for operation in self.operations[begin:end])  # also of operations that use nothing of this device
             begin = end
             for buffer in used[at]:
                 file.write(f"{at},{buffer.id},{buffer.bytes},{int(buffer.weight)},{ns}\n")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shims for code that asks for addresses, and for code that PyTorch calls back.
+"""Wrappers for code that asks for addresses of tensors, and for code that PyTorch calls back.
 
-A tensor whose address is given out is brought in and kept as long as its storage lives. Code that looks at the
-bytes only while it is called gets them for that long, an array of NumPy for as long as the array lives, and code
-that only tells storages apart gets names in the place of addresses.
+A tensor whose address is given out is swapped in, and stays on the device as long as its storage lives. Code that
+uses the bytes only during a call has the tensor leased for the call, and a NumPy array for as long as the array
+lives. Code that only distinguishes storages gets numbers that name them in place of addresses.
 """
 import _thread
 import functools
@@ -37,7 +37,7 @@ _COMMUNICATING = (
     "all_gather_single", "all_gather_single_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "reduce_scatter_single_coalesced", "alltoall", "alltoall_base", "all_to_all_single")
 
-#: Functions that ask storages for their addresses to tell them apart, or to see whether they are empty.
+#: Functions that ask for addresses only to distinguish storages, or to see whether they are empty.
 _NAMING = {
     "torch.nn.modules.rnn": ("flatten_parameters",),
     "torch.serialization": ("_save", "_load", "persistent_id", "load_tensor", "persistent_load"),
@@ -67,6 +67,7 @@ def set_hook(on):
 
 
 def _keeping(function):
+    """Wraps a method whose caller uses the tensor's address afterwards."""
     def call(self, *args, **kwargs):
         _C.bring_in(self, True)
         return function(self, *args, **kwargs)
@@ -74,14 +75,17 @@ def _keeping(function):
 
 
 def _is_naming(caller):
-    # A typed storage asks the untyped one, and an end is compared with the beginnings that its caller asks for.
+    # Skips typed storages, which ask untyped ones, and `_end_ptr`, whose caller compares the end with begins.
+    """Whether the caller only wants to distinguish storages (`_NAMING`)."""
     while caller is not None and (caller.f_globals.get("__name__") == "torch.storage" or caller.f_code.co_name == "_end_ptr"):
         caller = caller.f_back
     return caller is not None and caller.f_code.co_name in _NAMING.get(caller.f_globals.get("__name__"), ())
 
 
 def _addressing(function):
-    """Inside of `hold` and of operations addresses are asked for to launch kernels, and are good until it ends."""
+    """Wraps a method that returns the address of a tensor. Inside of `hold` and of operations, addresses are asked
+    for to launch kernels, and stay valid until these end; otherwise the tensor stays on the device.
+    """
     def call(self):
         if _is_naming(sys._getframe(1)):
             storage = self.untyped_storage()
@@ -93,16 +97,17 @@ def _addressing(function):
 
 
 def _storage_addressing(function):
+    """Does the same for a storage."""
     def call(self):
         if self.nbytes() != 0 and _is_naming(sys._getframe(1)) and _C.is_ours(self):
-            return self._cdata  # a number that names the storage; the address may change meanwhile
+            return self._cdata  # a number that names the storage, since its address may change
         _C.bring_in_storage(self, not _C.is_holding())
         return function(self)
     return _named_like(call, function)
 
 
 def _storage_indexing(function):
-    """A slice of a storage is a storage that goes on with the address."""
+    """Wraps the indexing of a storage. A slice is another storage, which uses the same address from then on."""
     holding = _holding(function)
 
     def call(self, index):
@@ -113,6 +118,7 @@ def _storage_indexing(function):
 
 
 def _holding(function, may_write=False):
+    """Wraps a function whose arguments are leased while it runs."""
     def call(*args, **kwargs):
         with _C.Held((*args, *kwargs.values()), may_write):
             return function(*args, **kwargs)
@@ -124,20 +130,21 @@ def _writing(function):
 
 
 class _Borrower(weakref.ref):
-    """An object that shares a tensor's memory until it dies."""
+    """A weak reference to an object that shares a tensor's memory; keeps the lease until the object dies."""
     __slots__ = ("lease",)
 
 
-_borrowers = {}  # each under the `id` of its lease
+_borrowers = {}  # by the `id` of the lease
 
 
 def _lending(function):
+    """Wraps a method whose result shares the tensor's memory: the tensor is leased until the result dies."""
     def call(self, *args, **kwargs):
         if kwargs.get("force") and not torch.overrides.has_torch_function_unary(self):
-            self = self.detach().cpu().resolve_conj().resolve_neg()  # as `force` does, but what that makes could leave
+            self = self.detach().cpu().resolve_conj().resolve_neg()  # as `force` does, whose result might be swapped out
         lease = _C.Lent(self)
         result = function(self, *args, **kwargs)
-        # No Python runs when the array dies: what a handler of signals raised in it, such as KeyboardInterrupt, would be lost.
+        # No Python code may run when the array dies, since an exception of a signal handler in it would be lost.
         borrower = _Borrower(result, functools.partial(_borrowers.pop, id(lease)))
         borrower.lease = lease
         _borrowers[id(lease)] = borrower
@@ -146,7 +153,7 @@ def _lending(function):
 
 
 def _wrap_addresses_of_arrays(module):
-    """`array.ctypes` gives an address out that others go on with after the array, as long as the tensor lives."""
+    """Wraps `array.ctypes`, whose address may be used after the array has died, as long as the tensor lives."""
     cls = module._ctypes
     inner = cls.__init__
 
@@ -174,14 +181,14 @@ def _wrap_methods(cls, names, wrap):
 
 
 def _wrap_saving():
-    writer = torch._C.PyTorchFileWriter  # of torch.save and torch.package
+    writer = torch._C.PyTorchFileWriter  # the writer of torch.save and torch.package
     writer.write_record = _holding(writer.write_record)
     _wrap_packaging(torch._C.ScriptModuleSerializer)
     _after_import("safetensors.torch", _wrap_safetensors)
 
 
 def _wrap_packed_objects():
-    """Objects that are written in C++ go on with the tensors of their state."""
+    """Wraps objects that are written in C++ and use the tensors of their state from then on."""
     cls = torch._C.ScriptObject
     _wrap_methods(cls, ("__copy__", "__deepcopy__", "__getstate__"), _holding)
     _wrap_methods(cls, ("__setstate__",), _keeping_leaves)
@@ -192,11 +199,11 @@ def keep_tensors(things):
         if isinstance(thing, torch.Tensor):
             _C.bring_in(thing, True)
         else:
-            _C.bring_in_storage(thing, True)  # which leaves alone what is none
+            _C.bring_in_storage(thing, True)  # ignores what is not a storage
 
 
 def _keeping_leaves(function):
-    """For what goes on with the addresses of its arguments after it has returned."""
+    """Wraps a function that uses the addresses of its arguments after it has returned."""
     def call(self, *args, **kwargs):
         keep_tensors(tree_leaves((args, kwargs)))
         with _C.Held(()):
@@ -205,7 +212,7 @@ def _keeping_leaves(function):
 
 
 def _wrap_packaging(serializer):
-    """torch.package takes modules of TorchScript one by one, and writes what is left of them at the end."""
+    """Wraps torch.package, which takes TorchScript modules one by one and writes parts of them at the end."""
     serialize, write_files = _holding_scripts(serializer.serialize), serializer.write_files
     modules = weakref.WeakKeyDictionary()
 
@@ -220,19 +227,21 @@ def _wrap_packaging(serializer):
     serializer.write_files = _named_like(holding_write_files, write_files)
 
 
-#: Operators of TorchScript that read tensors and are not known to PyTorch's dispatcher.
+#: Operators of TorchScript that read tensors and do not pass PyTorch's dispatcher.
 _READING = ("prim::tolist", "aten::format", "aten::str", "aten::percentFormat", "aten::save", "prim::Print")
-#: The words in types of values that hold no tensor.
+#: The words in the types of values that contain no tensor.
 _PLAIN = {"int", "float", "bool", "str", "complex", "Scalar", "Device", "NoneType", "List", "Dict", "Tuple", "Optional"}
 
 
 def _reads_tensors(graph):
-    """Whether such an operator may take a tensor. What `torch.jit.fork` begins is left out: it runs in another thread."""
+    """Whether a graph may apply such an operator to a tensor. Code that `torch.jit.fork` begins is left out, since it
+    runs in another thread.
+    """
     return any(not _PLAIN.issuperset(re.findall(r"\w+", str(value.type())))
                for kind in _READING for node in graph.findAllNodes(kind) for value in node.inputs())
 
 
-#: Whether a script may have been compiled into kernels of oneDNN's fuser, which it keeps when that is switched off.
+#: Whether a script may contain kernels of oneDNN's fuser. It keeps them when the fuser is switched off.
 _may_be_fused = False
 
 
@@ -249,7 +258,7 @@ def _noting_fusion(set_enabled):
 
 
 def _reading(run):
-    """A script that reads tensors, or has kernels that do so, counts as one operation."""
+    """Wraps the call of a script. A script that reads tensors, or whose kernels do, counts as one operation."""
     keep = _keeping_leaves(run)
 
     def call(self, *args, **kwargs):
@@ -260,7 +269,7 @@ def _reading(run):
             except RuntimeError:
                 reads = "native"
             self._spillway_reads = reads
-        if reads == "native":  # a method in C++, whose object may go on with the tensors that it is given
+        if reads == "native":  # a method in C++, whose object may use the tensors that it is given later
             return keep(self, *args, **kwargs)
         if not reads and not _may_be_fused:
             return run(self, *args, **kwargs)
@@ -274,7 +283,9 @@ def _reading(run):
 
 
 def _wrap_scripts():
-    """TorchScript writes all that a module has in one call, and prints constants without an operation."""
+    """Wraps TorchScript: it writes everything that a module has in one call, and prints constants without an
+    operation.
+    """
     C = torch._C
     saving = ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
     _wrap_methods(C.ScriptModule, (*saving, "dump", "dump_to_str", "__copy__", "__deepcopy__"), _holding_scripts)
@@ -290,12 +301,12 @@ def _wrap_scripts():
                                    (2, C.ScriptModule, ("_create_method_from_trace", "_create_method_from_trace_with_dict"))):
         for name in names:
             method = _C.holding_after_program(getattr(owner, name), position)
-            # Dynamo puts functions into sets, and methods of this kind cannot be in one.
+            # Dynamo puts functions into sets, but methods of this kind are not hashable.
             setattr(owner, name, method if isinstance(owner, type) else method.__func__)
     for name in ("import_ir_module", "import_ir_module_from_buffer", "_import_ir_module_from_package", "_load_for_lite_interpreter",
                  "_load_for_lite_interpreter_from_buffer"):
         _wrap_methods(C, (name,), _loading)
-    # The kernels of fusers ask for addresses by themselves, outside of operations.
+    # Kernels of fusers ask for addresses outside of operations.
     C._jit_set_texpr_fuser_enabled(False)
     _note_fusion(C._jit_llga_enabled())
     _wrap_methods(C, ("_jit_set_llga_enabled",), _noting_fusion)
@@ -305,8 +316,10 @@ def _wrap_scripts():
 
 
 def _loading(function):
-    """A file of TorchScript may have objects that are written in C++. They are made while it is read, outside of operations,
-    of tensors with whose addresses they go on. So what such a file has stays."""
+    """Wraps the loading of a TorchScript file, which may contain objects that are written in C++. They are made while
+    the file is read, outside of operations, from tensors whose addresses they use from then on. So if there are such
+    objects, all tensors of the file stay on the device.
+    """
     keeping = _keeping_new(function)
 
     def call(*args):
@@ -320,13 +333,13 @@ def _has_objects(file):
     if not isinstance(file, torch._C.PyTorchFileReader):
         try:
             reader = torch._C.PyTorchFileReader(io.BytesIO(file) if isinstance(file, bytes) else file)
-        except RuntimeError:  # it is no archive: another format, or what PyTorch itself will complain of
+        except RuntimeError:  # not an archive: another format, or a file that PyTorch itself will reject
             return False
     return any("/torch/classes/" in name for name in reader.get_all_records())
 
 
 def _holding_scripts(function, holds=lambda tensor: True):
-    """For what takes parts of TorchScript, or tensors, among its arguments."""
+    """Wraps a function that takes TorchScript objects, or tensors, as arguments."""
     def call(*args, **kwargs):
         with _C.Held([tensor for argument in args for tensor in _tensors_of(argument) if holds(tensor)]):
             return function(*args, **kwargs)
@@ -334,7 +347,7 @@ def _holding_scripts(function, holds=lambda tensor: True):
 
 
 def _holding_what_is_shown(function):
-    return _holding_scripts(function, lambda tensor: tensor.numel() <= 16)  # larger ones are not printed
+    return _holding_scripts(function, lambda tensor: tensor.numel() <= 16)  # larger tensors are not printed
 
 
 def _tensors_of(argument):
@@ -351,7 +364,7 @@ def _default_values(method):
 
 
 def _constants(part):
-    """Those of a graph or of a node and what is in it; `part` keeps the nodes alive."""
+    """Returns the constants of a graph, or of a node and the blocks in it. `part` keeps the nodes alive."""
     nodes = part.findAllNodes("prim::Constant")
     for kind in ("prim::fork", "prim::Closure"):
         for node in part.findAllNodes(kind):
@@ -367,7 +380,7 @@ def _tensors_of_script(module):
     for name in torch._C.ConcreteModuleType.from_jit_type(module._type()).get_attributes():
         try:
             value = module.getattr(name)
-        except RuntimeError:  # an object of a class that Python does not know
+        except RuntimeError:  # an object of a class that is unknown in Python
             continue
         yield from _tensors_of_scripted(value)
     for name in module._method_names():
@@ -389,7 +402,7 @@ def _tensors_of_scripted(value):
 
 
 def _wrap_safetensors(module):
-    if hasattr(module, "_to_ndarray"):  # the array does not own its memory, and all are written in one call
+    if hasattr(module, "_to_ndarray"):  # its array does not own the memory, and one call writes all of them
         to_array = module._to_ndarray
 
         def _to_ndarray(tensor):
@@ -402,7 +415,7 @@ def _wrap_safetensors(module):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Calls functions with modules that are imported later."""
+    """Calls functions with modules when these are imported later."""
 
     def __init__(self):
         self.waiting = {}
@@ -433,7 +446,7 @@ def _after_import(name, act):
 
 
 def _with_hook(function):
-    """For what begins in a thread that may not have the hook."""
+    """Wraps a function that may be called in a thread without the hook."""
     def call(*args, **kwargs):
         if _hook_is_on:
             _C.set_hook(True)
@@ -442,7 +455,7 @@ def _with_hook(function):
 
 
 def _from_beginning_to_end(function):
-    """For all that a thread runs, with which what it holds ends."""
+    """Wraps the function that a thread runs: when it returns, everything that the thread holds ends."""
     run = _with_hook(function)
 
     def call(*args, **kwargs):
@@ -464,8 +477,10 @@ def _wrap_threads():
 
 
 def _wrap_extensions():
-    """Functions and classes of extensions in C++ are no operations, and go on with addresses of their arguments and of
-    what operations give them. Each call is one operation, and what an object is made of or given stays."""
+    """Wraps functions and classes of extensions in C++. They are not operations, and may use the addresses of their
+    arguments and of results of operations later. Each call counts as one operation, and what an object is made of or
+    given stays on the device.
+    """
     loader = importlib.machinery.ExtensionFileLoader
     inner = loader.exec_module
 
@@ -484,18 +499,21 @@ def _wrap_extensions():
         its_loader = getattr(getattr(module, "__spec__", None), "loader", None)
         if isinstance(its_loader, loader):
             functions |= wrap(module, its_loader.path)
-    for module in list(sys.modules.values()) if functions else ():  # those that other modules have imported by name
+    # Also in modules that have imported the functions by name.
+    for module in list(sys.modules.values()) if functions else ():
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in functions:
                 setattr(module, name, functions[id(value)])
 
 
 def _wrap_extension(module, functions):
-    """Notes in `functions` what each function was replaced by, under its `id`. The original lives on in its replacement."""
+    """Wraps the functions of an extension, and records in `functions` what each was replaced by, under its `id`. The
+    replacement keeps the original alive.
+    """
     for name, value in list(vars(module).items()):
         if isinstance(value, types.BuiltinFunctionType):
             call = functions[id(value)] = _holding_leaves(value)
-            call.__module__, call.__qualname__ = module.__name__, name  # by which it is pickled
+            call.__module__, call.__qualname__ = module.__name__, name  # pickle finds it by these names
             setattr(module, name, call)
         elif type(value).__name__ == "pybind11_type" and value.__module__ == module.__name__:
             _wrap_extension_class(value)
@@ -507,10 +525,10 @@ def _wrap_extension_class(cls):
     for name, value in list(vars(cls).items()):
         if isinstance(value, type):
             if type(value).__name__ == "pybind11_type" and value.__qualname__.startswith(cls.__qualname__ + "."):
-                _wrap_extension_class(value)  # that was defined inside of this one
+                _wrap_extension_class(value)  # a class that is defined inside of this one
         elif isinstance(value, staticmethod):
             setattr(cls, name, staticmethod(_holding_leaves(value.__func__)))
-        elif type(value) is property:  # to set a static one would set the value that it stands for
+        elif type(value) is property:  # not static ones, since setting one would set its value
             setter = value.fset and _keeping_leaves(value.fset)
             getter = value.fget and _holding_leaves(value.fget)
             setattr(cls, name, property(getter, setter, value.fdel, value.__doc__))
@@ -526,8 +544,9 @@ def _is_linked_to_torch(path):
 
 
 def _holding_leaves(function):
-    """For what works with the addresses of its arguments until it returns. What it retains, and what it returns of its own,
-    stays for good: whoever has it may go on with the address."""
+    """Wraps a function that uses the addresses of its arguments until it returns. Arguments that it keeps, and
+    tensors that it has made and returns, stay on the device for good, since whoever has them may use their addresses.
+    """
     def call(*args, **kwargs):
         given = leaves_of((args, kwargs))
         counts = {id(tensor): (tensor, tensor._use_count()) for tensor in given if isinstance(tensor, torch.Tensor)}
@@ -541,12 +560,15 @@ def _holding_leaves(function):
 
 
 def _retained(held, counts, result):
-    """The tensors that somebody else has after a call than had them before.
+    """Returns the tensors that somebody else refers to after a call and did not before.
 
-    held: of the call; counts: of those that have each argument, before, by its `id`."""
+    held    the hold around the call
+    counts  for the `id` of each argument: the tensor, and the number of references to it before the call
+    result  what the call has returned
+    """
     returned = [tensor for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)]
     retained = [tensor for tensor in returned if id(tensor) not in counts and tensor._use_count() > 1]
-    if any(tensor.requires_grad for tensor in returned):  # it may be the graph that has the arguments
+    if any(tensor.requires_grad for tensor in returned):  # the graph may refer to the arguments
         held.returns(returned)
         return retained
     bases = {id(tensor._base) for tensor in returned if tensor._is_view()}
@@ -555,7 +577,7 @@ def _retained(held, counts, result):
 
 
 def leaves_of(arguments):
-    """The tensors among arguments and in what they consist of, with other things."""
+    """Returns the leaves of nested collections of arguments, and the parameters and buffers of modules among them."""
     leaves = tree_leaves(arguments)
     for module in [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]:
         leaves += [*module.parameters(), *module.buffers()]
@@ -577,7 +599,8 @@ def _wrap_higher_order_operators():
 
 
 def _wrap_captured_graphs():
-    """Tells the allocator which streams graphs are launched on: what a graph uses is free after all known streams."""
+    """Tells the allocator on which streams graphs are launched, since what a graph uses is free only after all these.
+    """
     inner = torch.cuda.CUDAGraph.replay
 
     def replay(self):
@@ -587,8 +610,9 @@ def _wrap_captured_graphs():
 
 
 def _wrap_packaged_graphs():
-    """Graphs that were compiled into a library take addresses of what they are called with, and go on with those of
-    constants that the program manages."""
+    """Wraps graphs that were compiled into a library. They use the addresses of their arguments during a call, and
+    those of constants that the program manages from then on.
+    """
     def holding_all(function):
         def call(self, *args, **kwargs):
             things = tree_leaves((args, kwargs))
@@ -605,11 +629,12 @@ def _wrap_packaged_graphs():
 
 
 def _wrap_native_runners():
-    """Static modules and kernels of TorchScript's tensor expressions run without operations, and go
-    on with the weights that they were made of."""
+    """Wraps static modules and kernels of TorchScript's tensor expressions. They run without operations, and use the
+    weights that they were made of from then on.
+    """
     C = torch._C
     if hasattr(C, "StaticModule"):
-        to_static = _keeping_new(C._jit_to_static_module)  # freezing makes new weights
+        to_static = _keeping_new(C._jit_to_static_module)  # freezing the module makes new weights
 
         def to_static_module(part):
             keep_tensors(_tensors_of(part))
@@ -617,7 +642,7 @@ def _wrap_native_runners():
         C._jit_to_static_module = _named_like(to_static_module, to_static)
         keys = C.DispatchKeySet(C._parse_dispatch_key(_C.hook_key()))
 
-        def without_hook(function):  # nor has it a thread that a script forks: what that makes does not leave
+        def without_hook(function):  # threads that a script forks have no hook either, so what they make stays
             def call(*args, **kwargs):
                 with C._ExcludeDispatchKeyGuard(keys):
                     return function(*args, **kwargs)
@@ -639,7 +664,7 @@ def _wrap_native_runners():
 
 
 def _wrap_dlpack_exchange():
-    """Code in C takes tensors by functions of these tables, and remembers the tables."""
+    """Replaces the tables of C functions with which other code takes tensors; such code remembers the tables."""
     if hasattr(torch._C, "_dlpack_exchange_api"):
         _C.wrap_dlpack_exchange(torch._C._dlpack_exchange_api())
     if hasattr(torch._C, "_const_dlpack_exchange_api"):
@@ -647,7 +672,7 @@ def _wrap_dlpack_exchange():
 
 
 def _wrap_backends():
-    """A process group that is used without `torch.distributed` calls no operations for its communication."""
+    """Wraps process groups that are used without `torch.distributed`: they communicate without operations."""
     if not torch.distributed.is_available():
         return
     from torch._C import _distributed_c10d as c10d
@@ -663,12 +688,12 @@ def _wrap_backends():
 
 
 def _wrap_rpc(module):
-    """Functions that other processes call."""
+    """Wraps functions that other processes call."""
     module._run_function = _with_hook(module._run_function)
 
 
 def _wrap_futures():
-    """Callbacks run in the thread that completes a future."""
+    """Wraps callbacks, which run in the thread that completes a future."""
     def taking(method):
         def call(self, callback):
             return method(self, _with_hook(callback))
@@ -677,23 +702,24 @@ def _wrap_futures():
 
 
 def _wrap_rpc_backends(module):
-    """While one begins, it calls its collectives without operations."""
+    """Wraps the start of an RPC backend, which calls its collectives without operations."""
     module.init_backend = _holding(module.init_backend)
 
 
 def _wrap_distributed():
-    """The reducer of DistributedDataParallel works on its buckets and on gradients between operations.
-    The functions that compare processes fill and read tensors of their own between operations."""
+    """Wraps the reducer of DistributedDataParallel, which works on its buckets and on gradients between operations,
+    and the functions that compare processes, which fill and read tensors of their own between operations.
+    """
     if not torch.distributed.is_available():
         return
     from torch._C import _distributed_c10d as c10d
     cls = c10d.Reducer
     inner = _keeping_new(cls.__init__)
-    cls._rebuild_buckets = _keeping_new(cls._rebuild_buckets)  # after the first step
+    cls._rebuild_buckets = _keeping_new(cls._rebuild_buckets)  # called after the first step
 
     def __init__(self, params, *args, **kwargs):
-        # The last of `args` may ask for buckets that are allocated in a backward pass, by a thread
-        # that keeps nothing.
+        # Ignores the request for buckets that are allocated in a backward pass, since the thread that would
+        # allocate them does not keep them on the device.
         kwargs.pop("lazy_bucket_allocation", None)
         inner(self, params, *args[:13], **kwargs)
         for parameter in params:
@@ -722,7 +748,9 @@ _recorders = set()
 
 
 def _wrap_profilers():
-    """They ask for the addresses of operands, parameters and an optimizer's state before an operation uses them."""
+    """Wraps profilers: they ask for the addresses of operands, of parameters and of an optimizer's state before an
+    operation uses them.
+    """
     def enabling(function, name):
         def call(*args, **kwargs):
             _recorders.add(name)
@@ -773,7 +801,7 @@ def install():
     _wrap_methods(torch.Tensor, _WRITING, _writing)
     _wrap_methods(torch.Tensor, ("data_ptr", "const_data_ptr"), _addressing)
     _wrap_methods(torch.Tensor, ("numpy",), _lending)
-    for name in ("numpy._core._internal", "numpy.core._internal"):  # the second is of NumPy before 2.0
+    for name in ("numpy._core._internal", "numpy.core._internal"):  # the second one before NumPy 2.0
         _after_import(name, _wrap_addresses_of_arrays)
     torch.Tensor.__setitem__ = _C.set_item_method()
     _wrap_methods(torch._C, ("_data_address",), _addressing)
@@ -787,7 +815,7 @@ def install():
     torch.to_dlpack = torch.utils.dlpack.to_dlpack = torch._C._to_dlpack
     _wrap_dlpack_exchange()
     torch.set_rng_state = torch.random.set_rng_state = _holding(torch.random.set_rng_state)
-    # The first runs a kernel, and is no operation of the dispatcher.
+    # The first one runs a kernel without passing the dispatcher.
     _wrap_methods(torch._C, ("_cuda_jiterator_compile_and_launch_kernel", "_pickle_save", "_is_cow_tensor", "_is_alias_of"),
                   _holding)
     sys.meta_path.insert(0, _finder)
@@ -802,7 +830,7 @@ def install():
     _wrap_packaged_graphs()
     _wrap_native_runners()
     _after_import("torch._inductor.output_code", _compiled.wrap_graphs)
-    # A graph that Dynamo made of what is wrapped here would call itself.
+    # Dynamo must not trace the wrappers in this module: a graph made from one would call itself.
     _after_import("torch._dynamo.trace_rules", lambda rules: rules.add(__package__))
     _after_import("torch.distributed.rpc.internal", _wrap_rpc)
     _after_import("torch.distributed.rpc.backend_registry", _wrap_rpc_backends)

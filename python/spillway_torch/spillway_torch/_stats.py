@@ -4,19 +4,28 @@ from ._bytes import summary, text_of
 
 
 def memory_stats(device=None):
-    """What the allocator has done, under the names of `torch.cuda.memory_stats` and of Large Model Support:
-    `allocated_bytes` are those of tensors on the device now, `pinned_bytes` the part of them that cannot leave now, and
-    `reserved_bytes` what was taken from the device. `tensor_bytes` counts tensors wherever they are."""
+    """Returns the allocator's statistics as a dictionary, under the names of `torch.cuda.memory_stats` and of Large
+    Model Support; empty before `install`. `allocated_bytes` counts tensors that are on the device, `pinned_bytes`
+    those of them that cannot be swapped out now, and `reserved_bytes` what was taken from the device. `tensor_bytes`
+    counts tensors wherever they are.
+
+    device  ignored; for programs that pass one
+    """
     return dict(sorted(_C.raw_stats().items())) if _C.is_installed() else {}
 
 
 def reset_peak_memory_stats(device=None):
+    """Sets the peaks to the current values. `device` is ignored."""
     if _C.is_installed():
         _C.reset_peaks()
 
 
 def memory_summary(device=None, holders=10):
-    """Who holds memory, as a table."""
+    """Returns a table, as text, of what takes up memory.
+
+    device   ignored; for programs that pass one
+    holders  how many of the largest tensors, and of the operations that were run again, to list
+    """
     if not _C.is_installed():
         return "spillway_torch is not installed"
     now = _C.raw_stats()

@@ -11,7 +11,7 @@ bytes, for programs that do not fit here; times are estimated then.
 The second reads a memory snapshot of torch.cuda.memory._dump_snapshot, and says in how much memory the program fits if
 blocks can be moved. It does not say what operations use, so nothing can be said of times. No class of the pickle is loaded.
 """
-# The function of this name is in the package; this module is only run.
+# The function `plan` is in the package itself; this module is only run as a program.
 import argparse
 import collections
 import contextlib
@@ -24,12 +24,13 @@ import weakref
 
 
 class Recorded(BaseException):
-    """Ends the program when its step has been recorded."""
+    """Ends the program after its step has been recorded."""
 
 
 class StepRecorder:
-    """Records the step that ends with the `wanted`th step of an optimizer: of several the first, as long as it lives. Steps
-    of the others are parts of an iteration."""
+    """Records the step that ends with the `wanted`th step of an optimizer. If there are several optimizers, the first
+    one counts, as long as it lives; steps of the others are parts of a step.
+    """
 
     def __init__(self, plan, wanted):
         self.plan, self.wanted, self.steps = plan, wanted, 0
@@ -37,7 +38,7 @@ class StepRecorder:
         self._leader = None
 
     def after_step(self, optimizer, *_):
-        if self.is_done:  # the program has caught `Recorded`
+        if self.is_done:  # the program has caught `Recorded` and goes on
             raise Recorded
         leader = self._leader() if self._leader is not None else None
         if leader is None:
@@ -54,14 +55,14 @@ class StepRecorder:
 
 
 def run(arguments, plan):
-    """Runs the program as if alone, until its step has been recorded."""
+    """Runs the program as if it had been started directly, until its step has been recorded."""
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     import spillway_torch
     for name in ("install", "set_enabled_lms", "set_limit_lms"):  # the step is recorded at full memory
         setattr(spillway_torch, name, lambda *_, **__: None)
-    # Nothing is counted then, but a program that reads counts gets some.
+    # There are no statistics then, but a program that reads them must get numbers.
     spillway_torch.memory_stats = lambda *_, **__: collections.defaultdict(int)
     steps = StepRecorder(plan, arguments.step)
     register_optimizer_step_post_hook(steps.after_step)
@@ -80,7 +81,7 @@ def run(arguments, plan):
             if ended.code and not steps.is_done:
                 raise
         except Exception:
-            if not steps.is_done:  # else it may come of how the program has caught `Recorded`
+            if not steps.is_done:  # otherwise the error may result from the program catching `Recorded`
                 raise
     if steps.is_done:
         return
@@ -90,12 +91,13 @@ def run(arguments, plan):
 
 @contextlib.contextmanager
 def fake_tensors():
-    """All tensors that are made are fake, and modules of such tensors can be converted, which PyTorch refuses: a fake
-    parameter has a weak reference from the start, so that it cannot be swapped with its successor."""
+    """Makes all new tensors fake, and lets modules of such tensors be converted. PyTorch refuses that: it would swap
+    a parameter with its successor, which is impossible since a fake parameter has a weak reference from the start.
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.weak import WeakIdKeyDictionary
-    successors = WeakIdKeyDictionary()  # so that modules that share a parameter go on sharing one
+    successors = WeakIdKeyDictionary()  # so that modules which share a parameter still do
 
     def apply(module, convert, recurse=True):
         for child in module.children() if recurse else ():
@@ -173,14 +175,14 @@ def limits(text):
     return numbers
 
 
-# What is said of a step, and not of a snapshot.
+# Options for programs, and not for snapshots.
 OF_PROGRAMS = ("limits", "links", "no_overlap", "step", "picture", "trace", "fake", "tflops", "memory_gbps")
 
 
 def options_of_snapshot(parser, arguments):
-    """Reads the options behind the snapshot, too: argparse leaves to a program what stands behind it."""
+    """Also reads the options after the name of the snapshot, which argparse leaves to a program."""
     snapshot, behind = arguments.program, arguments.arguments
-    parser.parse_args([*behind, snapshot], arguments)  # what is not given again stays
+    parser.parse_args([*behind, snapshot], arguments)  # options that are not given again keep their values
     if arguments.program != snapshot or arguments.arguments:
         parser.error(f"a snapshot has no arguments: {' '.join(behind)}")
     for name in OF_PROGRAMS:

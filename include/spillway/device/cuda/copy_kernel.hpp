@@ -15,15 +15,15 @@ namespace spillway {
 
 namespace detail {
 
-/// Copies many blocks: the kernel of `CudaCopyKernel`. The blocks are its arguments.
+/// The kernel of `CudaCopyKernel`, which copies many blocks. The blocks are its arguments.
 ///
-/// @tparam most  the most blocks that a launch takes
+/// @tparam most  the most blocks that one launch copies
 template <unsigned most>
 struct CopyBlocks {
   using Memory = NoMemory;
 
   static constexpr unsigned most_blocks = most;
-  static constexpr std::uint32_t piece_bytes = 8 * 1024;  // what a team copies at once
+  static constexpr std::uint32_t piece_bytes = 8 * 1024;  // copied by one team at a time
   static constexpr std::uint32_t most_pieces = 1U << 30U;
 
   struct Block {
@@ -45,7 +45,7 @@ struct CopyBlocks {
     first_piece[count++] = pieces;
     pieces += static_cast<std::uint32_t>(pieces_of(bytes));
   }
-  /// To be called when all blocks have been added. @returns how many teams are to be launched
+  /// To be called when all blocks have been added. @returns the number of teams to launch
   [[nodiscard]] std::uint32_t share_among(std::uint32_t most_teams) noexcept {
     teams = pieces < most_teams ? pieces : most_teams;
     return teams;
@@ -56,7 +56,7 @@ struct CopyBlocks {
     for (; i < pieces; i += teams) {
       unsigned block = 0;
       for (unsigned above = count;
-           above - block > 1;) {  // the last one that begins there or before
+           above - block > 1;) {  // the last block that begins at piece `i` or before
         unsigned const middle = (block + above) / 2;
         (first_piece[middle] <= i ? block : above) = middle;
       }
@@ -79,8 +79,8 @@ struct CopyBlocks {
   struct alignas(16) Unit {
     std::uint32_t words[4];
   };
-  /// How many units a thread has read before it writes the first of them: enough are under way then
-  /// to hide the latency of memory.
+  /// The units that a thread reads before it writes the first of them, so that enough reads are
+  /// under way to hide the latency of memory.
   static constexpr unsigned depth = 4;
 
   template <class Team>
@@ -114,20 +114,20 @@ struct CopyBlocks {
     });
   }
 };
-/// What every GPU takes as arguments of a kernel: 4 KiB.
+/// Fits into the 4 KiB that every GPU takes as arguments of a kernel.
 using FewCopyBlocks = CopyBlocks<128>;
 static_assert(sizeof(FewCopyBlocks) <= 4096);
 
 #if CUDART_VERSION >= 13000
-/// What the GPUs that CUDA 13 knows take: 32764 bytes.
+/// Fits into the 32764 bytes that the GPUs which CUDA 13 supports take.
 using ManyCopyBlocks = CopyBlocks<1000>;
 static_assert(sizeof(ManyCopyBlocks) <= 32764);
 #else
 using ManyCopyBlocks = FewCopyBlocks;
 #endif
 
-/// How many teams make copies of this kind. A link is busy with few, and the multiprocessors are
-/// left to other kernels.
+/// The most teams for copies of this kind. A few are enough to keep a link busy; the other
+/// multiprocessors are left to other kernels.
 [[nodiscard]] constexpr std::uint32_t most_copy_teams(CopyKind kind) noexcept {
   return kind == CopyKind::on_device ? std::uint32_t{1} << 30U : 64;
 }
@@ -143,8 +143,8 @@ using ManyCopyBlocks = FewCopyBlocks;
 template <class = detail::Lazily>
 struct BasicCudaCopyKernel {
   /// Enqueues the copies, all of one kind, on `stream` of the current device. Host memory must be
-  /// pinned, and is addressed as on the host. With no copies it loads the kernels, which CUDA does
-  /// at their first launch otherwise.
+  /// pinned, and its address on the device must be that on the host. A call without copies only
+  /// loads the kernels, which CUDA otherwise does at their first launch.
   ///
   /// @returns cudaSuccess; an error if the kernel was not compiled for this device, or if CUDA
   ///          refuses a launch, and then some of the copies may have been enqueued

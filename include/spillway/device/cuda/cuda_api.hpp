@@ -29,19 +29,20 @@ namespace spillway {
 
 /// Options of a `CudaApi`.
 struct CudaOptions {
-  /// True if `synchronize(event)` is to yield its processor core while it waits, instead of
-  /// spinning. A wait then ends some microseconds later.
+  /// True if a thread that waits in `synchronize(event)` is to yield its processor core, instead of
+  /// spinning. The wait then ends some microseconds later.
   bool yield_in_waits = false;
   /// True if pinned memory is to come from the NUMA node that is asked for, false for any node.
   bool numa_placement = true;
   /// True if copies of one kind are to be handed to the driver in batches where it takes them
   /// (`cudaMemcpyBatchAsync`, CUDA 12.8), false if one by one.
   bool batched_copies = true;
-  /// `&CudaCopyKernel::enqueue` (device/cuda/copy_kernel.hpp) if a kernel is to make batches of
-  /// copies inside the device, and of copies of less than 512 KiB on average between the device and
-  /// pinned memory. The driver takes some 5 us for each copy inside the device, and 1 to 4 us for
-  /// one to or from the host, in batches, too; the kernel some nanoseconds. It uses multiprocessors
-  /// that other kernels want. It is left out if it was not compiled for the device.
+  /// `&CudaCopyKernel::enqueue` (device/cuda/copy_kernel.hpp) to make batches of copies with a
+  /// kernel: copies inside the device, and copies between the device and pinned memory of less than
+  /// 512 KiB on average. Even in batches, the driver takes about 5 us for each copy inside the
+  /// device and 1 to 4 us for one to or from the host; the kernel takes some nanoseconds. It uses
+  /// multiprocessors that other kernels may need. It is not used if it was not compiled for the
+  /// device.
   cudaError_t (*copy_kernel)(std::span<void* const> to,
                              std::span<void const* const> from,
                              std::span<std::size_t const> sizes_bytes,
@@ -49,16 +50,15 @@ struct CudaOptions {
                              cudaStream_t stream) noexcept = nullptr;
 };
 
-/// One CUDA device, as `DeviceApi` asks for it: through the CUDA runtime, and through the driver
-/// for virtual memory. It is the default device of cuda.hpp.
+/// A CUDA device as a model of `DeviceApi`. It calls the CUDA runtime, and the driver for virtual
+/// memory. It is the default device of cuda.hpp.
 ///
 /// Needs the toolkit's headers and its runtime library, but neither nvcc nor the driver's library.
 ///
 /// Units    bytes; times in nanoseconds of the host's steady clock.
 /// Threads  thread-safe. The calling thread's current device and context do not change.
 /// Streams  any stream of this device, the caller's included. Nothing is ever enqueued on the null
-///          stream unless the caller names it. A handle that means another stream in every thread
-///          (see `is_one_stream`) must not be used.
+/// Handles that mean another stream in every thread must not be used (see `is_one_stream`).
 /// Address  device memory comes from the runtime, so kernels and libraries take its addresses.
 ///
 /// Calls that reserve, release, pin or unmap may wait for the device: make them at the start and
@@ -71,7 +71,7 @@ class CudaApi {
   using physical_type = detail::CudaVirtualMemory::physical_type;
 
   static constexpr bool is_thread_safe = true;
-  static constexpr bool pins_slowly = true;  // some GB/s: page by page
+  static constexpr bool pins_slowly = true;  // a few GB/s, since pages are locked one by one
 
   /// Initialises the device if that has not happened yet.
   ///
@@ -100,7 +100,7 @@ class CudaApi {
   /// @throws CudaError for any other failure
   [[nodiscard]] void* try_reserve(std::size_t size_bytes);
 
-  /// Gives memory of `try_reserve` back. May wait for the device.
+  /// Releases memory of `try_reserve`. May wait for the device.
   void release(void* memory, std::size_t size_bytes) noexcept;
 
   /// Page-locked host memory that every device can copy from and to.
@@ -116,8 +116,8 @@ class CudaApi {
   /// @stream enqueues one copy; does not wait if the host side is pinned
   void copy(void* to, void const* from, std::size_t size_bytes, CopyKind kind, stream_type stream);
 
-  /// Enqueues several copies at once, which may run in any order. This is cheaper than one by one
-  /// if they are many and small.
+  /// Enqueues several copies at once, which may run in any order. This is cheaper than single
+  /// copies if they are many and small.
   ///
   /// They are enqueued one by one if CUDA takes no batches: before 12.8, with a driver that is
   /// older than the runtime, on the null stream, in a capture, and with an empty copy among them.
@@ -142,22 +142,23 @@ class CudaApi {
   /// @stream enqueues the call; does not wait
   void launch_host(stream_type stream, HostFunction function, void* argument);
 
-  /// Launches functions that may take long, for which CUDA's own host functions would wait.
+  /// Makes a worker for functions that may take long, for which CUDA's own host functions would
+  /// block other streams.
   /// @throws CudaError, std::bad_alloc
   [[nodiscard]] std::unique_ptr<detail::CudaHostWorker> make_host_worker(stream_type stream) {
     return std::make_unique<detail::CudaHostWorker>(context_, stream);
   }
 
-  /// A stream that does not wait for the null stream either.
+  /// Creates a stream that does not synchronize with the null stream.
   [[nodiscard]] stream_type create_stream();
   void destroy_stream(stream_type stream) noexcept;
 
-  /// An event without a time stamp.
+  /// Creates an event without a time stamp.
   [[nodiscard]] event_type create_event() { return create_event(cudaEventDisableTiming); }
-  /// One with a time stamp, which takes the device longer to pass.
+  /// Creates an event with a time stamp, which the device takes longer to record.
   [[nodiscard]] event_type create_timed_event() { return create_event(cudaEventDefault); }
-  /// The time from one event with a time stamp to another, to half a microsecond or so. Both are
-  /// complete.
+  /// Returns the time between two events with time stamps, to about half a microsecond. Both must
+  /// be complete.
   [[nodiscard]] std::uint64_t elapsed_ns(event_type from, event_type to);
   void destroy_event(event_type event) noexcept;
 
@@ -175,9 +176,9 @@ class CudaApi {
                                           .count());
   }
 
-  /// True for a GPU that has no memory of its own, such as GB10: it is the host's. False for GH200,
-  /// though host and device reach each other's memory there: they are two memories, and what leaves
-  /// the device's makes room in it.
+  /// True if the GPU uses the host's memory and has none of its own, such as GB10. False for GH200:
+  /// there host and device can access each other's memory, but these are two memories, so swapping
+  /// out frees device memory.
   [[nodiscard]] bool shares_host_memory() const noexcept { return is_integrated_; }
 
   /// True while `stream` is being captured into a graph. What is enqueued there does not run now,
@@ -266,9 +267,10 @@ class CudaApi {
   CudaOptions options_;
   int numa_node_;
   bool is_integrated_;
-  bool has_host_addresses_;        // the device knows registered memory by the host's addresses
-  std::atomic<bool> has_batches_;  // false, too, once the driver has refused one as unknown
-  // A larger request means that the device is full; CUDA may call it a bad argument.
+  bool has_host_addresses_;        // registered memory has the same address on the device
+  std::atomic<bool> has_batches_;  // becomes false if the driver refuses a batch as unknown
+  // A request for more than this is answered as out of memory, since CUDA may call it an invalid
+  // argument.
   std::size_t total_bytes_;
 };
 
@@ -297,7 +299,8 @@ inline void CudaApi::release(void* memory, std::size_t /*size_bytes*/) noexcept 
 inline void* CudaApi::try_allocate_pinned(std::size_t size_bytes, int node) {
   Scope const scope{context_};
   CaptureBystander const bystander;
-  // Memory near a node is registered. Copies in a batch take the host's addresses as they are.
+  // Memory near a node is registered, so its address on the device may differ. Copies in a batch
+  // need the host's addresses.
   bool const is_placed = options_.numa_placement && has_host_addresses_;
   return pinned_.try_allocate(size_bytes, is_placed ? node : -1);
 }
@@ -329,7 +332,7 @@ inline void CudaApi::copy_batch(std::span<void* const> to,
     cuda_check(options_.copy_kernel(to, from, sizes_bytes, kind, stream));
     return;
   }
-  // A batch with an empty copy in it is refused as a whole.
+  // CUDA refuses a whole batch if it contains an empty copy.
   bool const has_empty =
       std::any_of(sizes_bytes.begin(), sizes_bytes.end(), [](std::size_t n) { return n == 0; });
   if (to.size() > 1 && !has_empty && takes_batches(stream)) {
@@ -411,8 +414,8 @@ inline bool CudaApi::is_complete(event_type event) {
   CaptureBystander const bystander;
   cudaError_t const status = cudaEventQuery(event);
   if (status == cudaErrorNotReady) {
-    // This is an answer and not an error, so it is cleared. Errors of the caller's own launches are
-    // left for the caller.
+    // This is an answer and not an error, so it is cleared. An error of the caller's own launches
+    // is left for the caller.
     if (cudaPeekAtLastError() == cudaErrorNotReady) {
       (void)cudaGetLastError();
     }
@@ -481,7 +484,7 @@ inline cudaMemcpyKind CudaApi::kind_of(CopyKind kind) noexcept {
   return cudaMemcpyDeviceToDevice;
 }
 
-/// Loads the kernel, and forgets it if that was not compiled for this device.
+/// Loads the copy kernel, and does not use it if it was not compiled for this device.
 inline void CudaApi::load_copy_kernel() {
   if (options_.copy_kernel != nullptr) {
     Scope const scope{context_};
@@ -493,10 +496,10 @@ inline void CudaApi::load_copy_kernel() {
   }
 }
 
-/// Whether a kernel is to make copies of these sizes. Copy engines move large blocks to and from
-/// the host as fast as the link does, and leave the multiprocessors alone. On an H200 a batch of
-/// blocks of 256 KiB goes at 46 GB/s by the engines and at 52 by the kernel, and of 1 MiB at 52 by
-/// both.
+/// Whether the copy kernel makes copies of these sizes. Between host and device, the copy engines
+/// are as fast as the link for large blocks, and use no multiprocessors. On an H200 the engines
+/// copy a batch of blocks of 256 KiB at 46 GB/s and the kernel at 52; blocks of 1 MiB both copy at
+/// 52.
 inline bool CudaApi::takes_kernel(std::span<std::size_t const> sizes_bytes,
                                   CopyKind kind) const noexcept {
   constexpr std::size_t most_small_bytes = 512_KiB;
@@ -525,7 +528,8 @@ inline cudaError_t CudaApi::enqueue_batch([[maybe_unused]] std::span<void* const
 #if CUDART_VERSION >= 12080
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-  // Inside the device the copy engines are slower than the cores, and an allocation waits.
+  // Inside the device the copy engines are slower than the multiprocessors, and an allocation waits
+  // for the copies.
   attributes.flags =
       kind == CopyKind::on_device ? cudaMemcpyFlagDefault : cudaMemcpyFlagPreferOverlapWithCompute;
   std::size_t first_with_these = 0;

@@ -13,8 +13,8 @@ namespace spillway {
 
 /// Thrown when a call of the CUDA runtime or driver fails.
 ///
-/// The code of a driver's failure is the runtime's code of the same number: the two enumerations
-/// agree.
+/// A failure of the driver has the runtime's error code of the same number, since the numbers of
+/// the two enumerations agree.
 class CudaError : public DeviceError {
  public:
   CudaError(cudaError_t code, CallSite site, char const* call)
@@ -40,7 +40,7 @@ class CudaError : public DeviceError {
 ///
 /// An error that has corrupted the context cannot be cleared, and later calls report it again.
 ///
-/// `site` and `call` are the caller's; leave them out.
+/// The defaults of `site` and `call` describe the caller; do not pass them.
 /// @throws CudaError carrying all three unless `code` is `cudaSuccess`
 inline void
 cuda_check(cudaError_t code, CallSite site = {}, char const* call = __builtin_FUNCTION()) {
@@ -52,16 +52,16 @@ cuda_check(cudaError_t code, CallSite site = {}, char const* call = __builtin_FU
 
 namespace detail {
 
-/// Ignores the failure of a call that gives something back and must not throw, and clears it, so
-/// that a later call of the program does not find it as the last error. At the end of a program
-/// such calls fail with `cudaErrorCudartUnloading`.
+/// Ignores the failure of a call that releases something and must not throw. The runtime's last
+/// error is cleared, so that a later call of the program does not report it. At the end of a
+/// program such calls fail with `cudaErrorCudartUnloading`.
 inline void cuda_forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) {
     (void)cudaGetLastError();
   }
 }
 
-// These let a driver's result be carried in a cudaError_t.
+// These make it right to store a driver's result in a cudaError_t.
 static_assert(static_cast<int>(CUDA_SUCCESS) == static_cast<int>(cudaSuccess));
 static_assert(static_cast<int>(CUDA_ERROR_INVALID_VALUE) ==
               static_cast<int>(cudaErrorInvalidValue));
@@ -84,7 +84,8 @@ static_assert(static_cast<int>(CUDA_ERROR_NOT_SUPPORTED) ==
 template <class Function>
 [[nodiscard]] Function try_cuda_entry_point(char const* name, unsigned version) {
   void* found = nullptr;
-#if CUDART_VERSION >= 13000  // known since 12.5, but not to every program's wrapper of the runtime
+// the function exists since 12.5, but a program's wrapper of the runtime may lack it
+#if CUDART_VERSION >= 13000
   cuda_check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault));
 #else
   static_cast<void>(version);
@@ -93,7 +94,7 @@ template <class Function>
   return reinterpret_cast<Function>(found);
 }
 
-/// The same for functions that every driver has which can run this runtime.
+/// Looks up a function that every driver has which supports this version of the runtime.
 template <class Function>
 [[nodiscard]] Function cuda_entry_point(char const* name, unsigned version) {
   auto const found = try_cuda_entry_point<Function>(name, version);
@@ -125,7 +126,7 @@ class CudaContext {
   }
   CudaContext(CudaContext const&) = delete;
   CudaContext& operator=(CudaContext const&) = delete;
-  ~CudaContext() { (void)release_(device_); }  // fails only when CUDA is gone already
+  ~CudaContext() { (void)release_(device_); }  // fails only when CUDA has been unloaded already
 
   [[nodiscard]] int ordinal() const noexcept { return ordinal_; }
   [[nodiscard]] CUdevice device() const noexcept { return device_; }
@@ -142,12 +143,12 @@ class CudaContext {
   CUcontext context_ = nullptr;
 };
 
-/// Makes a device's context the calling thread's current one during its lifetime. Calls of
-/// `CudaApi` make one.
+/// Makes a device's context the calling thread's current one for as long as it lives. Member
+/// functions of `CudaApi` use it.
 ///
-/// The context is pushed and popped. Setting the caller's device again afterwards would instead
-/// initialise that device, with all the memory that this takes, if the caller had never used it. If
-/// the context is current already, which is the usual case, this costs one query.
+/// It pushes and pops the context. Setting the caller's device again afterwards would be worse: if
+/// the caller had never used that device, it would be initialised, with all the memory that this
+/// takes. If the context is current already, which is the usual case, this costs one query.
 ///
 /// Threads  thread-unsafe: a scope belongs to the thread that made it.
 class CudaScope {
@@ -156,7 +157,7 @@ class CudaScope {
   explicit CudaScope(CudaContext const& context) : context_{&context} {
     cuda_check(cuda_status(enter()));
   }
-  /// The same for calls that must not throw: if the context cannot be made current, the caller's
+  /// The same, for calls that must not throw: if the context cannot be made current, the caller's
   /// context stays current.
   CudaScope(CudaContext const& context, std::nothrow_t /*unused*/) noexcept : context_{&context} {
     (void)enter();
@@ -185,9 +186,8 @@ class CudaScope {
   bool is_pushed_ = false;
 };
 
-/// Lets the calling thread make calls that take effect at once while it, or another thread,
-/// captures a stream. CUDA would otherwise refuse them and invalidate the capture, of which they
-/// are no part.
+/// While it lives, the calling thread may make calls that take effect at once although a stream is
+/// being captured. CUDA would otherwise refuse them and invalidate the capture.
 ///
 /// Threads  thread-unsafe: belongs to the thread that made it.
 class CudaCaptureBystander {

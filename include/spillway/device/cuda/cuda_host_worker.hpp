@@ -20,20 +20,20 @@
 namespace spillway::detail {
 
 /// Calls functions that may take long, such as file calls, in the order of a stream but on a thread
-/// of its own. The host functions of CUDA may share one thread, which a file call would keep from
-/// all other streams.
+/// of its own. CUDA may run the host functions of all streams on one thread, so a file call in a
+/// host function would block other streams.
 ///
-/// `launch` enqueues two things: a host function that only wakes the thread, and a wait of the
-/// stream for a word of pinned memory, which the thread writes when the function has returned.
-/// Where the driver has no such waits, and where all words are in use, the function runs as a host
-/// function instead.
+/// `launch` enqueues two things: a host function that only wakes the worker's thread, and a wait of
+/// the stream for a word of pinned memory, which the thread writes when the function has returned.
+/// If the driver has no such waits, or all words are in use, the function runs as a host function
+/// instead.
 ///
-/// CUDA does not know what such a wait is for, so work that ends it must not be queued behind it.
-/// What ends this one is a thread that needs no device, and that was woken by the same stream
-/// before.
+/// CUDA does not know what such a wait depends on, so it must not depend on work that CUDA may
+/// queue behind it. This one depends only on the worker's thread, which needs no device, and which
+/// the same stream has woken before.
 ///
 /// Threads  thread-safe.
-/// Streams  the one that it is made for.
+/// Streams  belongs to the stream that it is made for.
 class CudaHostWorker {
  public:
   /// `context` is not owned and must outlive this object, and so must `stream`.
@@ -53,7 +53,7 @@ class CudaHostWorker {
   }
   CudaHostWorker(CudaHostWorker const&) = delete;
   CudaHostWorker& operator=(CudaHostWorker const&) = delete;
-  /// All that was launched has run, or will never run since the device has failed.
+  /// Everything launched must have run before, or never run because the device has failed.
   ~CudaHostWorker() {
     if (thread_.joinable()) {
       {
@@ -97,18 +97,18 @@ class CudaHostWorker {
   }
 
  private:
-  /// Whether a job is to run is known only after `launch` has enqueued the wait for it. By then the
-  /// stream may have come to it or not.
+  /// Whether a job may run is known only after `launch` has enqueued the stream's wait for it. The
+  /// stream may have reached the job by then or not.
   enum class State : std::uint8_t { undecided, due, cancelled };
   struct Job {
     CudaHostWorker* owner = nullptr;
     HostFunction function = nullptr;
     void* argument = nullptr;
     std::uint32_t* word = nullptr;
-    std::uint32_t number = 0;  // what the word is set to; grows with each use of the job
+    std::uint32_t number = 0;  // value to which the word is set; grows with each use of the job
     State state = State::undecided;
-    bool is_reached = false;  // by the stream
-    Job* next = nullptr;      // of those that are idle, or to run
+    bool is_reached = false;  // whether the stream has reached it
+    Job* next = nullptr;      // in the list of idle jobs, or of jobs that are ready to run
   };
 
   static constexpr std::size_t max_jobs = 256;
@@ -117,7 +117,7 @@ class CudaHostWorker {
     CudaScope const scope{*context_};
     CudaCaptureBystander const bystander;
     void* memory = nullptr;
-    // Not registered memory, whose address on the device may be another one.
+    // Allocated and not registered, since registered memory may have another address on the device.
     cudaError_t const status =
         cudaHostAlloc(&memory, max_jobs * sizeof(std::uint32_t), cudaHostAllocPortable);
     cuda_forgive(status);
@@ -165,7 +165,7 @@ class CudaHostWorker {
       begin(job);
     }
   }
-  /// Host function.
+  /// The host function that a stream calls.
   static void wake(void* argument) noexcept {
     auto& job = *static_cast<Job*>(argument);
     std::scoped_lock const lock{job.owner->mutex_};
@@ -174,7 +174,7 @@ class CudaHostWorker {
       job.owner->begin(job);
     }
   }
-  /// @pre the lock is held, the stream has reached the job, and it is decided
+  /// @pre the lock is held, the stream has reached the job, and the state is not `undecided`
   void begin(Job& job) noexcept {
     if (job.state == State::cancelled) {
       make_idle(job);
@@ -198,8 +198,8 @@ class CudaHostWorker {
       last_ready_ = first_ready_ == nullptr ? nullptr : last_ready_;
       lock.unlock();
       job.function(job.argument);
-      // From here on the stream continues. A later use of the word has a higher number, which the
-      // stream's comparison takes for this one, too.
+      // From here on the stream may continue. If it looks at the word only after a later use has
+      // set a higher number, the comparison (>=) is still true.
       std::atomic_ref<std::uint32_t>{*job.word}.store(job.number);
       lock.lock();
       make_idle(job);
@@ -215,7 +215,7 @@ class CudaHostWorker {
   std::condition_variable woken_;
   std::array<Job, max_jobs> jobs_{};
   Job* idle_ = nullptr;
-  Job* first_ready_ = nullptr;  // in the order in which the stream came to them
+  Job* first_ready_ = nullptr;  // in the order in which the stream has reached them
   Job* last_ready_ = nullptr;
   bool is_ending_ = false;
   std::thread thread_;  // last: it starts when all other members exist

@@ -15,12 +15,12 @@
 
 namespace spillway::detail {
 
-/// Allocates page-locked host memory for `CudaApi`, near a NUMA node if one is asked for. Kernels
-/// can reach it, too.
+/// Allocates pinned host memory for `CudaApi`, near a NUMA node if the caller asks for one. Kernels
+/// can access it, too.
 ///
-/// The runtime's own allocator takes no node, so memory near a node is mapped, given a policy and
-/// then registered. A node is a preference: when it has no pages left, or when the process may not
-/// set policies (as in many containers), the memory comes from elsewhere instead of not at all.
+/// The runtime's own allocator cannot place memory, so memory near a node is mapped, given a NUMA
+/// policy and then registered. The node is a preference: if it has no pages left, or if the process
+/// may not set policies (as in many containers), the memory comes from another node.
 ///
 /// Threads  thread-safe.
 /// Streams  none; allocating and freeing may wait for the whole device and is never fast.
@@ -63,15 +63,16 @@ class CudaPinnedMemory {
   /// Returns null if the memory could not be mapped or registered: the caller then asks the runtime
   /// for memory.
   [[nodiscard]] void* try_map_near(std::size_t size_bytes, int node) {
-    // The mapping has large pages: registering locks page by page, and direct I/O splits its
-    // requests by page.
+    // The mapping uses large pages, since registering locks memory page by page, and direct I/O
+    // splits its requests by page.
     HostMapping mapping = HostMapping::try_map(size_bytes, node);
     void* const memory = mapping.data();
     if (memory == nullptr) {
       return nullptr;
     }
-    // After a fork, the first write would give one of the two processes a copy of a page, possibly
-    // the parent, while the device keeps the original. The child cannot use the device anyway.
+    // After a fork, the first write to a page would give one of the two processes a copy, possibly
+    // the parent, while the device keeps using the original. The child cannot use the device
+    // anyway.
     (void)madvise(memory, size_bytes, MADV_DONTFORK);
     {
       std::scoped_lock const lock{mutex_};

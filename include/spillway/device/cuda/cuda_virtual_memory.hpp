@@ -93,8 +93,8 @@ class CudaVirtualMemory {
     }
   }
 
-  /// One call for each piece, and one that makes all of them accessible: that is the dear one,
-  /// since it writes the device's page tables.
+  /// Maps each piece with one call, then makes all of them accessible with one call. That one is
+  /// slow, since it writes the device's page tables.
   void map(void* address, std::size_t size_bytes, std::span<physical_type const> pieces) {
     require_support();
     CudaScope const scope{*context_};
@@ -139,7 +139,8 @@ class CudaVirtualMemory {
 
   [[nodiscard]] CUmemAllocationProp memory_here() const noexcept {
     CUmemAllocationProp properties{};
-    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;  // the driver's word for memory that stays put
+    // the driver's name for memory that does not move
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = context_->device();
     return properties;
@@ -157,7 +158,8 @@ class CudaVirtualMemory {
   PFN_cuMemMap_v10020 map_ = nullptr;
   PFN_cuMemUnmap_v10020 unmap_ = nullptr;
   PFN_cuMemSetAccess_v10020 set_access_ = nullptr;
-  std::size_t granularity_bytes_ = 2_MiB;  // of every device so far; the constructor asks
+  // the value of every device so far; the constructor asks the driver
+  std::size_t granularity_bytes_ = 2_MiB;
   bool is_supported_ = false;
 };
 

@@ -29,30 +29,30 @@
 
 namespace spillway {
 
-/// Names a stream of a `HostApi`. The default is the caller: its work is whatever the calling
-/// thread does, so work enqueued on it runs at once.
+/// Names a stream of a `HostApi`. The default, `caller`, is the calling thread itself, so work that
+/// is enqueued on it runs at once.
 enum class HostStream : std::uint32_t { caller = 0 };
 enum class HostEvent : std::uint64_t {};
 
-/// The machine's own memory as a device, for programs that compute on the CPU.
+/// The machine's own memory as a device, for programs that compute on the CPU. A model of
+/// `DeviceApi`.
 ///
-/// A computation on the CPU is finished when its call returns. `HostStream::caller`
-/// stands for that: a copy enqueued there runs in the call, an event recorded there is complete,
-/// and waiting there for another stream waits on the host, since no other thread could wait.
-/// Streams that are created have a thread each and run beside the program; copies in and out are
-/// enqueued there.
+/// A computation on the CPU has finished when its call returns. `HostStream::caller` stands for
+/// that: a copy enqueued there runs within the call, an event recorded there is complete at once,
+/// and a wait there for another stream blocks the calling thread. Each stream that is created has a
+/// thread, which runs beside the program. Swap-outs and swap-ins are enqueued on such streams.
 ///
-/// To wake a thread and to wait for it costs as much as to copy some ten kilobytes. So a stream's
-/// thread sleeps until 1 MiB of copies is enqueued, a function is, or it was asked twice whether an
-/// event is complete; and a thread that waits for copies that do not run yet runs them itself. A
-/// derived class may enqueue *tasks*, which are run in the same way.
+/// Waking a thread and waiting for it costs as much as copying tens of kilobytes. So a stream's
+/// thread sleeps until 1 MiB of copies or a function is enqueued, or until an event of the stream
+/// was queried twice before it was complete. A thread that waits for copies which have not begun
+/// runs them itself. A derived class may enqueue *tasks*, which run in the same way.
 ///
-/// A copy takes as long as the memory takes for it. Programs that are to behave as on a device that
-/// is farther away tell a rate (`set_link_bytes_per_second`): copies between host and device that
-/// run on created streams then take no less time than a link of that rate would, in each direction.
+/// Copies are as fast as the memory. To imitate a device behind a link, set a rate with
+/// `set_link_bytes_per_second`. Copies between host and device on created streams then take at
+/// least as long as on a link of that rate, separately in each direction.
 ///
-/// Memory is taken from the system when it is touched, not when it is reserved, and is not
-/// page-locked, since nothing but the CPU copies it. There is no limit but the machine's memory.
+/// The system provides memory when it is first touched, not when it is reserved. Nothing is
+/// page-locked, since only the CPU accesses it. The machine's memory is the only limit.
 ///
 /// Threads  thread-safe.
 /// Streams  created ones are asynchronous; `HostStream::caller` is not, and may be used by all
@@ -61,7 +61,7 @@ enum class HostEvent : std::uint64_t {};
 template <class = detail::Lazily>
 class BasicHostApi {
  public:
-  using HostApi = BasicHostApi;  // what a derived class calls its base
+  using HostApi = BasicHostApi;  // for the constructors of derived classes
 
   using stream_type = HostStream;
   using event_type = HostEvent;
@@ -75,7 +75,7 @@ class BasicHostApi {
   BasicHostApi() = default;
   BasicHostApi(BasicHostApi const&) = delete;
   BasicHostApi& operator=(BasicHostApi const&) = delete;
-  /// Runs what is enqueued, then takes all memory back.
+  /// Runs what is enqueued, then frees all memory.
   ~BasicHostApi();
 
   [[nodiscard]] void* try_reserve(std::size_t bytes) noexcept { return try_map(bytes); }
@@ -93,8 +93,8 @@ class BasicHostApi {
              .bytes = bytes,
              .crosses_link = kind != CopyKind::on_device});
   }
-  /// Makes copies between host and device that run from now on as slow as this; 0: as fast as they
-  /// are.
+  /// Sets the rate of copies between host and device that run from now on, in bytes per second and
+  /// direction; 0: as fast as the memory.
   void set_link_bytes_per_second(double rate) noexcept { link_bytes_per_second_ = rate; }
   void fill(void* p, unsigned char byte, std::size_t bytes, stream_type stream) {
     enqueue(stream, {.kind = Kind::fill, .to = p, .bytes = bytes, .byte = byte});
@@ -102,8 +102,8 @@ class BasicHostApi {
   void launch_host(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::call, .to = argument, .function = function});
   }
-  /// Enqueues a call of `work()` in the order of the stream: what a kernel is on a GPU. It may read
-  /// and write memory under leases that were acquired on `stream`, and makes no device call. An
+  /// Enqueues a call of `work()` in the order of the stream, as a kernel on a GPU. It may read and
+  /// write memory under leases that were acquired on `stream`, and must make no device calls. An
   /// exception that leaves it ends the program.
   ///
   /// @throws as `launch_host`; std::bad_alloc
@@ -130,12 +130,12 @@ class BasicHostApi {
                                           .count());
   }
 
-  /// To be called before `fork`: waits until all streams are idle, and keeps other threads out. The
-  /// thread may call it again, for another allocator on this device; after the fork each call has
-  /// one of its own.
+  /// To be called before `fork`: waits until all streams are idle, and locks out other threads. The
+  /// same thread may call it again for another allocator on this device. After the fork, one of the
+  /// functions below must be called for each call.
   void before_fork();
-  /// Lets other threads in for a moment if this one keeps them out: what it waits for before it
-  /// calls `before_fork` again may need the device.
+  /// Lets other threads in for a moment if this thread locks them out. It does so before it calls
+  /// `before_fork` again, since what it then waits for may need the device.
   void let_others_in();
   /// To be called after `fork` in the parent: lets the streams and other threads continue.
   void after_fork_in_parent() noexcept { end_fork(); }
@@ -144,18 +144,19 @@ class BasicHostApi {
   void after_fork_in_child() noexcept;
 
  protected:
-  /// Enqueues a call of a function that waits for nothing and takes no longer than a copy. No
-  /// thread is woken for it: it is run by the thread that runs the operation before it, or by one
-  /// that waits for it.
+  /// Enqueues a call of a function that waits for nothing and takes no longer than a copy. It wakes
+  /// no thread: it is run by the thread that runs the operation before it, or by a thread that
+  /// waits for it.
   void enqueue_task(stream_type stream, HostFunction function, void* argument) {
     enqueue(stream, {.kind = Kind::task, .to = argument, .function = function});
   }
-  /// How often this thread has called `before_fork`, without the calls after the fork.
+  /// Number of calls of `before_fork` by this thread for which the call after the fork is still
+  /// missing.
   [[nodiscard]] std::size_t forks() const noexcept {
     return forker_ == std::this_thread::get_id() ? forks_ : 0;
   }
-  /// Runs what is enqueued, and ends the streams' threads. To be called first by the destructor of
-  /// a class whose members tasks use.
+  /// Runs what is enqueued, and ends the streams' threads. To be called first in the destructor of
+  /// a derived class if its tasks use its members.
   void finish() noexcept;
 
  private:
@@ -164,7 +165,7 @@ class BasicHostApi {
   using Clock = std::chrono::steady_clock;
 
   struct Stream;
-  /// A place in a stream's work: everything up to number `count`. Of the caller's, no stream.
+  /// A point on a stream: its first `count` operations. `stream` is null for `HostStream::caller`.
   struct Point {
     Stream* stream = nullptr;
     std::uint64_t count = 0;
@@ -181,28 +182,30 @@ class BasicHostApi {
   };
   struct Stream {
     std::deque<Op> queue;
-    std::condition_variable work;  // where its thread sleeps
+    std::condition_variable work;  // the stream's thread sleeps here
     std::uint64_t enqueued = 0;
     std::uint64_t done = 0;
-    std::uint64_t awaited = never;  // the first number that a sleeping thread waits for
-    std::size_t bytes = 0;          // to be copied or filled since the queue was empty
-    bool is_running = false;        // some thread runs an operation of this stream
-    bool is_due = false;            // the stream's thread is to run what is enqueued
-    bool is_asked = false;          // for an event that is not complete, since the last operation
+    // smallest number of an operation that a sleeping thread waits for
+    std::uint64_t awaited = never;
+    std::size_t bytes = 0;    // bytes of copies and fills enqueued since the queue was last empty
+    bool is_running = false;  // some thread runs an operation of this stream
+    bool is_due = false;      // the stream's thread should run what is enqueued
+    // an event was queried before it was complete, since the last operation was enqueued
+    bool is_asked = false;
     bool is_closing = false;
-    bool has_ended = false;            // its thread does nothing more
-    Clock::time_point link_free_at{};  // when a link would have carried what was copied so far
+    bool has_ended = false;            // its thread will do nothing more
+    Clock::time_point link_free_at{};  // when the simulated link has carried all copies so far
     std::thread thread;
 
     [[nodiscard]] bool needs_thread() const noexcept {
       return !is_running && (is_closing || (is_due && !queue.empty()));
     }
-    /// Whether its thread, which was told to end, can serve another stream instead.
+    /// Whether the thread, although it was told to end, can serve another stream instead.
     [[nodiscard]] bool is_reusable() const noexcept {
       return !is_running && !has_ended && queue.empty();
     }
-    /// Makes one that has nothing to do another stream. Its counts go on: events that name its work
-    /// are still right.
+    /// Turns a destroyed, idle stream into a new one. Its counts continue, so events that were
+    /// recorded on the old one stay valid.
     void restart() noexcept {
       is_closing = false;
       has_ended = false;
@@ -212,7 +215,8 @@ class BasicHostApi {
   using Guard = std::unique_lock<std::mutex>;
 
   static constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
-  /// The most that may be enqueued without waking the stream's thread: 100 us of copying.
+  /// The most bytes that may be enqueued without waking the stream's thread: 1 MiB, or less if a
+  /// link would carry fewer in 100 us.
   [[nodiscard]] std::size_t most_idle_bytes() const noexcept {
     double const rate = link_bytes_per_second_;
     return rate == 0 ? 1_MiB : static_cast<std::size_t>(std::min(100e-6 * rate, 1048576.0));
@@ -222,10 +226,10 @@ class BasicHostApi {
   void unmap(void* p, std::size_t bytes) noexcept;
   void enqueue(stream_type stream, Op op);
   static void run_here(Op const& op) noexcept;
-  /// Sleeps until a link would have carried a copy that began at `start`. Of less than the system
-  /// can sleep, the next copy is told.
+  /// Sleeps until the simulated link would have carried a copy that began at `start`. A rest that
+  /// is shorter than the system can sleep is added to the next copy.
   void pace(Stream& stream, std::size_t bytes, typename Clock::time_point start) const;
-  /// @returns whether the stream's thread is to be woken, without the lock
+  /// @returns whether the caller must wake the stream's thread, after it has released the lock
   [[nodiscard]] bool add(Stream& stream, Op const& op);
   void serve(Stream& stream);
   void run_next(Guard& guard, Stream& stream);
@@ -234,14 +238,13 @@ class BasicHostApi {
   [[nodiscard]] static bool is_past(Point const& point) noexcept {
     return point.stream == nullptr || point.stream->done >= point.count;
   }
-  /// Joins the threads of destroyed streams that have ended, which have resources of the system
-  /// until then. The caller holds the lock.
-  void reap() noexcept;
-  /// Lets a destroyed stream whose thread has not ended yet be the stream of this name, so that
-  /// there are no more threads than streams were in use at a time, however seldom threads run. The
+  /// Joins the threads of destroyed streams that have ended, to free their system resources. The
   /// caller holds the lock.
-  ///
-  /// @returns whether there was one
+  void reap() noexcept;
+  /// Gives the new stream of this name the thread of a destroyed stream whose thread has not ended
+  /// yet. So there are never more threads than there were streams at a time, even if the threads
+  /// seldom get to run. The caller holds the lock.
+  /// @returns whether there was such a thread
   [[nodiscard]] bool try_reuse_thread(stream_type name);
   static void close(Stream& stream) {
     stream.is_closing = true;
@@ -254,20 +257,22 @@ class BasicHostApi {
       fork_mutex_.unlock();
     }
   }
-  /// Null for the caller. @throws DeviceError for a handle that names no stream
+  /// Returns null for `HostStream::caller`. @throws DeviceError for a handle that names no stream
   [[nodiscard]] Stream* find(stream_type stream, char const* call = __builtin_FUNCTION()) const;
   [[nodiscard]] Point& find(event_type event, char const* call = __builtin_FUNCTION());
 
   std::atomic<double> link_bytes_per_second_{0};
   std::mutex fork_mutex_;  // held from the first `before_fork` to the last call after the fork
-  std::atomic<std::thread::id> forker_{};  // who holds it
-  std::size_t forks_ = 0;                  // the forker's
-  mutable std::mutex mutex_;  // guards everything below; not held while bytes are copied
+  std::atomic<std::thread::id> forker_{};  // the thread that holds it
+  std::size_t forks_ = 0;                  // calls of `before_fork` by that thread
+  mutable std::mutex mutex_;  // guards all members below; not held while bytes are copied
   std::condition_variable progress_;
   std::unordered_map<HostStream, Stream*> streams_;
-  std::vector<std::unique_ptr<Stream>> all_;  // with those that were destroyed: events name them
-  std::vector<Stream*> leaving_;              // streams destroyed whose threads are not joined
-  std::vector<Stream*> idle_;                 // and those that are joined, for streams made later
+  // including destroyed streams, which events may still name
+  std::vector<std::unique_ptr<Stream>> all_;
+  std::vector<Stream*> leaving_;  // destroyed streams whose threads have not been joined
+  // destroyed streams whose threads have been joined; reused for new streams
+  std::vector<Stream*> idle_;
   std::unordered_map<HostEvent, Point> events_;
   std::uint32_t last_stream_ = 0;
   std::uint64_t last_event_ = 0;
@@ -432,7 +437,8 @@ void BasicHostApi<Lazy>::enqueue(stream_type stream, Op op) {
   }
 }
 
-/// Runs the first operation of a stream that no thread runs now, and the tasks behind it.
+/// Runs the first operation of a stream that no thread is running now, and the tasks directly
+/// behind it.
 template <class Lazy>
 void BasicHostApi<Lazy>::run_next(Guard& guard, Stream& stream) {
   do {
@@ -469,8 +475,8 @@ void BasicHostApi<Lazy>::run_first(Guard& guard, Stream& stream) {
   }
 }
 
-/// Blocks until the point is past, and runs what leads there unless another thread does. Functions
-/// are left to the stream's own thread.
+/// Blocks until the point has passed. Runs the operations before it, unless another thread does.
+/// Functions are left to the stream's own thread.
 template <class Lazy>
 void BasicHostApi<Lazy>::await(Guard& guard, Point const& point) {
   while (!is_past(point)) {
@@ -478,7 +484,7 @@ void BasicHostApi<Lazy>::await(Guard& guard, Point const& point) {
     if (!stream.is_running && stream.queue.front().kind != Kind::call) {
       run_next(guard, stream);
       if (stream.needs_thread()) {
-        stream.work.notify_one();  // it left this thread alone while it ran
+        stream.work.notify_one();  // it has left the queue alone while this thread ran it
       }
     } else {
       stream.is_due = true;  // the thread that runs the stream now may stop before this point
@@ -505,7 +511,8 @@ template <class Lazy>
 auto BasicHostApi<Lazy>::create_stream() -> stream_type {
   Guard const guard{mutex_};
   reap();
-  leaving_.reserve(leaving_.size() + streams_.size() + 1);  // to destroy streams must not fail
+  // so that destroying streams cannot fail
+  leaving_.reserve(leaving_.size() + streams_.size() + 1);
   idle_.reserve(idle_.size() + leaving_.size() + streams_.size() + 1);
   HostStream const name{++last_stream_};
   if (try_reuse_thread(name)) {
@@ -559,7 +566,7 @@ template <class Lazy>
 void BasicHostApi<Lazy>::reap() noexcept {
   std::erase_if(leaving_, [this](Stream* stream) {
     if (stream->has_ended) {
-      stream->thread.join();  // it has released the lock for the last time, so this is soon done
+      stream->thread.join();  // it has released the lock for the last time, so it ends soon
       idle_.push_back(stream);
     }
     return stream->has_ended;
@@ -638,7 +645,8 @@ void BasicHostApi<Lazy>::before_fork() {
   }
   ++forks_;
   Guard guard{mutex_, std::adopt_lock};
-  // To wait for a stream releases the lock, and another may get work, or be created, meanwhile.
+  // Waiting for a stream releases the lock, so that another stream may meanwhile get work or be
+  // created.
   for (bool has_waited = true; has_waited;) {
     has_waited = false;
     for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -665,8 +673,8 @@ template <class Lazy>
 void BasicHostApi<Lazy>::after_fork_in_child() noexcept {
   has_threads_ = false;
   for (auto& stream : all_) {
-    // Its thread is the parent's and sleeps there for good: neither that thread's handle nor what
-    // it sleeps on may be destroyed here.
+    // Its thread exists only in the parent. Neither that thread's handle nor the condition variable
+    // that it waits for may be destroyed here.
     (void)stream.release();
   }
   all_.clear();

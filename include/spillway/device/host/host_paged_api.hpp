@@ -29,18 +29,20 @@
 
 namespace spillway {
 
-/// Names a piece of memory of a `HostPagedApi`: how many bytes it has is all there is to it.
+/// Names a piece of memory of a `HostPagedApi`. Its value is the number of bytes; a piece has no
+/// other properties.
 enum class HostPhysical : std::uint64_t {};
 
-/// How a `HostPagedApi` moves memory from address to address. `bench_virtual_memory` measures both.
+/// How a `HostPagedApi` moves memory from one address to another. `bench_virtual_memory` measures
+/// both ways.
 enum class HostRemap {
-  /// By moving mappings, whose large pages stay whole. To map a range and to unmap it takes 13 us
-  /// for 16 KiB and 20 us for 1 MiB, but as much again for each mapping that it is made of: ranges
-  /// of many sizes that come and go are soon made of several.
+  /// Moves mappings, so that large pages stay whole. Mapping and unmapping a range takes 13 us for
+  /// 16 KiB and 20 us for 1 MiB, and as much again for each further mapping in the range. If ranges
+  /// of many sizes come and go, most soon consist of several mappings.
   mappings,
-  /// By moving pages, where the system can: Linux from 6.8 on, unless a sandbox forbids
-  /// `userfaultfd`. Elsewhere as `mappings`. It takes 5 us for 16 KiB and 38 us for 1 MiB, whatever
-  /// the range is made of. An access to what is not mapped raises SIGBUS in place of SIGSEGV.
+  /// Moves pages, if the system can: Linux 6.8 and later, unless a sandbox forbids `userfaultfd`;
+  /// otherwise as `mappings`. Takes 5 us for 16 KiB and 38 us for 1 MiB, whatever the range
+  /// consists of. An access to an address that is not mapped raises SIGBUS instead of SIGSEGV.
   pages,
 };
 
@@ -49,30 +51,31 @@ struct HostPagedOptions {
   HostRemap remap = HostRemap::mappings;
 };
 
-/// A `HostApi` that maps memory, for programs that keep raw pointers: what is swapped out keeps its
-/// addresses and cannot be touched there.
+/// A `HostApi` with virtual memory, for programs that keep raw pointers: a block keeps its address
+/// while it is swapped out, and an access to it then raises a signal.
 ///
-/// The machine's memory has no handles, so pieces of it are counted in bytes. The pages of a range
-/// that is unmapped are set aside at addresses of their own, and moved to the next range that is
-/// mapped, with whatever they hold: the system takes ten times as long to clear a page. They go
-/// back to the system when pieces are released. In a forked child they are the child's own.
-/// `HostRemap` says how they are moved.
+/// The system has no handles for memory, so pieces are only counted in bytes. When a range is
+/// unmapped, its pages are set aside at other addresses, with whatever they contain, and moved to
+/// the next range that is mapped. A new page would take ten times as long, since the system clears
+/// it. Pages go back to the system when pieces are released. A forked child has pages of its own.
+/// `HostRemap` says how pages are moved.
 ///
 /// Threads  thread-safe, except that addresses are reserved by one thread at a time.
 /// Streams  as `HostApi`. Mapping takes effect at the call, `vacate` in stream order.
 template <class = detail::Lazily>
 class BasicHostPagedApi : public HostApi {
  public:
-  using HostPagedApi = BasicHostPagedApi;  // what a derived class calls its base
+  using HostPagedApi = BasicHostPagedApi;  // for the constructors of derived classes
 
   using physical_type = HostPhysical;
 
-  static constexpr bool has_cheap_pieces = true;  // memory is moved in runs, whatever it is made of
+  // only the bytes of pieces count, and memory is moved in runs of pages
+  static constexpr bool has_cheap_pieces = true;
 
   static constexpr std::size_t least_granularity_bytes = 16_KiB;
   static constexpr std::size_t most_granularity_bytes = 2_MiB;
 
-  /// A granularity for this much memory: fine, as long as there are not too many pieces.
+  /// Returns a granularity for this capacity: as fine as possible without too many pieces.
   [[nodiscard]] static constexpr std::size_t granularity_for(std::size_t capacity_bytes) noexcept {
     return std::clamp(std::bit_ceil(std::min(capacity_bytes, std::size_t{1} << 62U) / 65536),
                       least_granularity_bytes,
@@ -92,18 +95,18 @@ class BasicHostPagedApi : public HostApi {
   BasicHostPagedApi(BasicHostPagedApi const&) = delete;
   BasicHostPagedApi& operator=(BasicHostPagedApi const&) = delete;
   ~BasicHostPagedApi() {
-    finish();  // what is enqueued may unmap
+    finish();  // enqueued tasks may unmap
     created_bytes_ = 0;
     free_excess();
     drop_stack();
   }
 
   [[nodiscard]] std::size_t granularity_bytes() const noexcept { return granularity_bytes_; }
-  /// `HostRemap::pages` only where the system can.
+  /// `HostRemap::pages` only if it was asked for and the system can move pages.
   [[nodiscard]] HostRemap remap() const noexcept {
     return mover_.is_open() ? HostRemap::pages : HostRemap::mappings;
   }
-  /// False for addresses that were never reserved here, in next to no time.
+  /// False if an address was certainly never reserved here. Takes next to no time.
   [[nodiscard]] bool may_own(void const* p) const noexcept {
     auto const address = reinterpret_cast<std::uintptr_t>(p);
     return address >= lowest_.load(std::memory_order_relaxed) &&
@@ -123,16 +126,17 @@ class BasicHostPagedApi : public HostApi {
       free_excess();
     }
   }
-  /// @throws DeviceError, std::bad_alloc; nothing of it is mapped then
+  /// @throws DeviceError, std::bad_alloc; nothing of the range is mapped then
   void map(void* p, std::size_t bytes, std::span<physical_type const> pieces);
   void unmap(void* p, std::size_t bytes) noexcept;
-  /// Takes half the time of `unmap` and `map` with `HostRemap::pages`, else as much.
+  /// Takes half the time of `unmap` and `map` with `HostRemap::pages`, and as much as both
+  /// otherwise.
   ///
   /// @throws DeviceError, std::bad_alloc; nothing is mapped at either place then
   void move_mapped(void* to, void* from, std::size_t bytes);
 
-  /// The same as `unmap`, when all that was enqueued on `stream` before is done, and at once after
-  /// the last of it.
+  /// Unmaps in the order of the stream: immediately after everything that was enqueued on `stream`
+  /// before.
   ///
   /// @throws DeviceError for a handle that names no stream; std::bad_alloc
   void vacate(void* p, std::size_t bytes, stream_type stream) {
@@ -143,7 +147,7 @@ class BasicHostPagedApi : public HostApi {
 
   void before_fork() {
     if (forks() != 0) {
-      pages_mutex_.unlock();  // what is waited for may need it
+      pages_mutex_.unlock();  // another thread may need it for what is waited for next
     }
     HostApi::before_fork();
     pages_mutex_.lock();
@@ -164,7 +168,7 @@ class BasicHostPagedApi : public HostApi {
   }
   void after_fork_in_child() noexcept {
     if (forks() == 1 && mover_.is_open()) {
-      // The child has the pages that were mapped, but none of those that were set aside.
+      // The child has the mapped pages, but not those that were set aside.
       mover_.forget(stack_);
       mover_.reopen();
       stack_ = nullptr;
@@ -186,63 +190,65 @@ class BasicHostPagedApi : public HostApi {
     range->device->unmap(range->p, range->bytes);
   }
 
-  // The system moves what it holds as one mapping, so these are the ranges that it was told as one.
+  // The address ranges that the system holds as one mapping each, by their first byte. The system
+  // can only move a mapping as such.
   using Runs = std::map<std::byte*, std::size_t>;
   using Spares = std::multimap<std::size_t, std::byte*>;
 
-  /// A range of several spare runs is made of none shorter than this: to move those saves little,
-  /// and the number of mappings is limited. The system moves as much as this in less time than it
-  /// takes to clear it.
+  /// A range is not assembled of spare runs shorter than this: moving those saves little, and the
+  /// number of mappings is limited. The system moves this much in less time than it takes to clear
+  /// it.
   static constexpr std::size_t least_part_bytes = 64_KiB;
   static constexpr std::size_t most_runs = 16'384;
-  /// The most that may be spare beyond what was created: pieces are released one by one.
+  /// The most bytes that may be spare beyond what was created. Needed since pieces are released one
+  /// by one.
   static constexpr std::size_t excess_bytes = 1_MiB;
 
-  /// At the last of the calls after a fork.
+  /// Unlocks at the last of the calls after a fork.
   void unlock_pages() noexcept {
     if (forks() == 1) {
       pages_mutex_.unlock();
     }
   }
 
-  // The caller of each holds `pages_mutex_`.
+  // The caller of the following functions holds `pages_mutex_`.
 
-  /// What `map` does with mappings.
+  /// Implements `map` for `HostRemap::mappings`.
   void map_runs(std::byte* begin, std::size_t bytes);
-  /// Moves up to `bytes` of a spare run to `p`. @returns how many; 0 if the system does not do it
+  /// Moves up to `bytes` of a spare run to `p`. @returns the bytes moved; 0 if the system refuses
   std::size_t move_in(std::byte* p, std::size_t bytes);
   void map_new(std::byte* p, std::size_t bytes);
-  /// What `unmap` does. Must not fail, so a run that there is no memory to keep is forgotten: its
-  /// pages go straight back to the system when it is unmapped, and are not set aside.
+  /// Implements `unmap` for `HostRemap::mappings`. It must not fail, so a run for whose record
+  /// there is no memory is forgotten: its pages go back to the system when it is unmapped.
   void take_away(std::byte* begin, std::byte* end) noexcept;
   static void give_back(std::byte* p, std::size_t bytes) noexcept {
     (void)::madvise(p, bytes, MADV_DONTNEED);
     (void)::mprotect(p, bytes, PROT_NONE);
   }
-  /// Sets the pages of a run aside. @returns false if the system does not do that
+  /// Sets the pages of a run aside. @returns false if the system refuses
   bool move_out(std::byte* p, std::size_t bytes) noexcept;
-  /// Makes a run end at `p`, and another begin there, if one contains it. Forgets that other one if
-  /// there is no memory for it.
+  /// Splits the run that contains `p` at `p`. If there is no memory for the record of the second
+  /// part, forgets that.
   void split_at(std::byte* p) noexcept;
-  /// Gives spare pages back to the system that are more than what was created, and not mapped.
+  /// Gives spare pages back to the system if there are more pages than were created.
   void free_excess() noexcept;
 
-  // Where pages are moved: those that are spare lie side by side in `stack_`. Its end is the next
-  // one to be mapped, so that no page has a place of its own, and no mapping changes.
+  // The following are for `HostRemap::pages`. Spare pages lie side by side in `stack_`, and the
+  // last ones are mapped next. So no page has a place of its own, and no mapping changes.
 
   void map_pages(std::byte* p, std::size_t bytes);
   void unmap_pages(std::byte* p, std::size_t bytes) noexcept;
-  /// Moves pages that are counted neither as mapped nor as spare. @throws DeviceError; they are
-  /// spare then, or the system has them
+  /// Moves pages that count neither as mapped nor as spare. @throws DeviceError; they are spare
+  /// then, or belong to the system
   void move_pages(std::byte* to, std::byte* from, std::size_t bytes);
-  /// Makes new pages spare. @throws DeviceError; then none are
+  /// Adds new spare pages. @throws DeviceError; nothing has been added then
   void add_spare(std::size_t bytes);
-  /// Makes room for so many spare pages. @returns false if the system does not give the addresses;
-  /// what is spare is then as it was
+  /// Reserves addresses for so many bytes of spare pages. @returns false if the system refuses; the
+  /// spare pages are then as before
   [[nodiscard]] bool reserve_stack(std::size_t bytes) noexcept;
-  /// Puts new pages where there are none. @returns false if the system has no memory for them
+  /// Puts new pages at addresses without pages. @returns false if the system has no memory for them
   [[nodiscard]] bool make_pages(std::byte* to, std::size_t bytes) noexcept;
-  /// @returns addresses without pages, null if there are none
+  /// @returns addresses without pages; null if there are none left
   static std::byte* reserve(std::size_t bytes) noexcept {
     constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* const p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -254,14 +260,14 @@ class BasicHostPagedApi : public HostApi {
       ::munmap(stack_, stack_bytes_);
     }
   }
-  /// Lets pages of a new range be moved there. @throws DeviceError if the system refuses, although
-  /// it has not refused before
+  /// Prepares a new range for pages to be moved there. @throws DeviceError if the system refuses,
+  /// although it has not refused before
   void watch(std::byte* p, std::size_t bytes);
 
 #ifdef MADV_POPULATE_WRITE
   static constexpr int populate_pages = MADV_POPULATE_WRITE;
 #else
-  static constexpr int populate_pages = 23;  // the system may know it nevertheless
+  static constexpr int populate_pages = 23;  // the system may know it although its header does not
 #endif
 
   std::size_t granularity_bytes_;
@@ -285,7 +291,7 @@ template <class Lazy>
 void* BasicHostPagedApi<Lazy>::reserve_address(std::size_t bytes) {
   std::size_t const alignment = most_granularity_bytes;
   std::size_t const all = bytes + alignment;
-  errno = ENOMEM;  // the reason if the sum has wrapped around, since then nobody asks the system
+  errno = ENOMEM;  // in case the sum has wrapped around, since the system is not called then
   void* const base =
       all < bytes
           ? MAP_FAILED
@@ -392,7 +398,7 @@ void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
   SPILLWAY_ASSERT(is_new);
   if (::mprotect(p, bytes, PROT_READ | PROT_WRITE) != 0) {
     int const error = errno;
-    give_back(p, bytes);  // the system may have changed a part of it before it failed
+    give_back(p, bytes);  // the system may have changed a part of it before the failure
     mapped_.erase(run);
     throw DeviceError{detail::Text{"HostPagedApi: cannot map memory: "} + std::strerror(error)};
   }
@@ -400,8 +406,8 @@ void BasicHostPagedApi<Lazy>::map_new(std::byte* p, std::size_t bytes) {
   if (bytes >= most_granularity_bytes) {
     (void)::madvise(p, bytes, MADV_HUGEPAGE);
   }
-  // One call for all pages: faulting in each when it is touched takes longer than copying it. A
-  // system that does not know this call (Linux before 5.14) still does that.
+  // One call for all pages, since faulting in each page when it is touched takes longer than
+  // copying it. On a system without this call (Linux before 5.14) pages are still faulted in.
   (void)::madvise(p, bytes, populate_pages);
 }
 
@@ -436,7 +442,7 @@ void BasicHostPagedApi<Lazy>::take_away(std::byte* begin, std::byte* end) noexce
   split_at(end);
   split_at(begin);
   auto const give_back_up_to = [&begin](std::byte* to) noexcept {
-    if (begin != to) {  // a run that was forgotten
+    if (begin != to) {  // the rest belongs to a run that was forgotten
       give_back(begin, static_cast<std::size_t>(to - begin));
     }
   };
@@ -461,7 +467,7 @@ bool BasicHostPagedApi<Lazy>::move_out([[maybe_unused]] std::byte* p,
   }
   try {
     auto const spare = spare_.emplace(bytes, nullptr);
-    // The addresses stay reserved all the time, or another thread might be given them.
+    // The addresses stay reserved throughout; otherwise another thread might get them.
     void* const to = ::mremap(p, bytes, bytes, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, nullptr);
     if (to == MAP_FAILED) {
       spare_.erase(spare);
@@ -472,7 +478,7 @@ bool BasicHostPagedApi<Lazy>::move_out([[maybe_unused]] std::byte* p,
   } catch (std::bad_alloc const&) {
     return false;
   }
-  // Mapped anew, since the system never joins a mapping that has had pages to its neighbours.
+  // Mapped anew, since the system does not join a mapping that has had pages with its neighbours.
   constexpr int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   if (::mmap(p, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) {
     (void)::mprotect(p, bytes, PROT_NONE);
@@ -534,7 +540,7 @@ void BasicHostPagedApi<Lazy>::watch(std::byte* p, std::size_t bytes) {
     throw DeviceError{detail::Text{"HostPagedApi: cannot watch addresses: "} +
                       std::strerror(error)};
   }
-  mover_.close();  // moves mappings from now on
+  mover_.close();  // from now on mappings are moved
   (void)::mprotect(p, bytes, PROT_NONE);
 }
 
@@ -554,7 +560,8 @@ void BasicHostPagedApi<Lazy>::move_pages(std::byte* to, std::byte* from, std::si
   auto const page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   for (std::size_t done = 0; (done += mover_.move(to + done, from + done, bytes - done)) != bytes;
        done += page) {
-    // What a page holds is not needed, so a new one takes the place of one that cannot be moved.
+    // The contents of a page are not needed, so a page that cannot be moved is replaced by a new
+    // one.
     (void)::madvise(from + done, page, MADV_DONTNEED);
     if (!make_pages(to + done, page)) {
       int const error = errno;
@@ -580,7 +587,7 @@ void BasicHostPagedApi<Lazy>::unmap_pages(std::byte* p, std::size_t bytes) noexc
     mapped_bytes_ -= moved;
     done += moved;
     if (done < bytes) {
-      if (errno != ENOENT) {  // it is there, but a forked child has it, too
+      if (errno != ENOENT) {  // the page is there, but shared with a forked child
         mapped_bytes_ -= page;
         (void)::madvise(p + done, page, MADV_DONTNEED);
       }
@@ -625,13 +632,14 @@ bool BasicHostPagedApi<Lazy>::reserve_stack(std::size_t bytes) noexcept {
   if (larger == nullptr) {
     return false;
   }
-  // What a forked child has, too, could not be moved any more.
+  // Pages that a forked child shares could not be moved any more.
   (void)::madvise(larger, wanted, MADV_DONTFORK);
   if (!mover_.try_watch(larger, wanted)) {
     ::munmap(larger, wanted);
     return false;
   }
-  spare_bytes_ = mover_.move(larger, stack_, spare_bytes_);  // others go back to the system
+  // pages that cannot be moved go back to the system
+  spare_bytes_ = mover_.move(larger, stack_, spare_bytes_);
   drop_stack();
   stack_ = larger;
   stack_bytes_ = wanted;

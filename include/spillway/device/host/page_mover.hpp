@@ -24,14 +24,15 @@
 
 namespace spillway::detail {
 
-/// Moves pages of the process from address to address and leaves its mappings as they are, by
-/// `userfaultfd` of Linux 6.8. To move 16 KiB takes the system 2 us, where to move a mapping takes
-/// it 6, and more if there are many mappings.
+/// Moves pages of the process from one address to another without changing its mappings, with
+/// `userfaultfd` of Linux 6.8. Moving 16 KiB takes 2 us; moving a mapping takes 6 us, and more if
+/// there are many.
 ///
-/// Pages are moved to and from ranges that are watched. There an access to a page that is not there
-/// raises SIGBUS, and a call of the system that is given such an address fails with EFAULT.
+/// Pages can be moved only between ranges that are *watched*. In a watched range, an access to an
+/// address without a page raises SIGBUS, and a system call that is given such an address fails with
+/// EFAULT.
 ///
-/// Needs no privilege, since faults within the system's own code are left out. Where the system has
+/// It needs no privilege, since faults in the kernel's own code are not handled. If the system has
 /// no such calls, or a sandbox forbids them, `is_open()` is false.
 ///
 /// Threads  `move` is thread-safe; the others by one thread at a time.
@@ -47,7 +48,7 @@ class PageMover {
   [[nodiscard]] bool is_open() const noexcept { return descriptor_ >= 0; }
 
 #if defined(SPILLWAY_HAS_USERFAULTFD)
-  /// @returns whether the system does it
+  /// @returns whether the system can move pages
   bool open() noexcept {
     descriptor_ = static_cast<int>(::syscall(SYS_userfaultfd, O_CLOEXEC | only_user_mode));
     if (is_open()) {
@@ -65,8 +66,8 @@ class PageMover {
       ::close(std::exchange(descriptor_, -1));
     }
   }
-  /// Watches private, anonymous memory that is readable and writable, and that has no pages yet.
-  /// @returns false if the system refuses
+  /// Watches a range of private, anonymous memory that is readable and writable, and that has no
+  /// pages yet. @returns false if the system refuses
   [[nodiscard]] bool try_watch(void* p, std::size_t bytes) noexcept {
     try {
       watched_.push_back({p, bytes});
@@ -86,8 +87,8 @@ class PageMover {
   void forget(void const* p) noexcept {
     std::erase_if(watched_, [&](Watched const& range) { return range.p == p; });
   }
-  /// Moves pages to where there are none. @returns the bytes of those before the first that is not
-  /// there or cannot be moved, such as one that a forked child has, too
+  /// Moves pages to addresses without pages. Stops at the first page that is missing or cannot be
+  /// moved, such as one that a forked child shares. @returns the bytes moved
   [[nodiscard]] std::size_t move(std::byte* to, std::byte* from, std::size_t bytes) const noexcept {
     std::size_t moved = 0;
     while (moved < bytes) {
@@ -106,9 +107,9 @@ class PageMover {
     }
     return moved;
   }
-  /// To be called in a forked child, whose ranges nobody watches: the descriptor is the parent's.
-  /// If the system refuses, nothing in the ranges can be accessed any more; otherwise what is not
-  /// there would read as zeros.
+  /// To be called in a forked child, whose ranges are not watched: the descriptor belongs to the
+  /// parent. If the system refuses, makes the ranges inaccessible; otherwise addresses without
+  /// pages would read as zeros.
   void reopen() noexcept {
     close();
     bool is_watched = open();
@@ -128,7 +129,7 @@ class PageMover {
     void* p = nullptr;
     std::size_t bytes = 0;
   };
-  // As in the header <linux/userfaultfd.h> of Linux 6.8; an older one may be installed.
+  // As in <linux/userfaultfd.h> of Linux 6.8; the installed header may be older.
   struct Move {
     std::uint64_t to;
     std::uint64_t from;

@@ -20,14 +20,14 @@
 
 namespace spillway::detail {
 
-/// A simulated device with a limited capacity. `Executor` runs its streams and chooses whether its
-/// memory is host memory or only addresses. `SimApi`, `ModelApi` and `SteppedSimApi` are made of
-/// it.
+/// A simulated device with a limited capacity. `Executor` runs its streams, and decides whether its
+/// memory holds bytes or consists of addresses only. `SimApi`, `ModelApi` and `SteppedSimApi` are
+/// instances of it.
 ///
-/// It is strict where a real device is silent: a copy outside live memory, an overlapping copy or a
-/// destroyed handle throws `DeviceError` when it is enqueued, and releasing memory that was not
-/// given out ends the program. As on CUDA, memory may be released while enqueued work still uses
-/// it: that work finishes, later work is refused.
+/// It detects errors about which a real device is silent. A copy outside of live memory, an
+/// overlapping copy or a destroyed handle throws `DeviceError` when it is enqueued; releasing
+/// memory that was not given out ends the program. As on CUDA, memory may be released while
+/// enqueued work still uses it: that work finishes, and later work is refused.
 ///
 /// Threads  as the executor: `ThreadedExecutor` and `ModelExecutor` thread-safe, `SteppedExecutor`
 ///          thread-unsafe.
@@ -41,7 +41,7 @@ class BasicSimApi {
   using physical_type = SimPhysical;
 
   static constexpr bool is_thread_safe = Executor::is_thread_safe;
-  /// False if addresses only name memory: nothing may be read or written through them.
+  /// False if addresses only name memory, so that nothing may be read or written through them.
   static constexpr bool holds_bytes = Executor::backing_type::holds_bytes;
   static constexpr bool is_addressable = holds_bytes;
 
@@ -52,14 +52,14 @@ class BasicSimApi {
   /// Runs what is enqueued, then frees all memory.
   ~BasicSimApi();
 
-  // What `DeviceApi` asks for.
+  // The functions that `DeviceApi` requires.
   [[nodiscard]] void* try_reserve(std::size_t bytes);
   void release(void* p, std::size_t bytes) noexcept;
   [[nodiscard]] void* try_allocate_pinned(std::size_t bytes, int numa_node);
   void free_pinned(void* p, std::size_t bytes) noexcept;
   void copy(void* to, void const* from, std::size_t bytes, CopyKind kind, stream_type stream);
-  /// Enqueues a batch (`BatchCopyApi`) as one operation, which has the latency of one copy. If a
-  /// copy of it fails, those before it have been enqueued.
+  /// Enqueues a batch (`BatchCopyApi`) as one operation with the latency of one copy. If one of the
+  /// copies fails, those before it have been enqueued.
   void copy_batch(std::span<void* const> to,
                   std::span<void const* const> from,
                   std::span<std::size_t const> sizes_bytes,
@@ -89,7 +89,7 @@ class BasicSimApi {
   [[nodiscard]] int numa_node() const noexcept { return options_.numa_node; }
   [[nodiscard]] std::uint64_t clock_ns() const noexcept { return executor_.clock_ns(); }
 
-  // What `VirtualMemoryApi` asks for.
+  // The functions that `VirtualMemoryApi` requires.
   [[nodiscard]] std::size_t granularity_bytes() const noexcept {
     return options_.granularity_bytes;
   }
@@ -110,25 +110,26 @@ class BasicSimApi {
   ///         devices, if nothing orders the use after earlier work on the same bytes
   void use(void const* p, std::size_t bytes, Access access, stream_type stream);
 
-  /// Overwrites unused memory with the poison byte, in stream order, so that a use of it shows.
+  /// Overwrites unused memory with the poison byte, in stream order, so that tests notice a use of
+  /// it.
   ///
   /// Does nothing if poison is off, the range is larger than the limit, or no bytes are held.
   /// Costs no virtual time, is not counted and cannot be made to fail.
   void poison(void* p, std::size_t bytes, stream_type stream);
 
-  /// Makes the `nth` call of that kind from now on fail without effect; 1 is the next.
+  /// Makes a call fail without effect: the `nth` of that kind from now on; 1 is the next.
   void fail(SimCall call, std::uint64_t nth) {
     std::lock_guard const lock{mutex_};
     faults_.arm(call, nth);
   }
   void fail_copy(std::uint64_t nth) { fail(SimCall::copy, nth); }
 
-  /// How often the device was called. Not a device call.
+  /// Returns how often each device call was made. Does not count as a device call.
   [[nodiscard]] SimCalls calls() const {
     std::lock_guard const lock{mutex_};
     return calls_;
   }
-  /// Returns what is given out and not given back. Not a device call.
+  /// Returns what has been given out and not given back. Does not count as a device call.
   [[nodiscard]] SimUsage usage() const {
     std::lock_guard const lock{mutex_};
     MemoryInfo const info = memory_.memory_info();
@@ -138,12 +139,12 @@ class BasicSimApi {
             executor_.events()};
   }
   [[nodiscard]] SimOptions const& options() const noexcept { return options_; }
-  /// Whether a lease that reads a block which was never written is to be refused.
+  /// Whether leases for reading a block that was never written are to be refused.
   [[nodiscard]] bool checks_reads() const noexcept {
     return holds_bytes && options_.checked && options_.check_reads;
   }
 
-  // Stepped devices only; `SteppedExecutor` says what these do.
+  // Only for stepped devices; documented at `SteppedExecutor`.
   bool step(stream_type stream) requires Executor::is_stepped { return executor_.step(stream); }
   std::size_t run(stream_type stream) requires Executor::is_stepped {
     return executor_.run(stream);
@@ -158,7 +159,7 @@ class BasicSimApi {
     return executor_.queued_ops(stream);
   }
 
-  // Virtual clocks only; `ModelExecutor` says what these do.
+  // Only for devices with a virtual clock; documented at `ModelExecutor`.
   void advance_host(std::uint64_t duration_ns) requires Executor::is_virtual {
     std::lock_guard const lock{mutex_};
     executor_.advance_host(duration_ns);
@@ -180,7 +181,8 @@ class BasicSimApi {
   SimFaults faults_;
   std::vector<detail::SimCopy> batch_;  // of the current `copy_batch`; a member to reuse its memory
   detail::SimMemory<typename Executor::backing_type, typename Executor::barrier_type> memory_;
-  Executor executor_;  // after memory_: enqueued work runs before the memory is freed
+  // declared after memory_, so that enqueued work runs before the memory is freed
+  Executor executor_;
 };
 
 template <class Executor>
@@ -339,7 +341,7 @@ void BasicSimApi<Executor>::launch_host(stream_type stream, HostFunction functio
   if (function == nullptr) {
     throw DeviceError{"SimApi: launch_host was given no function"};
   }
-  ++calls_.host_launches;  // before: the executor may give up the lock
+  ++calls_.host_launches;  // counted before, since the executor may release the lock
   executor_.enqueue(stream, detail::SimOp::host(function, argument), lock);
 }
 
@@ -410,7 +412,8 @@ void BasicSimApi<Executor>::synchronize(event_type event) {
   lock_type lock = enter("synchronize");
   faults_.strike(SimCall::synchronize, "synchronize");
   executor_.check(event, "synchronize");
-  ++calls_.host_synchronizations;  // before: the executor gives up the lock while it waits
+  // counted before, since the executor releases the lock while it waits
+  ++calls_.host_synchronizations;
   executor_.synchronize(event, lock);
 }
 

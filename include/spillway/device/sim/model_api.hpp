@@ -23,11 +23,11 @@
 
 namespace spillway::detail {
 
-/// The timetable of a copy engine in virtual time: the engine serves one copy at a time, each as
+/// The timetable of a copy engine in virtual time. The engine serves one copy at a time, each as
 /// early as possible.
 ///
-/// A copy that was enqueued later but is ready earlier may use a time in which the engine would be
-/// idle. This is what a real engine does, which does not wait for a stream that is not ready.
+/// A copy that was enqueued later but is ready earlier may run while the engine would otherwise be
+/// idle. A real engine does the same, since it does not wait for a stream that is not ready.
 ///
 /// Threads  thread-compatible.
 /// Cost     O(idle times remembered), at most 32.
@@ -36,8 +36,8 @@ class SimTimetable {
   SimTimetable() = default;
   explicit SimTimetable(SimRate rate) noexcept : rate_{rate} {}
 
-  /// Takes the engine for a copy that is ready at `ready_ns`; returns when it ends. `now_ns` never
-  /// decreases, and nothing is ready before it.
+  /// Reserves the engine for a copy that is ready at `ready_ns`; returns when the copy ends.
+  /// `now_ns` must never decrease, and `ready_ns` is never less than it.
   [[nodiscard]] std::uint64_t
   take(std::uint64_t now_ns, std::uint64_t ready_ns, std::size_t bytes) {
     std::uint64_t const duration = rate_.duration_ns(bytes);
@@ -59,7 +59,7 @@ class SimTimetable {
   }
 
  private:
-  /// When the engine does nothing between two copies.
+  /// A time between two copies in which the engine is idle.
   struct IdleTime {
     std::uint64_t begin_ns = 0;
     std::uint64_t end_ns = 0;
@@ -86,7 +86,7 @@ inline std::optional<std::uint64_t> SimTimetable::try_take_idle_time(std::uint64
     if (end > idle.end_ns) {
       continue;
     }
-    // The idle time that is left after the copy is always kept; the one before it, if it has room.
+    // The idle time after the copy is always kept, the one before it if there is room.
     place = idle_.erase(place);
     for (IdleTime const rest : {IdleTime{end, idle.end_ns}, IdleTime{idle.begin_ns, start}}) {
       if (rest.begin_ns < rest.end_ns && idle_.size() < most_remembered) {
@@ -98,11 +98,11 @@ inline std::optional<std::uint64_t> SimTimetable::try_take_idle_time(std::uint64
   return std::nullopt;
 }
 
-/// The executor of `ModelApi`: it holds no bytes and runs nothing, and every operation only moves a
-/// virtual clock. Only host functions run; they are called when they are enqueued.
+/// The executor of `ModelApi`. It holds no bytes, and an operation only moves a virtual clock. Only
+/// host functions really run; they are called when they are enqueued.
 ///
 /// Each stream has the time at which its work ends, each event the time at which it was recorded.
-/// The host has a time, too, which moves on when the host waits and by `advance_host`. No operation
+/// The host has a clock, too, which moves when the host waits and by `advance_host`. No operation
 /// starts before the host has enqueued it. Copies of one direction share an engine.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
@@ -116,7 +116,7 @@ class ModelExecutor {
   using backing_type = SimFakeBacking;
   using lock_type = std::unique_lock<mutex_type>;
 
-  /// Always passed: no work is left when the call that enqueued it returns.
+  /// Always passed, since no work is left when the call that enqueued it returns.
   struct Barrier {
     [[nodiscard]] static bool is_passed() noexcept { return true; }
   };
@@ -157,14 +157,16 @@ class ModelExecutor {
     move_host(streams_.at(stream, "synchronize"));
   }
 
-  /// Moves the host's clock on by `duration_ns`, in which it does something else.
+  /// Moves the host's clock forward by `duration_ns`, as if the host did something else in that
+  /// time.
   void advance_host(std::uint64_t duration_ns) noexcept { move_host(now_ns() + duration_ns); }
-  /// When all work enqueued so far will have finished, destroyed streams included.
+  /// The time at which all work enqueued so far will have finished, including that of destroyed
+  /// streams.
   [[nodiscard]] std::uint64_t finish_time_ns() const noexcept {
     return std::max(finish_ns_, now_ns());
   }
 
-  /// Does nothing but check the stream: `compute` models the kernel's time.
+  /// Only checks the stream; `compute` models the time of kernels.
   void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
     check(stream, "use");
   }
@@ -175,7 +177,7 @@ class ModelExecutor {
 
   [[nodiscard]] static Barrier barrier() noexcept { return {}; }
   [[nodiscard]] bool is_host_function_caller() const noexcept;
-  /// The host's time, or the stream's time inside a function that a stream launched.
+  /// The host's time, or inside a host function the time of the stream that launched it.
   [[nodiscard]] std::uint64_t clock_ns() const noexcept;
   [[nodiscard]] std::size_t streams() const noexcept { return streams_.size(); }
   [[nodiscard]] std::size_t events() const noexcept { return events_.size(); }
@@ -198,8 +200,9 @@ class ModelExecutor {
   void call(SimOp const& op, std::uint64_t time_ns, lock_type& lock);
 
   std::array<SimTimetable, 3> engines_;
-  SimTable<SimStreamTag, std::uint64_t> streams_;  // when each will have run all its work
-  SimTable<SimEventTag, std::uint64_t> events_;    // 0: nothing recorded, complete
+  SimTable<SimStreamTag, std::uint64_t> streams_;  // when the stream will have run all its work
+  // when it was recorded; 0: not recorded, which counts as complete
+  SimTable<SimEventTag, std::uint64_t> events_;
   std::atomic<std::uint64_t> now_ns_{0};
   std::uint64_t finish_ns_ = 0;
   mutable std::mutex calls_mutex_;
@@ -278,7 +281,7 @@ inline std::uint64_t ModelExecutor::clock_ns() const noexcept {
 
 namespace spillway {
 
-/// A device without bytes, on a virtual clock: for planning and replaying at any scale.
+/// A device without bytes and with a virtual clock, for planning and replaying at any scale.
 ///
 /// `advance_host` moves the host's clock on, `finish_time_ns` says when all enqueued work will have
 /// finished.

@@ -25,7 +25,7 @@
 
 namespace spillway::detail {
 
-/// Runs each stream of a simulated device on a thread of its own. It is the executor of `SimApi`.
+/// The executor of `SimApi`: runs each stream of a simulated device on a thread of its own.
 ///
 /// Threads  thread-safe through `BasicSimApi`, which calls it under its lock.
 template <class = Lazily>
@@ -73,7 +73,7 @@ class BasicThreadedExecutor {
   void synchronize(SimEvent event, std::unique_lock<std::mutex>& lock);
   void synchronize(SimStream stream, std::unique_lock<std::mutex>& lock);
 
-  /// Does nothing but check the stream: a race detector of the host sees what the threads access.
+  /// Only checks the stream, since a race detector of the host sees what the threads access.
   void use(SimStream stream, void const* /*p*/, std::size_t /*bytes*/, Access /*access*/) {
     check(stream, "use");
   }
@@ -82,8 +82,8 @@ class BasicThreadedExecutor {
   void forget(void const* /*p*/, std::size_t /*bytes*/) noexcept {}
 
   [[nodiscard]] Barrier barrier();
-  /// True on a stream's thread. Those run nothing but operations, so only a host function can call
-  /// from one.
+  /// True on a stream's thread. Such a thread runs only operations, so a call on it comes from a
+  /// host function.
   [[nodiscard]] bool is_host_function_caller() const noexcept {
     return std::find(threads_.begin(), threads_.end(), std::this_thread::get_id()) !=
            threads_.end();
@@ -104,15 +104,16 @@ class BasicThreadedExecutor {
   SimSignals signals_;
   SimTable<SimStreamTag, std::unique_ptr<Worker>> streams_;
   SimTable<SimEventTag, Signal*> events_;
-  std::vector<std::unique_ptr<Worker>> leaving_;  // streams destroyed with work still to run
-  std::vector<std::thread::id> threads_;          // of all streams, leaving ones included
+  std::vector<std::unique_ptr<Worker>> leaving_;  // destroyed streams that still have work to run
+  std::vector<std::thread::id> threads_;  // of all streams, destroyed ones that still run included
 };
 
 using ThreadedExecutor = BasicThreadedExecutor<>;
 
 template <class Lazy>
 BasicThreadedExecutor<Lazy>::~BasicThreadedExecutor() {
-  // All must be told to stop before the first is joined, and signals outlive the threads.
+  // All threads are told to stop before the first one is joined, and signals must outlive the
+  // threads.
   streams_.for_each([](std::unique_ptr<Worker> const& worker) { worker->stop(); });
   streams_.for_each([](std::unique_ptr<Worker>& worker) { worker.reset(); });
   leaving_.clear();
@@ -250,8 +251,8 @@ void BasicThreadedExecutor<Lazy>::reap() noexcept {
 
 namespace spillway {
 
-/// A device of host memory whose streams run at the same time, each on a thread of its own. It is
-/// the default device on machines without a GPU.
+/// A simulated device in host memory whose streams run concurrently, each on a thread of its own.
+/// It is the default device on machines without a GPU.
 using SimApi = detail::BasicSimApi<detail::ThreadedExecutor>;
 
 SPILLWAY_CHECK_MODEL(BatchCopyApi<SimApi>);

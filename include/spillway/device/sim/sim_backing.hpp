@@ -23,8 +23,8 @@ namespace spillway::detail {
 /// The memory of a simulated device that holds bytes: anonymous mappings for reserved and pinned
 /// memory, and one memory file for physical memory, which is mapped explicitly.
 ///
-/// Memory that was given back is not accessible any more, and each mapping has an inaccessible page
-/// on both sides. Work that runs too late or out of bounds therefore faults.
+/// Memory that was given back is inaccessible, and each mapping has an inaccessible page on both
+/// sides. So work that runs too late or out of bounds faults.
 ///
 /// Threads  thread-compatible.
 template <class = Lazily>
@@ -37,8 +37,8 @@ class BasicSimHostBacking {
   BasicSimHostBacking& operator=(BasicSimHostBacking const&) = delete;
   ~BasicSimHostBacking();
 
-  /// Maps `bytes` > 0 of memory, poisoned if that is asked for. Returns null if the system has
-  /// none.
+  /// Maps `bytes` > 0 of memory, filled with poison if that is asked for. Returns null if the
+  /// system has none.
   [[nodiscard]] void* try_map_memory(std::size_t bytes, bool is_poisoned);
   void unmap_memory(void* p, std::size_t bytes) noexcept;
 
@@ -47,7 +47,7 @@ class BasicSimHostBacking {
   [[nodiscard]] void* reserve_address(std::size_t bytes);
   void free_address(void* p, std::size_t bytes) noexcept { unmap_memory(p, bytes); }
 
-  /// A range of the memory file, poisoned; returns its offset.
+  /// Creates a range of the memory file, filled with poison; returns its offset.
   /// @throws DeviceError if the system refuses
   [[nodiscard]] std::uint64_t create_physical(std::size_t bytes);
   void release_physical(std::uint64_t offset, std::size_t bytes) noexcept;
@@ -104,7 +104,7 @@ void* BasicSimHostBacking<Lazy>::try_map_memory(std::size_t bytes, bool is_poiso
     return nullptr;
   }
 #if defined(MADV_HUGEPAGE)
-  // Drivers use large pages, too: direct I/O splits its requests by the number of separate pages.
+  // As drivers do, use large pages: direct I/O splits its requests by the number of separate pages.
   static_cast<void>(::madvise(p, bytes, MADV_HUGEPAGE));
 #endif
   if (is_poisoned && options_->poison && bytes <= options_->poison_limit_bytes) {
@@ -120,13 +120,13 @@ void BasicSimHostBacking<Lazy>::unmap_memory(void* p, std::size_t bytes) noexcep
 
 template <class Lazy>
 void* BasicSimHostBacking<Lazy>::reserve_address(std::size_t bytes) {
-  // Reserves more, so that it contains an aligned address with a page on each side. The rest is
-  // given back.
+  // Reserves more than is needed, so that an aligned address with a page on each side lies in it,
+  // and gives back the rest.
   std::size_t const granularity = options_->granularity_bytes;
   std::size_t const wanted = mapped_bytes(bytes);
   std::size_t const all = wanted + granularity;
   int const flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  errno = ENOMEM;  // the reason if the sum has wrapped around, since then nobody asks the system
+  errno = ENOMEM;  // in case the sum has wrapped around, since the system is not called then
   void* const base = all < bytes ? MAP_FAILED : ::mmap(nullptr, all, PROT_NONE, flags, -1, 0);
   if (base == MAP_FAILED) {
     fail("cannot reserve addresses");
@@ -185,7 +185,7 @@ std::uint64_t BasicSimHostBacking<Lazy>::create_physical(std::size_t bytes) {
 
 template <class Lazy>
 void BasicSimHostBacking<Lazy>::release_physical(std::uint64_t offset, std::size_t bytes) noexcept {
-  // If the hole cannot be punched the pages stay in use by this process, but nothing else changes.
+  // If the hole cannot be punched, this process keeps using the pages, but nothing else changes.
   [[maybe_unused]] int const result = ::fallocate(file_,
                                                   FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                                                   static_cast<off_t>(offset),

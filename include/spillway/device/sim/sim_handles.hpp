@@ -59,9 +59,9 @@ namespace detail {
   return describe_range(address_of(p), bytes);
 }
 
-/// Ends the program because a call that must not throw was given an argument that makes no sense.
+/// Ends the program because a function that must not throw was given an invalid argument.
 ///
-/// A caller that releases memory which is not its own has lost track of memory already, so going on
+/// A caller that releases memory which is not its own has lost track of its memory, so continuing
 /// would hide the mistake.
 [[noreturn]] inline void sim_misuse(std::string const& what) noexcept {
   std::fprintf(stderr, "spillway SimApi misused: %s\n", what.c_str());
@@ -87,7 +87,7 @@ class SimTable {
   }
   void erase(handle_type handle) noexcept { table_.erase(id_of(handle)); }
 
-  /// The object that a handle names. @throws DeviceError if it names none
+  /// Returns the object that a handle names. @throws DeviceError if it names none
   [[nodiscard]] T& at(handle_type handle, char const* caller) {
     T* const found = table_.find(id_of(handle));
     if (found == nullptr) {
@@ -96,7 +96,7 @@ class SimTable {
     return *found;
   }
 
-  /// The same for calls that must not throw: a handle that names nothing ends the program.
+  /// As `at`, for calls that must not throw: a handle that names nothing ends the program.
   [[nodiscard]] T& expect(handle_type handle, char const* caller) noexcept {
     T* const found = table_.find(id_of(handle));
     if (found == nullptr) {
@@ -114,7 +114,8 @@ class SimTable {
   }
 
  private:
-  // It differs between devices, so that a handle of another device is unlikely to be valid here.
+  // The first generation differs between devices, so that a handle of another device is unlikely to
+  // be valid here.
   [[nodiscard]] std::uint32_t first_generation() const noexcept {
     return 1 + static_cast<std::uint32_t>(mix_bits(address_of(this)) >> 44U);
   }

@@ -106,11 +106,11 @@ class BasicSimRanges {
 
 using SimRanges = BasicSimRanges<>;
 
-/// The memory of a simulated device: it keeps account of what is reserved, pinned and mapped, and
+/// The memory of a simulated device. Keeps track of what is reserved, pinned and mapped, and
 /// enforces the limits.
 ///
-/// Memory may be given back while enqueued work still uses it. Later operations on it are refused,
-/// but it stays mapped until `Barrier::is_passed` says that the work has run.
+/// Memory may be given back while enqueued work still uses it. Later operations on it are refused.
+/// It stays mapped until `Barrier::is_passed` says that the work has run.
 ///
 /// Threads  thread-compatible; the device uses it under its own lock.
 template <class Backing, class Barrier>
@@ -169,7 +169,7 @@ class SimMemory {
   Backing backing_;
   std::size_t used_bytes_ = 0;
   std::size_t pinned_bytes_ = 0;
-  SimRanges device_;  // mappings, and reservations, which have no physical memory of their own
+  SimRanges device_;  // mappings of physical memory, and reservations, which have none
   SimRanges pinned_;
   SimRanges addresses_;
   SimTable<SimPhysicalTag, Physical> physical_;

@@ -36,12 +36,13 @@ struct SimOp {
 
   Kind what = Kind::stop;
   CopyKind direction = CopyKind::on_device;
-  bool is_free = false;  // takes no engine's time
+  bool is_free = false;  // does not use a copy engine, so takes no time
   unsigned char byte = 0;
   void* to = nullptr;
   void const* from = nullptr;
-  std::size_t bytes = 0;                 // a batch has the sum of its copies
-  std::span<SimCopy const> copies = {};  // of a batch; the operation's owner keeps them alive
+  std::size_t bytes = 0;  // for a batch, the sum of its copies
+  // the copies of a batch; the owner of the operation keeps them alive
+  std::span<SimCopy const> copies = {};
   HostFunction function = nullptr;
   void* argument = nullptr;
   std::uint64_t duration_ns = 0;
@@ -103,7 +104,7 @@ struct SimOp {
   }
 };
 
-/// The speed of a copy engine.
+/// The speed and latency of a copy engine.
 struct SimRate {
   double ns_per_byte = 0;
   std::uint64_t latency_ns = 0;
@@ -120,7 +121,7 @@ struct SimRate {
   }
 };
 
-/// The rate of the engine that serves copies in `direction`, fills being `on_device`.
+/// Returns the rate of the engine for copies in `direction`. Fills count as `on_device`.
 [[nodiscard]] inline SimRate rate_of(SimOptions const& options, CopyKind direction) noexcept {
   return {direction == CopyKind::on_device ? options.on_device_bytes_per_second
                                            : options.link_bytes_per_second,

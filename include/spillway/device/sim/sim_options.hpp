@@ -12,31 +12,36 @@
 namespace spillway {
 
 /// The properties of a simulated device. A rate of 0 means as fast as possible; on a virtual clock
-/// the bytes then take no time.
+/// copying then takes no time apart from the latency.
 struct SimOptions {
-  std::size_t capacity_bytes = 1_GiB;  ///< reservations and physical memory together
+  std::size_t capacity_bytes = 1_GiB;  ///< limit for reservations and physical memory together
   std::size_t pinned_capacity_bytes = std::numeric_limits<std::size_t>::max();
   int numa_node = -1;
-  std::size_t granularity_bytes = 64_KiB;   ///< of mappings; a power of two, a multiple of a page
-  std::uint64_t link_bytes_per_second = 0;  ///< of each direction; the two do not slow each other
-  std::uint64_t on_device_bytes_per_second = 0;  ///< bytes copied; each is read and written
-  std::uint64_t copy_latency_ns = 0;             ///< added to each copy and fill
-  bool poison = true;                ///< fill memory that is given out, if the device holds bytes
-  unsigned char poison_byte = 0xFF;  ///< reads as NaN in every floating-point type
-  /// Larger pieces are not poisoned: writing to them would make the system back them with memory.
+  /// Of virtual memory mappings; a power of two, a multiple of a page
+  std::size_t granularity_bytes = 64_KiB;
+  /// Of the link in each direction, which are independent
+  std::uint64_t link_bytes_per_second = 0;
+  /// Rate of copies inside the device; a byte counts once, though it is read and written
+  std::uint64_t on_device_bytes_per_second = 0;
+  std::uint64_t copy_latency_ns = 0;  ///< added to each copy and fill
+  bool poison = true;                 ///< fill memory that is given out, if the device holds bytes
+  unsigned char poison_byte = 0xFF;   ///< reads as NaN in every floating-point type
+  /// Larger ranges are not poisoned, since writing to them would make the system provide memory for
+  /// them.
   std::size_t poison_limit_bytes = 64_MiB;
-  bool checked = true;  ///< look up both ranges of every copy and fill
+  bool checked = true;  ///< check that both ranges of every copy and fill are live
   /// Refuse leases that read a block which was never written. Only for a `checked` device that
   /// holds bytes.
   bool check_reads = true;
-  bool check_order = true;  ///< stepped devices only: refuse work that races with earlier work
+  /// Stepped devices only: refuse work that nothing orders after earlier work on the same bytes
+  bool check_order = true;
 };
 
 /// The calls of a simulated device that can be made to fail.
 enum class SimCall : std::uint8_t {
   reserve,          ///< fails by returning null
   allocate_pinned,  ///< fails by returning null
-  copy,             ///< this and the rest fail by throwing DeviceError; each copy of a batch counts
+  copy,  ///< this and the following fail by throwing DeviceError; each copy of a batch counts
   fill,
   launch_host,
   create_stream,
@@ -52,8 +57,8 @@ enum class SimCall : std::uint8_t {
 /// How often each call of a simulated device was made since its construction. Calls that failed do
 /// not count.
 ///
-/// Two equal values say that no device call was made between them. `clock_ns` and `numa_node` read
-/// a member and are not counted.
+/// If two values are equal, no device call was made between them. `clock_ns` and `numa_node` only
+/// read a member and are not counted.
 struct SimCalls {
   std::uint64_t reserves = 0;
   std::uint64_t releases = 0;
@@ -61,7 +66,8 @@ struct SimCalls {
   std::uint64_t pinned_frees = 0;
   std::uint64_t copies_to_host = 0;
   std::uint64_t copies_to_device = 0;
-  std::uint64_t copies_on_device = 0;  ///< each copy of a batch counts, in all three
+  /// Each copy of a batch counts; the same holds for the two above
+  std::uint64_t copies_on_device = 0;
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;
   std::uint64_t bytes_on_device = 0;
@@ -74,7 +80,7 @@ struct SimCalls {
   std::uint64_t events_created = 0;
   std::uint64_t events_destroyed = 0;
   std::uint64_t records = 0;
-  std::uint64_t waits = 0;                  ///< of streams for events
+  std::uint64_t waits = 0;                  ///< waits of streams for events
   std::uint64_t completion_queries = 0;     ///< `is_complete`
   std::uint64_t host_synchronizations = 0;  ///< `synchronize`, of events and of streams
   std::uint64_t memory_queries = 0;         ///< `memory_info`
@@ -84,8 +90,8 @@ struct SimCalls {
   std::uint64_t physical_releases = 0;
   std::uint64_t maps = 0;
   std::uint64_t unmaps = 0;
-  std::uint64_t mapped_pieces = 0;    ///< pieces that calls of `map` put at addresses
-  std::uint64_t unmapped_pieces = 0;  ///< pieces that calls of `unmap` took away
+  std::uint64_t mapped_pieces = 0;    ///< pieces that calls of `map` have mapped
+  std::uint64_t unmapped_pieces = 0;  ///< pieces that calls of `unmap` have unmapped
 
   [[nodiscard]] std::uint64_t copies() const noexcept {
     return copies_to_host + copies_to_device + copies_on_device;
@@ -114,7 +120,8 @@ struct SimCalls {
   friend bool operator==(SimCalls const&, SimCalls const&) noexcept = default;
 };
 
-/// The memory, streams and events that a simulated device has given out and not got back.
+/// The memory, streams and events that a simulated device has given out and that have not been
+/// given back.
 struct SimUsage {
   std::size_t device_bytes = 0;  ///< reservations and physical memory
   std::size_t pinned_bytes = 0;

@@ -26,11 +26,12 @@
 
 namespace spillway::detail {
 
-/// Blocks while `word` is `old`. It may wake spuriously.
+/// Blocks while `word` equals `old`. It may wake spuriously.
 ///
-/// This is `std::atomic::wait` without its table of waiters, which makes every notifier synchronise
-/// with every waiter. A signal then orders exactly what the streams order, so a race detector that
-/// watches the simulated device sees the races that a program would have on a real one.
+/// It replaces `std::atomic::wait`, which has a table of waiters that synchronises every notifier
+/// with every waiter. With this function a signal orders exactly what the streams order, so a race
+/// detector that watches the simulated device sees the races that a program would have on a real
+/// one.
 inline void sleep_while(std::atomic<std::uint32_t>& word, std::uint32_t old) noexcept {
 #ifdef __linux__
   ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
@@ -47,21 +48,21 @@ inline void wake_all(std::atomic<std::uint32_t>& word) noexcept {
 #endif
 }
 
-/// A point that one stream passes once and that others can wait for.
+/// A point that one stream passes once and that other threads can wait for.
 ///
 /// Threads  thread-safe.
 class SimSignal {
  public:
-  /// What came before this call happens before what comes after `wait`.
+  /// Everything before this call happens before everything after `wait`.
   void set(std::uint64_t time_ns) noexcept {
     time_ns_.store(time_ns, std::memory_order_relaxed);
-    // One word says both that the signal is set and that a thread sleeps. The setter thus learns of
-    // the sleeper by its own write, and is not ordered after what the sleeper did.
+    // One word says both that the signal is set and whether a thread sleeps. So the setter learns
+    // of the sleeper by its own write, and is not ordered after what the sleeper did before.
     if (state_.exchange(reached, std::memory_order_release) == awaited) {
       wake_all(state_);
     }
   }
-  /// Whether it is set. The first load is relaxed, so a signal that is not set yet orders nothing.
+  /// Whether it is set. The first load is relaxed, so the result false orders nothing.
   [[nodiscard]] bool is_set() const noexcept {
     return state_.load(std::memory_order_relaxed) == reached &&
            state_.load(std::memory_order_acquire) == reached;
@@ -73,7 +74,8 @@ class SimSignal {
       sleep_while(state_, awaited);
     }
   }
-  /// When it was set. On a stream with a rate, when it should have been set by that rate.
+  /// The time at which it was set. On a stream with a rate, the time at which it should have been
+  /// set according to the rate.
   [[nodiscard]] std::uint64_t time_ns() const noexcept {
     return time_ns_.load(std::memory_order_relaxed);
   }
@@ -97,7 +99,7 @@ class SimSignal {
 
 /// Gives out signals, and reuses them when no stream uses them any more.
 ///
-/// It looks for unused signals rarely and in batches, because looking orders the caller after the
+/// It looks for unused signals rarely and many at a time: looking orders the caller after the
 /// streams, which would hide races.
 ///
 /// Threads  thread-compatible; `drop_user` of a signal may run at any time.
@@ -120,7 +122,7 @@ class BasicSimSignals {
     return signal;
   }
 
-  /// Takes back a signal that will not be named again. Streams may still use it.
+  /// Takes back a signal that no later call will name. Streams may still be using it.
   void abandon(SimSignal* signal) noexcept {
     if (signal != nullptr) {
       abandoned_.push_back(signal);
@@ -170,7 +172,7 @@ class BasicSimEngine {
 
   [[nodiscard]] bool is_instant() const noexcept { return rate_.is_instant(); }
 
-  /// Reserves the engine's next free time for a copy that could start at `ready_ns`.
+  /// Reserves the engine, from when it is next free, for a copy that could start at `ready_ns`.
   [[nodiscard]] Period take(std::uint64_t ready_ns, std::size_t bytes) noexcept {
     std::uint64_t const duration = rate_.duration_ns(bytes);
     std::uint64_t free = free_ns_.load(std::memory_order_relaxed);
@@ -183,7 +185,7 @@ class BasicSimEngine {
 
  private:
   SimRate rate_;
-  std::atomic<std::uint64_t> free_ns_{0};  // relaxed: an engine orders time, not memory
+  std::atomic<std::uint64_t> free_ns_{0};  // relaxed, since an engine orders time and not memory
 };
 
 using SimEngine = BasicSimEngine<>;
@@ -209,11 +211,11 @@ template <class = Lazily>
 class BasicSimProgress {
  public:
   void advance() noexcept { ops_.fetch_add(1, std::memory_order_release); }
-  /// True if `ops` operations have run as far as this thread knows. It orders nothing.
+  /// True if this thread can see that `ops` operations have run. It orders nothing.
   [[nodiscard]] bool seems_run(std::uint64_t ops) const noexcept {
     return ops_.load(std::memory_order_relaxed) >= ops;
   }
-  /// The same, and orders the caller after them.
+  /// As `seems_run`, and orders the caller after these operations.
   [[nodiscard]] bool has_run(std::uint64_t ops) const noexcept {
     return seems_run(ops) && ops_.load(std::memory_order_acquire) >= ops;
   }
@@ -226,8 +228,9 @@ using SimProgress = BasicSimProgress<>;
 
 /// A stream with a thread of its own, which runs operations in the order in which they were pushed.
 ///
-/// The queue orders each push before its run and nothing else. The pushing threads and the running
-/// thread share no lock, so two streams are ordered only by their signals.
+/// The queue orders each push before the run of the pushed operation and nothing else. The threads
+/// that push and the thread that runs share no lock, so two streams are ordered only by their
+/// signals.
 ///
 /// Threads  `push` and `pushed` need a lock of the caller; the rest is thread-safe.
 template <class = Lazily>
@@ -244,7 +247,7 @@ class BasicSimWorker {
         }} {}
   BasicSimWorker(BasicSimWorker const&) = delete;
   BasicSimWorker& operator=(BasicSimWorker const&) = delete;
-  /// Waits until the thread has run what was pushed.
+  /// Waits until the thread has run everything that was pushed.
   ~BasicSimWorker();
 
   void push(Op const& op) {
@@ -264,7 +267,8 @@ class BasicSimWorker {
     }
   }
 
-  /// Makes the thread end when it has run what was pushed. Nothing may be pushed afterwards.
+  /// Makes the thread end when it has run everything that was pushed. Nothing may be pushed
+  /// afterwards.
   void stop() {
     if (!std::exchange(is_stopped_, true)) {
       push({});
@@ -289,16 +293,16 @@ class BasicSimWorker {
     std::atomic<Node*> next{nullptr};
   };
 
-  /// A copy of an operation that may not have run yet. The operation itself is not looked at: the
-  /// thread that runs it frees it, and reading it would order the reader after that thread.
+  /// A copy of an operation that may not have run yet. The operation itself must not be read here:
+  /// the thread that runs it frees it, and reading it would order the reader after that thread.
   struct Recent {
     std::uint64_t ops = 0;  // the operation's number on its stream, from 1
     SimOp op;
     std::vector<SimCopy> copies;
   };
 
-  static constexpr std::uint32_t asleep = 1;    // the thread has found nothing to do
-  static constexpr std::uint32_t one_push = 2;  // pushes are counted in the other bits
+  static constexpr std::uint32_t asleep = 1;  // the thread sleeps, since it has found nothing to do
+  static constexpr std::uint32_t one_push = 2;  // the other bits count pushes
 
   void remember(Op const& op);
   void sleep(std::uint32_t seen) noexcept;
@@ -309,7 +313,8 @@ class BasicSimWorker {
 
   SimEngines* engines_;
   std::unique_ptr<Node> head_;  // the operation that ran last; owned by the thread
-  std::uint64_t ready_ns_ = 0;  // the thread's: when what has run should have ended by the rates
+  // time at which the work so far should have ended according to the rates; used by the thread only
+  std::uint64_t ready_ns_ = 0;
   std::shared_ptr<SimProgress> progress_ = std::make_shared<SimProgress>();
   std::atomic<std::uint32_t> pushes_{0};
   Node* tail_;
@@ -321,8 +326,8 @@ class BasicSimWorker {
 
 using SimWorker = BasicSimWorker<>;
 
-/// Keeps a copy of an operation that touches memory until it has run. `is_in_use` looks at the
-/// copies and not at the queue, so its caller is not ordered after what has run.
+/// Keeps a copy of an operation that touches memory until that has run. `is_in_use` reads the
+/// copies and not the queue, so its caller is not ordered after what has run.
 template <class Lazy>
 void BasicSimWorker<Lazy>::remember(Op const& op) {
   while (!recent_.empty() && progress_->seems_run(recent_.front().ops)) {
@@ -362,7 +367,7 @@ void BasicSimWorker<Lazy>::run() {
 }
 
 /// Blocks the stream's thread until something is pushed. A bit of the counter of pushes says that
-/// the thread sleeps: a pusher learns it from the word that it writes anyway, and is not ordered
+/// the thread sleeps. A pusher sees the bit in the word that it writes anyway, and is not ordered
 /// after what the thread has run.
 template <class Lazy>
 void BasicSimWorker<Lazy>::sleep(std::uint32_t seen) noexcept {
@@ -402,9 +407,9 @@ void BasicSimWorker<Lazy>::execute(Op const& op) {
   }
 }
 
-/// Runs an operation that takes an engine's time. It keeps to the engine's timetable and not to the
-/// clock: after waking up late, a thread starts its next copy as if it had been on time. The rate
-/// is therefore right in the long run.
+/// Runs an operation that occupies an engine. It follows the engine's timetable and not the clock:
+/// if the thread wakes up late, it starts the next copy as if it had been on time. So the rate is
+/// right in the long run.
 template <class Lazy>
 void BasicSimWorker<Lazy>::run_timed(Op const& op) {
   SimEngine& engine = engines_->of(op.direction);

@@ -29,18 +29,18 @@ struct BufferUse {
   bool writes = false;  ///< the operation may change it
 };
 
-/// The state of one buffer. `BufferLeases` owns it and guards it by its lock.
+/// The state of one buffer. It belongs to a `BufferLeases` and is guarded by its lock.
 template <class Lease>
 struct BufferEntry {
   BlockId block{};
   Lease lease{};
   void* address = nullptr;
   std::size_t bytes = 0;
-  std::uint32_t pins = 0;     // by frames; it is not swapped out before they end
-  bool is_swappable = false;  // operations alone use it
-  bool is_kept = false;       // other code knows the address: it never leaves
+  std::uint32_t pins = 0;     // by frames; the buffer is not swapped out while there are any
+  bool is_swappable = false;  // only operations use it
+  bool is_kept = false;       // other code knows its address: it stays resident
   bool is_arriving = false;   // one thread is acquiring the lease
-  bool is_dead = false;       // freed; the last pin deletes this
+  bool is_dead = false;       // freed, but still pinned; the last unpin deletes this
   BufferEntry* previous = this;
   BufferEntry* next = this;
 
@@ -52,21 +52,22 @@ struct BufferEntry {
 template <class Lease>
 class BufferFrame {
  public:
-  /// @param depth         how many frames the thread is inside of, with this one; 0 for one that no
-  ///                      thread is inside of, for which other threads do not wait
-  /// @param may_wait  whether it may have to wait until others of this kind have ended
+  /// @param depth     number of frames that the thread is inside of, this one included; 0 for a
+  ///                  frame that belongs to no thread, for which other threads do not wait
+  /// @param may_wait  whether `try_enter` may wait until other frames with this option have ended
   explicit BufferFrame(int depth = 0, bool may_wait = false) : depth_{depth}, may_wait_{may_wait} {}
   BufferFrame(BufferFrame const&) = delete;
   BufferFrame& operator=(BufferFrame const&) = delete;
 
   [[nodiscard]] int depth() const noexcept { return depth_; }
   [[nodiscard]] int thread_frames() const noexcept { return depth_; }
-  /// Operations of a framework may call the program, and wait for operations of other threads.
+  /// Always true, since an operation may call the program's code, and may wait for operations of
+  /// other threads.
   [[nodiscard]] static bool is_open_ended() noexcept { return true; }
   /// The size of the last request of this frame that could not be met; 0 if all were.
   [[nodiscard]] std::size_t refused_bytes() const noexcept { return refused_bytes_; }
 
-  // All are set by `BufferLeases`.
+  // The following are set by `BufferLeases`.
   bool is_counted = false;
   bool is_bounded = false;
   BufferFrame* previous = this;  // in the ring of all open frames
@@ -79,16 +80,17 @@ class BufferFrame {
   int depth_;
   bool may_wait_;
   bool is_open_ = false;
-  bool is_waited_for_ = false;  // it is open, and others of its kind may have to wait
-  std::thread::id thread_{};    // that opened it
+  // it is open, and other frames with `may_wait` may have to wait for it
+  bool is_waited_for_ = false;
+  std::thread::id thread_{};  // the thread that opened it
   std::size_t refused_bytes_ = 0;
   std::size_t pinned_bytes_ = 0;
-  std::shared_ptr<void> claim_hold_;  // of a share of the device
+  std::shared_ptr<void> claim_hold_;  // keeps what was claimed of a shared device
   std::vector<BufferEntry<Lease>*> pins_;
 };
 
-/// The traits of a buffer that keeps its address: nothing is to be done when its lease begins or
-/// ends.
+/// The traits of `OperandLeases` for buffers. A buffer keeps its address, so no address has to be
+/// set or cleared when its lease begins or ends.
 template <class Allocator>
 struct BufferTraits {
   using allocator_type = Allocator;
@@ -99,7 +101,7 @@ struct BufferTraits {
     Entry* entry = nullptr;
     bool writes = false;
   };
-  /// A buffer is not an object that could be destroyed meanwhile.
+  /// Empty: nobody can destroy a buffer that is pinned, so no references are needed.
   struct References {
     bool operator[](std::size_t /*i*/) const noexcept { return true; }
   };
@@ -115,7 +117,8 @@ struct BufferTraits {
   }
   template <class Stream>
   static void grant(Missing const& one, Lease& lease, Stream /*stream*/) noexcept {
-    std::swap(one.entry->lease, lease);  // a lease that allowed less ends later, without the lock
+    // the old lease, for less access, ends later, without the lock
+    std::swap(one.entry->lease, lease);
   }
   [[nodiscard]] static bool is_swappable(Entry const& entry) noexcept {
     return !entry.is_fixed() && entry.lease;
@@ -130,23 +133,26 @@ struct BufferTraits {
   [[nodiscard]] static int release_interpreter() noexcept { return 0; }
 };
 
-/// Leases buffers for the operations of a framework that keeps raw addresses, on an allocator whose
-/// blocks keep theirs. The adapter for TensorFlow uses it; it knows nothing of TensorFlow.
+/// Leases the buffers of a framework's operations while they run, and lets them be swapped out in
+/// between. It is for frameworks that keep raw addresses, so the allocator's blocks must keep
+/// theirs. The adapter for TensorFlow uses this class, which itself knows nothing of TensorFlow.
 ///
-/// A buffer begins leased. Once it is the result of an operation (`make_swappable`), it may be
-/// swapped out while no frame has it in use, and comes back to the same address when the next frame
-/// uses it. `OperandLeases` says when.
+/// A new buffer is leased. Once it is the result of an operation (`make_swappable`), it may be
+/// swapped out while no frame uses it; the next frame that uses it brings it back to the same
+/// address. `OperandLeases` describes when that happens.
 ///
-/// Frames that *may wait* begin beside each other only if what they have in use, and what they may
-/// still ask for, fits: two operations that are halfway and wait for each other's memory could
-/// otherwise both fail. What an operation may still ask for is taken to be four buffers of the
-/// largest size seen. As long as no step has gone by without a larger one, two are open at once
-/// only if room is not scarce (`is_room_scarce`).
+/// Two operations that have each got half of their memory, and wait for the other's, would both
+/// fail. To avoid that, a frame with the option `may_wait` opens while others of these are open
+/// only if it fits beside them, together with what all of them may still allocate. That is
+/// estimated as four buffers of the largest size seen, for each frame. The estimate is used once a
+/// whole step has brought no larger buffer; until then a second frame opens only if room is not
+/// scarce (`is_room_scarce`).
 ///
 /// Threads  thread-safe. The lock is never held while the allocator is called.
-/// Streams  leases belong to the stream given to the constructor; threads wait only for frames of
-///          others.
-/// Address  of a buffer: fixed for its life; to be used inside of a frame that has it, only.
+/// Streams  leases belong to the stream given to the constructor. A thread waits on the host only
+///          for other threads' frames.
+/// Address  fixed as long as the buffer lives; may be accessed only inside of a frame that uses the
+///          buffer.
 template <class Allocator>
 class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   static_assert(Allocator::keeps_addresses, "buffers have one address for life");
@@ -160,7 +166,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
 
   /// `memory` is not owned and must outlive this object; see `OperandLeases`.
   ///
-  /// @param patience  how long to wait for operations of other threads while nothing is released
+  /// @param patience  how long a thread waits for other threads' operations while none of them
+  ///                  releases memory
   explicit BufferLeases(Allocator& memory,
                         stream_type stream,
                         std::chrono::milliseconds patience = std::chrono::seconds{10})
@@ -171,7 +178,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     }
   }
 
-  /// Returns a new buffer, which `frame` has in use if it is open. Null if no room can be made.
+  /// Returns a new buffer, or null if no room can be made. If `frame` is open, it pins the buffer.
   [[nodiscard]] void* try_allocate(std::size_t bytes, Frame* frame);
   /// @returns false if there is no buffer at that address
   bool free(void* address) noexcept;
@@ -179,8 +186,9 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Guard const guard{mutex_};
     return find(address) != nullptr;
   }
-  /// Returns the buffer that an address lies in; null if there is none. O(1) for the address of a
-  /// buffer itself, else O(n): only code outside of operations asks for parts of buffers.
+  /// Returns the address of the buffer that contains an address, or null if there is none. O(1) for
+  /// the first byte of a buffer, else O(n): only code outside of operations asks for other
+  /// addresses.
   [[nodiscard]] void* base_of(void* address) const {
     Guard const guard{mutex_};
     if (find(address) != nullptr) {
@@ -196,10 +204,10 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     return found == buffers_.end() ? nullptr : found->first;
   }
 
-  /// Chooses how a buffer is written while it is away. An address that is not one of a buffer is
-  /// ignored.
+  /// Sets the codec with which a buffer is swapped out. Ignored if there is no buffer at the
+  /// address.
   ///
-  /// @pre no other thread frees the buffer meanwhile
+  /// @pre no other thread frees the buffer during the call
   void set_codec(void* address, CodecChoice choice) {
     BlockId block{};
     std::size_t bytes = 0;
@@ -215,22 +223,22 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     framework::set_codec(*this->memory_, block, bytes, choice);
   }
 
-  /// Opens a frame: pins the buffers and brings in those that are swapped out. Addresses that are
-  /// not of buffers are ignored.
+  /// Opens a frame: pins the buffers and swaps in those that are not resident. Addresses at which
+  /// there is no buffer are ignored.
   ///
-  /// @returns why the frame cannot be opened; nothing is pinned then. Empty if it is open
+  /// @returns an empty string if the frame is open; else the reason, and then nothing is pinned
   [[nodiscard]] std::string try_enter(Frame& frame, std::span<BufferUse const> uses);
-  /// Ends a frame: what it had in use may be swapped out.
+  /// Ends a frame: its buffers may be swapped out.
   void exit(Frame& frame) noexcept;
 
-  /// Says that operations alone use these buffers from now on, so that they may be swapped out.
+  /// Lets buffers be swapped out, since only operations use them from now on.
   void make_swappable(std::span<void* const> addresses) { set_swappable(addresses, false); }
-  /// Says that other code knows the addresses of these buffers, so that they never leave again.
+  /// Keeps buffers resident for good, since other code knows their addresses.
   void keep(std::span<void* const> addresses) { set_swappable(addresses, true); }
 
-  /// Swaps out everything that is not in use, and waits on the host until it is gone.
+  /// Swaps out everything that no frame has pinned, and waits on the host until that is done.
   ///
-  /// @returns the bytes that left
+  /// @returns the bytes that were swapped out
   std::size_t reclaim() {
     std::size_t const bytes = Base::reclaim();
     this->memory_->synchronize();
@@ -241,14 +249,14 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     update_peak_reclaimed();
     return bytes;
   }
-  /// As the base; also says that sizes are known if the step brought no larger buffer.
+  /// As the base. If the step has brought no larger buffer, the largest size counts as known.
   void begin_step() {
     Base::begin_step();
     Guard const guard{mutex_};
     largest_.begin_step();
     most_pinned_.begin_step();
   }
-  /// Orders operations that use the same variables.
+  /// Orders operations that use the same variables; see `ObjectOrder`.
   [[nodiscard]] ObjectOrder& objects() noexcept { return objects_; }
 
   void before_fork() {
@@ -260,25 +268,26 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     objects_.after_fork_in_parent();
   }
   void after_fork_in_child(Frame const* frame) {
-    open_frames_ = 0;  // those that may wait do not call code that could fork
+    open_frames_ = 0;  // frames with `may_wait` run no code that could fork
     forget_frames_of_others();
     Base::after_fork_in_child(frame);
     objects_.after_fork_in_child();
   }
-  /// As the base, counted as `reclaim` is.
+  /// As the base; the bytes count as those of `reclaim`.
   std::size_t park(HostTier level = HostTier::pinned) {
     return Base::park(level, [this] { (void)reclaim(); });
   }
 
-  /// Counts of buffers.
+  /// Numbers and bytes of buffers.
   struct Sizes {
     std::size_t buffers = 0;
-    std::size_t bytes = 0;  // of all buffers, wherever they are
+    std::size_t bytes = 0;  // of all buffers, resident or not
     std::size_t peak_bytes = 0;
-    std::size_t largest_bytes = 0;  // of one buffer, since the peaks were reset
-    std::size_t active_bytes = 0;   // in use by frames
+    std::size_t largest_bytes = 0;  // size of the largest buffer since the peaks were reset
+    std::size_t active_bytes = 0;   // of buffers that frames have pinned
     std::size_t peak_active_bytes = 0;
-    std::size_t fixed_bytes = 0;  // never leave: no result of an operation yet, or kept
+    // of buffers that are never swapped out: not the result of an operation yet, or kept
+    std::size_t fixed_bytes = 0;
     std::size_t peak_reclaimed_bytes = 0;
     std::uint64_t allocations = 0;
     std::uint64_t full_reclaims = 0;
@@ -288,14 +297,15 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Guard const guard{mutex_};
     return {this->counts_, sizes_};
   }
-  /// Why the last request could not be met; empty if all were.
+  /// Why the last request could not be met; empty if every request was met.
   [[nodiscard]] std::string last_failure() const {
     Guard const guard{mutex_};
     return failure_;
   }
-  /// Peaks begin anew, with the largest buffer; counts go on.
+  /// Sets the peaks to the current values, and those of swapped-out bytes and of the largest buffer
+  /// to 0. Other counts continue.
   void reset_peaks();
-  /// As `reset_peaks`, and so does the count of allocations.
+  /// As `reset_peaks`, and sets the count of allocations to 0.
   void reset_stats() {
     reset_peaks();
     Guard const guard{mutex_};
@@ -315,7 +325,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   using Missing = typename Base::Missing;
   using Base::mutex_;
 
-  /// The largest number so far. It is known once a whole step has brought no larger one.
+  /// Keeps the maximum of numbers. The maximum counts as known after a whole step in which it has
+  /// not grown.
   class Largest {
    public:
     void add(std::size_t number) noexcept {
@@ -331,7 +342,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
 
    private:
     std::size_t value_ = 0;
-    bool has_grown_ = true;  // since the step began, which may be that of the first number
+    bool has_grown_ = true;  // since the last step began; the first step is taken to be incomplete
     bool is_known_ = false;
   };
 
@@ -352,9 +363,9 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     }
     return bytes <= this->capacity_bytes_;
   }
-  /// What one more frame needs of a shared device beside those that are open: as much as any has
-  /// needed before. While that is not known, four times as much, since two programs whose frames
-  /// both turn out to need more than there is could not both go on.
+  /// The bytes that one more frame claims of a shared device, beside the frames that are open: as
+  /// much as any frame has pinned so far. While that maximum is not known, four times as much: if
+  /// two programs had frames that turn out to need more than there is, neither could continue.
   [[nodiscard]] std::size_t bytes_to_claim(std::span<BufferUse const> uses) const {
     Guard const guard{mutex_};
     std::size_t used = 0;
@@ -376,8 +387,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       sizes_.peak_active_bytes = std::max(sizes_.peak_active_bytes, sizes_.active_bytes);
     }
   }
-  /// Adds an operand whose lease has to be acquired. One that is there twice is written if either
-  /// writes.
+  /// Adds an operand whose lease has to be acquired. If it is there already, it is leased for
+  /// writing if either use writes.
   static void add(std::vector<Missing>& missing, Missing one) {
     auto const same = std::find_if(missing.begin(), missing.end(), [&one](Missing const& other) {
       return other.entry == one.entry;
@@ -388,7 +399,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
       same->writes = same->writes || one.writes;
     }
   }
-  /// Unpins an entry. @returns whether no frame has it pinned any more. The caller holds the lock.
+  /// Unpins an entry. @returns whether it has no pins any more. The caller holds the lock.
   [[nodiscard]] bool unpin(Entry& entry) noexcept {
     if (--entry.pins != 0) {
       return false;
@@ -396,7 +407,7 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     sizes_.active_bytes -= entry.is_dead ? 0 : entry.bytes;
     return true;
   }
-  // The caller of the following three holds the lock.
+  // The caller of the following three functions holds the lock.
 
   void open(Frame& frame) noexcept {
     frame.is_open_ = true;
@@ -407,7 +418,8 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
     Base::leave_ring(frame);
     frame.previous = frame.next = &frame;
   }
-  /// In a forked child: the threads that had opened these frames do not exist there.
+  /// For a forked child: forgets the frames that other threads had opened, since these threads do
+  /// not exist there.
   void forget_frames_of_others() noexcept {
     for (Frame* frame = all_open_.next; frame != &all_open_;) {
       Frame& one = *std::exchange(frame, frame->next);
@@ -435,9 +447,9 @@ class BufferLeases : public OperandLeases<BufferTraits<Allocator>> {
   Sizes sizes_{};
   std::string failure_;
   Frame all_open_{};     // the head of a ring of all open frames
-  int open_frames_ = 0;  // of those that may wait
-  Largest most_pinned_;  // bytes by one frame
-  Largest largest_;      // bytes of a buffer
+  int open_frames_ = 0;  // only those with `may_wait`
+  Largest most_pinned_;  // bytes that one frame has pinned
+  Largest largest_;      // bytes of one buffer
 };
 
 template <class Allocator>
@@ -509,7 +521,8 @@ bool BufferLeases<Allocator>::free(void* address) noexcept {
   return true;
 }
 
-/// Waits while a frame that may wait does not fit beside others. Nothing is pinned yet.
+/// Waits while a frame with `may_wait` does not fit beside the open ones. The frame has pinned
+/// nothing yet.
 template <class Allocator>
 void BufferLeases<Allocator>::wait_until_it_fits(Guard& guard,
                                                  Frame& frame,
@@ -570,8 +583,8 @@ std::string BufferLeases<Allocator>::try_enter(Frame& frame, std::span<BufferUse
 template <class Allocator>
 void BufferLeases<Allocator>::exit(Frame& frame) noexcept {
   {
-    // An asynchronous operation may be done before the call that began it has returned: what the
-    // call still allocates is in use by no operation, and nobody would unpin it.
+    // An asynchronous operation may end before the call that began it returns. No frame would unpin
+    // what that call still allocates, so it is not pinned.
     Guard const guard{mutex_};
     frame.is_open_ = false;
   }
@@ -618,7 +631,7 @@ void BufferLeases<Allocator>::set_swappable(std::span<void* const> addresses, bo
   }
 }
 
-/// Updates the peak of bytes that are swapped out, which only grows under pressure.
+/// Updates the peak of the swapped-out bytes, which can only grow under pressure.
 template <class Allocator>
 void BufferLeases<Allocator>::update_peak_reclaimed() {
   if (!this->is_under_pressure_) {

@@ -15,14 +15,14 @@
 
 namespace spillway::framework {
 
-/// How tensors are written while they are away, as users of a framework choose it.
+/// The codecs that users of a framework can choose for tensors that are swapped out.
 enum class CodecChoice : std::uint8_t { none, lossless, bfloat16 };
 
-/// The codec that a user means; no name means none.
+/// Returns the codec that a user has named; without a name, none.
 ///
-/// @param is_by_tensor  whether the user says for which tensors: a codec that loses bits is never
-///                      chosen for others
-/// @throws std::invalid_argument, which says what is allowed
+/// @param is_by_tensor  whether the user has named the tensors, too. Only then may the codec be one
+///                      that loses bits
+/// @throws std::invalid_argument with a message that says what is allowed
 [[nodiscard]] inline CodecChoice codec_named(std::optional<std::string> const& name,
                                              bool is_by_tensor) {
   if (!name) {
@@ -42,17 +42,18 @@ enum class CodecChoice : std::uint8_t { none, lossless, bfloat16 };
   return CodecChoice::bfloat16;
 }
 
-/// What carries out a choice on a device. An adapter specialises it where the device has codecs of
-/// its own.
+/// Maps a choice to the codec classes of a device. An adapter specialises it for devices that have
+/// codecs of their own.
 template <class Device>
 struct CodecsOn {
   using lossless = ZeroBitmap;
   using bfloat16 = AsBfloat16;
 };
 
-/// Chooses how a block of a `DeviceAllocator` is written in the host pool from its next swap-out
-/// on. Blocks whose sizes differ by less than an eighth count as alike: an adapter seldom knows
-/// more of them, and a lossless codec is given up for those that it does not make smaller.
+/// Sets the codec of a block of a `DeviceAllocator`, from its next swap-out on. The tag of the
+/// block is made from its size: blocks whose sizes differ by less than an eighth have the same tag,
+/// since an adapter seldom knows more about their contents. A lossless codec is given up for all
+/// blocks of a tag if it does not make them smaller.
 ///
 /// @throws as `DeviceAllocator::set_codec`
 template <class Allocator>

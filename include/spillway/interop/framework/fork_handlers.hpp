@@ -7,12 +7,14 @@
 
 namespace spillway::framework {
 
-/// Lets a process fork while its threads use a framework's leases: no other thread is inside of a
-/// call when the child is made, and the child can continue to use the leases.
+/// Installs handlers that let a process fork while its threads use a framework's leases. No other
+/// thread is inside of a call to them when the child is made, and the child can continue to use the
+/// leases.
 ///
-/// The system calls these handlers immediately before and after the child is made. An interpreter's
-/// own handlers would not do: others run between them and `fork`, and garbage that is collected
-/// there frees storages, for which the leases' lock is needed, which the same thread has by then.
+/// The handlers are installed with `pthread_atfork`, so the system calls them immediately before
+/// and after the child is made. Python's own handlers (`os.register_at_fork`) would not do: other
+/// Python code runs between them and `fork`. The garbage collector may free storages there, which
+/// takes the lock of the leases. The same thread would hold that lock already.
 ///
 /// `Site` names the leases, with static functions:
 /// - `leases_if_any()`: a pointer to an `OperandLeases`, or null while there are none.
@@ -31,7 +33,8 @@ class ForkHandlers {
   }
 
  private:
-  /// The leases that this thread has locked. Others may be installed by the time `fork` returns.
+  /// The leases that this thread has locked. Other ones may have been installed by the time that
+  /// `fork` returns.
   static auto& locked() {
     thread_local decltype(Site::leases_if_any()) leases = nullptr;
     return leases;

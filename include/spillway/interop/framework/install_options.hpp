@@ -14,19 +14,22 @@
 
 namespace spillway::framework {
 
-/// Options of a framework's module, which puts an allocator in the place of the framework's own.
+/// Options of `install` in a Python module, which replaces a framework's allocator by one of this
+/// library.
 struct InstallOptions {
-  std::size_t limit = 0;       ///< bytes that tensors may take up; 0: as the module sees fit
-  std::size_t host_limit = 0;  ///< bytes of host memory for what is away; 0: as the allocator sees
-                               ///< fit, and with a file tier as `with_host_memory` does
-  std::string file_tier{};     ///< a folder for what host memory cannot hold; empty: none
-  std::size_t file_bytes = 0;  ///< the most to put there
-  /// Smaller tensors are left to the framework; 0: as the module sees fit.
+  /// Most bytes of device memory that tensors may take up; 0: the module's default
+  std::size_t limit = 0;
+  /// Most bytes of host memory for tensors that are swapped out; 0: the allocator's default, or
+  /// that of `with_host_memory` if there is a file tier
+  std::size_t host_limit = 0;
+  std::string file_tier{};  ///< folder for what does not fit into host memory; empty: no file tier
+  std::size_t file_bytes = 0;  ///< most bytes that the file tier may take up
+  /// Tensors smaller than this stay with the framework's allocator; 0: the module's default.
   std::size_t least_bytes = 0;
 
-  /// Options for an allocator of `capacity_bytes` whose users wait for each other elsewhere. It
-  /// takes memory from the device when it is needed, and no more than a third of the capacity ahead
-  /// of need.
+  /// Returns options for an allocator of `capacity_bytes` whose acquisitions do not wait for other
+  /// threads' leases: `OperandLeases` does that. Memory is reserved in pieces when it is needed.
+  /// Prefetching may use at most a third of the capacity.
   template <class Allocator>
   [[nodiscard]] typename Allocator::Options for_allocator(std::size_t capacity_bytes) const {
     typename Allocator::Options options;
@@ -47,9 +50,10 @@ struct InstallOptions {
   }
 };
 
-/// The options of `InstallOptions::for_allocator` for this device: half of the machine's memory
-/// stands before a file if no limit was set. A device that has the host's memory swaps to the file
-/// alone then.
+/// Adds a default for host memory to the options of `InstallOptions::for_allocator`. If there is a
+/// file tier and no limit for host memory, half of the machine's memory is used before the file. On
+/// a device that shares the host's memory there is no such default: blocks are swapped out to the
+/// file only.
 template <DeviceApi Device, class Options>
 [[nodiscard]] Options with_host_memory(Device const& device, Options options) {
   bool is_memory_shared = false;

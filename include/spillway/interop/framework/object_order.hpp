@@ -18,21 +18,22 @@ struct ObjectUse {
   bool changes = false;
 };
 
-/// Lets an operation that changes an object run alone, and operations that only read it run side by
-/// side.
+/// Orders operations that use the same objects, such as variables: an operation that changes an
+/// object runs alone; operations that only read it may run at the same time.
 ///
-/// An operation that changes an object may replace its memory. One that looked the memory up before
-/// would then have leased other memory than it works on. Operations begin in the order in which
-/// they asked, as far as they have objects in common, so the first one that waits can always go on.
+/// This is needed since an operation that changes an object may replace the object's memory. If
+/// another operation had looked up the memory before that, it would lease the old memory and work
+/// on the new. Operations that have objects in common begin in the order in which they asked, so
+/// the first one that waits can always continue.
 ///
 /// Threads  thread-safe.
 /// Cost     a lock and a walk over the operations that run or wait now.
 class ObjectOrder {
  public:
-  /// The right of one operation to use its objects. Ends with this object.
+  /// The right of one operation to use its objects. The right ends when this object is destroyed.
   class Right {
    public:
-    /// Waits until it is given. An operation without objects does not.
+    /// Waits until the right is granted. Does not wait for an operation without objects.
     Right(ObjectOrder& order, std::vector<ObjectUse> uses) : order_{order}, uses_{std::move(uses)} {
       if (!uses_.empty()) {
         std::unique_lock lock{order_.mutex_};
@@ -70,13 +71,14 @@ class ObjectOrder {
     std::list<Right*>::iterator place_;
   };
 
-  /// To be called by a thread that forks, which has no right then. The child has none of the other
-  /// threads, and so none of their rights.
+  /// To be called by a thread before it forks; the thread must not hold a right. The child has none
+  /// of the parent's other threads, so none of their rights either.
   void before_fork() { mutex_.lock(); }
   void after_fork_in_parent() noexcept { mutex_.unlock(); }
   void after_fork_in_child() noexcept {
     rights_.clear();
-    new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
+    // the threads that the old one knows do not exist here
+    new (&changed_) std::condition_variable;
     mutex_.unlock();
   }
 

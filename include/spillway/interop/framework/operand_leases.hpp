@@ -28,52 +28,57 @@
 
 namespace spillway::framework {
 
-/// Counts that every adapter keeps of its framework's operations.
+/// Counts of a framework's operations; every adapter keeps them.
 struct OperationCounts {
   std::uint64_t frames = 0;         ///< operations that used memory of the allocator
   std::uint64_t waits = 0;          ///< how often a thread waited for other threads' operations
   std::uint64_t out_of_memory = 0;  ///< requests that could not be met
   std::uint64_t pressures = 0;      ///< how often pressure began
-  std::uint64_t strays = 0;         ///< storages whose address had been moved to another owner
-  std::size_t entries = 0;          ///< storages that operations have been seen to use
-  std::uint64_t regroups = 0;       ///< operations begun anew with their operands side by side
-  int active_frames = 0;            ///< frames that threads are inside of now
+  /// Storages whose address was found in another owner (`Traits::detach`)
+  std::uint64_t strays = 0;
+  std::size_t entries = 0;  ///< storages that operations have been seen to use
+  /// Operations that were begun again, with their operands side by side
+  std::uint64_t regroups = 0;
+  int active_frames = 0;  ///< frames that are open now in any thread
 };
 
 /// Why a request for memory could not be met.
 struct Refusal {
   std::string why;
-  /// Whether what is not leased would do, if leased blocks did not lie between its pieces.
+  /// Whether there is enough memory that is not leased, but in pieces that leased blocks separate.
   bool is_split = false;
-  std::size_t needed_bytes = 0;  ///< the least capacity that may do; 0 if none would
-  /// Whether another program, which has claimed memory before, waits for what this operation uses.
+  /// The least capacity with which it may be met; 0 if no capacity would do
+  std::size_t needed_bytes = 0;
+  /// Whether another program, which has claimed memory earlier, waits for what this operation has
+  /// pinned.
   bool is_in_the_way = false;
 };
 
-/// Leases the memory that a framework's operations use, for as long as they use it, and lets it be
-/// swapped out in between. The adapters for PyTorch (`StorageLeases`) and for frameworks whose
-/// buffers keep their addresses (`BufferLeases`) are built on this class.
+/// Leases the memory of a framework's operations while they run, and lets it be swapped out in
+/// between. It is the base of the adapters for PyTorch (`StorageLeases`) and for frameworks whose
+/// buffers keep their addresses (`BufferLeases`).
 ///
-/// One *entry* stands for one storage of the framework, which is one block of the allocator. One
-/// *frame* stands for an operation that runs: it *pins* the entries of its operands and results
+/// An *entry* stands for one storage of the framework, which is one block of the allocator. A
+/// *frame* stands for an operation that runs. It *pins* the entries of its operands and results
 /// until it ends.
 ///
-/// - As long as memory suffices, an entry keeps its lease after the operation, and a frame costs no
-///   call to the allocator. The first allocation that fails begins *pressure* (`start_reclaim`):
-///   every entry that is not pinned gives up its lease, at once and from then on when its last
-///   frame ends, so that the pager may swap the block out. Pressure ends with a step in which
-///   nothing was evicted and at whose end everything is resident (`begin_step`).
-/// - Entries whose lease is missing are acquired together, when a frame begins. Each entry is
-///   acquired by one thread; other threads that need it wait until that thread has it or has
+/// - As long as memory suffices, an entry keeps its lease after the operation, so a frame makes no
+///   call to the allocator. The first allocation that fails begins *pressure* (`start_reclaim`).
+///   Under pressure an entry that is not pinned has no lease, so that the pager may swap out its
+///   block: entries that are not pinned when pressure begins give up their leases at once, the
+///   others with their last pin. Pressure ends with a step in which nothing was evicted and at
+///   whose end everything is resident (`begin_step`).
+/// - When a frame begins, the missing leases of its operands are acquired together. Only one thread
+///   acquires an entry. Other threads that need the entry wait until that thread has succeeded or
 ///   failed.
 /// - A thread that finds no room under pressure sleeps until another thread releases memory. It
-///   gives up when no thread is left that could: when all frames belong to threads that sleep here
-///   (deadlock). A frame in which the program's own code runs is *open-ended*: that code may wait
-///   for the very thread that sleeps here, which nobody can see. So if only such frames are left,
-///   the thread gives up when nothing has been released for as long as `patience`. So it does for
-///   *loans*, which are pins that end by themselves, with a communication for example.
+///   gives up on a deadlock: when all frames belong to threads that sleep here, so that none of
+///   them can release any. A frame in which the program's own code runs is *open-ended*: that code
+///   may wait for the very thread that sleeps here, which cannot be detected. When only such frames
+///   are left, the thread gives up once nothing has been released for the time `patience`. The same
+///   holds for *loans*: pins that end by themselves, for example when a communication completes.
 ///
-/// `Traits` says what a storage is. Its functions are static:
+/// `Traits` describes the storages of a framework. It has these types and static functions:
 ///
 /// - `allocator_type`: a `DeviceAllocator`.
 /// - `Entry`: a default-constructible class with the members `block`, `bytes`, `pins`, `is_kept`,
@@ -84,22 +89,24 @@ struct Refusal {
 ///   `thread_frames()`, the number of counted frames that the calling thread is inside of.
 /// - `Missing`: an operand whose lease has to be acquired, with the member `entry`.
 /// - `is_granted(missing)`: whether the entry has a lease that allows this use.
-/// - `access(missing)`: the `Access` to acquire. `extends_recipe(missing)`, where there is one:
-///   what `LeaseRequest` calls so.
-/// - `grant(missing, lease, stream)`: gives the entry a lease and the storage its address.
+/// - `access(missing)`: the `Access` to acquire. `extends_recipe(missing)`, optional: the value of
+///   the member of that name in `LeaseRequest`.
+/// - `grant(missing, lease, stream)`: gives the lease to the entry and sets the storage's address.
 /// - `is_swappable(entry)`: whether the entry has a lease that it may give up.
-/// - `has_references`: whether a storage has to be kept alive while its address is cleared.
-/// - `references(entries)`: a list of references to the storages, whose elements convert to `bool`:
-///   false for a storage that is gone. Called, and its result destroyed, without the lock.
+/// - `has_references`: whether a reference must keep a storage alive while its address is cleared.
+/// - `references(entries)`: a list of references to the storages. An element converts to `bool`,
+///   and is false if its storage does not exist any more. The list is made and destroyed without
+///   the lock.
 /// - `detach(entry, reference, leases)`: clears the storage's address and appends the entry's
-///   leases to `leases`. Returns false if the address has another owner, and sets `is_kept`.
-/// - `can_repeat(frame)`: whether the operation begins anew if it finds no room now.
-/// - `release_interpreter()`: an object that gives up the interpreter's lock while it lives.
+///   leases to `leases`. If the address has another owner, returns false and sets `is_kept`.
+/// - `can_repeat(frame)`: whether the operation will be begun again if it finds no room now.
+/// - `release_interpreter()`: an object that gives up the lock of the Python interpreter while it
+///   lives.
 ///
-/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
-///          called and never while a reference to a storage is taken or dropped.
-/// Streams  nothing waits on the host but a thread that needs room while other threads' frames hold
-///          it.
+/// Threads  thread-safe. The lock only guards bookkeeping. It is not held while the allocator is
+///          called, nor while a reference to a storage is taken or dropped.
+/// Streams  nothing waits on the host, except a thread that needs room which other threads' frames
+///          hold.
 template <class Traits>
 class OperandLeases {
  public:
@@ -111,45 +118,45 @@ class OperandLeases {
   using Pins = std::vector<Entry*>;
 
   static constexpr bool is_thread_safe = true;
-  /// Whether a storage may have a codec: the host has to reach the device's memory.
+  /// Whether storages may have a codec, for which the host must be able to address the device's
+  /// memory.
   static constexpr bool can_encode = AddressableApi<typename Allocator::device_type>;
 
   OperandLeases(OperandLeases const&) = delete;
   OperandLeases& operator=(OperandLeases const&) = delete;
 
-  /// Begins pressure: gives up the lease of every entry that no frame has pinned. Does nothing
-  /// while that is switched off (`enable`).
+  /// Begins pressure: every entry that is not pinned gives up its lease. Does nothing while that is
+  /// switched off (`enable`).
   ///
-  /// @returns the bytes of these entries, which may be swapped out now
+  /// @returns the bytes of these entries
   std::size_t start_reclaim();
-  /// Swaps out everything that no frame has pinned, as far as there is room for it elsewhere.
+  /// Swaps out everything that is not pinned, as far as the host pool has room.
   ///
-  /// @returns the bytes that left the device
+  /// @returns the bytes that were swapped out
   std::size_t reclaim();
-  /// Swaps out everything that no frame has pinned, and gives the device memory that is free then
-  /// back to the system. What is used next comes back by itself.
+  /// Swaps out everything that is not pinned, and releases device memory that is free then to the
+  /// system. A block is swapped in again when an operation uses it.
   ///
-  /// @param level  where everything goes: with `HostTier::file` nothing stays in host memory either
-  ///               for which the file has room, and that memory is given back, too
-  /// @returns the bytes of the device that were given back
+  /// @param level  the tier to swap out to. With `HostTier::file`, blocks that are in host memory
+  ///               go to the file, too, as far as it has room, and that host memory is released
+  /// @returns the bytes of device memory that were released
   /// @throws  ContractViolation if there is no such tier; as `DeviceAllocator::trim_host_sync`.
-  ///          What host memory has no room for stays
+  ///          Blocks that do not fit into the tier stay where they are
   std::size_t park(HostTier level = HostTier::pinned) {
     return park(level, [this] { (void)reclaim(); });
   }
-  /// Brings back what is swapped out, in the order in which it was enrolled, as far as the capacity
-  /// goes.
+  /// Swaps in what is swapped out, in the order of enrolment, as far as the capacity allows.
   ///
-  /// @returns the bytes that came back
+  /// @returns the bytes that were swapped in
   std::size_t wake();
-  /// Changes the allocator's capacity. For one that is lower than what is reserved, entries that no
-  /// frame has pinned give up their leases, so that they can be moved together or leave.
+  /// Changes the allocator's capacity. If less than what is reserved is wanted, entries that are
+  /// not pinned give up their leases, so that their blocks can be moved or swapped out.
   ///
   /// @throws as `DeviceAllocator::set_capacity`; the capacity is then as it was
   void set_capacity(std::size_t bytes);
-  /// Shares the device with other programs from now on: see `DeviceShare`. A thread that finds no
-  /// room, and waits for no other thread of this program, claims more. The capacity is the share's
-  /// business then.
+  /// Begins to share the device with other programs; see `DeviceShare`. From now on the share sets
+  /// the capacity. A thread that finds no room, and for which no other thread of this program could
+  /// release any, claims a larger share.
   ///
   /// @throws as the constructor of `DeviceShare`; ContractViolation if it is shared already
   void share(ShareOptions options) {
@@ -158,10 +165,10 @@ class OperandLeases {
     Guard const guard{mutex_};
     share_ = std::move(shared);
   }
-  /// Leaves the programs that share the device. To be called before the process ends, since the
-  /// share has a thread.
+  /// Leaves the group of programs that share the device. To be called before the process ends,
+  /// since the share has a thread of its own.
   void leave_share() {
-    std::shared_ptr<Share> leaving;  // ends without the lock, which its thread may wait for
+    std::shared_ptr<Share> leaving;  // destroyed without the lock, which its thread may need
     Guard const guard{mutex_};
     std::swap(leaving, share_);
   }
@@ -174,8 +181,8 @@ class OperandLeases {
     auto const shared = share_if_any();
     return shared ? shared->members() : std::vector<ShareMember>{};
   }
-  /// The entries that have a lease and cannot give it up now: a frame has them pinned, or their
-  /// address is known elsewhere. With the bytes that they take up on the device.
+  /// The entries that have a lease and cannot give it up now, with the bytes that they take up on
+  /// the device: they are pinned, or other code knows their addresses.
   [[nodiscard]] Tally unreclaimable() const {
     Guard const guard{mutex_};
     Tally stay;
@@ -187,18 +194,19 @@ class OperandLeases {
     });
     return stay;
   }
-  /// Chooses how storages that are allocated from now on are written while they are away.
+  /// Sets the codec of storages that are allocated from now on.
   void set_default_codec(CodecChoice choice) noexcept { default_codec_ = choice; }
   /// Marks the boundary between two steps of a program that repeats.
   void begin_step();
 
-  /// To be called by a thread that forks, before and after `fork`. The child has none of the other
-  /// threads: what they were acquiring is acquired again when it is used there. A derived class
-  /// takes their pins back before it calls `after_fork_in_child`, with the lock held.
+  /// These are to be called by a thread that forks, before and after `fork`. The child has none of
+  /// the parent's other threads: an acquisition that one of them had begun is made again when the
+  /// child uses the entry. A derived class removes the pins of these threads before it calls
+  /// `after_fork_in_child`, with the lock held.
   ///
-  /// @param frame  the one that the thread is inside of; null for none
+  /// @param frame  the frame that the calling thread is inside of; null for none
   void before_fork() {
-    // In this order: a recipe runs inside of a call to the allocator, and may take the lock.
+    // In this order, since a recipe runs inside of a call to the allocator and may take the lock.
     memory_->before_fork();
     mutex_.lock();
   }
@@ -215,18 +223,21 @@ class OperandLeases {
     starving_frames_ = 0;
     loans_ = 0;
     waiters_ = 0;
-    is_under_pressure_ = false;               // so that it begins anew with what others had pinned
-    new (&changed_) std::condition_variable;  // the old one has waiters that do not exist here
+    // so that it begins again, with the entries that other threads had pinned
+    is_under_pressure_ = false;
+    // the threads that the old one knows do not exist here
+    new (&changed_) std::condition_variable;
     mutex_.unlock();
   }
 
   /// Whether this process was forked from one that had these leases.
   [[nodiscard]] bool is_in_child() const noexcept { return is_in_child_; }
 
-  /// Sets whether an allocation that fails may swap others out. What is swapped out already comes
-  /// back when it is used either way.
+  /// Sets whether an allocation that fails may swap out other blocks. Whatever is set, a block that
+  /// is swapped out already is swapped in when it is used.
   void enable(bool is_enabled) noexcept {
-    Guard const guard{mutex_};  // so that nobody begins pressure now who has asked before
+    // so that no thread that has read the old value begins pressure after this
+    Guard const guard{mutex_};
     is_enabled_ = is_enabled;
     if (!is_enabled) {
       is_under_pressure_ = false;
@@ -234,8 +245,8 @@ class OperandLeases {
   }
   [[nodiscard]] bool is_enabled() const noexcept { return is_enabled_; }
   [[nodiscard]] bool is_under_pressure() const noexcept { return is_under_pressure_; }
-  /// Whether operations that run now might find no room: under pressure, and when pressure may not
-  /// be far.
+  /// Whether operations that run now might find no room: under pressure, and shortly before it
+  /// (`update_nearness`).
   [[nodiscard]] bool is_room_scarce() const noexcept {
     return is_under_pressure_ || is_pressure_near_.load(std::memory_order_relaxed);
   }
@@ -245,16 +256,16 @@ class OperandLeases {
   using Guard = std::unique_lock<std::mutex>;
   using Missing = typename Traits::Missing;
 
-  /// `memory` is not owned and must outlive this object. Its `lease_wait` should be zero, since
-  /// threads wait for each other here, where it is known which of them can go on.
+  /// `memory` is not owned and must outlive this object. Its option `lease_wait` should be zero:
+  /// threads wait for each other in this class, which knows which of them can continue.
   ///
-  /// @param patience  how long to wait for open-ended frames while nothing is released
+  /// @param patience  how long a thread waits for open-ended frames while nothing is released
   explicit OperandLeases(Allocator& memory,
                          std::chrono::milliseconds patience = std::chrono::seconds{10})
       : memory_{&memory}, patience_{patience} {}
   ~OperandLeases() = default;
 
-  /// `park`, with what swaps out everything that is not in use.
+  /// Implements the public `park`; `reclaim` swaps out everything that is not pinned.
   template <class Reclaim>
   std::size_t park(HostTier level, Reclaim const& reclaim) {
     bool const spares_memory = level != HostTier::pinned;
@@ -276,7 +287,7 @@ class OperandLeases {
     return memory_->trim_sync();
   }
 
-  // The table of entries. The caller of each holds the lock.
+  // The table of entries. The caller of these functions holds the lock.
 
   void link(Entry& entry) noexcept {
     join_ring(all_, entry);
@@ -286,7 +297,8 @@ class OperandLeases {
     leave_ring(entry);
     --counts_.entries;
   }
-  /// Rings of objects that know their neighbours: to join one needs no memory.
+  /// Doubly linked rings whose links are members of the nodes, so that adding a node allocates
+  /// nothing.
   template <class Node>
   static void join_ring(Node& head, Node& node) noexcept {
     node.previous = head.previous;
@@ -317,16 +329,17 @@ class OperandLeases {
       bounded_frames_ += frame.is_bounded ? 1 : 0;
     }
   }
-  /// To be called when code that may wait for other threads begins to run inside of a frame. The
-  /// caller holds the lock.
+  /// Makes a frame open-ended. To be called when code begins to run in the frame that may wait for
+  /// other threads. The caller holds the lock.
   void end_bound(Frame& frame) noexcept {
     if (std::exchange(frame.is_bounded, false)) {
       --bounded_frames_;
-      changed_.notify_all();  // who waits for it does so for `patience` from now on
+      // threads that wait for this frame do so for at most `patience` from now on
+      changed_.notify_all();
     }
   }
-  /// Ends `count` and wakes waiting threads, which look at what was released and at who is left.
-  /// The caller holds the lock; what the frame had in use has been released.
+  /// Ends `count`, and wakes waiting threads so that they look at what was released and which
+  /// frames are left. The caller holds the lock and has released what the frame had pinned.
   void uncount(Frame& frame) noexcept {
     if (frame.is_counted) {
       frame.is_counted = false;
@@ -338,11 +351,10 @@ class OperandLeases {
       }
     }
   }
-  /// Counts pins that end by themselves among what threads without room wait for. The caller holds
-  /// the lock.
+  /// Counts a loan, so that threads without room wait for its end. The caller holds the lock.
   void count_loan() noexcept { ++loans_; }
-  /// Ends `count_loan` and wakes waiting threads. The caller holds the lock; what was pinned has
-  /// been released. In a forked child the parent's loans may end, too, which are not counted there.
+  /// Ends `count_loan` and wakes waiting threads. The caller holds the lock and has released what
+  /// was pinned. A loan of the parent may also end in a forked child, which does not count it.
   void uncount_loan() noexcept {
     loans_ -= loans_ > 0 ? 1 : 0;
     ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
@@ -350,25 +362,26 @@ class OperandLeases {
       changed_.notify_all();
     }
   }
-  /// Unpins what a frame has pinned; under pressure, entries that no other frame has pinned give up
-  /// their leases. Clears `pins`.
+  /// Unpins what a frame has pinned. Under pressure, entries that have no other pins give up their
+  /// leases. Clears `pins`.
   ///
-  /// @param prepare  called first, with the list of leases to be ended
-  /// @param unpin    called with each entry; unpins it and returns whether that was the last pin
-  /// @param end      called when the leases have ended
-  /// @param gives_up  whether entries give up their leases without pressure, too
+  /// @param prepare   called first, with the list of leases that will be ended
+  /// @param unpin     called with each entry; unpins it and returns whether that was the last pin
+  /// @param end       called after the leases have been ended
+  /// @param gives_up  whether entries give up their leases even if there is no pressure
   ///
-  /// All three are called with the lock held and must not throw.
+  /// `prepare`, `unpin` and `end` are called with the lock held and must not throw.
   template <class Prepare, class Unpin, class End>
   void release_pins(Pins& pins, Prepare prepare, Unpin unpin, End end, bool gives_up = false) {
     release_pins(
         pins, prepare, unpin, [](std::span<Lease const>) {}, end, gives_up);
   }
-  /// @param part  called without the lock with the leases that are about to be ended; must not
+  /// @param part  called without the lock, with the leases that are about to be ended; must not
   ///              throw
   template <class Prepare, class Unpin, class Part, class End>
   void release_pins(Pins& pins, Prepare prepare, Unpin unpin, Part part, End end, bool gives_up);
-  /// Clears the storage's address and hands the leases over. The caller holds the lock.
+  /// Clears the storage's address and moves the entry's leases to `leases`. The caller holds the
+  /// lock.
   template <class Storage>
   bool detach(Entry& entry, Storage&& storage, std::vector<Lease>& leases) {
     bool const is_detached = Traits::detach(entry, std::forward<Storage>(storage), leases);
@@ -378,27 +391,26 @@ class OperandLeases {
 
   // Allocations and acquisitions.
 
-  /// Counts an allocation that has been made or, with its size negated, freed. The caller holds the
-  /// lock.
+  /// Counts an allocation; if `bytes` is negative, one that was freed. The caller holds the lock.
   void count_bytes(std::ptrdiff_t bytes) noexcept {
     all_bytes_ += static_cast<std::size_t>(bytes);
     largest_bytes_ =
         std::max(largest_bytes_, static_cast<std::size_t>(std::max<std::ptrdiff_t>(bytes, 0)));
     update_nearness();
   }
-  /// Allocates a block and leases it for writing, as often as room can be made.
+  /// Allocates a block and leases it for writing. Tries again as long as room can be made.
   ///
   /// @param adopt    called with the block and the lease; takes the lease or throws
-  /// @param refusal  says why if the result is false
+  /// @param refusal  receives the reason if the result is false
   template <class Adopt>
   [[nodiscard]] bool try_allocate_block(std::size_t bytes,
                                         stream_type stream,
                                         Frame const* frame,
                                         Refusal& refusal,
                                         Adopt const& adopt);
-  /// Acquires the leases that operands of a frame lack. The entries are pinned.
+  /// Acquires the leases that the operands of a frame lack. The caller has pinned their entries.
   ///
-  /// @param refusal  says why if the result is false
+  /// @param refusal  receives the reason if the result is false
   [[nodiscard]] bool acquire_missing(Frame const& frame,
                                      std::span<Missing const> missing,
                                      stream_type stream,
@@ -406,11 +418,11 @@ class OperandLeases {
 
   // Waiting.
 
-  /// A number that grows whenever memory may have been released, or an entry has been acquired. A
-  /// thread reads it before it looks for room, so that it misses no release that comes before it
-  /// sleeps.
+  /// A number that grows whenever memory may have been released or an entry has been acquired. A
+  /// thread reads it before it looks for room. If the number has changed when the thread is about
+  /// to sleep, it does not sleep, so that it misses no release.
   [[nodiscard]] std::uint64_t changes() const noexcept { return releases_.load() + ends_.load(); }
-  /// Says that memory was released or an entry acquired. The caller does not hold the lock.
+  /// Records that memory was released or an entry acquired. The caller does not hold the lock.
   void notify_waiters() noexcept {
     releases_.fetch_add(1);
     if (waiters_.load() != 0) {
@@ -418,8 +430,8 @@ class OperandLeases {
       changed_.notify_all();
     }
   }
-  /// Blocks until `is_true()` holds: while a bounded frame runs, and for at most `patience` while
-  /// only open-ended ones do. The caller holds the lock.
+  /// Blocks until `is_true()` holds, or gives up: it waits as long as a bounded frame runs, and at
+  /// most `patience` while only open-ended frames do. The caller holds the lock.
   ///
   /// @returns `is_true()`
   template <class Predicate>
@@ -438,10 +450,11 @@ class OperandLeases {
     return is_true();
   }
 
-  /// Keeps what is claimed of a shared device for an operation that begins anew, until that ends.
+  /// Keeps what an operation has claimed of a shared device until the returned object is destroyed,
+  /// for an operation that is begun again.
   ///
-  /// @param needed  nothing, or the bytes to claim first for an operation that cannot begin anew:
-  ///                see `DeviceShare::ClaimHold`
+  /// @param needed  optional, for an operation that cannot be begun again: the bytes to claim
+  ///                first; see `DeviceShare::ClaimHold`
   /// @returns null if the device is not shared
   template <std::same_as<std::size_t>... Needed>
   [[nodiscard]] std::shared_ptr<void> hold_claim(Needed... needed) {
@@ -454,7 +467,8 @@ class OperandLeases {
     auto shared = share_if_any();
     return shared ? std::make_shared<Hold>(std::move(shared), needed...) : nullptr;
   }
-  /// Claims a larger share of the device, as `DeviceShare::claim` does, if it is shared.
+  /// Claims a larger share of the device, as `DeviceShare::claim` does. Refused if the device is
+  /// not shared.
   [[nodiscard]] ClaimResult claim(std::size_t needed_bytes, bool gives_way) {
     auto const shared = share_if_any();
     if (!shared || needed_bytes == 0) {
@@ -465,7 +479,7 @@ class OperandLeases {
   }
 
   Allocator* memory_;
-  mutable std::mutex mutex_;  // guards what is not atomic, here and in derived classes
+  mutable std::mutex mutex_;  // guards all members that are not atomic, here and in derived classes
   std::size_t capacity_bytes_{memory_->stats().capacity_bytes};
   OperationCounts counts_{};
   std::atomic<CodecChoice> default_codec_{CodecChoice::none};
@@ -473,7 +487,7 @@ class OperandLeases {
   std::atomic<bool> is_under_pressure_{false};
 
  private:
-  /// What `DeviceShare` sees of this object.
+  /// The part of this class that `DeviceShare` uses.
   class Limited {
    public:
     explicit Limited(OperandLeases& leases) noexcept : leases_{&leases} {}
@@ -490,13 +504,14 @@ class OperandLeases {
     return share_;
   }
 
-  /// Pressure is taken to be near when as much again would not fit, or some more allocations of the
-  /// largest size. The caller holds the lock.
+  /// Decides whether pressure is near: if twice the bytes that are allocated, or eight more
+  /// allocations of the largest size, would not fit. The caller holds the lock.
   void update_nearness() noexcept {
     is_pressure_near_.store(all_bytes_ + std::max(all_bytes_, 8 * largest_bytes_) > capacity_bytes_,
                             std::memory_order_relaxed);
   }
-  /// Called after an allocation failed. @returns whether it may succeed now
+  /// Makes room after an allocation has failed. @returns whether the allocation should be tried
+  /// again
   [[nodiscard]] bool make_room(Frame const* frame, std::uint64_t seen, Refusal& refusal) {
     if (!is_enabled_) {
       return false;
@@ -514,7 +529,7 @@ class OperandLeases {
     return result == ClaimResult::granted;
   }
   [[nodiscard]] bool wait_for_release(Frame const* frame, std::uint64_t seen);
-  /// Blocks until another thread has acquired what it is acquiring, or has failed to.
+  /// Blocks until another thread has ended an acquisition, whether that succeeded or not.
   void wait_for_arrival(std::uint64_t seen) {
     [[maybe_unused]] auto const others_run = Traits::release_interpreter();
     Guard guard{mutex_};
@@ -524,7 +539,8 @@ class OperandLeases {
   }
   [[nodiscard]] bool
   acquire_all(std::span<Missing const> mine, stream_type stream, Refusal& refusal);
-  /// Runs `act`, which calls the allocator. @returns false, and why, if there is no room
+  /// Runs `act`, which calls the allocator. @returns false if there is no room; `refusal` has the
+  /// reason then
   template <class Act>
   [[nodiscard]] static bool has_room(Refusal& refusal, Act const& act) {
     try {
@@ -541,7 +557,7 @@ class OperandLeases {
     return false;
   }
 
-  /// The blocks of entries that are swapped out, or may be, in the order of enrolment.
+  /// The blocks of entries without a lease, which may be swapped out, in the order of enrolment.
   [[nodiscard]] std::vector<BlockId> unleased_blocks() const {
     std::vector<BlockId> blocks;
     Guard const guard{mutex_};
@@ -556,19 +572,20 @@ class OperandLeases {
   std::chrono::milliseconds patience_;
   Limited limited_{*this};
   std::shared_ptr<Share> share_;
-  std::size_t largest_bytes_ = 0;  // of one allocation so far
+  std::size_t largest_bytes_ = 0;  // size of the largest allocation so far
   bool is_in_child_ = false;
   std::condition_variable changed_;
   Entry all_{};                // the head of a ring of all entries
-  std::size_t all_bytes_ = 0;  // of allocations, wherever they are
+  std::size_t all_bytes_ = 0;  // of all allocations, resident or not
   std::atomic<bool> is_pressure_near_{false};
   std::uint64_t evictions_seen_ = 0;
-  int starving_frames_ = 0;      // active frames of threads that wait for memory
-  int bounded_frames_ = 0;       // active frames that end whatever the waiting threads do
-  int loans_ = 0;                // counted ones; they may end, or wait for a thread that waits
-  std::atomic<int> waiters_{0};  // threads that sleep
+  int starving_frames_ = 0;  // active frames of threads that wait for memory here
+  // active frames that are not open-ended and whose threads do not wait here
+  int bounded_frames_ = 0;
+  int loans_ = 0;  // loans that are counted; a loan may also depend on a thread that waits here
+  std::atomic<int> waiters_{0};  // number of threads that sleep
   std::atomic<std::uint64_t> releases_{0};
-  std::atomic<std::uint64_t> ends_{0};  // of frames and loans; written under the lock
+  std::atomic<std::uint64_t> ends_{0};  // counts ended frames and loans; written under the lock
 };
 
 template <class Traits>
@@ -590,8 +607,8 @@ std::size_t OperandLeases<Traits>::start_reclaim() {
         idle.push_back(&entry);
       }
     });
-    // A pin keeps the entry from being deleted while a reference to its storage is taken without
-    // the lock.
+    // The pin keeps the entry from being deleted while a reference to its storage is taken, which
+    // happens without the lock.
     if constexpr (Traits::has_references) {
       for (Entry* const entry : idle) {
         ++entry->pins;
@@ -694,7 +711,8 @@ void OperandLeases<Traits>::release_pins(
   std::vector<Entry*> dead;
   {
     auto const references = Traits::references(pins);
-    leases.reserve(pins.size() + 1);  // seldom more: results, and leases on other streams
+    // seldom more are needed: for results, and for leases on other streams
+    leases.reserve(pins.size() + 1);
     Guard guard{mutex_};
     prepare(leases);
     gives_up = gives_up || is_under_pressure_;
@@ -765,7 +783,7 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
   std::vector<Missing> mine;
   for (;;) {
     std::uint64_t const seen = changes();
-    bool is_elsewhere = false;  // another thread is acquiring one of them
+    bool is_elsewhere = false;  // whether another thread is acquiring one of them
     mine.clear();
     {
       Guard const guard{mutex_};
@@ -790,15 +808,15 @@ bool OperandLeases<Traits>::acquire_missing(Frame const& frame,
       wait_for_arrival(seen);
       continue;
     }
-    // `acquire_all` notifies once, of what this thread has released itself.
+    // `acquire_all` has added one to the counter itself, for what this thread has released.
     if (!acquire_all(mine, stream, refusal) && !make_room(&frame, seen + 1, refusal)) {
       return false;
     }
   }
 }
 
-/// Acquires entries that this thread has marked as arriving. @returns false, with the reason, if
-/// there is no room now
+/// Acquires entries that this thread has marked as arriving. @returns false if there is no room
+/// now; `refusal` has the reason then
 template <class Traits>
 bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
                                         stream_type stream,
@@ -828,7 +846,7 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
     }
   }
   bool const has_arrived = !leases.empty();
-  leases.clear();  // those that were replaced
+  leases.clear();  // the leases that were replaced
   notify_waiters();
   if (error) {
     std::rethrow_exception(error);
@@ -836,7 +854,7 @@ bool OperandLeases<Traits>::acquire_all(std::span<Missing const> mine,
   return has_arrived;
 }
 
-/// Blocks until memory is released. @returns false if no thread is left that could release some, or
+/// Blocks until memory is released. @returns false if no thread is left that could release any, or
 /// after `patience`
 template <class Traits>
 bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t seen) {
@@ -850,12 +868,14 @@ bool OperandLeases<Traits>::wait_for_release(Frame const* frame, std::uint64_t s
   auto const is_deadlock = [&] { return counts_.active_frames <= starving_frames_ && loans_ == 0; };
   if (!has_changed() && !is_deadlock()) {
     ++counts_.waits;
-    changed_.notify_all();  // this thread's frame is not certain to end any more
+    // this thread's frame may now depend on others, so it does not count as bounded
+    changed_.notify_all();
     wait_until(guard, [&] { return has_changed() || is_deadlock(); });
   }
   starving_frames_ -= own_frames;
   bounded_frames_ += own_bounded;
-  changed_.notify_all();  // threads that wait check again whether another one still runs
+  // waiting threads check again whether one that could release memory still runs
+  changed_.notify_all();
   return has_changed();
 }
 

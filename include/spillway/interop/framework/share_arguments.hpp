@@ -12,7 +12,7 @@
 
 namespace spillway::framework {
 
-/// The options of a share as Python gives them.
+/// Makes the options of a `DeviceShare` from the arguments of the Python function `share`.
 [[nodiscard]] inline ShareOptions share_options(std::string const& file,
                                                 std::size_t least_bytes,
                                                 double weight,
@@ -29,8 +29,8 @@ namespace spillway::framework {
           .patience = time(patience_seconds)};
 }
 
-/// What Python is told of the programs that share a device: process, bytes held, fair and wanted,
-/// weight, and whether it is at work.
+/// What `share_members` in Python returns of one program: process id, bytes held, fair and wanted,
+/// weight, and whether the program is at work.
 using ShareRow =
     std::tuple<std::int64_t, std::uint64_t, std::uint64_t, std::uint64_t, double, bool>;
 [[nodiscard]] inline std::vector<ShareRow> share_rows(std::vector<ShareMember> const& members) {

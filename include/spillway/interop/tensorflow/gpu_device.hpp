@@ -24,15 +24,15 @@
 
 namespace spillway::tensorflow {
 
-/// Copies between the host and the GPU, outside of operations.
+/// Copies between the host and the GPU that are not operations, with the GPU's tensor leased.
 ///
-/// TensorFlow's own context copies, on streams of its own, which wait for the compute stream first.
-/// So they run after the swap-in of a tensor, for which the compute stream waits. The lease ends
-/// when the host has been told that the copy has finished.
+/// The copies are those of TensorFlow's own context, on its own copy streams. These wait for the
+/// compute stream first, and the compute stream waits for a tensor's swap-in, so a copy runs after
+/// the swap-in. The lease ends when the host is notified that the copy has finished.
 template <class Site>
 class SwappingGpuContext final : public tf::GPUDeviceContext {
  public:
-  /// On the same streams as `other`.
+  /// Uses the same streams as `other`.
   explicit SwappingGpuContext(tf::GPUDeviceContext const& other)
       : tf::GPUDeviceContext{other.stream_id(),
                              other.stream(),
@@ -41,8 +41,8 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
                              device_to_device_streams(other),
                              other.host_memory_allocator()} {}
 
-  /// Always waits for the compute stream, whatever `sync_dst_compute` is: the target may be coming
-  /// in.
+  /// Always waits for the compute stream, whatever `sync_dst_compute` is, since the target may
+  /// still be being swapped in.
   void CopyCPUTensorToDevice(tf::Tensor const* from,
                              tf::Device* device,
                              tf::Tensor* to,
@@ -73,7 +73,7 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
  private:
   using Streams = absl::InlinedVector<stream_executor::Stream*, 4UL>;
 
-  /// Asks for the streams one by one; after the last one the first comes again.
+  /// Asks for one stream after the other until the first one is returned again.
   [[nodiscard]] static Streams device_to_device_streams(tf::GPUDeviceContext const& other) {
     Streams streams{other.device_to_device_stream(0)};
     for (int i = 1; other.device_to_device_stream(i) != streams.front(); ++i) {
@@ -86,8 +86,8 @@ class SwappingGpuContext final : public tf::GPUDeviceContext {
 /// TensorFlow's GPU device as a `SwappingDevice`.
 ///
 /// Streams  leases belong to the compute stream, on which kernels run. Other streams wait for it
-///          before they use a tensor. An operation or copy that uses them calls back on the host
-///          when it has finished, and its leases end then.
+///          before they use a tensor. If an operation or copy uses other streams, its leases end on
+///          the host, in the callback that reports its end.
 template <class Site>
 class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
   using Base = SwappingDevice<Site, tf::BaseGPUDevice>;
@@ -126,7 +126,7 @@ class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
                : this->cpu_allocator_;
   }
 
-  /// Puts a context of ours in the place of the one that the device was made with. To be called
+  /// Replaces the context that the device was made with by a `SwappingGpuContext`. To be called
   /// once, after `Init`.
   void replace_context() {
     info_ = *this->tensorflow_accelerator_device_info();
@@ -144,8 +144,8 @@ class SwappingGpuDevice final : public SwappingDevice<Site, tf::BaseGPUDevice> {
 
 /// Makes a `SwappingGpuDevice` where TensorFlow would make its own GPU device.
 ///
-/// To be registered for "GPU" before the first device is made, with a priority above TensorFlow's
-/// own (210). Beyond what `SwappingDevice` says:
+/// Register it for "GPU" before the first device is made, with a priority above that of
+/// TensorFlow's own factory (210). `Site` must offer, beside what `SwappingDevice` lists:
 ///
 /// | expression                     | must                                                        |
 /// |--------------------------------|-------------------------------------------------------------|
@@ -193,13 +193,14 @@ class SwappingGpuDeviceFactory final : public tf::BaseGPUDeviceFactory {
   }
 };
 
-/// Makes the `TensorAllocator` the GPU's allocator. TensorFlow's own has the rest of the memory.
+/// Makes the `TensorAllocator` the GPU's allocator. TensorFlow's own allocator gets the rest of the
+/// memory.
 template <class Site>
 class SwappingGpuProcessState final : public tf::GPUProcessState {
  public:
-  /// Replaces TensorFlow's own state for good. To be called before anything asks for that.
+  /// Replaces TensorFlow's `GPUProcessState` for good. To be called before anything uses that.
   ///
-  /// @returns false if that is too late
+  /// @returns false if it is in use already
   [[nodiscard]] static bool try_install() {
     // NOLINTNEXTLINE: never destroyed, like TensorFlow's own
     auto* const mine = new SwappingGpuProcessState;

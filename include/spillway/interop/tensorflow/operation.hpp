@@ -31,17 +31,17 @@ namespace spillway::tensorflow {
 
 /// How an operation uses the bytes of its operands.
 enum class OperationKind : std::uint8_t {
-  touches,     ///< reads or writes them while it runs
+  touches,     ///< reads or writes its operands while it runs
   passes,      ///< passes tensors on without reading their bytes
-  reads,       ///< touches, but only reads its variables
-  changes,     ///< touches, and writes operands even if there are other references to them
-  gives_away,  ///< passes tensors on to code outside of operations
+  reads,       ///< as `touches`, but does not write the variables among its operands
+  changes,     ///< as `touches`, and writes operands even if there are other references to them
+  gives_away,  ///< code outside of operations may use its operands afterwards
 };
 
-/// Classifies an operation by its name. An operation that is not known touches its operands.
+/// Classifies an operation by its name; `touches` for a name that is not known.
 [[nodiscard]] inline OperationKind kind_of(std::string_view name) noexcept {
-  // Sorted. An operation belongs here only if no implementation of it reads a large operand. Calls
-  // of functions do not: the operations of the function do, each on its own.
+  // Sorted. An operation may be listed only if none of its implementations reads a large operand.
+  // Calls of functions are listed, since the operations of the function lease their own operands.
   static constexpr std::array<std::string_view, 70> passing{
       "Bitcast",
       "Case",
@@ -125,9 +125,9 @@ enum class OperationKind : std::uint8_t {
       name == "_ParallelConcatUpdate") {
     return OperationKind::changes;
   }
-  // The first three keep references for a later operation, which finds them by a name. The last
-  // one's result is memory that the operands of a collective operation are made in: these begin
-  // inside of it, at addresses that are not known.
+  // The first three keep references to their operands for a later operation, which finds them by a
+  // name. The result of the last one is memory in which the operands of a collective operation are
+  // made. They lie at addresses inside of a buffer, which are not known here.
   if (name == "AddManySparseToTensorsMap" || name == "AddSparseToTensorsMap" ||
       name == "UnbatchGrad" || name == "_ScopedAllocator") {
     return OperationKind::gives_away;
@@ -135,8 +135,8 @@ enum class OperationKind : std::uint8_t {
   return OperationKind::touches;
 }
 
-/// Classifies a kernel. The call of a compiled function is one operation, whose kernel is XLA's and
-/// reads its operands; a call of any other function passes them on.
+/// Classifies a kernel. The call of a function that XLA has compiled is one operation, whose kernel
+/// reads the operands. The call of any other function only passes them on.
 [[nodiscard]] inline OperationKind kind_of(::tensorflow::OpKernel const& kernel) {
   std::string_view const name = kernel.type_string_view();
   OperationKind const kind = kind_of(name);
@@ -150,8 +150,8 @@ enum class OperationKind : std::uint8_t {
   return kind;
 }
 
-/// Whether an operation runs other operations, on this thread or others, or waits for some, before
-/// it returns.
+/// Whether an operation, before it returns, runs other operations (on any thread) or waits for
+/// some.
 [[nodiscard]] inline bool calls_back(std::string_view name) noexcept {
   static constexpr std::array<std::string_view, 23> those{
       "Batch",
@@ -182,16 +182,16 @@ enum class OperationKind : std::uint8_t {
   return name.starts_with("Collective") || std::binary_search(those.begin(), those.end(), name);
 }
 
-/// Whether an operation with a resource that is no variable reads its operands and copies what it
-/// keeps of them.
+/// Whether an operation that uses a resource other than a variable reads its operands, and copies
+/// what it keeps of them.
 [[nodiscard]] inline bool copies_what_it_keeps(std::string_view name) noexcept {
   return name == "LookupTableFindV2" || name == "LookupTableInsertV2" ||
          name == "WriteAudioSummary" || name == "WriteHistogramSummary" ||
          name == "WriteImageSummary" || name == "WriteScalarSummary";
 }
 
-/// Whether an operation allocates results on threads of its own, which have no frame: tensors of a
-/// checkpoint that are large are read side by side.
+/// Whether an operation allocates results on threads of its own, which are inside of no frame.
+/// RestoreV2 does, to read large tensors of a checkpoint in parallel.
 [[nodiscard]] inline bool allocates_on_other_threads(std::string_view name) noexcept {
   return name == "RestoreV2";
 }
@@ -225,9 +225,10 @@ namespace tf = ::tensorflow;
   return buffer == nullptr ? nullptr : const_cast<tf::TensorBuffer*>(buffer)->root_buffer()->data();
 }
 
-/// Calls `use` for a tensor of plain bytes, or for those in a list or an optional value.
+/// Calls `use` with a tensor of plain bytes, or with each such tensor in a list or an optional
+/// value.
 ///
-/// @returns false if there are variants of other kinds in it
+/// @returns false if it contains variants of other kinds
 template <class Use>
 bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
   if (tensor.dtype() != tf::DT_VARIANT) {
@@ -281,12 +282,12 @@ bool for_each_plain(tf::Tensor const& tensor, Use const& use) {
   return uses;
 }
 
-/// The buffers that an operation uses.
+/// Collects the buffers that an operation uses, and keeps references to them.
 ///
 /// TensorFlow lets a result reuse an operand's memory only if the operation has the only reference
-/// to it. An operand with other references is therefore not written, and is leased for reading, so
-/// that it is swapped out later without being copied again. This object has a reference of its own
-/// meanwhile, so that the other ones cannot all go.
+/// to it. An operand with other references is therefore not written. It is leased for reading, so
+/// that its copy on the host stays valid. This object holds a reference to such an operand, so that
+/// the operation's reference does not become the only one while it runs.
 ///
 /// @tparam Site  see `SwappingDevice`
 template <class Site>
@@ -309,12 +310,12 @@ class Operands {
   }
 
   [[nodiscard]] std::vector<framework::BufferUse> const& uses() const noexcept { return uses_; }
-  /// Whether code outside of operations may use the operands from now on. That of an operation that
-  /// makes a data set is known once `results` has been called.
+  /// Whether code outside of operations may use the operands from now on. For an operation that
+  /// makes a data set, this is known only after `results` has been called.
   [[nodiscard]] bool captures() const noexcept { return captures_; }
 
-  /// Drops references to variables' memory, which would make the operation copy what it can change
-  /// in place.
+  /// Drops the references to the variables' memory. With them the operation would copy what it can
+  /// change in place.
   void drop_variables_memory() noexcept { variables_held_.clear(); }
   /// Drops all references. Memory without other references is freed.
   void drop() noexcept {
@@ -323,7 +324,7 @@ class Operands {
     variables_.clear();
   }
 
-  /// Returns the buffers of the results, and those that its variables have now.
+  /// Returns the buffers of the results, and the buffers that the operation's variables have now.
   [[nodiscard]] std::vector<void*> results(tf::OpKernelContext& context) {
     std::vector<void*> addresses;
     auto const add_address = [&addresses](tf::Tensor const& tensor) {
@@ -334,7 +335,7 @@ class Operands {
     for (int i = 0; i < context.num_outputs(); ++i) {
       if (tf::Tensor const* const tensor = context.mutable_output(i)) {
         bool const is_known = for_each_plain(*tensor, add_address);
-        captures_ = captures_ || !is_known;  // a data set keeps what it is made of
+        captures_ = captures_ || !is_known;  // such as a data set, which keeps its operands
       }
     }
     for (auto const& variable : variables_) {
@@ -372,7 +373,8 @@ class Operands {
     }
   }
 
-  /// Adds a reference variable of TensorFlow 1, or notes the name of a resource of TensorFlow 1.
+  /// Adds a reference variable of TensorFlow 1. A tensor of strings is the name of a resource of
+  /// TensorFlow 1, which may keep the operands.
   void add_reference(tf::Tensor const& tensor) {
     if (tensor.dtype() == tf::DT_STRING) {
       captures_ = true;
@@ -384,13 +386,13 @@ class Operands {
 
   void add_resource(tf::OpKernelContext& context, tf::ResourceHandle const& handle) {
     if (handle.hash_code() != tf::TypeIndex::Make<tf::Var>().hash_code()) {
-      // A table, a queue, an iterator: it may keep its operands.
+      // Other resources, such as tables, queues and iterators, may keep the operands.
       captures_ = captures_ || !copies_what_it_keeps(context.op_kernel().type_string_view());
       return;
     }
     tf::core::RefCountPtr<tf::Var> variable;
     if (!tf::LookupResource(&context, handle, &variable).ok()) {
-      return;  // not initialized, which the operation reports
+      return;  // the variable is not initialized, which the operation itself reports
     }
     {
       tf::tf_shared_lock const lock{*variable->mu()};
@@ -430,7 +432,7 @@ class Operands {
   std::vector<tf::core::RefCountPtr<tf::Var>> variables_;
 };
 
-/// Makes a frame the one that the calling thread's allocations belong to, until it is destroyed.
+/// While this object lives, the calling thread's allocations belong to the given frame.
 template <class Site>
 class InFrame {
   using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
@@ -445,7 +447,7 @@ class InFrame {
   Frame* before_;
 };
 
-/// One operation that runs: leases its operands from `try_begin` to `end`.
+/// One run of an operation: leases its operands from `try_begin` to `end`.
 template <class Site>
 class Operation {
  public:
@@ -466,10 +468,11 @@ class Operation {
 
   [[nodiscard]] Frame& frame() noexcept { return frame_; }
 
-  /// @returns false if the operation cannot run; the context then knows why
+  /// @returns false if the operation cannot run; its context then has the error
   [[nodiscard]] bool try_begin() {
     if (!is_program_ && operands_.uses().empty()) {
-      return true;  // neither its operands nor its allocations have leases
+      // not part of the program, and no operand is a buffer: there is nothing to lease
+      return true;
     }
     std::string why;
     try {
@@ -487,8 +490,8 @@ class Operation {
     return is_open_;
   }
 
-  /// Called after the operation has run: its results may be swapped out from now on, or nothing of
-  /// what it had in use any more.
+  /// To be called after the operation has run. Its results may be swapped out from now on. If code
+  /// outside of operations may use them or the operands, all of these are kept resident instead.
   void finish() {
     if (std::size_t const bytes = frame_.refused_bytes(); bytes != 0 && !Site::is_whole_device) {
       context_->SetStatus(
@@ -535,8 +538,9 @@ class Operation {
   }
   [[nodiscard]] bool must_keep() const noexcept { return !is_program_ || operands_.captures(); }
   [[nodiscard]] std::string const& name() const { return context_->op_kernel().name(); }
-  /// Moves results that are others' memory to memory that can be swapped out. Each can before the
-  /// next one is moved, so that they need not fit together; one that finds no room stays as it is.
+  /// Copies results that lie in memory of another allocator to memory that can be swapped out, one
+  /// by one, so that they need not be resident together. A result that finds no room stays where it
+  /// is.
   void move_results() {
     for (int i = 0; i < context_->num_outputs(); ++i) {
       tf::Tensor* const tensor = context_->mutable_output(i);

@@ -7,18 +7,17 @@
 
 namespace spillway::tensorflow {
 
-/// Finds the boundaries between a program's steps: the moments at which an optimizer's counter of
-/// steps goes up.
+/// Detects when a program begins a new step: when an optimizer increases its counter of steps.
 ///
-/// With several counters one of them, the leader, marks the boundary. The first counter leads until
-/// another one has gone up twice since the leader last did.
+/// If there are several counters, one of them, the leader, marks the boundary. The first counter is
+/// the leader until another counter has increased twice since the leader's last increase.
 ///
 /// Threads  thread-safe.
 class StepDetector {
  public:
   static constexpr bool is_thread_safe = true;
 
-  /// @param counter  identifies a counter that goes up; never dereferenced
+  /// @param counter  identifies the counter that has increased; never dereferenced
   /// @returns whether a step begins
   [[nodiscard]] bool on_count(void const* counter) {
     std::scoped_lock const lock{mutex_};
@@ -35,7 +34,7 @@ class StepDetector {
  private:
   std::mutex mutex_;
   void const* leader_ = nullptr;
-  std::vector<void const*> others_;  // that went up since the leader did
+  std::vector<void const*> others_;  // counters that have increased since the leader has
 };
 
 }  // namespace spillway::tensorflow

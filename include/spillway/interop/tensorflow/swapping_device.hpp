@@ -28,12 +28,12 @@
 
 namespace spillway::tensorflow {
 
-/// Copies one tensor to another, and leases both until the copy is done. The target may be swapped
-/// out from then on, since only operations and such copies use it.
+/// Copies one tensor to another, and leases both until the copy has finished. After that the target
+/// may be swapped out, since only operations and copies like this one use it.
 ///
-/// @param copy  called with a callback that it has to call with a status when the copy is done; not
-///              called if the tensors cannot be brought in
-/// @param done  called once, with the status
+/// @param copy  starts the copy; called with a callback, which it must call with a status when the
+///              copy has finished. Not called if the tensors cannot be swapped in
+/// @param done  called once, with the status of the copy
 template <class Site, class Copy>
 void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallback done, Copy copy) {
   using Frame = typename framework::BufferLeases<typename Site::allocator_type>::Frame;
@@ -70,15 +70,16 @@ void copy_leased(tf::Tensor const& from, tf::Tensor const& to, tf::StatusCallbac
   });
 }
 
-/// One of TensorFlow's devices, whose tensors may be swapped out while no operation uses them.
+/// A device of TensorFlow whose tensors may be swapped out while no operation uses them.
 ///
-/// TensorFlow runs every operation of every program, eager or in a graph, by `Compute` or
-/// `ComputeAsync` of its device. These two lease the operands, and what the operation allocates,
-/// until the operation is done. On a GPU the leases end when the operation has been enqueued, in
-/// the order of the device's stream.
+/// TensorFlow runs every operation, eager or in a graph, with `Compute` or `ComputeAsync` of its
+/// device. This class overrides both, so that the operands, and what the operation allocates, are
+/// leased until the operation has ended. On a GPU the leases end when the operation has been
+/// enqueued, in the order of the device's compute stream.
 ///
-/// `Base` is TensorFlow's device. `Site` says where the one `BufferLeases` of a process is, since
-/// TensorFlow makes devices when it needs them:
+/// `Base` is TensorFlow's device class. `Site` gives access to the `BufferLeases`, of which a
+/// process has one. It is static, since TensorFlow itself makes the devices, when it first needs
+/// them:
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
@@ -104,7 +105,7 @@ class SwappingDevice : public Base {
     bool has_run = false;
     {
       std::optional<framework::ObjectOrder::Right> right;
-      // An assignment passes tensors on and replaces the variable's memory.
+      // An assignment reads no bytes (`passes`), but it replaces the variable's memory.
       if (Site::is_ready() &&
           (name == "AssignVariableOp" || (kind != OperationKind::passes && !calls_back(name)))) {
         right.emplace(Site::leases().objects(),
@@ -139,7 +140,7 @@ class SwappingDevice : public Base {
     Base::ComputeAsync(kernel, context, [operation, done = std::move(done)] {
       operation->finish();
       operation->end();
-      // Later operations that `done` starts on this thread are no part of this one.
+      // Operations that `done` starts on this thread are not part of this one.
       InFrame<Site> const outside{nullptr};
       done();
     });
@@ -174,17 +175,17 @@ class SwappingDevice : public Base {
     return true;
   }
 
-  /// Returns how an operation uses its operands here: on this device, in a session or outside of
-  /// one.
+  /// Returns how an operation of the program uses its operands, which may depend on the device, the
+  /// session, and where its results go.
   [[nodiscard]] static OperationKind kind_in(tf::OpKernelContext& context,
                                              tf::OpKernel const& kernel) {
     std::string_view const name = kernel.type_string_view();
     if (name == "_Send" && Site::is_whole_device && goes_to_gpu(context)) {
       return OperationKind::
-          gives_away;  // copied from GPU to GPU by a function that is not replaced
+          gives_away;  // a function that is not replaced copies it from GPU to GPU
     }
     if ((name == "_Send" || name == "_HostSend") && goes_to_another_task(context)) {
-      return OperationKind::gives_away;  // encoded by threads of gRPC
+      return OperationKind::gives_away;  // threads of gRPC serialize it
     }
     if (name == "_Retval" && has_batches().load(std::memory_order_relaxed)) {
       return OperationKind::gives_away;
@@ -198,14 +199,15 @@ class SwappingDevice : public Base {
     return kind_of(kernel);
   }
 
-  /// Whether the program has batched the calls of a function. What it returns is then split outside
-  /// of operations.
+  /// Whether the program has called a batched function (`BatchFunction`). The results of such a
+  /// function are split outside of operations.
   [[nodiscard]] static std::atomic<bool>& has_batches() {
     static std::atomic<bool> the_answer{false};
     return the_answer;
   }
 
-  /// Eager programs run this operation by `Compute`, graphs by `ComputeAsync`.
+  /// Called by both, since eager programs run this operation with `Compute` and graphs with
+  /// `ComputeAsync`.
   static void note_batches(std::string_view name) noexcept {
     if (name == "BatchFunction") {
       has_batches().store(true, std::memory_order_relaxed);
@@ -226,15 +228,15 @@ class SwappingDevice : public Base {
     return found != attributes.end() && found->second.s().find("GPU:") != std::string::npos;
   }
 
-  /// Whether reading and assigning this variable copies it, as they do once it has been used
-  /// sparsely.
+  /// Whether reading and assigning this variable copy its bytes, as they do after its first sparse
+  /// use.
   [[nodiscard]] static bool copies_on_read(tf::OpKernelContext& context) {
     tf::core::RefCountPtr<tf::Var> variable;
     return !tf::LookupResource(&context, tf::HandleFromInput(&context, 0), &variable).ok() ||
            variable->copy_on_read_mode.load();
   }
 
-  /// Begins a step when an optimizer's counter of steps is assigned: a variable of one integer.
+  /// Begins a step when an optimizer's counter of steps, a variable of one integer, is assigned.
   static void watch_steps(tf::OpKernelContext& context) {
     tf::core::RefCountPtr<tf::Var> variable;
     bool const is_counter =

@@ -15,31 +15,32 @@
 
 namespace spillway::tensorflow {
 
-/// TensorFlow's allocator on a `BufferLeases`.
+/// TensorFlow's allocator interface (`tensorflow::Allocator`) over a `BufferLeases`.
 ///
 /// Memory that an operation allocates while it runs comes from `BufferLeases`. All other memory
-/// comes from the allocator that was installed before, does not count and is never swapped out:
+/// comes from the allocator that was installed before, is not counted and is never swapped out:
 /// tensors smaller than `least_bytes`, of which there are many, and allocations outside of the
-/// program's operations. With `Site::is_whole_device` the latter come from `BufferLeases`, too, and
-/// stay until they are results.
+/// program's operations. If `Site::is_whole_device`, allocations outside of operations come from
+/// `BufferLeases`, too; they stay resident until an operation returns them as results.
 ///
-/// If there is no room, the operation gets memory of the other allocator, and its device makes it
-/// fail when it returns: some kernels, oneDNN's among them, do not check for null. With
-/// `Site::is_whole_device` it gets null, which kernels for GPUs expect.
+/// If there is no room, the operation gets memory of the other allocator, and its device reports
+/// the error when the operation returns, since some kernels, such as oneDNN's, do not check for
+/// null. If `Site::is_whole_device`, it gets null, which kernels for GPUs check for.
 ///
 /// Threads  thread-safe.
 template <class Site>
 class TensorAllocator final : public ::tensorflow::Allocator {
  public:
-  /// Smaller tensors are always left to `others`. Scalars, and shapes of up to 64 dimensions, are
-  /// read by operations that only pass larger tensors on, and outside of operations.
+  /// Smaller tensors always come from `others`: scalars, and shapes of up to 64 dimensions.
+  /// Operations that only pass larger tensors on read these, and so does code outside of
+  /// operations.
   static constexpr std::size_t floor_bytes = 512;
 
   /// `others` is not owned and lives until the process ends, as TensorFlow's allocators do.
   TensorAllocator(::tensorflow::Allocator& others, std::size_t least_bytes)
       : others_{&others}, least_bytes_{std::max(least_bytes, floor_bytes)} {}
 
-  /// The name that programs look statistics up by.
+  /// The name under which programs look up statistics: that of the allocator installed before.
   std::string Name() override { return others_->Name(); }
 
   using ::tensorflow::Allocator::AllocateRaw;
@@ -63,9 +64,9 @@ class TensorAllocator final : public ::tensorflow::Allocator {
     }
   }
 
-  /// Statistics of the tensors that count; bytes in use are those on the device.
+  /// Statistics of the tensors that come from `BufferLeases`. Bytes in use are resident bytes.
   std::optional<::tensorflow::AllocatorStats> GetStats() override {
-    if (!Site::is_ready()) {  // the device is being made, and asks how much memory there will be
+    if (!Site::is_ready()) {  // the device is being made, and asks how much memory it will have
       auto early = others_->GetStats().value_or(::tensorflow::AllocatorStats{});
       early.bytes_limit = static_cast<std::int64_t>(Site::limit_bytes());
       return early;

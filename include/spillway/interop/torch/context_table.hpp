@@ -12,8 +12,9 @@
 
 namespace spillway::torch {
 
-/// A table of the call stacks that blocks were allocated from, for PyTorch's memory snapshots. A
-/// context is kept as long as its block lives and, while history is recorded, for some time after.
+/// Remembers the call stack (*context*) that each block was allocated from, for PyTorch's memory
+/// snapshots. A context is kept as long as its block lives. While history is recorded, it is also
+/// kept for some time after that.
 ///
 /// Threads  thread-safe.
 template <class Context>
@@ -21,7 +22,7 @@ class ContextTable {
  public:
   using Pointer = std::shared_ptr<Context>;
 
-  /// Sets how many freed blocks are remembered.
+  /// Sets how many freed blocks keep their contexts.
   void set_limit(std::size_t most_freed) {
     std::scoped_lock const lock{mutex_};
     limit_ = most_freed;
@@ -40,7 +41,7 @@ class ContextTable {
       trim();
     }
   }
-  /// Null if the block has no context.
+  /// Returns null if the block has no context.
   [[nodiscard]] Pointer find(BlockId block) const {
     std::scoped_lock const lock{mutex_};
     auto const found = contexts_.find(block);

@@ -36,12 +36,13 @@
 
 namespace spillway::torch {
 
-/// PyTorch's CUDA allocator on a `StorageLeases`, for one device.
+/// PyTorch's CUDA allocator (`c10::cuda::CUDACachingAllocator::CUDAAllocator`) over a
+/// `StorageLeases`, for one device.
 ///
-/// Implements everything that PyTorch asks of its own allocator, except for what is impossible with
-/// memory that is swapped, for which there are errors: sharing with other processes by CUDA IPC,
-/// and the checkpoints of pools that CUDA graph trees make. Memory of private pools
-/// (`torch.cuda.MemPool`, CUDA graphs) never leaves.
+/// Implements everything that PyTorch asks of its own allocator, with two exceptions that memory
+/// which is swapped out makes impossible, and which are errors: sharing with other processes by
+/// CUDA IPC, and checkpoints of memory pools, which CUDA graph trees make. Memory of private pools
+/// (`torch.cuda.MemPool`, CUDA graphs) is never swapped out.
 ///
 /// `Site` is as for `StorageLeases`, and has
 ///
@@ -56,8 +57,9 @@ namespace spillway::torch {
 /// and its allocator's observer is a `TensorObserver`.
 ///
 /// Threads  thread-safe.
-/// Streams  as PyTorch's: memory belongs to the stream that was current, and is reused by others
-///          after what was enqueued on it and on those that `recordStream` named.
+/// Streams  as PyTorch's: memory belongs to the stream that was current when it was allocated.
+///          Other streams reuse it after the work that was enqueued on that stream, and on those
+///          that `recordStream` named, before it was freed.
 template <class Site>
 class CudaTensorAllocator final
     : public ::torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator {
@@ -67,7 +69,8 @@ class CudaTensorAllocator final
   using Pools = PrivatePools<typename Leases::Allocator>;
   using DeviceIndex = c10::DeviceIndex;
 
-  /// `memory` is what `Site::leases()` lease; not owned, and must outlive this object.
+  /// `memory` is the allocator that `Site::leases()` leases from; it is not owned and must outlive
+  /// this object.
   explicit CudaTensorAllocator(typename Leases::Allocator& memory)
       : Base{[](std::size_t bytes, int, cudaStream_t stream) {
                return Site::tensors().raw_alloc_with_stream(bytes, stream);
@@ -98,15 +101,16 @@ class CudaTensorAllocator final
     return bytes == 0 ? nullptr : take(bytes, stream);
   }
   void raw_delete(void* p) override { Leases::deleter()(p); }
-  /// Memory for what an operation needs beside its result while a recipe runs it: a block of the
-  /// same limit. No thread is waited for, since this one holds what others may wait for.
+  /// Allocates memory that an operation needs beside its result while a recipe runs it. It counts
+  /// against the same limit. Does not wait for other threads, since this thread holds what they may
+  /// wait for.
   ///
-  /// @throws OutOfDeviceMemory if there is no room, so that the recipe can run later
+  /// @throws OutOfDeviceMemory if there is no room; the recipe can then run later
   [[nodiscard]] void* allocate_scratch(std::size_t bytes, cudaStream_t stream) {
     return scratch_.allocate(Site::leases().memory(), bytes, stream);
   }
-  /// Frees memory that `StorageLeases` did not allocate: it is a pool's or a recipe's, or was freed
-  /// before.
+  /// Frees memory that `StorageLeases` does not know: memory of a private pool or of a recipe.
+  /// Warns if the address is none of these, for example since it was freed before.
   void free_foreign(void* p) {
     if (!pools_.free(p) && !scratch_.free(Site::leases().memory(), p)) {
       TORCH_WARN("spillway: ", p, " is freed, which is not allocated");
@@ -116,14 +120,15 @@ class CudaTensorAllocator final
   void recordStream(c10::DataPtr const& data, c10::cuda::CUDAStream stream) override {
     if (data.get_context() == nullptr ||
         pools_.record_stream(data.get_context(), stream.stream()) || Site::is_capturing()) {
-      return;  // what a capture uses never leaves
+      return;  // what a capture uses is never swapped out
     }
     Site::leases().record_stream(data, stream.stream());
   }
 
-  /// Gives free memory back to the device, but no private pool's: what a pool has free goes when
-  /// its last user does. Nothing is given back while allocations belong to a pool, since a capture
-  /// may be under way then: the calling thread would wait for the device in the middle of it.
+  /// Releases free memory to the device, except for the free memory of private pools, which is
+  /// released with a pool's last user. Releases nothing while allocations belong to a pool: a
+  /// capture may be under way then, and the calling thread would wait for the device in the middle
+  /// of it.
   void emptyCache(c10::MempoolId_t pool = {0, 0}) override {
     pools_.returns().retry();
     if (pool == c10::MempoolId_t{0, 0} && !pools_.is_routing()) {
@@ -135,7 +140,7 @@ class CudaTensorAllocator final
     check(device);
     *largest = std::max(*largest, Site::leases().memory().largest_block_bytes());
   }
-  /// Returns the reservation that an address lies in.
+  /// Returns the begin of the reservation that contains an address.
   [[nodiscard]] void* getBaseAllocation(void* p, std::size_t* size) override;
 
   // The device
@@ -146,8 +151,7 @@ class CudaTensorAllocator final
     check(device);
     return static_cast<double>(Site::limit()) / static_cast<double>(Site::total_bytes());
   }
-  /// Sets the limit to a fraction of the device's memory, or to what `install` was given if that is
-  /// less.
+  /// Sets the limit to a fraction of the device's memory, but to no more than `Site::most_bytes()`.
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     check(device);
     TORCH_CHECK_VALUE(
@@ -158,7 +162,7 @@ class CudaTensorAllocator final
   }
   [[nodiscard]] std::vector<c10::cuda::CUDACachingAllocator::StreamSegmentSize>
   getExpandableSegmentSizes(DeviceIndex /*device*/) override {
-    return {};  // none is
+    return {};  // there are no expandable segments
   }
   [[nodiscard]] std::string name() override { return "spillway"; }
 
@@ -194,13 +198,14 @@ class CudaTensorAllocator final
       c10::cuda::CUDACachingAllocator::AllocatorTraceTracker tracker) override {
     history_.attach(watch(), std::move(tracker), Site::device().index());
   }
-  /// The bytes that PyTorch keeps for cuBLAS, for each thread's handle and stream; 0 if the module
-  /// was compiled without cuBLAS' headers.
+  /// The bytes of the workspaces that PyTorch keeps for cuBLAS, one for each handle and stream of a
+  /// thread; 0 if the module was compiled without cuBLAS' headers.
   [[nodiscard]] std::size_t workspace_bytes() const;
-  // Called by the site.
+  // The following functions are called by the site.
 
-  /// Calls `give_back` once the stream on which a capture takes memory runs after the work of all
-  /// streams, so that what is given back there is free after all launches of graphs.
+  /// Calls `give_back` once `Site::uncaptured_stream()`, from which captures get memory, runs after
+  /// the work of all streams. Memory that is freed on it then is reused only after all launches of
+  /// graphs.
   void give_back_after_launches(std::function<void()> give_back) {
     pools_.returns().add({Site::uncaptured_stream(), std::nullopt, std::move(give_back)});
   }
@@ -239,18 +244,19 @@ class CudaTensorAllocator final
     check(device);
     return pools_.use_count(pool);
   }
-  /// Before a capture begins; or for allocations that a program wants in a pool of their own.
+  /// Called before a capture begins, and when a program wants its allocations in a pool of their
+  /// own.
   void beginAllocateToPool(DeviceIndex device,
                            c10::MempoolId_t pool,
                            std::function<bool(cudaStream_t)> filter) override {
     check(device);
-    // Most of what is free now was used on these two last.
+    // Most of the memory that is free now was last used on these two streams.
     for (cudaStream_t const stream : {Site::current_stream(), cudaStream_t{nullptr}}) {
       Site::leases().memory().prepare_capture(stream);
     }
     pools_.begin(pool, std::move(filter));
   }
-  /// @stream waits on the host for what was taken and brought in during a capture
+  /// @stream waits on the host for memory that was allocated and swapped in during a capture
   void endAllocateToPool(DeviceIndex device, c10::MempoolId_t pool) override {
     check(device);
     rethrow_as_torch([&] { pools_.end(pool); });
@@ -271,7 +277,7 @@ class CudaTensorAllocator final
   /// Whether allocations may belong to a pool, so that a capture may be under way.
   [[nodiscard]] bool is_routing() const noexcept { return pools_.is_routing(); }
 
-  // Refused
+  // Functions that are refused.
 
   [[nodiscard]] c10::cuda::CUDACachingAllocator::ShareableHandle
   shareIpcHandle(void* /*p*/) override {
@@ -421,7 +427,8 @@ CudaTensorAllocator<Site>::snapshot(c10::MempoolId_t pool, bool include_traces) 
   return info;
 }
 
-/// @param own  where the pool's memory comes from instead, as `torch.cuda.MemPool(allocator)` says
+/// @param own  the allocator that the pool's memory comes from, as in
+///             `torch.cuda.MemPool(allocator)`; null: the usual one
 template <class Site>
 void CudaTensorAllocator<Site>::createOrIncrefPool(
     DeviceIndex device,

@@ -58,7 +58,7 @@ inline c10::CachingDeviceAllocator::DeviceStats device_stats(TensorStats const& 
   return to;
 }
 
-/// Adds the bytes of one private pool, for versions of PyTorch that count each.
+/// Adds the bytes of one private pool, if this version of PyTorch counts pools separately.
 template <class DeviceStats>
 void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
   if constexpr (requires { to.reserved_bytes_by_private_pools; }) {
@@ -68,9 +68,9 @@ void add_private_pool(DeviceStats& to, PoolId id, std::size_t bytes) {
   }
 }
 
-/// Converts a segment. A resident block counts as allocated, whether an operation uses it or not;
-/// one that is swapped out is not shown. A range whose block was freed while it is being copied is
-/// active, but not allocated.
+/// Converts a segment. A resident block counts as allocated, whether an operation uses it or not. A
+/// block that is swapped out is not shown. If a block was freed while it was being copied, its
+/// range is active but not allocated.
 inline c10::CachingDeviceAllocator::SegmentInfo
 segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts const& contexts) {
   using State = MemorySnapshot::State;
@@ -95,7 +95,7 @@ segment(MemorySnapshot::Segment const& from, c10::DeviceIndex device, Contexts c
   return to;
 }
 
-/// Converts a piece of a private pool to a segment of its own.
+/// Converts a piece of a private pool, which becomes a segment of its own.
 template <class Piece>
 c10::CachingDeviceAllocator::SegmentInfo pool_segment(Piece const& from, c10::DeviceIndex device) {
   bool const is_live = from.requested_bytes != 0;
@@ -116,10 +116,10 @@ c10::CachingDeviceAllocator::SegmentInfo pool_segment(Piece const& from, c10::De
   return to;
 }
 
-/// Converts the changes, oldest first: a block is freed when it leaves the device and allocated
-/// when it comes back, and a move is both.
+/// Converts the changes, oldest first. Swapping out is shown as freeing a block, swapping in as
+/// allocating it, and a move as both.
 ///
-/// @param epoch_ns  the wall clock's time at which the device's clock was 0
+/// @param epoch_ns  time of the wall clock at which the device's clock was 0
 inline std::vector<c10::CachingDeviceAllocator::TraceEntry>
 trace(MemorySnapshot const& from, std::int64_t epoch_ns, Contexts const& contexts) {
   using Entry = c10::CachingDeviceAllocator::TraceEntry;
@@ -160,8 +160,8 @@ trace(MemorySnapshot const& from, std::int64_t epoch_ns, Contexts const& context
 
 }  // namespace as_torch
 
-/// The listeners of a CUDA allocator: memory history, observers of errors, trace trackers. Used by
-/// `CudaTensorAllocator`.
+/// Keeps and calls the listeners of a CUDA allocator: the memory history, observers of
+/// out-of-memory errors, and trace trackers. It is a part of `CudaTensorAllocator`.
 ///
 /// Threads  thread-safe. Listeners are called without a lock.
 class CudaHistory {
@@ -206,8 +206,8 @@ class CudaHistory {
     }
   }
 
-  /// Remembers what `gather` says about the caller. Errors are ignored: an allocation does not fail
-  /// for lack of history.
+  /// Remembers the caller's context, which `gather` returns. Errors are ignored, so that no
+  /// allocation fails for lack of history.
   void on_allocated(BlockId block) noexcept {
     if (Gather const gather = gather_) {
       try {
@@ -240,7 +240,7 @@ class CudaHistory {
 
   [[nodiscard]] as_torch::Contexts const& contexts() const noexcept { return contexts_; }
 
-  /// Returns the wall clock's time at which a clock that shows `now_ns` now was 0.
+  /// Returns the wall clock's time at which a clock that now shows `now_ns` was 0.
   [[nodiscard]] static std::int64_t epoch_ns(std::uint64_t now_ns) {
     auto const wall = std::chrono::system_clock::now().time_since_epoch();
     return std::chrono::duration_cast<std::chrono::nanoseconds>(wall).count() -
@@ -248,8 +248,7 @@ class CudaHistory {
   }
 
  private:
-  /// Calls the trackers. A block that moves is reported neither as freed nor as allocated: trackers
-  /// look at segments.
+  /// Calls the trackers. A move is not reported, since trackers only look at segments.
   void tell_trackers(Record const& record, c10::DeviceIndex device) noexcept {
     Entry::Action action{};
     switch (record.kind) {
@@ -273,7 +272,7 @@ class CudaHistory {
       return;
     }
     if (record.address == nullptr) {
-      return;  // it was not on the device
+      return;  // the block was not resident
     }
     std::vector<std::shared_ptr<Tracker const>> trackers;
     try {
@@ -291,7 +290,7 @@ class CudaHistory {
       for (auto const& tracker : trackers) {
         (*tracker)(entry);
       }
-    } catch (...) {  // NOLINT(bugprone-empty-catch): a tracker's failure is its own
+    } catch (...) {  // a tracker's failure does not concern the allocator
     }
   }
 

@@ -16,19 +16,19 @@
 
 namespace spillway::torch {
 
-/// Elements that are zero or one other value, a bit for each: what a Bernoulli distribution has
-/// drawn.
+/// Stores elements that are all either 0 or one other value as one bit each. The results of drawing
+/// from a Bernoulli distribution are such elements.
 ///
-/// To draw it again takes the same numbers one by one, 6 ns each where they come from a Mersenne
-/// Twister, and the bits a fiftieth of that. They take up a thirty-second of elements of four
+/// Drawing them again would draw the same random numbers one by one, at 6 ns each from a Mersenne
+/// Twister. Unpacking the bits takes a fiftieth of that. The bits take up 1/32 of elements of four
 /// bytes.
 class DrawnBits {
  public:
   [[nodiscard]] static constexpr bool can_keep(std::size_t element_bytes) noexcept {
     return element_bytes == 1 || element_bytes == 2 || element_bytes == 4 || element_bytes == 8;
   }
-  /// @param element_bytes  for which `can_keep` is true
-  /// @returns nothing if there are other values, too
+  /// @param element_bytes  size of an element, for which `can_keep` must be true
+  /// @returns nothing if there are more than two values, or if neither is 0
   [[nodiscard]] static std::optional<DrawnBits>
   of(void const* elements, std::size_t count, std::size_t element_bytes) {
     DrawnBits bits{count, element_bytes};
@@ -118,7 +118,7 @@ class DrawnBits {
     return are_known;
   }
 
-  /// Eight elements at once, from a table of what each byte stands for.
+  /// Writes eight elements at once, from a table with the elements for each value of a byte.
   template <class Word>
   void unpack(void* elements) const {
     using Eight = std::array<Word, in_byte>;
@@ -140,7 +140,7 @@ class DrawnBits {
 
   std::size_t count_ = 0;
   std::size_t element_bytes_ = 0;
-  std::uint64_t value_ = 0;  // 0: there are only zeros
+  std::uint64_t value_ = 0;  // 0 if all elements are zero
   std::unique_ptr<std::uint8_t[]> bits_;
 };
 

@@ -12,10 +12,11 @@
 
 namespace spillway::torch {
 
-/// Measures how long work on streams takes, by one event before the work and one after it. A time
-/// is known when the stream has passed both, so it comes later, with a key that its caller chose.
+/// Measures how long work on streams takes, with one event before the work and one behind it. The
+/// time is known only after the stream has passed both. It is then reported together with a key
+/// that the caller chose.
 ///
-/// The events are used again. While `most_pairs` are under way nothing more is measured.
+/// Events are reused. While `most_pairs` measurements are under way, no further one begins.
 ///
 /// Threads  thread-safe.
 /// Streams  nothing here waits for a stream.
@@ -47,9 +48,10 @@ class EventTimer {
     }
   }
 
-  /// To be called when the work is about to be enqueued. What is returned goes to `end` or `drop`.
+  /// To be called immediately before the work is enqueued. The result must be passed to `end` or
+  /// `drop`.
   ///
-  /// @returns nothing if too many are under way
+  /// @returns nothing if `most_pairs` measurements are under way
   /// @throws  DeviceError, std::bad_alloc
   /// @stream  records an event
   [[nodiscard]] std::optional<Pair> try_begin(stream_type stream) {
@@ -64,24 +66,24 @@ class EventTimer {
     }
     return pair;
   }
-  /// The work begins only now. @stream records an event
+  /// Moves the begin of the measurement to now. @stream records an event
   void begin_again(Pair const& pair, stream_type stream) { device_->record(pair.before, stream); }
   /// To be called when the work has been enqueued. @stream records an event
   void mark_end(Pair const& pair, stream_type stream) { device_->record(pair.after, stream); }
-  /// Hands in a pair, both of whose events have been recorded. @throws std::bad_alloc
+  /// Finishes a pair, after both of its events have been recorded. @throws std::bad_alloc
   void end(Pair const& pair, std::uint64_t key) {
     std::lock_guard const guard{mutex_};
     under_way_.push_back({pair, key});
   }
-  /// Hands in a pair that measures nothing.
+  /// Takes back a pair without measuring anything.
   void drop(Pair const& pair) noexcept {
     std::lock_guard const guard{mutex_};
     free_.push_back(pair);  // `take` has made room for it
   }
 
-  /// Calls `note(key, ns)` for some of the pairs that have been passed, oldest first.
+  /// Calls `note(key, ns)` for some of the pairs whose events the device has passed, oldest first.
   ///
-  /// @throws DeviceError; the pair that could not be read measures nothing
+  /// @throws DeviceError; the pair whose time could not be read is taken back
   template <class Note>
   void collect(Note const& note) {
     std::lock_guard const guard{mutex_};
@@ -139,7 +141,7 @@ class EventTimer {
   Device* device_;
   std::mutex mutex_;
   std::vector<Pair> free_;
-  std::deque<Measurement> under_way_;  // in the order in which they were handed in
+  std::deque<Measurement> under_way_;  // in the order of the calls of `end`
   std::size_t pairs_ = 0;
 };
 

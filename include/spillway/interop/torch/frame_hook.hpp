@@ -43,7 +43,7 @@ namespace spillway::torch {
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
 using Communication = c10::intrusive_ptr<c10d::Work>;
 
-/// Finds, among an operation's results, the communication that it has begun; null if there is none.
+/// Returns the communication that an operation has begun, if it is among its results; else null.
 [[nodiscard]] inline Communication find_communication(std::span<c10::IValue const> results) {
   for (c10::IValue const& result : results) {
     if (result.isCustomClass()) {
@@ -52,8 +52,8 @@ using Communication = c10::intrusive_ptr<c10d::Work>;
   }
   return {};
 }
-/// The future that says when a communication ends; null if its backend has none: that of send and
-/// receive, for example.
+/// Returns the future that completes with a communication; null if the backend has none, as for
+/// send and receive.
 [[nodiscard]] inline c10::intrusive_ptr<c10::ivalue::Future>
 find_future(Communication const& communication) {
   try {
@@ -63,9 +63,10 @@ find_future(Communication const& communication) {
   }
 }
 
-/// Leases of what a thread's communications use that have no future. They are released when the
-/// thread waits for the results (`_c10d_functional::wait_tensor`), or when it begins another
-/// communication and finds these completed or their objects gone.
+/// Keeps the leases of one thread's communications whose end no future reports. A lease is released
+/// when the thread waits for the results (`_c10d_functional::wait_tensor`). It is also released
+/// when the thread begins another communication, if this one has completed by then or its object is
+/// gone.
 ///
 /// Threads  thread-compatible.
 class PendingCommunications {
@@ -73,7 +74,7 @@ class PendingCommunications {
   PendingCommunications() = default;
   PendingCommunications(PendingCommunications const&) = delete;
   PendingCommunications& operator=(PendingCommunications const&) = delete;
-  /// Communications that have not completed when the thread ends stay leased for good.
+  /// Memory of communications that have not completed when the thread ends stays leased for good.
   ~PendingCommunications() {
     release_completed();
     for (Pending& one : pending_) {
@@ -84,7 +85,7 @@ class PendingCommunications {
   void add(Communication const& communication, std::shared_ptr<void> lease) {
     pending_.push_back({c10::weak_intrusive_ptr<c10d::Work>{communication}, {}, std::move(lease)});
   }
-  /// @param results  storages, for one of which the program will wait
+  /// @param results  the program will wait for one of these storages
   void add(std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> results,
            std::shared_ptr<void> lease) {
     pending_.push_back({std::nullopt, std::move(results), std::move(lease)});
@@ -116,18 +117,18 @@ class PendingCommunications {
 };
 #endif
 
-/// Leases operands of an operation for longer than the operation runs, until this object is
-/// destroyed: for communication that continues, or for an object outside of PyTorch that shares
-/// their memory.
+/// Extends the leases of an operation's operands until this object is destroyed: for a
+/// communication that continues after the operation, or for an object outside of PyTorch that
+/// shares their memory.
 ///
 /// Threads  may be destroyed on any thread. If it ends with a communication, threads that find no
-///          room wait for that, with limited patience, since the communication may wait itself, for
+///          room wait for that, for at most `patience`: the communication itself may wait for
 ///          another process.
-/// Streams  later uses of the memory are ordered after the stream that is current when this is
-///          destroyed, which runs after the communication. PyTorch takes another stream for each
-///          communication, of some dozens. At a `JoiningSite` one stream is made to run after each
-///          of them and stands for all, so that the uses of a range stay few enough to be waited
-///          for one by one (`Fence`).
+/// Streams  later uses of the memory are ordered after the stream that is current when this object
+///          is destroyed, which runs after the communication. PyTorch runs each communication on
+///          another one of a few dozen streams. At a `JoiningSite` one stream is made to run after
+///          all of these and is recorded in their place, since a `Fence` holds four tickets and
+///          replaces more of them by one that waits for all streams.
 template <class Site>
 class ExtendedLease {
  public:
@@ -141,7 +142,7 @@ class ExtendedLease {
     try {
       Site::leases().record_stream(pins_, stream_after());
     } catch (...) {
-      keep();  // without the lease nothing says when the memory may be used again
+      keep();  // without the lease nothing says when the memory may be reused
     }
     Site::leases().end_loan(frames_, pins_);
     if (ends_by_itself_) {
@@ -149,7 +150,7 @@ class ExtendedLease {
     }
   }
 
-  /// Makes the operands stay for good, for communication that does not say when it ends.
+  /// Keeps the operands resident for good, for a communication whose end cannot be observed.
   void keep() noexcept { Site::leases().keep(pins_); }
 
   /// Keeps `use` alive until the communication has ended.
@@ -176,12 +177,13 @@ class ExtendedLease {
   bool ends_by_itself_ = false;
 };
 
-/// Takes the Python objects out of the thread's local state while it lives.
+/// While this object lives, the Python objects are taken out of the thread's local state.
 ///
-/// A communication copies that state, in which a backward pass has left a Python object, and a
-/// thread of the backend drops the copy, under the interpreter's lock. If the interpreter has ended
-/// meanwhile, Python ends that thread, and the C++ runtime the process, by `std::terminate`. Plain
-/// PyTorch can end so, too; leases that end with a communication make it likelier.
+/// A communication copies that state, in which a backward pass may have left a Python object. A
+/// thread of the backend destroys the copy, for which it takes the interpreter's lock. If the
+/// interpreter has ended meanwhile, Python ends that thread, and the C++ runtime ends the process
+/// with `std::terminate`. That can happen in PyTorch alone, too; leases that end with a
+/// communication make it more likely.
 class WithoutPythonObjects {
  public:
   WithoutPythonObjects() { State::set_state({}); }
@@ -194,8 +196,8 @@ class WithoutPythonObjects {
   State objects_ = State::get_state();
 };
 
-/// The hook's state for one thread, beside its frames. `Random` is a generator's state on
-/// the site's device.
+/// The hook's state for one thread, beside its frames. `Random` is the state of a random number
+/// generator of the site's device.
 template <class Random>
 struct HookState {
   OperationKinds kinds;
@@ -205,17 +207,19 @@ struct HookState {
 #endif
 };
 
-/// The boxed kernel that runs in front of every operation and leases its operands while it runs.
+/// The boxed kernel that PyTorch's dispatcher calls before every operation; it leases the operands
+/// while the operation runs.
 ///
-/// The outermost operation of a thread opens a *frame*. Its operands are enrolled, pinned and
-/// brought in together. What nested operations use is pinned, too, and stays pinned until the
-/// outermost one ends, since a kernel may have read an address before it calls another operation.
-/// Memory that is allocated inside of a frame is enrolled only if it is a result. Memory that is
-/// returned without contents is enrolled when it is first used: until then the caller may be
-/// filling it through its address.
+/// The outermost operation of a thread opens a *frame*: its operands are enrolled, pinned and
+/// swapped in together. Operands of nested operations are pinned, too, and stay pinned until the
+/// outermost operation ends, since a kernel may have read an address before it calls another
+/// operation. Memory that is allocated inside of a frame is enrolled only if it is a result. Memory
+/// that is returned without contents is enrolled when an operation first uses it, since until then
+/// the caller may be filling it through its address.
 ///
-/// `Site` is as for `StorageLeases`, and has `Site::hook()`, the calling thread's `HookState`, and
-/// `Site::foreach_bytes()`, the most that one call of a `_foreach_` kernel may pin.
+/// `Site` is as for `StorageLeases`. It also has `Site::hook()`, which returns the calling thread's
+/// `HookState`, and `Site::foreach_bytes()`, the most bytes that one call of a `_foreach_` kernel
+/// may pin.
 ///
 /// Threads  thread-safe; runs in each thread that has `Key` in its local set.
 template <class Site, c10::DispatchKey Key>
@@ -225,7 +229,7 @@ class FrameHook {
   using Leases = StorageLeases<Site>;
   using Stack = ::torch::jit::Stack;
 
-  /// Gives results of an operation recipes, where they can have some.
+  /// Gives recipes to the results of an operation, if the operation can be run again.
   template <bool is_recomputable>
   using Recipes = std::conditional_t<is_recomputable, RecipeWriter<Site>, NoRecipes>;
 
@@ -238,15 +242,15 @@ class FrameHook {
     ::torch::Library nested;
   };
 
-  /// Installs the hook for all operations. It lives as long as the returned object, and only one
-  /// fallback may exist for a key.
+  /// Installs the hook for all operations. It stays installed as long as the returned object lives.
+  /// A dispatch key can have only one fallback.
   ///
-  /// Three kinds of operations need no hook, except for nested tensors: views, those that make
-  /// tensors without contents, and composites that are known to leave all reading and writing to
-  /// the operations that they call. The operations that models call most have kernels with their
-  /// own types. All others share the boxed kernel.
+  /// Three kinds of operations bypass the hook, except for nested tensors: views, operations that
+  /// make tensors without contents, and composites that are known to leave all reading and writing
+  /// to the operations that they call. The operations that models call most have unboxed kernels
+  /// (operations.hpp). All others share the boxed kernel.
   ///
-  /// @throws c10::Error if somebody else has a fallback on the key
+  /// @throws c10::Error if another fallback is registered for the key
   [[nodiscard]] static std::unique_ptr<Registration> install() {
     auto const here = static_cast<std::uint32_t>(__LINE__);
     auto library = std::make_unique<Registration>(
@@ -293,7 +297,7 @@ class FrameHook {
            !c10::impl::tls_is_dispatch_key_excluded(Key);
   }
 
-  /// Calls a kernel for nested tensors of an operation that bypasses the hook otherwise.
+  /// Calls the kernel for nested tensors of an operation that otherwise bypasses the hook.
   template <class Call>
   static void run_nested(c10::OperatorHandle const& op, Stack* stack, Call const& call) {
     // The caller may be filling a tensor without contents, but the tensors of its sizes are
@@ -307,7 +311,7 @@ class FrameHook {
         Site::hook().kinds.of(op) == OperationKind::factory);
   }
 
-  /// The dispatch keys that come after the hook.
+  /// Returns the dispatch keys behind the hook.
   [[nodiscard]] static c10::DispatchKeySet after(c10::DispatchKeySet keys) noexcept {
     return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, Key);
   }
@@ -345,13 +349,13 @@ class FrameHook {
   }
 
   using DrawWatch = torch::DrawWatch<typename Site::random_type>;
-  /// Watches what an operation draws from that is given no generator.
+  /// Watches the generator that an operation draws from which is given none.
   [[nodiscard]] C10_NOINLINE static DrawWatch watch_draws() {
     at::Generator const* const own = Site::frames().generator;
     return DrawWatch{own != nullptr ? *own : at::globalContext().defaultGenerator(Site::device())};
   }
 
-  /// A frame of the calling thread: leases storages until it ends.
+  /// A frame of the calling thread: keeps storages leased until it ends.
   class Frame {
    public:
     Frame() : frames_{Site::frames()} {
@@ -371,8 +375,9 @@ class FrameHook {
 
     [[nodiscard]] bool is_outermost() const noexcept { return is_outermost_; }
     [[nodiscard]] typename Leases::Frames const& frames() const noexcept { return frames_; }
-    /// While one exists, the operation gives way to other programs where it finds no room: it is
-    /// then to begin anew.
+    /// While an object of this class lives, the frame's operation counts as one that will be begun
+    /// again if it finds no room, so it can give way to other programs. It counts so only if it is
+    /// outermost, has operands, and the thread has no holds.
     class Repeatable {
      public:
       Repeatable(Frame& frame, Operands const& operands, bool can_repeat = true)
@@ -389,17 +394,17 @@ class FrameHook {
     };
 
     void enter(Operands const& operands) { enter(operands, is_outermost_); }
-    /// The same for what the program names, or whose address goes on: it is enrolled within another
-    /// operation, too, since it has to be known to stay.
+    /// As `enter`, for operands that the program names or whose addresses are used later. They are
+    /// enrolled within another operation, too, since the entry has to record that they stay.
     void enter_named(Operands const& operands) { enter(operands, /*enrols=*/true); }
-    /// Enrols results of a nested operation, which stay until the outermost one ends.
+    /// Enrols results of a nested operation. They stay pinned until the outermost operation ends.
     void enrol(Operands const& results) {
       Site::leases().enter(frames_, frames_.pins, results, /*enrols=*/true);
     }
-    /// Called when the kernel of `op` has run out of memory: leases the operands anew, side by
-    /// side, if there is room but in pieces, and if the kernel can run again.
+    /// To be called when the kernel of `op` has run out of memory. If there is enough room, but in
+    /// pieces, and if the kernel can run again, acquires the operands again, side by side.
     ///
-    /// @returns whether it should
+    /// @returns whether the kernel should run again
     [[nodiscard]] C10_NOINLINE bool try_regroup(c10::OperatorHandle const& op,
                                                 Operands const& operands) {
       if (!has_split_room(operands) || !Site::hook().kinds.is_repeatable(op)) {
@@ -412,7 +417,8 @@ class FrameHook {
     void end(std::span<Operand const> results) noexcept {
       has_ended_ = true;
       --frames_.depth;
-      // A hold that began inside goes on; one around this frame may have ended before it.
+      // Ends the frame's pins unless a hold that began inside continues. A hold around this frame
+      // may have ended already.
       if (frames_.depth == 0 || (is_outermost_ && frames_.held == 0)) {
         Site::leases().exit(frames_, frames_.pins, results);
         if (frames_.split_bytes != 0) {
@@ -451,16 +457,17 @@ class FrameHook {
     bool has_ended_ = false;
   };
 
-  /// A piece of a program that counts as one operation of the thread in which it begins: what that
-  /// thread uses or makes meanwhile stays until the end.
+  /// A part of a program that counts as one operation of the thread in which it begins: what that
+  /// thread uses or allocates in it stays resident until it ends.
   ///
-  /// Holds of one thread may end in any order, and inside of operations.
+  /// Several holds of one thread may end in any order, also inside of operations.
   ///
-  /// Threads  may be destroyed on any thread. If that is another one, the hold ends before the next
-  ///          operation of its own thread, or with that thread.
+  /// Threads  may be destroyed on any thread. If that is not the thread in which it began, the hold
+  ///          ends before that thread's next operation, or with that thread.
   class Hold {
    public:
-    /// @param is_kernel  whether it is a call of a kernel, of which the program knows no addresses
+    /// @param is_kernel  whether the hold is for a call of a kernel, during which the program
+    ///                   learns no addresses
     explicit Hold(bool is_kernel) : is_kernel_{is_kernel} {
       auto& frames = Site::frames();
       if (frames.ended_elsewhere == nullptr) {
@@ -484,7 +491,7 @@ class FrameHook {
 
    private:
     bool is_kernel_;
-    std::shared_ptr<std::atomic<int>> ended_elsewhere_;  // tells threads apart, too
+    std::shared_ptr<std::atomic<int>> ended_elsewhere_;  // also identifies the thread
   };
   /// Whether the calling thread is inside of an operation or a hold.
   [[nodiscard]] static bool is_inside() noexcept {
@@ -494,15 +501,16 @@ class FrameHook {
   }
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
-  /// Gives the hook to the thread that completes a future, if the calling thread has it. Callbacks
-  /// that are added later run in that thread, with operations on what was leased until then.
+  /// If the calling thread has the hook, switches it on in the thread that completes the future.
+  /// Callbacks that are added later run in that thread, and their operations use what was leased
+  /// until then.
   static void end_in_hooked_thread(c10::ivalue::Future& future) {
     if (c10::impl::tls_is_dispatch_key_included(Key)) {
       future.addCallback(
           [](c10::ivalue::Future const&) { c10::impl::tls_set_dispatch_key_included(Key, true); });
     }
   }
-  /// Makes the leases of what a communication uses last until it has ended.
+  /// Keeps the operands of a communication leased until the communication has ended.
   static void lease_until_end(Communication const& communication,
                               std::shared_ptr<ExtendedLease<Site>> use) {
     if (auto const end = find_future(communication)) {
@@ -516,11 +524,12 @@ class FrameHook {
   }
 #endif
 
-  /// Brings a storage in as if an operation had used it, and keeps it for good if `keeps`. A
-  /// program that asks for the address may write there; what a kernel writes its operation
-  /// declares. Does nothing to a storage with memory of another allocator.
+  /// Swaps a storage in as if an operation had used it, and keeps it resident for good if `keeps`.
+  /// If the program asks, the storage counts as written, since the program may write to the
+  /// address; for a kernel, the operation declares what it writes. Does nothing if the storage has
+  /// memory of another allocator.
   ///
-  /// @param tensor  that uses the storage, or null if none is known
+  /// @param tensor  a tensor that uses the storage; null if none is known
   static void bring_in(c10::StorageImpl& storage, c10::TensorImpl const* tensor, bool keeps) {
     if (Leases::is_ours(storage)) {
       auto const& frames = Site::frames();
@@ -530,7 +539,8 @@ class FrameHook {
     }
   }
 
-  /// Leases some operands of a composite, whose inner operations still have frames of their own.
+  /// Leases some operands of a composite, while the operations that it calls open frames of their
+  /// own.
   class CompositeFrame {
    public:
     CompositeFrame() {
@@ -554,8 +564,8 @@ class FrameHook {
     typename Leases::Pins pins_;
   };
 
-  /// Says for as long as it lives that an operation runs which may go on with the addresses of
-  /// copies that it makes.
+  /// While an object of this class lives, an operation runs that may keep the addresses of copies
+  /// that it makes.
   class ForeignOperation {
    public:
     ForeignOperation() { ++frames_.foreign; }
@@ -630,7 +640,8 @@ class FrameHook {
         false);
   }
 
-  /// Keeps the operands whose memory results have in storages of their own (`at::from_blob`).
+  /// Keeps operands resident for good if a result shares their memory through a storage of its own
+  /// (`at::from_blob`).
   static void keep_shared(Operands const& operands, std::span<c10::IValue const> results) {
     auto const address_of = [](c10::StorageImpl& storage) {
       return reinterpret_cast<std::uintptr_t>(storage._mutable_data_ptr_no_checks().get());
@@ -650,10 +661,11 @@ class FrameHook {
     }
   }
 
-  /// Runs `call(operands)` in a frame that has the operands and results on the stack.
+  /// Runs `call(operands)` in a frame with the operands and results of the operation, which are on
+  /// the stack.
   ///
   /// @param next       the dispatch keys behind the hook
-  /// @param kept_only  enrol only the results that PyTorch reads outside of operations
+  /// @param kept_only  enrol only the results whose addresses PyTorch uses outside of operations
   template <class Call>
   static void run_framed(c10::OperatorHandle const& op,
                          c10::DispatchKeySet next,
@@ -682,8 +694,8 @@ class FrameHook {
     }
     if (frame.is_outermost()) {
       if (C10_UNLIKELY(recipes.are_wanted())) {
-        // A copy: an interpreter may have given its operands up, and until the results have their
-        // recipes only `arguments` keeps the storages alive.
+        // A copy: the interpreter may have moved its operands onto the stack, and `arguments` alone
+        // keeps the storages alive until the results have their recipes.
         recipes.prepare([&] { return arguments; });
       }
       operands.clear();
@@ -706,7 +718,7 @@ class FrameHook {
       recipes.begin_change(last(stack, op.schema().arguments().size()).front().toTensor());
     }
   }
-  /// @param arguments  gets those on the stack, as they are before the operation
+  /// @param arguments  receives a copy of the operation's arguments before it runs
   template <class Writer>
   C10_NOINLINE static void
   start_recipe(Writer& recipes, c10::OperatorHandle const& op, Stack& stack, Stack& arguments) {
@@ -718,17 +730,17 @@ class FrameHook {
     std::size_t const generator = Site::hook().kinds.recompute(op).generator_position;
     recipes.start(generator < values.size() ? &values[generator] : nullptr);
   }
-  /// Lets an operation that is part of another draw what that one would have drawn.
+  /// Passes the generator to an operation that runs as a part of the one that draws from it.
   C10_NOINLINE static void
   draw_from(at::Generator const& generator, c10::OperatorHandle const& op, Stack& stack) {
     std::span<c10::IValue> const values = std::span{stack}.last(op.schema().arguments().size());
     std::size_t const position = Site::hook().kinds.recompute(op).generator_position;
     if (position < values.size() && values[position].isNone() && values.front().isTensor() &&
         values.front().toTensor().device() == Site::device()) {
-      values[position] = generator;  // other devices have generators of their own
+      values[position] = generator;  // other devices have other generators
     }
   }
-  /// Watches what an operation draws from whose arguments are on the stack.
+  /// Watches the generator that an operation, whose arguments are on the stack, draws from.
   [[nodiscard]] C10_NOINLINE static DrawWatch watch_draws(c10::OperatorHandle const& op,
                                                           Stack const& stack) {
     RecomputeTraits const& traits = Site::hook().kinds.recompute(op);
@@ -741,7 +753,7 @@ class FrameHook {
                ? DrawWatch{values[position].toGenerator()}
                : watch_draws();
   }
-  /// Undefined tensors stand for what is none.
+  /// Returns one tensor for each value; an undefined one for a value that is not a tensor.
   [[nodiscard]] static std::vector<at::Tensor> tensors_of(std::span<c10::IValue const> values) {
     std::vector<at::Tensor> tensors;
     for (c10::IValue const& value : values) {
@@ -754,8 +766,9 @@ class FrameHook {
     recipes.give(tensors_of(results));
   }
 
-  /// Runs `call`, and once more if the frame can make room for it and nothing was drawn before it
-  /// failed. The arguments are copied for that only where room is scarce.
+  /// Runs `call`. If it fails for lack of memory before it has drawn random numbers, and the frame
+  /// can make room for it, runs it once more. Only where room is scarce are the arguments copied
+  /// for that.
   template <class Call>
   static void call_repeatably(c10::OperatorHandle const& op,
                               Stack* stack,
@@ -781,8 +794,8 @@ class FrameHook {
     }
   }
 
-  /// Runs `call`. If that throws an `Error` for which `may_repeat(error)` is true, puts the
-  /// arguments back on the stack and returns false.
+  /// Runs `call` and returns true. If it throws an `Error` for which `may_repeat(error)` is true,
+  /// restores the arguments on the stack and returns false.
   template <class Error, class Call, class MayRepeat>
   [[nodiscard]] static bool try_call(c10::OperatorHandle const& op,
                                      Stack* stack,
@@ -804,8 +817,8 @@ class FrameHook {
     return false;
   }
 
-  /// Whether a thread of the communication uses operations on its operands, as for sparse tensors,
-  /// or for a list that it joins.
+  /// Whether a thread of the communication runs operations on the operands, as it does for sparse
+  /// tensors and for a list that it joins into one tensor.
   template <class Values>
   [[nodiscard]] static bool takes_sparse_or_several(Values const& values) {
     auto const is_sparse = [](c10::IValue const& value) {
@@ -831,8 +844,8 @@ class FrameHook {
     auto use = is_wait ? nullptr : std::make_shared<ExtendedLease<Site>>(operands);
     {
       WithoutPythonObjects const begins_clean;
-      // Such a thread goes on with the addresses of what its operations have made. Without the hook
-      // that does not leave.
+      // In these cases a thread of the communication uses the addresses of tensors that its
+      // operations make. Without the hook these are not enrolled, so they stay resident.
       std::optional<c10::impl::ExcludeDispatchKeyGuard> without_hook;
       if (takes_sparse_or_several(last(*stack, op.schema().arguments().size()))) {
         without_hook.emplace(Key);
@@ -864,9 +877,9 @@ class FrameHook {
   }
 
 #if __has_include(<torch/csrc/distributed/c10d/Work.hpp>)
-  /// The storages for one of which a program waits before it uses what a communication has
-  /// returned: those of the results. A result that wraps an operand, as `AsyncCollectiveTensor`
-  /// does, has no storage, and the program waits for the operand.
+  /// Returns the storages for one of which a program waits before it uses the results of a
+  /// communication: the storages of the results. A result that wraps an operand, such as an
+  /// `AsyncCollectiveTensor`, has no storage; the program then waits for the operand.
   [[nodiscard]] static std::vector<c10::StorageImpl*>
   awaited_storages(std::span<c10::IValue const> results, Operands const& operands) {
     std::vector<c10::StorageImpl*> storages;
@@ -891,8 +904,8 @@ class FrameHook {
   }
 #endif
 
-  /// Runs an operation that puts its operands into an object, or takes them out of one. The object
-  /// has their addresses from then on, so they are kept.
+  /// Runs an operation that puts its operands into an object, or takes tensors out of one. The
+  /// object uses their addresses from then on, so they are kept resident for good.
   static void run_packing(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     constexpr bool keeps = true;
     ForeignOperation const foreign;
@@ -906,9 +919,10 @@ class FrameHook {
     frame.end(operands);
   }
 
-  /// Runs a composite, whose inner operations lease their own operands. A few composites read
-  /// indices, lengths or masks themselves, and may write what they declare as written, so those
-  /// operands are leased here. Tensors that are not dense have kernels of their own.
+  /// Runs a composite, whose inner operations lease their own operands. Since a few composites
+  /// themselves read indices, lengths or masks, and may write operands that their schema declares
+  /// as written, those operands are leased here. For tensors that are not dense the operation runs
+  /// as a kernel, since other kernels exist for them.
   static void run_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     auto const arguments = last(*stack, op.schema().arguments().size());
     Operands operands;
@@ -938,9 +952,9 @@ class FrameHook {
     }
   }
 
-  /// Calls a composite. If it asks for an address itself and is refused, it runs once more as a
-  /// kernel, where that makes no difference to the program. An error of PyTorch's whose message
-  /// prints a tensor is an example: the program is to get that error.
+  /// Calls a composite. If the composite itself asks for an address and is refused, it runs once
+  /// more, as a kernel, unless it draws or writes, so that the program could tell. For example,
+  /// PyTorch may print a tensor into an error message; the program must get that message.
   static void
   call_composite(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     if (Site::frames().depth > 0 || !Site::hook().kinds.is_repeatable(op) ||
@@ -981,8 +995,8 @@ class FrameHook {
     }
   }
 
-  /// Runs a kernel on lists in pieces: a long list would pin a whole model at once. The results are
-  /// bitwise the same.
+  /// Runs a kernel on parts of its lists, one part after the other, since a long list could pin a
+  /// whole model at once. The results are bitwise the same.
   static void
   run_per_tensor(c10::OperatorHandle const& op, c10::DispatchKeySet next, Stack* stack) {
     std::size_t const arguments = op.schema().arguments().size();
@@ -1018,8 +1032,8 @@ class FrameHook {
     }
   }
 
-  /// Returns the bytes that an operation pins of a tensor. One that a compiler traces has no
-  /// memory, and perhaps a size that is not known yet.
+  /// Returns the bytes that an operation pins for a tensor. A tensor that a compiler traces has no
+  /// memory, and perhaps no known size.
   [[nodiscard]] static std::size_t pinned_bytes(at::Tensor const& tensor) {
     bool const may_be_ours = tensor.defined() && tensor.has_storage();
     return may_be_ours && Site::Leases::is_ours(*tensor.storage().unsafeGetStorageImpl())
@@ -1027,8 +1041,7 @@ class FrameHook {
                : 0;
   }
 
-  /// Returns where to cut lists of the same length, so that no piece pins more than
-  /// `foreach_bytes`.
+  /// Returns where to cut lists of the same length, so that no part pins more than `foreach_bytes`.
   [[nodiscard]] static std::vector<std::size_t> pieces(std::span<c10::IValue const> arguments) {
     std::size_t length = 0;
     for (c10::IValue const& value : arguments) {

@@ -37,20 +37,20 @@ c10::weak_intrusive_ptr<Node> weak_of(c10::intrusive_ptr<Node> const& node) {
   return c10::weak_intrusive_ptr<Node>{node};
 }
 template <class Node>
-std::weak_ptr<Node> weak_of(std::shared_ptr<Node> const& node) {  // until PyTorch 2.12
+std::weak_ptr<Node> weak_of(std::shared_ptr<Node> const& node) {  // Up to PyTorch 2.12.
   return node;
 }
 
 }  // namespace detail
 
-/// Nodes of the graph for gradients that extensions have written in C++
-/// (`torch::autograd::Function`). Such a node runs outside of operations, and asks for addresses of
-/// what it has saved, of the gradients that it is given, and of what it makes. So each of its calls
-/// is a hold: of the gradients, and of all that the call in which the node was made had in use and
-/// that still exists, since nothing says what of it the node has saved.
+/// Leases what autograd nodes of extensions in C++ (`torch::autograd::Function`) use. Such a node
+/// runs outside of operations, and asks for the addresses of the tensors that it has saved, of the
+/// gradients that it is given, and of the tensors that it makes. So each of its calls is a hold. It
+/// leases the gradients, and everything still alive that was in use in the call that made the node,
+/// since nothing tells which of these tensors the node has saved.
 ///
-/// Some of PyTorch's own nodes for nested tensors fill tensors of sizes by themselves, and print
-/// such tensors in their errors. A call of one is a hold of the gradients.
+/// Some of PyTorch's own nodes for nested tensors fill tensors of sizes themselves, and print such
+/// tensors in their errors. A call of one of these nodes is a hold of the gradients.
 ///
 /// Threads  thread-safe.
 template <class Hook>
@@ -59,17 +59,17 @@ class NativeNodes {
   using Site = typename Hook::site_type;
   using Tensors = std::span<at::Tensor const>;
 
-  /// A call of code of an extension, which may make such nodes: an operation or a function.
+  /// A call of an operation or a function of an extension, which may make such nodes.
   class Call {
    public:
-    /// To be called before it has pinned anything.
+    /// Make it before the call has pinned anything.
     Call() = default;
     Call(Call const&) = delete;
     Call& operator=(Call const&) = delete;
 
-    /// To be called while what it has used is pinned.
+    /// To be called while everything that the call has used is pinned.
     ///
-    /// @param given  its arguments, which may have been pinned before
+    /// @param given  the arguments of the call, which may have been pinned before it
     void end(Operands const& given, Tensors results) const {
       std::vector<detail::NodePointer> const nodes = made_since(first_sequence_, results);
       if (nodes.empty()) {
@@ -95,7 +95,8 @@ class NativeNodes {
     std::size_t first_pin_ = Site::frames().pins.size();
   };
 
-  /// To be called when there are nested tensors: from now on their nodes are holds.
+  /// To be called when the first nested tensor is used. From then on calls of their nodes are
+  /// holds.
   static void hold_nested() {
     NativeNodes& nodes = all();
     if (!nodes.is_called_.load(std::memory_order_relaxed)) {
@@ -110,7 +111,7 @@ class NativeNodes {
     decltype(detail::weak_of(detail::NodePointer{})) node;
     std::shared_ptr<Storages const> storages;
   };
-  /// What PyTorch keeps while a node runs.
+  /// What PyTorch keeps until the node has run.
   struct Running final : at::ObserverContext {
     std::vector<c10::intrusive_ptr<c10::StorageImpl>> storages;
     std::optional<typename Hook::Hold> hold;
@@ -126,7 +127,8 @@ class NativeNodes {
   [[nodiscard]] static bool is_nested(std::string_view name) noexcept {
     return name.find("AutogradNestedTensor") != std::string_view::npos;
   }
-  /// The native nodes from which results come and which this thread has made since that number.
+  /// Returns the native nodes that the results depend on and that this thread has made since
+  /// sequence number `first`.
   [[nodiscard]] static std::vector<detail::NodePointer> made_since(std::uint64_t first,
                                                                    Tensors results) {
     std::vector<detail::NodePointer> found;
@@ -179,8 +181,9 @@ class NativeNodes {
     return found == used_.end() ? nullptr : found->second.storages;
   }
 
-  /// PyTorch calls this before a node, and destroys what it returns after it. An error is a warning
-  /// there, and the node is then refused the addresses that it asks for.
+  /// PyTorch calls this before a node runs, and destroys the result after that. If this throws,
+  /// PyTorch prints a warning, and the node gets errors when it asks for addresses of what is
+  /// swapped out.
   static std::unique_ptr<at::ObserverContext> begin(at::RecordFunction const& call) {
     if (!is_native(call.name()) && !is_nested(call.name())) {
       return nullptr;
@@ -206,7 +209,7 @@ class NativeNodes {
 
   std::mutex mutex_;
   std::unordered_map<Node const*, Used> used_;
-  std::size_t most_ = 64;  // entries before those of nodes that are gone are looked for
+  std::size_t most_ = 64;  // number of entries above which those of nodes that are gone are removed
   std::atomic<bool> is_called_{false};
 };
 

@@ -20,10 +20,11 @@
 
 namespace spillway::torch {
 
-/// What an operation does with an operand: whether PyTorch uses its address outside of operations,
-/// too, whether the operation declares that it writes it, and whether it is known only to read it.
-/// What is neither written nor known to be read only may be written without a word. One word, since
-/// reading a word that was written in pieces stalls the processor.
+/// What an operation does with an operand: whether PyTorch also uses its address outside of
+/// operations (`keeps`), whether the operation declares that it writes it (`writes`), and whether
+/// it is known to read it only (`only_reads`). If neither of the last two holds, the operation may
+/// write the operand without declaring it. All three are in one word, since reading a word that was
+/// just written in parts stalls the processor.
 class OperandUse {
  public:
   OperandUse() = default;
@@ -50,8 +51,8 @@ struct Operand {
 };
 using Operands = c10::SmallVector<Operand, 12>;
 
-/// Whether a tensor is no more than sizes, strides and an offset into a storage, or undefined. All
-/// others have a key that says what else they are.
+/// Whether a tensor consists of sizes, strides and an offset into a storage only, or is undefined.
+/// All other tensors have a dispatch key that tells what they are.
 [[nodiscard]] inline bool is_plain(at::Tensor const& tensor) noexcept {
   constexpr c10::DispatchKeySet plain =
       c10::DispatchKeySet{c10::DispatchKeySet::RAW, c10::full_backend_mask} |
@@ -67,12 +68,12 @@ using Operands = c10::SmallVector<Operand, 12>;
 inline void for_each_part_of_special(at::Tensor const& tensor,
                                      c10::function_ref<void(at::Tensor const&, bool)> visit);
 
-/// Calls `visit(tensor, keeps)` for each tensor in `tensor` that has a storage: itself, the parts
-/// of a sparse or nested one, or what a batched one of `vmap` wraps, of which kernels for batched
-/// tensors may ask for addresses themselves. Python subclasses have no storage; their inner tensors
-/// are operands of operations of their own. `keeps` is true for parts that PyTorch reads outside of
-/// operations: the sizes, strides and offsets of a nested tensor, and the scales and zero points of
-/// a quantized one.
+/// Calls `visit(tensor, keeps)` for each tensor with a storage that `tensor` consists of: itself,
+/// the parts of a sparse or nested tensor, or the tensor that a batched tensor of `vmap` wraps,
+/// whose address kernels for batched tensors may ask for. Python subclasses have no storage;
+/// operations on them call operations on their inner tensors. `keeps` is true for parts that
+/// PyTorch reads outside of operations: the sizes, strides and offsets of a nested tensor, and the
+/// scales and zero points of a quantized one.
 template <class Visit>
 C10_ALWAYS_INLINE void for_each_part(at::Tensor const& tensor, Visit const& visit) {
   if (!is_plain(tensor)) {
@@ -82,8 +83,8 @@ C10_ALWAYS_INLINE void for_each_part(at::Tensor const& tensor, Visit const& visi
   }
 }
 
-/// Where each channel has a scale and a zero point of its own, these are tensors of the quantizer,
-/// which several tensors may have.
+/// Visits the scales and zero points of a tensor that is quantized per channel. They are tensors of
+/// the quantizer, which several tensors may share.
 inline void visit_quantizer(at::QuantizerPtr const& quantizer,
                             c10::function_ref<void(at::Tensor const&, bool)> visit) {
   if (auto const* const channels =
@@ -142,8 +143,8 @@ inline void for_each_part_of_special(at::Tensor const& tensor,
   }
 }
 
-/// Does the same for a value that is a tensor, or a list, a tuple or the values of a dictionary of
-/// tensors, of optional ones, or of such collections.
+/// As `for_each_part`, for a value that is a tensor, an optional tensor, or a list, a tuple or the
+/// values of a dictionary of such values.
 template <class Visit>
 void for_each_tensor(c10::IValue const& value, Visit const& visit) {
   if (value.isTensor()) {
@@ -152,7 +153,7 @@ void for_each_tensor(c10::IValue const& value, Visit const& visit) {
     for (c10::IValue const& element : value.toListRef()) {
       if (!element.isTensor() && !element.isList() && !element.isNone() && !element.isTuple() &&
           !element.isGenericDict()) {
-        return;  // a list of numbers
+        return;  // a list without tensors, for example of numbers
       }
       for_each_tensor(element, visit);
     }
@@ -169,7 +170,7 @@ void for_each_tensor(c10::IValue const& value, Visit const& visit) {
 
 /// Collects the storages among `values` whose memory is that of `Leases`.
 ///
-/// @param kept_only  collect only those that PyTorch reads outside of operations
+/// @param kept_only  collect only the storages that PyTorch reads outside of operations
 template <class Leases>
 void collect(std::span<c10::IValue const> values,
              Operands& operands,

@@ -18,7 +18,7 @@
 
 namespace spillway::torch {
 
-/// How long operations take, and what has been run again, by operation.
+/// Statistics of operations: how long each takes, and what was recomputed by it.
 ///
 /// Threads  thread-safe.
 class OperationTimes {
@@ -31,10 +31,10 @@ class OperationTimes {
     std::uint64_t ns = 0;
   };
 
-  /// Takes note of how long an operation took on operands of certain shapes.
+  /// Records how long an operation took on operands of certain shapes.
   ///
-  /// @param key  stands for the operation and the shapes
-  /// @returns    the least time so far: in the others the processor did something else, too
+  /// @param key  identifies the operation and the shapes
+  /// @returns    the least time so far; longer times contain other work of the processor
   std::uint64_t note(std::uint64_t key, std::uint64_t ns) {
     std::lock_guard const guard{mutex_};
     if (least_.size() >= most_keys) {
@@ -50,17 +50,17 @@ class OperationTimes {
     auto const noted = least_.find(key);
     return noted == least_.end() ? std::nullopt : std::optional{noted->second};
   }
-  /// Whether the next run of an operation is to be measured, where that takes events: each one
-  /// until the times of `runs_to_settle` in a row were known, then one in `measured_one_in`, so
-  /// that the least time is still found where something has disturbed the others.
+  /// Whether to measure the next run of an operation that is measured with events. Every run is
+  /// measured until the times of `runs_to_settle` runs in a row were known; after that every
+  /// `measured_one_in`th, since the times so far may have been too long.
   ///
-  /// @param op  stands for the operation, whatever its operands' shapes are
+  /// @param op  identifies the operation; the shapes of its operands do not matter
   [[nodiscard]] bool is_measured(void const* op) {
     std::lock_guard const guard{mutex_};
     Runs& runs = runs_of(op);
     return runs.known_in_a_row < runs_to_settle || ++runs.others % measured_one_in == 0;
   }
-  /// Takes note of whether the time of an operation was known when it ran.
+  /// Records whether the time of an operation was known when it ran.
   void note_run(void const* op, bool is_known) {
     std::lock_guard const guard{mutex_};
     Runs& runs = runs_of(op);
@@ -72,7 +72,7 @@ class OperationTimes {
     counted.results.add(bytes);
     counted.ns += ns;
   }
-  /// Keeps others out, while a process forks.
+  /// Locks out other threads while the process forks.
   void lock() { mutex_.lock(); }
   void unlock() noexcept { mutex_.unlock(); }
   [[nodiscard]] std::unordered_map<std::string, Recomputed> recomputed() const {
@@ -85,7 +85,7 @@ class OperationTimes {
 
   struct Runs {
     std::uint64_t known_in_a_row = 0;
-    std::uint64_t others = 0;  ///< since they were settled
+    std::uint64_t others = 0;  ///< runs since the times were known in a row
   };
   [[nodiscard]] Runs& runs_of(void const* op) {
     if (runs_.size() >= most_keys) {
@@ -106,8 +106,8 @@ namespace detail {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-/// Measures an operation that has happened when its call returns. Waiting for memory is left out:
-/// under pressure an operation that allocates may wait for copies.
+/// Measures, by the host's clock, an operation that has finished when its call returns. Time in
+/// which the thread waits for memory is left out: under pressure an allocation may wait for copies.
 template <class Site>
 class ClockTime {
  public:
@@ -119,7 +119,7 @@ class ClockTime {
     std::uint64_t const all = now_ns() - start_ns_;
     ns_ = all - std::min(all, Site::frames().waited_ns - waited_ns_);
   }
-  /// Returns the time to expect of the operation when it runs again.
+  /// Returns the time to expect of the operation when it is run again.
   [[nodiscard]] std::optional<std::uint64_t> price(std::uint64_t key) const {
     return Site::operation_times().note(key, ns_);
   }
@@ -138,11 +138,11 @@ class ClockTime {
   std::uint64_t ns_ = 0;
 };
 
-/// Measures an operation that is enqueued on the current stream. Its time is known some operations
-/// later, so what is expected of it is what its like has taken before.
+/// Measures, with events, an operation that is enqueued on the current stream. Its time is known
+/// only some operations later, so the time to expect is that of earlier runs with the same key.
 ///
-/// Under pressure the stream may wait for copies where the operation gets memory for its result,
-/// which kernels ask for first. So the time begins there.
+/// Under pressure the stream may wait for copies when the operation gets memory for its result.
+/// Kernels ask for that first, so the measurement begins after it.
 template <class Site>
 class StreamTime {
  public:

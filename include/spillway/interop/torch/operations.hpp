@@ -127,7 +127,7 @@
 #include <torch/library.h>
 
 // The operations that models call most, by the name of their type and of their schema. The hook has
-// kernels with their own types for them, so that no argument is boxed.
+// kernels with their exact types, so that their arguments are not boxed.
 // clang-format off
 #define SPILLWAY_TORCH_KERNELS(DO) \
   DO(add_Tensor, "add.Tensor") \
@@ -205,8 +205,8 @@
   DO(_convolution, "_convolution") \
   DO(mkldnn_convolution, "mkldnn_convolution")
 
-// Operations of which a kernel compares the addresses of its arguments, to see whether the result
-// is the operand. A boxed call would pass it two different ones.
+// Operations with a kernel that compares the addresses of its arguments, to see whether the result
+// is the operand. A boxed call would pass two different addresses for the same tensor.
 #define SPILLWAY_TORCH_COMPARING_KERNELS(DO) \
   DO(addbmm_out, "addbmm.out") \
   DO(addmm_out, "addmm.out") \
@@ -215,7 +215,7 @@
   DO(baddbmm_out, "baddbmm.out") \
   DO(sparse_sampled_addmm_out, "sparse_sampled_addmm.out")
 
-// Operations that call others for dense tensors and do not read bytes themselves.
+// Operations that, for dense tensors, call other operations and read no bytes themselves.
 #define SPILLWAY_TORCH_COMPOSITES(DO) \
   DO(linear, "linear") \
   DO(layer_norm, "layer_norm") \
@@ -251,18 +251,21 @@
 
 namespace spillway::torch {
 
-/// How an operation uses its operands' bytes.
+/// How an operation uses the bytes of its operands, which decides what the hook does.
 enum class OperationKind : std::uint8_t {
-  unknown,     ///< not classified yet
-  kernel,      ///< reads and writes them: all operands are leased while it runs
-  view,        ///< reads sizes and strides only
-  composite,   ///< calls other operations, which lease their own operands
-  per_tensor,  ///< a kernel that does the same to each element of its lists, one after the other
-  factory,     ///< returns memory without contents, whose address the caller may use to fill it
-  packing,     ///< puts its operands into an object that goes on with their addresses, or returns
-               ///< what such an object has
+  unknown,    ///< not classified yet
+  kernel,     ///< reads and writes them; all operands are leased while it runs
+  view,       ///< only reads sizes and strides
+  composite,  ///< calls other operations, which lease their own operands
+  /// A kernel that does the same to each element of its lists, one after the other, so that the
+  /// lists can be cut
+  per_tensor,
+  factory,  ///< returns a tensor without contents, whose address the caller may use to fill it
+  /// Makes an object of its operands that uses their addresses from then on, or returns tensors of
+  /// such an object
+  packing,
   lazy_clone,  ///< would share the operand's memory until one of the two is written
-  exposing     ///< may go on with its operands' addresses after it has returned
+  exposing     ///< may use its operands' addresses after it has returned
 };
 
 namespace detail {
@@ -271,8 +274,8 @@ inline bool writes(c10::Argument const& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// Whether an operation is a view: it has one tensor operand, of which each result is an alias, and
-/// writes nothing.
+/// Whether an operation is a view: it has one tensor operand, each result is an alias of that, and
+/// it writes nothing.
 inline bool is_view(c10::FunctionSchema const& schema) {
   std::size_t tensors = 0;
   for (c10::Argument const& argument : schema.arguments()) {
@@ -304,22 +307,22 @@ inline bool has_kernel(c10::OperatorHandle const& op,
   });
 }
 
-/// Whether a type is that of objects that are written in C++ and are not tensors: they may hold
-/// some.
+/// Whether an argument is an object of a class in C++ that is not a tensor. Such an object may
+/// contain tensors.
 inline bool is_object(c10::Argument const& argument) {
   return argument.type()->kind() == c10::TypeKind::ClassType;
 }
 
-/// Whether an operation puts its operands into an object, or takes them out of one.
+/// Whether an operation makes an object of its operands, or returns tensors of such an object.
 inline bool packs(c10::FunctionSchema const& schema) {
   return std::any_of(schema.returns().begin(), schema.returns().end(), is_object) ||
          (schema.name().find("unpack") != std::string::npos &&
           std::any_of(schema.arguments().begin(), schema.arguments().end(), is_object));
 }
 
-/// Whether a composite itself reads or writes the bytes of its operands or of tensors that the
-/// operations it calls have returned. What it uses stays where it is for as long as it runs, as if
-/// it were a kernel.
+/// Whether a composite itself reads or writes bytes: those of its operands, or of results of
+/// operations that it calls. Everything that such a composite uses stays resident while it runs, as
+/// for a kernel.
 inline bool accesses_bytes(c10::FunctionSchema const& schema) {
   static constexpr std::array prefixes{"aten::quantile",
                                        "aten::nanquantile",
@@ -337,8 +340,8 @@ inline bool accesses_bytes(c10::FunctionSchema const& schema) {
   });
 }
 
-/// Whether only the composite kernel runs for dense tensors. (A kernel for `Autograd` only runs
-/// where there is a kernel for the backend.)
+/// Whether an operation has no kernel but the composite one for dense tensors. An `Autograd` kernel
+/// does not count, since it only runs where there is a kernel for the backend.
 inline bool is_composite(c10::OperatorHandle const& op) {
   using c10::DispatchKey;
   return op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
@@ -350,7 +353,7 @@ inline bool is_composite(c10::OperatorHandle const& op) {
                       DispatchKey::CompositeExplicitAutograd});
 }
 
-/// Whether the composite kernel runs for tensors that are not dense, too, except for nested ones.
+/// Whether that also holds for tensors that are not dense, except for nested ones.
 inline bool is_composite_for_all(c10::OperatorHandle const& op) {
   using c10::DispatchKey;
   return is_composite(op) && !has_kernel(op,
@@ -364,15 +367,16 @@ inline bool is_composite_for_all(c10::OperatorHandle const& op) {
 }
 
 /// Whether an operation may write an argument. Batch normalization writes its running statistics,
-/// which its schema does not say. Schemas of others than PyTorch are not relied on.
+/// which its schema does not declare. The schemas of operations that are not PyTorch's own are not
+/// trusted: any argument counts as written.
 inline bool may_write(c10::FunctionSchema const& schema, c10::Argument const& argument) {
   bool const is_statistic = argument.name() == "running_mean" || argument.name() == "running_var";
   return writes(argument) || schema.name().rfind("aten::", 0) != 0 ||
          (is_statistic && schema.name().find("_backward") == std::string::npos);
 }
 
-/// Whether an operation that has failed half way can run again, as far as it has drawn no random
-/// numbers: it has written nothing.
+/// Whether an operation that has failed half way can run again, since it writes none of its
+/// arguments. The caller checks that it has drawn no random numbers.
 inline bool is_repeatable(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
   return schema.name().rfind("aten::", 0) == 0 &&
@@ -381,13 +385,13 @@ inline bool is_repeatable(c10::OperatorHandle const& op) {
                       [&schema](auto const& argument) { return may_write(schema, argument); });
 }
 
-/// The operations whose results may be made again instead of being copied, with those that are
-/// `overwriting`: they compute the same bytes from the same operands whenever they run, and do
-/// nothing else. What one costs is measured.
+/// The operations whose results may be recomputed instead of copied; those in `overwriting` may be,
+/// too. They compute the same bytes from the same operands whenever they run, and have no other
+/// effect. What one costs is measured.
 ///
-/// Batch normalization also updates statistics of its own: when it runs again it is given none.
-/// Operations that draw random numbers run again with the state that the generator had. Operations
-/// in place are added to the recipe of what they change, if it has one.
+/// Exceptions: batch normalization also updates its running statistics, so it is run again without
+/// them. Operations that draw random numbers are run again with the generator state of the first
+/// run. Operations in place extend the recipe of the storage that they change, if it has one.
 inline constexpr std::array<std::string_view, 96> recomputable{
     "aten::add.Tensor",
     "aten::add.Scalar",
@@ -451,7 +455,7 @@ inline constexpr std::array<std::string_view, 96> recomputable{
     "aten::_log_softmax_backward_data",
     "aten::select_backward",
     "aten::slice_backward",
-    // Random numbers.
+    // These draw random numbers.
     "aten::rand",
     "aten::rand.generator",
     "aten::randn",
@@ -461,7 +465,7 @@ inline constexpr std::array<std::string_view, 96> recomputable{
     "aten::bernoulli",
     "aten::bernoulli.p",
     "aten::native_dropout",
-    // In place.
+    // These change their first argument in place.
     "aten::add_.Tensor",
     "aten::add_.Scalar",
     "aten::sub_.Tensor",
@@ -503,17 +507,17 @@ inline constexpr std::array<std::string_view, 11> overwriting{
     "aten::random_.from",
     "aten::random_.to",
 };
-/// Normalizations whose fourth and fifth arguments are statistics, which they update if the sixth
-/// says so.
+/// Normalizations whose fourth and fifth arguments are running statistics. They update these if
+/// their sixth argument is true.
 inline constexpr std::array<std::string_view, 2> updating_statistics{"aten::native_batch_norm",
                                                                      "aten::cudnn_batch_norm"};
-/// Operations for which cuDNN chooses one of several algorithms. Only results that it has computed
-/// are made again: on a processor a convolution takes longer than a copy of its result.
+/// Operations for which cuDNN chooses one of several algorithms. Only results that cuDNN has
+/// computed are recomputed; on the CPU a convolution takes longer than a copy of its result.
 inline constexpr std::array<std::string_view, 1> choosing_algorithm{"aten::convolution"};
-/// Operations whose results are zeros and ones.
+/// Operations that draw zeros and ones.
 inline constexpr std::array<std::string_view, 2> drawing_bits{"aten::bernoulli_.float",
                                                               "aten::bernoulli_.Tensor"};
-/// Operations that make a tensor like an operand of which they read nothing.
+/// Operations that make a tensor with the shape of an operand whose bytes they do not read.
 inline constexpr std::array<std::string_view, 3> shaped_like_operand{
     "aten::rand_like", "aten::randn_like", "aten::bernoulli.p"};
 
@@ -544,21 +548,23 @@ template <std::size_t count>
 
 }  // namespace detail
 
-/// How results of an operation can be made again, as its name and its schema say.
+/// How the results of an operation can be recomputed, according to its name and schema.
 struct RecomputeTraits {
   static constexpr std::uint8_t no_position = 255;
 
-  /// It is listed, and writes and returns nothing but new tensors or its first argument.
+  /// It is in one of the lists above, and all that it writes or returns are new tensors or its
+  /// first argument.
   bool is_recomputable = false;
   bool is_in_place = false;         ///< it writes its first argument, and returns that
-  bool is_overwriting = false;      ///< without having read it
-  bool reads_shapes = false;        ///< and no bytes of operands
-  bool draws = false;               ///< random numbers
-  bool draws_bits = false;          ///< zeros and ones
-  bool updates_statistics = false;  ///< at its fourth and fifth argument, if the sixth is true
-  bool chooses_algorithm = false;   ///< of several that round differently
-  std::uint8_t generator_position = no_position;  ///< of the argument that is a generator
-  std::uint8_t type_position = no_position;  ///< of the argument that is the type of the results
+  bool is_overwriting = false;      ///< it does not read its first argument before
+  bool reads_shapes = false;        ///< it reads the shapes of its operands only, not their bytes
+  bool draws = false;               ///< it draws random numbers
+  bool draws_bits = false;          ///< it draws zeros and ones
+  bool updates_statistics = false;  ///< in its fourth and fifth argument, if the sixth is true
+  bool chooses_algorithm = false;   ///< one of several that round differently is chosen
+  std::uint8_t generator_position = no_position;  ///< position of the argument that is a generator
+  /// Position of the argument that is the type of the results
+  std::uint8_t type_position = no_position;
 
   RecomputeTraits() = default;
   explicit RecomputeTraits(c10::OperatorHandle const& op) {
@@ -589,7 +595,8 @@ struct RecomputeTraits {
   }
 };
 
-/// Classifies an operation by its schema. Schemas of others than PyTorch are not relied on.
+/// Classifies an operation by its schema. The schemas of operations that are not PyTorch's own are
+/// not trusted.
 inline OperationKind kind_of(c10::OperatorHandle const& op) {
   auto const& schema = op.schema();
   auto const begins_with_one_of = [&schema](std::initializer_list<char const*> prefixes) {
@@ -625,9 +632,9 @@ inline OperationKind kind_of(c10::OperatorHandle const& op) {
   return detail::is_view(schema) ? OperationKind::view : OperationKind::kernel;
 }
 
-/// A cache of the kinds of operations, one for each thread: a hash table that is never resized. Of
-/// others than PyTorch nothing is remembered: a library that defines operations may go, and another
-/// schema come to lie at the same address.
+/// A cache of the kinds of operations: a hash table that is never resized. Each thread has one.
+/// Operations that are not PyTorch's own are not cached: their library may be unloaded, and another
+/// schema may get the same address.
 class OperationKinds {
  public:
   [[nodiscard]] OperationKind of(c10::OperatorHandle const& op) { return entry_of(op).kind; }
@@ -665,16 +672,16 @@ class OperationKinds {
   }
 
   std::array<Entry, 1024> entries_{};
-  Entry passing_;  // of an operation that may go
+  Entry passing_;  // the last operation that was not cached
 };
 
-/// Where kernels for nested tensors are registered.
+/// The dispatch keys of kernels for nested tensors.
 inline constexpr std::array nested_keys{c10::DispatchKey::CompositeImplicitAutogradNestedTensor,
                                         c10::DispatchKey::NestedTensorCPU,
                                         c10::DispatchKey::NestedTensorCUDA};
 
-/// A kernel for nested tensors of an operation that bypasses the hook for all others: it reads
-/// sizes, strides and offsets, which are tensors, too, and makes new ones.
+/// Replaces the kernel for nested tensors of an operation that bypasses the hook for all other
+/// tensors. Such a kernel reads sizes, strides and offsets, which are tensors, and makes new ones.
 ///
 /// `Hook` is a `FrameHook`.
 template <class Hook>
@@ -691,8 +698,8 @@ class NestedKernel final : public c10::OperatorKernel {
     }
   }
 
-  /// Puts such kernels in the place of an operation's own, for as long as `library` lives.
-  /// PyTorch's warning about overridden kernels is suppressed.
+  /// Replaces these kernels of an operation for as long as `library` lives. PyTorch's warning about
+  /// overridden kernels is suppressed.
   static void install(::torch::Library& library, c10::OperatorHandle const& op) {
     NoWarnings silence;
     c10::WarningUtils::WarningHandlerGuard const guard{&silence};
@@ -740,14 +747,14 @@ void for_each_typed(std::tuple<Values...> const& values, Visit const& visit) {
   std::apply([&](auto const&... one) { (for_each_typed(one, visit), ...); }, values);
 }
 
-/// Collects the operands among typed arguments that have to be leased. Not inlined, since there are
-/// many operations and instruction caches are small.
+/// Collects those of the typed arguments that have to be leased. Not inlined: there are many
+/// operations, and instruction caches are small.
 template <class Leases>
 struct TypedCollector {
   Operands& operands;
   typename Leases::Frames const& frames;
   bool is_outermost;
-  bool may_write_silently;  // what its type says is read
+  bool may_write_silently;  // it may write what its type declares as read only
 
   C10_NOINLINE void operator()(at::Tensor const& tensor, bool is_written) const {
     for_each_part(tensor, [&](at::Tensor const& part, bool keeps) C10_ALWAYS_INLINE_ATTRIBUTE {
@@ -762,9 +769,9 @@ struct TypedCollector {
   }
 };
 
-/// Collects results that have never been an operand or a result before, and those that PyTorch
-/// reads outside of operations, which an inner operation may have enrolled like any other. Most
-/// arguments that are returned have been seen, and are skipped without taking the lock.
+/// Collects results that no operation has been seen to use, and results that PyTorch reads outside
+/// of operations, which an inner operation may have enrolled already. Most arguments that are
+/// returned have been seen; they are skipped without taking the lock.
 template <class Leases>
 struct UnseenCollector {
   Operands& operands;
@@ -781,11 +788,11 @@ struct UnseenCollector {
   }
 };
 
-/// The kernels of one operation.
+/// The unboxed kernels of one operation.
 ///
-/// They are inlined into the function that PyTorch calls, and call the next kernel without a
-/// function in between: a processor predicts the return addresses of a few dozen nested calls, and
-/// Python alone nests many.
+/// They are inlined into the function that PyTorch calls, and call the next kernel directly, to
+/// keep the call stack shallow. A processor predicts the return addresses of only a few dozen
+/// nested calls, and Python alone nests many.
 ///
 /// `Hook` is a `FrameHook`; see there what a frame is.
 template <class Hook, class Op, class Schema = typename Op::schema>
@@ -828,7 +835,8 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
       if (C10_UNLIKELY(recipes.are_wanted())) {
         recipes.prepare([&] { return box(arguments...); });
       }
-      // Arguments that are returned are looked at, too: they may have got their memory meanwhile.
+      // Arguments that are returned are collected again, since they may have got their memory in
+      // the call.
       operands.clear();
       for_each_typed(std::as_const(result), UnseenCollector<Leases>{operands});
       frame.end(operands);
@@ -839,7 +847,7 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return result;
   }
 
-  /// Bypasses the hook for dense tensors; other tensors have kernels of their own.
+  /// Bypasses the hook for dense tensors. For other tensors the operation runs as a kernel.
   C10_ALWAYS_INLINE static Result run_composite(c10::DispatchKeySet keys, Arguments... arguments) {
     bool is_dense = true;
     auto const look = [&is_dense](at::Tensor const& tensor, bool) {
@@ -858,7 +866,8 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
  private:
   static constexpr bool is_recomputable = detail::is_listed(Op::name, Op::overload_name);
 
-  /// Whether batch normalization writes an argument, which its schema does not say.
+  /// Whether an argument is a running statistic of batch normalization, which the operation writes
+  /// although its schema does not declare it.
   [[nodiscard]] static constexpr bool is_running_statistic(std::size_t position) noexcept {
     return std::is_same_v<Op, at::_ops::native_batch_norm> && (position == 3 || position == 4);
   }
@@ -866,7 +875,8 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
   box(std::remove_reference_t<Arguments> const&... arguments) {
     return c10::impl::boxArgs<std::remove_reference_t<Arguments> const&...>(arguments...);
   }
-  /// An argument that the kernel may move from, unless it will be looked at afterwards.
+  /// Forwards an argument. The kernel may move from it, unless the argument is needed again
+  /// afterwards.
   template <class Argument>
   [[nodiscard]] C10_ALWAYS_INLINE static decltype(auto)
   pass(std::remove_reference_t<Argument>& argument) {
@@ -902,9 +912,9 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return copy;
   }
 
-  /// Enrols a copy that was made inside of another operation: autograd copies what an operation is
-  /// about to overwrite, and no other operation sees the copy before the backward pass. Copies that
-  /// communication makes are its own, and may be in use after it has returned.
+  /// Enrols a copy that was made inside of another operation. Autograd copies what an operation is
+  /// about to overwrite, and no other operation sees that copy before the backward pass. Copies
+  /// that a communication makes are not enrolled, since they may be in use after it has returned.
   C10_NOINLINE static void enrol_copy(at::Tensor const& copy) {
     Operands operands;
     UnseenCollector<Leases>{operands}(copy, false);
@@ -919,8 +929,9 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
     return run(keys, std::forward<Arguments>(arguments)...);
   }
 
-  /// Whether PyTorch may be filling memory that it has just allocated, which it does where programs
-  /// ask for deterministic algorithms. The caller of the factory continues to use its address.
+  /// Whether PyTorch may be filling memory that it has just allocated, as it does if the program
+  /// asks for deterministic algorithms. The caller of the factory continues to use the address of
+  /// that memory.
   [[nodiscard]] static bool may_be_filling_new_memory(at::Tensor const& self,
                                                       at::Scalar const& /*value*/) {
     at::Context const& context = at::globalContext();
@@ -931,7 +942,8 @@ struct TypedKernel<Hook, Op, Result(Arguments...)> {
 
   static constexpr bool writes_arguments = (std::is_same_v<Arguments, at::Tensor&> || ...);
 
-  /// Calls the kernel that comes after the hook, and once more if the frame can make room for it.
+  /// Calls the kernel behind the hook. If that runs out of memory and the frame can make room,
+  /// calls it once more.
   C10_ALWAYS_INLINE static Result call(typename Hook::Frame& frame,
                                        Operands const& operands,
                                        c10::DispatchKeySet keys,

@@ -20,7 +20,7 @@
 
 namespace spillway::torch {
 
-/// PyTorch's name of a private pool.
+/// PyTorch's identifier of a private pool (`c10::MempoolId_t`).
 using PoolId = std::pair<unsigned long long, unsigned long long>;
 
 /// Where a pool's memory comes from.
@@ -28,25 +28,27 @@ template <class Stream>
 struct PoolSource {
   std::function<void*(std::size_t bytes, Stream stream)> allocate;  ///< throws if there is no room
   std::function<void(void* p)>
-      free;  ///< ordered after what is enqueued on the stream of `allocate`
+      free;  ///< the memory may be reused after the work on the stream of `allocate`
 };
 
-/// Gives memory back once a stream runs after all work that uses the memory, by events.
+/// Frees memory once a stream runs after all work that uses the memory, by means of events.
 ///
-/// The order cannot be made while a stream that used the memory is being captured into a graph.
-/// Memory that is to be given back then waits in a list until the next one or until `retry`.
+/// This is impossible while a stream that has used the memory is being captured into a graph. The
+/// memory then waits in a list until the next call of `add` or `retry`.
 ///
-/// `Memory` is a `DeviceAllocator`, or has its `stream_type`, `order_after` and `order_after_all`.
+/// `Memory` is a `DeviceAllocator`, or has its members `stream_type`, `order_after` and
+/// `order_after_all`.
 ///
-/// Threads  thread-safe. `Memory` and what is given are called without the lock.
+/// Threads  thread-safe. `Memory` and `give_back` are called without the lock.
 template <class Memory>
 class OrderedReturns {
  public:
   using stream_type = typename Memory::stream_type;
 
   struct Return {
-    stream_type stream{};        ///< what is given back there is free after this stream's work
-    std::optional<Fence> after;  ///< and after this; with none, after the work of all streams
+    stream_type stream{};  ///< stream on which the memory is free after `give_back`
+    /// Work that the stream must run after; if empty, the work of all streams
+    std::optional<Fence> after;
     std::function<void()> give_back;
   };
 
@@ -80,7 +82,7 @@ class OrderedReturns {
       }
     }
   }
-  /// Gives back what had to wait.
+  /// Tries again to give back what had to wait.
   void retry() { add(std::vector<Return>{}); }
   [[nodiscard]] std::size_t waiting_count() const {
     std::scoped_lock const lock{mutex_};
@@ -93,21 +95,21 @@ class OrderedReturns {
   std::vector<Return> waiting_;
 };
 
-/// The private pools of `torch.cuda.MemPool` and of CUDA graphs: memory that stays with its pool
-/// when it is freed, at addresses that do not change, until the pool has no users left.
+/// The private pools of `torch.cuda.MemPool` and of CUDA graphs. Memory that is freed stays with
+/// its pool, at the same address, until the pool has no users left.
 ///
-/// A piece is never split. A piece that is freed becomes idle and serves the next allocation of
-/// nearly its size on the same stream, which is made to run after the other streams that used the
-/// piece. A stream that is being captured cannot be made to, so an allocation during a capture gets
-/// no piece that other streams have used.
+/// A piece is never split. A piece that is freed becomes *idle*. It serves the next allocation of
+/// nearly its size on the same stream, which is first made to run after the other streams that have
+/// used the piece. That is impossible while the stream is being captured, so an allocation during a
+/// capture gets no piece that other streams have used.
 ///
-/// Idle pieces of a pool that has users are not given to anybody else: to a captured graph, which
-/// writes to them whenever it is launched, they are its intermediate results. When the last user is
-/// gone, a piece that a capture used is returned to its source after the work of all streams, since
-/// nothing says on which of them the graph was launched. Any other piece is returned after the work
-/// of the streams that used it.
+/// Idle pieces of a pool that has users are never given to anybody else, since a captured graph
+/// writes its intermediate results to them whenever it is launched. When the last user is gone, the
+/// pieces are returned to their source. A piece that a capture has used is returned after the work
+/// of all streams, since nothing tells on which streams the graph was launched; any other piece
+/// after the work of the streams that have used it.
 ///
-/// `Memory` is a `DeviceAllocator`, or has its `stream_type`, `mark`, `order_after` and
+/// `Memory` is a `DeviceAllocator`, or has its members `stream_type`, `mark`, `order_after` and
 /// `order_after_all`.
 ///
 /// Units    bytes.
@@ -122,14 +124,14 @@ class PrivatePools {
 
   static constexpr bool is_thread_safe = true;
 
-  /// `memory` is not owned and must outlive this object. `usual` serves pools that bring no source
-  /// of their own.
+  /// `memory` is not owned and must outlive this object. `usual` is the source of pools that have
+  /// none of their own.
   PrivatePools(Memory& memory, Source usual)
       : memory_{&memory}, returns_{memory}, usual_{std::move(usual)} {}
   PrivatePools(PrivatePools const&) = delete;
   PrivatePools& operator=(PrivatePools const&) = delete;
 
-  /// Adds a user; the first one makes the pool, with a source of its own if `own` is given.
+  /// Adds a user. The first user creates the pool, with `own` as its source if that is given.
   void retain(PoolId id, std::optional<Source> own = std::nullopt) {
     std::scoped_lock const lock{mutex_};
     auto const [at, is_new] = pools_.try_emplace(id);
@@ -138,8 +140,8 @@ class PrivatePools {
     }
     ++at->second.uses;
   }
-  /// Removes a user. After the last one idle pieces are returned to the source, and live ones when
-  /// they are freed.
+  /// Removes a user. After the last one, idle pieces are returned to the source at once, and live
+  /// pieces when they are freed.
   ///
   /// @throws ContractViolation if the pool has no users
   void release(PoolId id);
@@ -148,42 +150,45 @@ class PrivatePools {
     auto const found = pools_.find(id);
     return found == pools_.end() ? 0 : found->second.uses;
   }
-  /// Sets whether idle pieces of this pool may be returned when there is no other room, unless a
-  /// capture has used the pool.
+  /// Sets whether `lend` may return idle pieces of this pool. If a capture has used the pool, it
+  /// does not.
   void set_lends(PoolId id, bool lends) {
     std::scoped_lock const lock{mutex_};
     pools_[id].lends = lends;
   }
 
-  /// Makes allocations on streams for which `admits` is true belong to the pool, and adds a user.
+  /// Begins to serve allocations from the pool if `admits` is true for their stream, and adds a
+  /// user.
   void begin(PoolId id, Admits admits) {
     retain(id);
     std::scoped_lock const lock{mutex_};
     routes_.emplace_back(id, std::move(admits));
     route_count_.store(routes_.size(), std::memory_order_relaxed);
   }
-  /// Ends `begin`; its user stays. @throws ContractViolation if nothing was begun
+  /// Ends `begin`. The user that it has added stays. @throws ContractViolation if nothing was begun
   void end(PoolId id);
-  /// Whether `route` may name a pool; without the lock.
+  /// Whether `route` may return a pool. Takes no lock.
   [[nodiscard]] bool is_routing() const noexcept {
     return route_count_.load(std::memory_order_relaxed) != 0;
   }
-  /// Returns the pool that an allocation on `stream` belongs to: of several the one begun last.
+  /// Returns the pool that serves allocations on `stream`; if there are several, the one that was
+  /// begun last.
   [[nodiscard]] std::optional<PoolId> route(stream_type stream) const;
 
   /// @param stream  where the memory is used
-  /// @param from    the stream that the source allocates it on: another one than `stream` if that
-  ///                is being captured
+  /// @param from    stream that the source allocates on; it differs from `stream` if that is being
+  ///                captured
   [[nodiscard]] void* allocate(PoolId id, std::size_t bytes, stream_type stream, stream_type from);
-  /// @returns false if the address is not of a pool
+  /// @returns false if the address is not in a pool
   [[nodiscard]] bool free(void* p);
-  /// Another stream uses the memory, until the work that is enqueued there when the memory is freed
-  /// has finished. @returns false if the address is not of a pool
+  /// Records that another stream uses the memory: it is reused after the work that is enqueued
+  /// there when it is freed. @returns false if the address is not in a pool
   [[nodiscard]] bool record_stream(void* p, stream_type stream);
 
-  /// Returns the idle pieces of the pools that `set_lends` allows it for. @returns the bytes
+  /// Returns idle pieces to their source, for the pools that `set_lends` allows it for. @returns
+  /// their bytes
   std::size_t lend();
-  /// What else captured graphs use is given back here, after their launches.
+  /// For other memory that captured graphs use: it is given back here, after their launches.
   [[nodiscard]] OrderedReturns<Memory>& returns() noexcept { return returns_; }
 
   [[nodiscard]] bool has_exactly(PoolId id, std::unordered_set<void*> const& expected) const;
@@ -197,11 +202,11 @@ class PrivatePools {
     std::size_t requested_bytes = 0;  // 0 while idle
     stream_type stream{};
     stream_type from{};                   // the stream it was allocated on
-    bool is_captured = false;             // a graph uses it whenever the graph is launched
+    bool is_captured = false;             // a graph accesses it whenever the graph is launched
     std::vector<stream_type> visitors{};  // other streams that use it until it is freed
-    Fence after{};                        // their work, once it has been freed
+    Fence after{};  // the work of these streams, once the piece has been freed
   };
-  /// Live pieces and idle ones, in order of address.
+  /// Returns live and idle pieces, in order of address.
   [[nodiscard]] std::vector<Piece> pieces(PoolId id) const;
   [[nodiscard]] std::vector<PoolId> ids() const {
     std::scoped_lock const lock{mutex_};
@@ -224,7 +229,7 @@ class PrivatePools {
   using Lock = std::unique_lock<std::mutex>;
   using Return = typename OrderedReturns<Memory>::Return;
 
-  /// A piece is reused if not more than a quarter of it is wasted.
+  /// Whether an allocation may reuse a piece: no more than a quarter of the piece may be wasted.
   [[nodiscard]] static bool fits(Piece const& piece, std::size_t bytes) noexcept {
     return piece.bytes >= bytes && piece.bytes - bytes <= piece.bytes / 4;
   }
@@ -397,7 +402,8 @@ bool PrivatePools<Memory>::record_stream(void* p, stream_type stream) {
     }
     visitors.push_back(stream);
   }
-  (void)memory_->mark(stream);  // if there are too many streams, this is the place to say so
+  // throws now, rather than when the piece is freed, if there are too many streams
+  (void)memory_->mark(stream);
   return true;
 }
 

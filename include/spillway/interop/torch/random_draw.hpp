@@ -21,29 +21,29 @@
 
 namespace spillway::torch {
 
-/// The state of a generator of the CPU: what it will draw next.
+/// A copy of the state of a CPU generator, which determines the numbers that it will draw next.
 ///
-/// The engine (Mersenne Twister) changes its 624 words once for every 624 numbers, and otherwise
-/// only counts. States that lie between two such changes share the words, so that the draws of
-/// many operations are remembered in a few dozen bytes each.
+/// The engine (Mersenne Twister) changes its 624 words only once for every 624 numbers, and counts
+/// otherwise. States between two such changes share the words, so that remembering the state before
+/// each of many operations takes a few dozen bytes each.
 class TwisterState {
  public:
   TwisterState() = default;
   /// The caller holds the generator's lock.
   ///
-  /// @param like  a state that may have the same words
+  /// @param like  an earlier state, which may have the same words
   TwisterState(at::Generator const& generator, TwisterState const& like)
       : TwisterState{of(generator).engine().data(), like} {
     next_float_ = of(generator).next_float_normal_sample();
     next_double_ = of(generator).next_double_normal_sample();
   }
 
-  /// Whether the state of a generator is one of these.
+  /// Whether this class can hold the state of a generator.
   [[nodiscard]] static bool is_known(at::Generator const& generator) {
     return dynamic_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl()) != nullptr;
   }
-  /// Whether what an operation draws comes from the generator that it, or an operation inside of
-  /// it, is given. All do on the CPU.
+  /// Whether an operation draws from the generator that it is given, or that an operation inside of
+  /// it is given. On the CPU every operation does.
   [[nodiscard]] static bool draws_as_told(c10::OperatorHandle const& /*op*/,
                                           bool /*has_generator*/) noexcept {
     return true;
@@ -52,8 +52,8 @@ class TwisterState {
     return at::make_generator<at::CPUGeneratorImpl>();
   }
 
-  /// Makes a generator draw what the one that had this state would have drawn. The caller holds
-  /// its lock, or is the only one that knows it.
+  /// Sets the state of a generator to this one. The caller holds its lock, or is the only user of
+  /// the generator.
   void restore(at::Generator const& generator) const {
     at::mt19937_data_pod data{};
     data.seed_ = seed_;
@@ -74,7 +74,7 @@ class TwisterState {
            data.next_ == next_ && next_float_ == of(generator).next_float_normal_sample() &&
            next_double_ == of(generator).next_double_normal_sample() && has_words(data);
   }
-  /// Gives one generator the state of another. The caller holds the lock of the first.
+  /// Copies the state of `from` to `to`. The caller holds the lock of `to`.
   static void copy(at::Generator const& to, at::Generator const& from) {
     of(to).set_engine(of(from).engine());
     of(to).set_next_float_normal_sample(of(from).next_float_normal_sample());
@@ -106,12 +106,12 @@ class TwisterState {
   int left_ = 0;
   bool is_seeded_ = false;
   std::uint32_t next_ = 0;
-  std::optional<float> next_float_;    // the second one of a pair that was drawn
+  std::optional<float> next_float_;    // the second number of a pair, kept for the next draw
   std::optional<double> next_double_;  // the same
 };
 
-/// The state of a generator whose numbers are a function of a seed and a counter (Philox), as those
-/// of CUDA devices are.
+/// The state of a counter-based generator (Philox), such as those of CUDA devices. Its numbers are
+/// a function of a seed and a counter.
 class PhiloxState {
  public:
   PhiloxState() = default;
@@ -122,7 +122,7 @@ class PhiloxState {
   [[nodiscard]] static bool is_known(at::Generator const& generator) {
     return generator.device().is_cuda();
   }
-  /// A kernel that takes no generator asks for the default one itself.
+  /// A CUDA kernel that takes no generator uses the default one, which cannot be replaced.
   [[nodiscard]] static bool draws_as_told(c10::OperatorHandle const& op, bool has_generator) {
     return has_generator || !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
   }
@@ -150,17 +150,17 @@ class PhiloxState {
   std::uint64_t offset_ = 0;
 };
 
-/// Generators of one device that only one thread uses.
+/// The private generators of one thread, one of each kind for a device.
 ///
 /// Threads  thread-compatible.
 template <class State>
 class PrivateGenerators {
  public:
-  /// One for an operation of the program, which draws in the place of the program's generator.
+  /// For an operation of the program, which draws from it in place of the program's generator.
   [[nodiscard]] at::Generator& of_program(c10::Device device) { return made(of_program_, device); }
-  /// One for an operation that runs again, perhaps while one of the program is under way.
+  /// For an operation that a recipe runs, perhaps while one of the program is under way.
   [[nodiscard]] at::Generator& of_recipe(c10::Device device) { return made(of_recipe_, device); }
-  /// The last state that an operation has been seen to draw from.
+  /// The last state that an operation of the program has drawn from.
   State last;
 
  private:
@@ -175,7 +175,7 @@ class PrivateGenerators {
   at::Generator of_recipe_;
 };
 
-/// Tells whether an operation that has failed had drawn by then. If not, it can run again.
+/// Tells whether an operation that has failed had drawn random numbers. If not, it can run again.
 ///
 /// `State` is `TwisterState` or `PhiloxState`.
 template <class State>
@@ -194,7 +194,8 @@ class DrawWatch {
     }
   }
 
-  /// Whether that, or another thread, may have drawn from the generator since.
+  /// Whether the operation, or another thread, may have drawn from the generator since
+  /// construction.
   [[nodiscard]] bool has_drawn() {
     if (!draws_ || !is_known_) {
       return draws_;
@@ -205,22 +206,22 @@ class DrawWatch {
 
  private:
   bool draws_ = false;
-  bool is_known_ = false;  // what it would draw next
+  bool is_known_ = false;  // whether `before_` is the generator's state
   at::Generator generator_;
   State before_;
 };
 
-/// Lets one operation draw its random numbers from a private generator, which begins with the state
-/// of the program's, and gives that one the state in which the operation has left it.
+/// Lets one operation draw from a private generator that begins with the state of the program's
+/// generator. Afterwards the program's generator gets the state that the operation has left.
 ///
-/// So what the operation has drawn from is known: other threads draw from the same generator
-/// whenever they like, and one that did between a look at the state and the operation would not
-/// be seen. They cannot be kept away either, since operations allocate, and may wait for memory of
-/// a thread that waits to draw.
+/// This makes sure that the state which the operation has drawn from is known. Other threads may
+/// draw from the program's generator at any time, also between a look at its state and the
+/// operation. Its lock cannot be held during the operation, since the operation may wait for memory
+/// of a thread that waits for the same lock.
 ///
 /// `State` is `TwisterState` or `PhiloxState`.
 ///
-/// Threads  the program's generator is locked while its state is read or set, and not meanwhile.
+/// Threads  the program's generator is locked only while its state is read or set.
 template <class State>
 class RandomDraw {
  public:
@@ -237,7 +238,7 @@ class RandomDraw {
 
   RandomDraw(RandomDraw const&) = delete;
   RandomDraw& operator=(RandomDraw const&) = delete;
-  /// An operation that has failed half way has drawn, too.
+  /// Also ends the draw of an operation that has failed half way, since it may have drawn.
   ~RandomDraw() {
     if (!has_ended_) {
       try {
@@ -250,8 +251,8 @@ class RandomDraw {
   /// Returns the generator that the operation has to draw from.
   [[nodiscard]] at::Generator const& generator() const noexcept { return drawn_from_; }
   [[nodiscard]] State const& before() const noexcept { return before_; }
-  /// Ends it when the operation has run. @returns false if another thread has drawn from the
-  /// program's generator meanwhile; the operation must then draw anew, from that
+  /// Ends the draw after the operation has run. @returns false if another thread has drawn from the
+  /// program's generator meanwhile; the operation must then run again and draw from that
   [[nodiscard]] bool try_end() {
     has_ended_ = true;
     std::lock_guard const guard{program_.mutex()};

@@ -10,8 +10,8 @@
 
 namespace spillway::torch {
 
-/// Memory that operations allocate while recipes run them, beside the result that is made again:
-/// blocks of the allocator that stay where they are until they are freed.
+/// Allocates the memory that operations need beside their result when recipes run them: blocks of
+/// the allocator that stay leased until they are freed.
 ///
 /// Threads  thread-safe.
 template <class Allocator>
@@ -20,7 +20,7 @@ class RecipeScratch {
   using stream_type = typename Allocator::stream_type;
 
   /// @throws OutOfDeviceMemory, DeviceError
-  /// @stream what is enqueued on `stream` from now on may use the memory, until it is freed
+  /// @stream work that is enqueued on `stream` from now on may use the memory, until it is freed
   [[nodiscard]] void* allocate(Allocator& memory, std::size_t bytes, stream_type stream) {
     if (bytes == 0) {
       return nullptr;
@@ -37,7 +37,7 @@ class RecipeScratch {
       throw;
     }
   }
-  /// @returns false if there is no such memory
+  /// @returns false if no such memory was allocated at that address
   bool free(Allocator& memory, void* p) noexcept {
     Lease lease;
     {

@@ -49,16 +49,16 @@ namespace spillway::torch {
 
 namespace detail {
 
-/// Settings of the process that results depend on.
+/// Settings of the whole process that the results of operations depend on.
 struct ProcessSettings {
   using Reduction = decltype(at::globalContext().allowFP16ReductionCuBLAS());
 
-  /// What has a precision of its own.
+  /// The kinds of operations that have a precision setting of their own.
   static constexpr std::array precise_operations{at::Float32Op::MATMUL, at::Float32Op::CONV};
   template <class Value>
   using ForEachPrecise = std::array<Value, precise_operations.size()>;
 
-  at::Float32Backend backend;  ///< of the device: each has precisions of its own
+  at::Float32Backend backend;  ///< kind of device; each has its own precision settings
   bool is_deterministic = at::globalContext().deterministicAlgorithms();
   bool warns_only = at::globalContext().deterministicAlgorithmsWarnOnly();
   bool uses_mkldnn = at::globalContext().userEnabledMkldnn();
@@ -76,16 +76,16 @@ struct ProcessSettings {
   explicit ProcessSettings(at::Float32Backend of) : backend{of} {}
   friend bool operator==(ProcessSettings const&, ProcessSettings const&) noexcept = default;
 
-  /// Whether cuDNN computes the same bits whenever it gets the same shapes. It does not where it
-  /// measures which of its algorithms is the fastest, nor where it may take one that adds in any
-  /// order.
+  /// Whether cuDNN computes the same bits whenever it gets the same shapes. It does not if it
+  /// measures which of its algorithms is the fastest, nor if it may choose an algorithm that adds
+  /// in no fixed order.
   [[nodiscard]] bool repeats_algorithms() const noexcept {
     return backend == at::Float32Backend::CUDA && !searches_algorithms &&
            (is_deterministic || is_cudnn_deterministic);
   }
 
-  /// Makes these hold in the place of `others`. What they have in common is left alone, since
-  /// another thread may be changing it.
+  /// Replaces the current settings `others` by these. Settings that are equal are not touched,
+  /// since another thread may be changing them.
   void replace(ProcessSettings const& others) const {
     at::Context& context = at::globalContext();
     if (is_deterministic != others.is_deterministic || warns_only != others.warns_only) {
@@ -123,12 +123,12 @@ struct ProcessSettings {
     }
   }
 
-  /// @param which  the position of the operations among `precise_operations`
+  /// @param which  position among `precise_operations`
   void set_precision(std::size_t which, at::Float32Precision precision) const {
     at::globalContext().setFloat32Precision(backend, precise_operations[which], precision);
   }
-  /// The precision that is set for these operations alone, `NONE` if they have that of more than
-  /// these.
+  /// Returns the precision that is set for this kind of operations alone; `NONE` if a more general
+  /// setting holds for it.
   [[nodiscard]] at::Float32Precision own_precision(std::size_t which) const {
     at::Float32Precision const before = declared_precision(which);
     set_precision(which, at::Float32Precision::NONE);
@@ -143,8 +143,8 @@ struct ProcessSettings {
   [[nodiscard]] at::Float32Precision declared_precision(std::size_t which) const {
     return at::globalContext().float32Precision(backend, precise_operations[which]);
   }
-  /// Nothing that is set means full precision. That is said, since `NONE` would be replaced by what
-  /// is set for more than these operations when one of them runs again.
+  /// If no precision is set, it is `IEEE` (full). That is stored in place of `NONE`, which would
+  /// stand for the more general setting that holds when an operation runs again.
   [[nodiscard]] ForEachPrecise<at::Float32Precision> precisions_of_process() const {
     ForEachPrecise<at::Float32Precision> all{};
     for (std::size_t i = 0; i < all.size(); ++i) {
@@ -161,8 +161,8 @@ struct ProcessSettings {
   }
 };
 
-/// The settings that results depend on beside operands. An operation runs again with the settings
-/// that it ran with. The default type is not among them: recipes do not depend on it
+/// All settings that results depend on beside operands. An operation is run again with the settings
+/// of its first run. The default type is not among them, since recipes do not depend on it
 /// (`OperationRecipe::give`).
 struct NumericSettings {
   ProcessSettings process;
@@ -189,17 +189,20 @@ struct NumericSettings {
   }
 
  private:
-  static constexpr unsigned float_mode_bits = 0xFFC0;  // not the flags of what has happened
+  // without the flags of exceptions that have occurred
+  static constexpr unsigned float_mode_bits = 0xFFC0;
 };
 
-/// Lets settings hold for as long as it lives, if they are not those that do.
+/// Applies settings for as long as it lives, if they differ from the current ones.
 ///
-/// Most are settings of the process. So while one recipe has changed some no other may run, which
-/// would run with them and might restore them afterwards. Operations of other threads do run with
-/// them meanwhile, as they would if the program itself changed settings under way.
+/// Most of them are settings of the process. While one recipe has changed some, no other recipe may
+/// run: it would run with the changed settings, and might restore them afterwards. Operations of
+/// other threads do run with the changed settings, as they would if the program itself changed
+/// settings at that time.
 class SettingsGuard {
  public:
-  /// @param running  the mutex of all recipes that run
+  /// @param running  held shared by a recipe that runs, and exclusively by one that has changed
+  ///                 settings of the process
   SettingsGuard(NumericSettings const& wanted, std::shared_mutex& running)
       : wanted_{wanted},
         together_{running},
@@ -238,7 +241,7 @@ class SettingsGuard {
   NumericSettings const& wanted_;
   std::shared_lock<std::shared_mutex> together_;
   std::unique_lock<std::shared_mutex> alone_;
-  std::optional<NumericSettings> before_;  // nothing if they are those wanted
+  std::optional<NumericSettings> before_;  // the settings to restore; empty if nothing was changed
   ProcessSettings::ForEachPrecise<std::optional<at::Float32Precision>> own_precisions_;
 };
 
@@ -255,7 +258,7 @@ struct OperandShape {
         offset_bytes{tensor.storage_offset() * static_cast<std::int64_t>(tensor.itemsize())},
         type{tensor.scalar_type()} {}
 
-  /// A tensor of this shape at `p`, which belongs to somebody else.
+  /// Returns a tensor of this shape at `p`, without owning the memory.
   [[nodiscard]] at::Tensor at(void* p, c10::Device device) const {
     return at::for_blob(p, sizes)
         .strides(strides)
@@ -267,17 +270,17 @@ struct OperandShape {
 
 }  // namespace detail
 
-/// An operation with its arguments, ready to run again.
+/// An operation with its arguments, which can be run again to recompute a result.
 ///
-/// Holds no operand, so that recipes keep no memory: it knows the operands' shapes, and is told
-/// their addresses when it runs. Operands of a few kilobytes in host memory are copied, since they
-/// need not be the allocator's, and numbers that Python has made tensors of are gone after the
-/// operation.
+/// It holds no operands, so that recipes keep no memory alive. It knows the operands' shapes, and
+/// gets their addresses when it runs. Operands of up to 8 KiB in host memory are copied into it:
+/// they need not lie in the allocator's memory, and tensors that stand for Python numbers are gone
+/// after the operation.
 ///
-/// One in place is told where its first argument is, which has the bytes from before it, and may be
-/// among its other arguments, too.
+/// An operation in place gets the address of its first argument, where the bytes from before the
+/// operation are. Other arguments may lie in the same memory.
 ///
-/// Immutable once it is made, and shared by the recipes of all results.
+/// It is immutable once it is made, and the recipes of all results share it.
 ///
 /// `Site` is as for `StorageLeases` and `FrameHook`, and has
 ///
@@ -297,11 +300,11 @@ class OperationRecipe {
   using Random = typename Site::random_type;
   using stream_type = typename Leases::stream_type;
 
-  /// Smaller results are copied: their copies take less than what comes with a recipe.
+  /// Smaller results are swapped out: their copies cost less than a recipe and what it keeps.
   static constexpr std::size_t least_result_bytes = 16384;
 
-  /// Whether an operation reaches its kernel through the dispatch keys behind the hook with nothing
-  /// but autograd in front, which is passed by when it runs again.
+  /// Whether only keys of the backend and of autograd follow the hook among the dispatch keys of a
+  /// call. The operation is run again without autograd, which computes the same only then.
   [[nodiscard]] static bool is_plain_call(c10::DispatchKeySet next) noexcept {
     constexpr c10::DispatchKeySet plain =
         c10::DispatchKeySet{c10::DispatchKeySet::RAW, c10::full_backend_mask} |
@@ -310,17 +313,18 @@ class OperationRecipe {
     return (next.raw_repr() & ~plain.raw_repr()) == 0;
   }
 
-  /// Whether an operation for which an algorithm is chosen computes the same bits when it runs
-  /// again. A thread to which memory was refused may remember an algorithm that needs less.
+  /// Whether an operation for which cuDNN chooses an algorithm computes the same bits when it is
+  /// run again. After an allocation has failed it might not, since PyTorch may have remembered an
+  /// algorithm that needs less memory.
   [[nodiscard]] static bool repeats_algorithms() {
     return !Site::leases().has_refused() &&
            detail::ProcessSettings{detail::NumericSettings::backend_of(Site::device())}
                .repeats_algorithms();
   }
 
-  /// @param draws_from  the state of the generator that it has drawn from
-  /// @param hook        the key of the hook, which lets operations inside of this one draw from
-  ///                    another generator
+  /// @param draws_from  state of the generator that the operation has drawn from
+  /// @param hook        dispatch key of the hook, which lets operations inside of this one draw
+  ///                    from another generator
   /// @returns null if the operation cannot be run again with these arguments
   [[nodiscard]] static std::shared_ptr<OperationRecipe> make(c10::OperatorHandle const& op,
                                                              RecomputeTraits traits,
@@ -332,33 +336,33 @@ class OperationRecipe {
     return recipe->try_detach() ? recipe : nullptr;
   }
 
-  /// Whether zeros and ones that an operation draws into all of `changed` are kept as bits: its
-  /// recipe need not draw them again.
+  /// Whether the zeros and ones that an operation draws into all of `changed` are kept as bits, so
+  /// that its recipe need not draw again.
   [[nodiscard]] static bool keeps_bits(RecomputeTraits traits, at::Tensor const& changed) {
     return traits.draws_bits && changed.is_cpu() && DrawnBits::can_keep(changed.itemsize()) &&
            is_whole(changed);
   }
 
-  /// Stands for the operation and its operands' shapes.
+  /// Identifies the operation and the shapes of its operands.
   [[nodiscard]] std::uint64_t key() const noexcept { return key_.value(); }
-  /// What it took to keep the bits that were drawn, which the recipe needs in the place of the
-  /// operation's time; nothing if it has none.
+  /// The time that it took to find the bits that were drawn. The recipe takes it as its cost, in
+  /// place of the operation's time. Empty if there are no such bits.
   [[nodiscard]] std::optional<std::uint64_t> bits_ns() const noexcept {
     return bits_ ? std::optional{bits_ns_} : std::nullopt;
   }
 
-  /// Gives the operation's results recipes. The frame of the operation has ended. Those that have
-  /// the default type, as quotients of integers do, get none: it may be another one by the time
-  /// that they are made again, and it cannot be set for one thread.
+  /// Sets the recipes of the operation's results. The frame of the operation has ended. A result of
+  /// the default type, such as a quotient of integers, gets no recipe: the default type may have
+  /// changed by the time of a recomputation, and it cannot be set for one thread.
   ///
-  /// @param cost  of the operation, when it runs again
+  /// @param cost  time that the operation takes when it is run again
   static void give(std::shared_ptr<OperationRecipe> const& recipe,
                    std::span<at::Tensor const> results,
                    std::chrono::nanoseconds cost) {
     recipe->name_type(results);
     std::vector<c10::StorageImpl*> const operands = std::move(recipe->operands_);
     if (recipe->changed_ && recipe->reads_changed_) {
-      return;  // it overwrites what it reads
+      return;  // the operation overwrites an operand, so it cannot be run again
     }
     for (std::size_t i = 0; i < results.size(); ++i) {
       at::Tensor const& result = results[i];
@@ -378,8 +382,8 @@ class OperationRecipe {
     }
   }
 
-  /// Lets the recipe of what an operation has changed in place be extended by it, when its frame
-  /// ends.
+  /// Prepares an extension of the recipe of the storage that the operation has changed in place.
+  /// The recipe is extended when the operation's frame ends.
   static void extend(std::shared_ptr<OperationRecipe> const& recipe,
                      RecipeExtension& extension,
                      std::chrono::nanoseconds cost) {
@@ -391,17 +395,18 @@ class OperationRecipe {
           0, *recipe->changed_, bytes, *static_cast<stream_type const*>(stream), addresses, made);
     };
   }
-  /// Whether a tensor is all of its storage, each byte once.
+  /// Whether a tensor covers its whole storage, each byte once.
   [[nodiscard]] static bool is_whole(at::Tensor const& tensor) {
     return is_simple(tensor, Site::device()) && tensor.storage_offset() == 0 &&
            tensor.is_non_overlapping_and_dense() && tensor.storage().nbytes() == tensor.nbytes();
   }
 
  private:
-  /// The place of an operand that is the memory which the operation changes.
+  /// Value of `Place::operand` for the memory that the operation changes.
   static constexpr std::size_t changed_memory = ~std::size_t{0};
 
-  /// An operand among the arguments: which one, where in a list, and its place among the operands.
+  /// Where an operand belongs: its position among the arguments, in a list if it is in one, and its
+  /// number among the operands.
   struct Place {
     std::size_t argument = 0;
     std::optional<std::size_t> element;
@@ -428,7 +433,7 @@ class OperationRecipe {
            tensor.device() == device && tensor.numel() != 0;
   }
 
-  /// Replaces the tensors among the arguments by what is known of them. Their memory is leased.
+  /// Replaces the tensors among the arguments by descriptions of them. Their memory is leased.
   [[nodiscard]] bool try_detach() {
     combine(reinterpret_cast<std::uintptr_t>(&op_.schema()));
     combine(static_cast<std::uint64_t>(settings_.threads));
@@ -453,7 +458,7 @@ class OperationRecipe {
     for (std::size_t i = 0; i < arguments_.size(); ++i) {
       c10::IValue& argument = arguments_[i];
       if (i == traits_.generator_position) {
-        argument = c10::IValue{};  // another generator takes its place
+        argument = c10::IValue{};  // another generator will take its place
       } else if (argument.isTensor()) {
         if (argument.toTensor().defined() && !try_detach(argument, i, std::nullopt)) {
           return false;
@@ -500,7 +505,7 @@ class OperationRecipe {
                                 tensor.unsafeGetTensorImpl()->is_wrapped_number());
     c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
     if (is_here && (traits_.reads_shapes || storage == changed_storage_)) {
-      // What is not read may be anywhere.
+      // The shape alone is needed, so any memory will do.
       reads_changed_ = true;
       place.operand = changed_memory;
       places_.push_back(std::move(place));
@@ -525,7 +530,7 @@ class OperationRecipe {
     return true;
   }
 
-  /// The bytes from a tensor's first element to its last.
+  /// Returns the bytes from the begin of a tensor's first element to the end of its last.
   [[nodiscard]] static std::size_t extent_bytes(at::Tensor const& tensor) {
     std::int64_t last = 0;
     for (std::int64_t d = 0; d < tensor.dim(); ++d) {
@@ -533,8 +538,8 @@ class OperationRecipe {
     }
     return static_cast<std::size_t>(last + 1) * tensor.itemsize();
   }
-  /// A copy that lies as its original does between the boundaries of cache lines: products of
-  /// matrices are rounded otherwise where an operand is aligned otherwise.
+  /// Returns a copy with the same alignment to cache lines as the original, since matrix products
+  /// round differently if an operand is aligned differently.
   [[nodiscard]] static at::Tensor copy_of(at::Tensor const& tensor, std::size_t bytes) {
     constexpr std::align_val_t alignment{64};
     void const* const original = tensor.const_data_ptr();
@@ -552,20 +557,22 @@ class OperationRecipe {
     }
     return copy;
   }
-  /// Names the type of the results in the place of one that was left to be the default.
+  /// If the type of the results was left to be the default, names it among the arguments.
   void name_type(std::span<at::Tensor const> results) {
     std::size_t const position = traits_.type_position;
     if (position < arguments_.size() && arguments_[position].isNone()) {
       arguments_[position] = results.front().scalar_type();
     }
   }
-  /// Whether neither an operand nor an argument says what the type of a result is.
+  /// Whether the default type alone determines the type of a result, since neither an operand nor
+  /// an argument does.
   [[nodiscard]] bool has_default_type(at::Tensor const& result) const {
     return !has_typed_operand_ && traits_.type_position == RecomputeTraits::no_position &&
            !changed_ && !c10::isIntegralType(result.scalar_type(), /*includeBool=*/true);
   }
   void combine(std::uint64_t value) noexcept { key_.add(value); }
-  /// The sizes of a result may be among the arguments, and the device that it is made on.
+  /// Takes an argument into the key. Sizes of a result may be among the arguments, and so may its
+  /// device.
   void combine(c10::IValue const& argument) {
     if (argument.isIntList()) {
       for (std::int64_t const number : argument.toIntVector()) {
@@ -590,7 +597,7 @@ class OperationRecipe {
       arguments.front() =
           changed_->at(static_cast<char*>(made) + changed_->offset_bytes, Site::device());
     }
-    std::optional<std::size_t> list;  // among the arguments, copied already
+    std::optional<std::size_t> list;  // position of the last list that has been copied
     for (Place const& place : places_) {
       void const* const memory = place.operand == changed_memory ? made : operands[place.operand];
       void* const p =
@@ -608,10 +615,9 @@ class OperationRecipe {
     return arguments;
   }
 
-  /// Makes result number `which` at `made`.
-  ///
-  /// In a process that was forked the calling thread may know a team of OpenMP's of which no other
-  /// thread exists any more, and would wait for it forever. A thread that is made here knows none.
+  /// Recomputes result number `which` at `made`. In a forked process it may run on a new thread:
+  /// the calling thread may belong to an OpenMP team whose other threads do not exist any more, and
+  /// would wait for them forever.
   void run(std::size_t which,
            detail::OperandShape const& shape,
            std::size_t bytes,
@@ -639,7 +645,8 @@ class OperationRecipe {
                 stream_type stream,
                 std::span<void const* const> operands,
                 void* made) const {
-    // With the hook, operations inside of this one would lease and count: they are in a frame.
+    // Inside of a frame, operations that this one calls are nested, so that the hook does not count
+    // or measure them as operations of the program.
     struct Scope {
       typename Leases::Frames& frames;
       RecipeMemory* recipe;
@@ -698,27 +705,29 @@ class OperationRecipe {
   c10::OperatorHandle op_;
   RecomputeTraits traits_;
   c10::DispatchKey hook_;
-  Stack arguments_;  // with nothing in the places of operands
+  Stack arguments_;  // without tensors at the places of operands
   std::optional<Random> draws_from_;
-  std::optional<DrawnBits> bits_;                      // in the place of arguments and operands
-  std::uint64_t bits_ns_ = 0;                          // to find them
-  std::optional<detail::OperandShape> changed_;        // the first argument of one in place
-  c10::StorageImpl const* changed_storage_ = nullptr;  // to be compared while it runs first
-  std::size_t changed_bytes_ = 0;                      // of the storage
-  bool is_on_device_ = Site::device().is_cpu();  // an operand or the result: on the CPU all are
-  bool reads_changed_ = false;      // an argument beside the first lies in the same memory
-  bool has_typed_operand_ = false;  // one that is neither of integers nor a number of Python's
+  std::optional<DrawnBits> bits_;  // these are unpacked in place of running the operation
+  std::uint64_t bits_ns_ = 0;      // time that it took to find them
+  std::optional<detail::OperandShape> changed_;        // first argument of an operation in place
+  c10::StorageImpl const* changed_storage_ = nullptr;  // only compared, during the first run
+  std::size_t changed_bytes_ = 0;                      // size of that storage
+  // an operand or a result is on the site's device; on the CPU everything is
+  bool is_on_device_ = Site::device().is_cpu();
+  bool reads_changed_ = false;      // another argument lies in the memory that is changed
+  bool has_typed_operand_ = false;  // one that is not of integers and no Python number
   std::vector<Place> places_;
-  std::vector<c10::StorageImpl*> operands_;  // until `give`
+  std::vector<c10::StorageImpl*> operands_;  // moved out by `give` and `extend`
   detail::NumericSettings settings_{detail::NumericSettings::backend_of(Site::device())};
   spillway::detail::Digest key_;
 };
 
-/// Gives results of an operation recipes, if that is wanted, and measures its kernel for that. One
-/// that is enqueued on a stream has no recipe until its like has been measured.
+/// Sets the recipes of an operation's results if recipes are wanted, and measures the operation for
+/// them. If operations are enqueued on a stream, the results get no recipe until an operation with
+/// the same key has been measured.
 ///
-/// Made inside of the operation's frame. Unless `are_wanted()`, nothing else need be called, and
-/// each call may be the one after which they are not wanted any more.
+/// Create it inside of the operation's frame. Its functions need be called only while
+/// `are_wanted()`, which any of them may change to false.
 template <class Site>
 class RecipeWriter {
  public:
@@ -727,7 +736,7 @@ class RecipeWriter {
 
   RecipeWriter() {
     if (C10_UNLIKELY(Site::leases().gives_recipes())) {
-      // The operation is not part of another, and runs now.
+      // Not a part of another operation, and not captured, so it runs now.
       are_wanted_ = Site::frames().depth == 1 && !StorageLeases<Site>::is_captured();
     }
   }
@@ -735,8 +744,8 @@ class RecipeWriter {
 
   /// To be called before the operands are leased.
   ///
-  /// @param next  the dispatch keys behind the hook
-  /// @param hook  the hook's key
+  /// @param next  dispatch keys behind the hook
+  /// @param hook  dispatch key of the hook
   void begin(RecomputeTraits traits,
              c10::OperatorHandle const& op,
              c10::DispatchKeySet next,
@@ -750,7 +759,8 @@ class RecipeWriter {
       work_.reset(new Work{op, traits, hook});
     }
   }
-  /// To be called then for one in place: its lease on what it changes may keep the recipe alive.
+  /// To be called next, for an operation in place: its lease on the storage that it changes may
+  /// keep the recipe of that.
   void begin_change(at::Tensor const& changed) {
     if (!are_wanted_) {
       return;
@@ -769,17 +779,18 @@ class RecipeWriter {
       }
     }
   }
-  /// To be called when the operands are leased. A change of what has no recipe needs none.
+  /// To be called when the operands are leased. An operation in place on a storage without a recipe
+  /// needs no recipe.
   ///
   /// @returns whether recipes are still wanted
   [[nodiscard]] bool try_lease() noexcept {
     are_wanted_ = are_wanted_ && (!work_->is_change() || work_->extension.is_leased);
     return are_wanted_;
   }
-  /// To be called when the kernel is about to run.
+  /// To be called immediately before the kernel runs.
   ///
-  /// @param generator  the argument that the operation draws from, if it has one: it may be
-  ///                   replaced
+  /// @param generator  argument for the generator that the operation draws from, if it has one; may
+  ///                   be replaced
   C10_NOINLINE void start(c10::IValue* generator = nullptr) {
     if (work_->traits.draws && !work_->keeps_bits && !try_begin_draw(generator)) {
       are_wanted_ = false;
@@ -787,12 +798,12 @@ class RecipeWriter {
     }
     try {
       work_->time.start(&work_->op.schema());
-    } catch (std::exception const&) {  // an operation that cannot be measured has no recipe
+    } catch (std::exception const&) {  // it cannot be measured, so its results get no recipe
       are_wanted_ = false;
     }
   }
-  /// To be called when the kernel has run. @returns false if it must run again, with the arguments
-  /// that it had, since another thread has drawn from the generator meanwhile
+  /// To be called after the kernel has run. @returns false if it must run again, with the same
+  /// arguments, since another thread has drawn from the generator meanwhile
   [[nodiscard]] bool try_end_draw() {
     if (C10_LIKELY(work_ == nullptr) || !work_->draw) {
       return true;
@@ -802,14 +813,14 @@ class RecipeWriter {
     are_wanted_ = are_wanted_ && has_ended;
     return has_ended;
   }
-  /// To be called then, while the operands are leased, with a function that returns the arguments.
+  /// To be called next, while the operands are leased. `box` returns the arguments.
   template <class Box>
   C10_NOINLINE void prepare(Box const& box) {
     Work& work = *work_;
     try {
       work.time.stop();
       if (work.traits.chooses_algorithm && !Recipe::repeats_algorithms()) {
-        return;  // it may just have been refused memory
+        return;  // the operation may have met a failed allocation
       }
       auto recipe = Recipe::make(work.op,
                                  work.traits,
@@ -838,7 +849,7 @@ class RecipeWriter {
   }
 
  private:
-  /// Made only where recipes are wanted.
+  /// What is needed only if recipes are wanted.
   struct Work {
     c10::OperatorHandle op;
     RecomputeTraits traits;
@@ -886,7 +897,7 @@ class RecipeWriter {
   std::unique_ptr<Work> work_;
 };
 
-/// For operations whose results have none.
+/// Takes the place of a `RecipeWriter` for operations whose results get no recipes.
 struct NoRecipes {
   [[nodiscard]] static constexpr bool are_wanted() noexcept { return false; }
   template <class... Arguments>

@@ -10,8 +10,9 @@ struct StorageImpl;
 
 namespace spillway::torch {
 
-// A *site* says where the objects are that PyTorch's plain functions need, and what its device can
-// do. `StorageLeases` lists what every site has; here is what one may offer beyond that.
+// A *site* is a class with static functions. It tells where the objects are that PyTorch's plain
+// functions need, and what its device can do. `StorageLeases` lists what every site has. The
+// concepts below describe what a site may offer in addition.
 
 /// A site on whose device streams can be captured into graphs.
 ///
@@ -27,18 +28,19 @@ concept CapturingSite = requires(std::function<void()> give_back) {
   Site::give_back_after_launches(give_back);
 };
 
-/// A site where communication runs on many streams. `Site::joining_stream()` is one stream that
-/// stands for all of them: it is made to run after each.
+/// A site where each communication may run on another stream. `Site::joining_stream()` returns a
+/// stream that stands for all of them, since it is made to run after each.
 template <class Site>
 concept JoiningSite = requires {
   Site::joining_stream();
 };
 
-/// A site of tensors whose pointers PyTorch takes outside of operations, too, without reading what
-/// they point to: where gradients and futures pass from one stream to another. That must not fail
-/// while the tensors are swapped out. `Site::on_access(storage)` is called instead when code asks
-/// for the address of one in order to write, and brings it in for good. Before PyTorch 2.13 no
-/// function can be called there, and to ask for an address to write to is an error instead.
+/// A site where PyTorch itself takes the pointers of tensors outside of operations, without reading
+/// what they point to: when it passes gradients and futures from one stream to another. That must
+/// not be an error while a tensor is swapped out, so the pointer is null then.
+/// `Site::on_access(storage)` is called when code asks for the address in order to write; it swaps
+/// the storage in for good. Before PyTorch 2.13 no function can be called there, and asking in
+/// order to write is an error.
 template <class Site>
 concept PassingSite = requires(c10::StorageImpl* storage) {
   { Site::on_access(storage) } -> std::same_as<void>;

@@ -36,78 +36,85 @@
 
 namespace spillway::torch {
 
-/// Where a recipe's operation gets its memory: its result is made where the recipe wants it, and
-/// nothing else that it allocates may come from the allocator that waits for it.
+/// Where an operation that a recipe runs gets its memory. The result is made where the recipe wants
+/// it. Other memory must not come from `StorageLeases::allocate`, since the allocator waits for
+/// this operation.
 struct RecipeMemory {
   void* result = nullptr;
   std::size_t result_bytes = 0;
   bool is_result_taken = false;
 };
 
-/// An operation in place that may be added to the recipe of the storage that it changes.
+/// An operation in place that may extend the recipe of the storage that it changes.
 struct RecipeExtension {
-  /// Enqueues on a stream, from the operands' addresses, what changes the bytes at the last one.
+  /// Enqueues on a stream the change of the bytes at the last address, from the operands at the
+  /// other addresses.
   using Make = std::function<void(void const*, std::span<void const* const>, void*)>;
 
   c10::StorageImpl* changed = nullptr;
-  bool is_leased = false;  ///< so that its recipe can be extended
-  // Known when the operation has run.
+  bool is_leased = false;  ///< the changed storage is leased in a way that keeps its recipe
+  // The following are known when the operation has run.
   std::vector<c10::StorageImpl*> operands{};
   std::chrono::nanoseconds cost{};
   Make make{};
 };
 
-/// The frames of one thread: what operations it is inside of, and what the outermost one has
-/// pinned.
+/// The state of one thread: which operations it is inside of, and what it has pinned for them.
 template <class Entry>
 struct ThreadFrames {
   using Pins = std::vector<Entry*>;
 
-  int depth = 0;            ///< of nested operations that lease their operands
-  int composites = 0;       ///< of composites, whose inner operations have frames of their own
-  int held = 0;             ///< of pieces of a program that count as one operation
-  int held_by_kernels = 0;  ///< of these, calls of kernels that are no operations of PyTorch
-  /// Of operations that are not PyTorch's own, or may go on with addresses after they returned.
+  int depth = 0;  ///< nested operations that lease their operands
+  /// Composites that the thread is inside of, whose inner operations have frames of their own
+  int composites = 0;
+  int held = 0;             ///< holds: parts of the program that count as one operation
+  int held_by_kernels = 0;  ///< holds for calls of kernels that are not operations of PyTorch
+  /// Number of operations the thread is inside of that are not PyTorch's own, or that may use
+  /// addresses after they have returned.
   int foreign = 0;
-  bool keeps_new = false;   ///< what is allocated now is for code that remembers addresses
-  bool is_counted = false;  ///< among the frames that other threads may wait for
-  bool is_bounded = false;  ///< and these may wait until it ends
-  /// How many of the held pieces other threads have ended, which must not touch anything else here.
-  /// Shared with the objects that end them; null before the first.
+  bool keeps_new = false;   ///< new allocations are for code that remembers addresses
+  bool is_counted = false;  ///< other threads may wait for this frame
+  bool is_bounded = false;  ///< other threads wait for it without a time limit
+  /// How many holds of this thread other threads have ended; these must not touch any other member.
+  /// Shared with the `Hold` objects; null before the first one.
   std::shared_ptr<std::atomic<int>> ended_elsewhere{};
-  /// Size of a request that failed although enough was free, in pieces. It is not reported yet,
-  /// since the operation may run once more.
+  /// Size of a request that failed although enough memory was free, but in pieces. It has not been
+  /// reported yet, since the operation may run once more.
   std::size_t split_bytes = 0;
-  /// The capacity that such an operation needs if another program waits for what it has in use.
+  /// The capacity that such an operation needs, if another program waits for memory that it has
+  /// pinned.
   std::size_t claimed_bytes = 0;
-  /// Keeps that claim while the operation runs once more.
+  /// Keeps what was claimed for it while the operation runs once more.
   std::shared_ptr<void> claim_hold{};
-  /// Whether the outermost operation begins anew if it finds no room now.
+  /// Whether the outermost operation is begun again if it finds no room now.
   bool can_repeat = false;
-  bool has_read_leases = false;              ///< among what is pinned may be leases for reading
-  RecipeMemory* recipe = nullptr;            ///< of a recipe that the thread runs
-  RecipeExtension* extension = nullptr;      ///< of the outermost operation
-  at::Generator const* generator = nullptr;  ///< drawn from in the place of the program's
-  std::uint64_t waited_ns = 0;               ///< for memory, since operations have been measured
-  /// Called once, when an operation that is measured has got memory.
+  bool has_read_leases = false;          ///< leases for reading may be among the pins
+  RecipeMemory* recipe = nullptr;        ///< of the recipe that the thread runs now
+  RecipeExtension* extension = nullptr;  ///< of the outermost operation
+  /// Operations draw from this in place of the program's generator
+  at::Generator const* generator = nullptr;
+  /// Time spent on waiting for memory, counted while operations are measured
+  std::uint64_t waited_ns = 0;
+  /// Called once, when an operation that is being measured has got memory for its result.
   std::function<void()> const* after_allocation = nullptr;
   Pins pins{};
-  /// What else the thread has pinned: for composites, and for operations that a `Barrier` suspends.
+  /// Other lists of pins of this thread: of composites, and of operations that a `Barrier`
+  /// suspends.
   std::vector<Pins const*> further_pins{};
 
   [[nodiscard]] bool is_inside() const noexcept { return depth > 0 || composites > 0; }
   [[nodiscard]] int thread_frames() const noexcept { return is_counted ? 1 : 0; }
-  /// Held code is the program's, and operations that are not PyTorch's own may run such code, or
-  /// communicate with a process that waits for this one.
+  /// True inside of a hold, whose code is the program's, and inside of operations that are not
+  /// PyTorch's own: they may run such code, or communicate with a process that waits for this one.
   [[nodiscard]] bool is_open_ended() const noexcept { return held > 0 || foreign > 0; }
 };
 
-/// The traits of PyTorch's storages: a storage has an address exactly while a lease stands behind
-/// it.
+/// The traits of `OperandLeases` for PyTorch's storages. A storage has an address exactly while its
+/// entry has a lease.
 ///
-/// The deleter of a storage's `DataPtr` says whose memory it is: `free_raw` for memory that no
-/// operation has been seen to use, whose context is its address; `free_enrolled` for the rest,
-/// whose context is its entry.
+/// The deleter of a storage's `DataPtr` tells whose memory it is. With `free_raw`, no operation has
+/// been seen to use it, and its context is its address. With `free_enrolled`, its context is its
+/// entry.
 template <class Site>
 struct StorageTraits {
   using allocator_type = typename Site::allocator_type;
@@ -120,7 +127,8 @@ struct StorageTraits {
     Entry* entry = nullptr;
     c10::StorageImpl* storage = nullptr;
     bool only_reads = false;
-    RecipeExtension* extension = nullptr;  // its recipe will be extended
+    // if not null, the recipe of the storage will be extended
+    RecipeExtension* extension = nullptr;
   };
 
   static constexpr bool has_references = true;
@@ -135,18 +143,20 @@ struct StorageTraits {
     }
   }
 
-  /// The entry of a storage that is enrolled; null for any other.
+  /// Returns the entry of a storage; null if the storage is not enrolled.
   [[nodiscard]] static Entry* entry_of(c10::StorageImpl& storage) noexcept {
     c10::DataPtr const& data = storage._mutable_data_ptr_no_checks();
     return data.get_deleter() == &free_enrolled ? static_cast<Entry*>(data.get_context()) : nullptr;
   }
-  /// Made without a strong reference, whose count might need the interpreter's lock.
+  /// Makes a weak reference without making a strong one, for whose count the interpreter's lock
+  /// might be needed.
   [[nodiscard]] static c10::weak_intrusive_ptr<c10::StorageImpl>
   weak_reference(c10::StorageImpl& storage) {
     c10::raw::weak_intrusive_ptr::incref(&storage);
     return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(&storage);
   }
-  /// Makes an entry the context of a pointer, whose context is its address or that entry already.
+  /// Makes an entry the context of a `DataPtr`. Its context was its address or the same entry
+  /// before.
   static void set_context(c10::DataPtr& data, Entry& entry, void* p) noexcept {
     c10::Device const device = data.device();
     (void)data.release_context();
@@ -160,7 +170,8 @@ struct StorageTraits {
       allow_access(storage);
     } else if constexpr (PassingSite<Site> && has_access_hooks) {
       set_access_hook(storage, &Site::on_access);
-    } else {  // PyTorch itself reads the pointers at a `PassingSite`, as a profiler does anywhere
+    } else {
+      // PyTorch itself reads the pointers at a `PassingSite`; a profiler reads them at any site.
       forbid_access(storage, PassingSite<Site> || Site::leases().is_profiled());
     }
   }
@@ -174,7 +185,8 @@ struct StorageTraits {
   [[nodiscard]] static bool extends_recipe(Missing const& one) noexcept {
     return !one.only_reads && one.extension != nullptr;
   }
-  /// Where there are leases for reading, one for writing joins them: the address is the same.
+  /// If the block is leased for reading, a lease for writing replaces the one on its stream or is
+  /// added. The address does not change.
   static void grant(Missing const& one, Lease& lease, stream_type stream) {
     Entry& entry = *one.entry;
     entry.is_read_leased = one.only_reads;
@@ -205,7 +217,7 @@ struct StorageTraits {
   [[nodiscard]] static bool
   detach(Entry& entry, c10::StorageImpl& storage, std::vector<Lease>& leases) {
     if (entry_of(storage) != &entry) {
-      entry.is_kept = true;  // its pointer was moved to a storage that is not known
+      entry.is_kept = true;  // its pointer was moved to an unknown storage
       return false;
     }
     entry.leases.move_to(leases);
@@ -219,18 +231,19 @@ struct StorageTraits {
   [[nodiscard]] static auto release_interpreter() { return Site::release_interpreter(); }
 };
 
-/// Gives PyTorch's storages memory of an allocator, leases it while operations use it, and clears
-/// the storages' addresses in between, so that it may be swapped out. `FrameHook` calls it around
+/// Gives PyTorch's storages memory of an allocator that may be swapped out: leases it while
+/// operations use it, and clears the storages' addresses in between. `FrameHook` calls it around
 /// operations.
 ///
-/// A storage gets its memory as a block under a lease (`allocate`). When an operation has the
-/// storage as an operand or a result for the first time, the storage is *enrolled*: the context of
-/// its `DataPtr` becomes a `StorageEntry`, which owns the lease from then on. Under pressure an
-/// entry that no frame has pinned gives up its lease, and the storage's pointer becomes null. The
-/// next frame that has the storage among its operands acquires the block again. `OperandLeases`
-/// says when.
+/// A storage gets its memory as a block with a lease (`allocate`). When an operation first has the
+/// storage as an operand or a result, the storage is *enrolled*: the context of its `DataPtr`
+/// becomes a `StorageEntry`, which owns the lease from then on. Under pressure an entry that no
+/// frame has pinned gives up its lease, and the storage's pointer becomes null. The next frame that
+/// has the storage among its operands acquires the block again. `OperandLeases` describes when that
+/// happens.
 ///
-/// `Site` says where the one object of a process is, since PyTorch's deleters are plain functions:
+/// `Site` gives access to the one object of this class in a process. It is static, since PyTorch's
+/// deleters are plain functions:
 ///
 /// | expression               | must                                                            |
 /// |--------------------------|-----------------------------------------------------------------|
@@ -248,19 +261,19 @@ struct StorageTraits {
 /// | `Site::on_freed(bytes, block)` | be told, without throwing                                  |
 /// | `Site::on_out_of_memory(bytes)` | be told of an error before it is thrown                  |
 ///
-/// What more it may offer is named by `CapturingSite`, `JoiningSite` and `PassingSite`. What
-/// recipes need beyond this is listed at `OperationRecipe`.
+/// `CapturingSite`, `JoiningSite` and `PassingSite` describe what a site may offer in addition.
+/// What recipes need is listed at `OperationRecipe`.
 ///
-/// Threads  thread-safe. The lock is held for bookkeeping alone: never while the allocator is
-///          called, and never while a reference to a storage is taken or dropped, which may need
-///          the interpreter's lock.
-/// Streams  leases belong to the stream that is current when an operation begins. An operation on
-///          another stream than the entry's adds a lease there: its stream then runs after what has
-///          been enqueued on the others so far, and its work comes before the next use of the
-///          range. While a stream is captured, what is swapped out comes in on
-///          `Site::uncaptured_stream()`. What a capture has used stays until its storage is gone,
-///          and is free then after the work of all streams: on any of them the graph may have been
-///          launched.
+/// Threads  thread-safe. The lock only guards bookkeeping. It is not held while the allocator is
+///          called, nor while a reference to a storage is taken or dropped, for which the
+///          interpreter's lock may be needed.
+/// Streams  leases belong to the stream that is current when an operation begins. If an operation
+///          runs on another stream than the entry's, a lease on its stream is added: that stream
+///          first waits for what was enqueued for the block on the others, and the next use of the
+///          block's range comes after its work. While a stream is being captured, blocks are
+///          swapped in on `Site::uncaptured_stream()`. What a capture has used stays resident until
+///          its storage is gone. It is then free after the work of all streams, since the graph may
+///          have been launched on any of them.
 template <class Site>
 class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Traits = StorageTraits<Site>;
@@ -280,7 +293,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   // Memory
 
-  /// Returns memory for a storage; its context is its address, as `raw_deallocate` expects.
+  /// Returns memory for a storage. The context is the address, as `raw_deallocate` expects.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] c10::DataPtr allocate(std::size_t bytes) {
@@ -290,27 +303,28 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     void* const p = bytes == 0 ? nullptr : allocate_raw(bytes, Site::current_stream());
     return {p, p, deleter(), Site::device()};
   }
-  /// The same as a bare address, to be given to the deleter.
+  /// As `allocate`, but returns the address alone, which the caller passes to `deleter()`.
   [[nodiscard]] void* allocate_raw(std::size_t bytes, stream_type stream) {
     return allocate_raw(bytes, stream, [] { return false; });
   }
-  /// The same, with one more try before the want of room is reported.
+  /// As above, with one more attempt before the failure is reported.
   ///
-  /// @param try_borrow  called when there is no room; returns whether somebody has given some back
+  /// @param try_borrow  called when there is no room; returns whether it has made some
   template <class TryBorrow>
   [[nodiscard]] void*
   allocate_raw(std::size_t bytes, stream_type stream, TryBorrow const& try_borrow) {
     return allocate_block(bytes, stream, /*is_fixed=*/false, try_borrow);
   }
-  /// Returns memory that keeps its place until `free_fixed`, whatever the storages in it are used
-  /// for.
+  /// Returns memory that stays resident at its address until `free_fixed`, whichever storages use
+  /// it.
   ///
   /// @throws c10::OutOfMemoryError when room cannot be made
   [[nodiscard]] void* allocate_fixed(std::size_t bytes, stream_type stream) {
     return allocate_block(bytes, stream, /*is_fixed=*/true, [] { return false; });
   }
   void free_fixed(void* p) noexcept { (void)free_raw(p, true); }
-  /// The deleter of memory that is not enrolled. Addresses of others go to `Site::free_foreign`.
+  /// The deleter of memory that is not enrolled. It passes addresses of other memory to
+  /// `Site::free_foreign`.
   [[nodiscard]] static c10::DeleterFnPtr deleter() noexcept { return &Traits::free_raw; }
   /// Called by that deleter. @returns false if the memory is not this object's
   [[nodiscard]] bool free_raw(void* p) noexcept { return free_raw(p, false); }
@@ -319,19 +333,20 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
 
   // Operations
 
-  /// Pins the operands for an operation of the calling thread and brings in those that are swapped
-  /// out.
+  /// Pins the operands for an operation of the calling thread, and swaps in those that are not
+  /// resident.
   ///
-  /// @param enrols  whether storages seen for the first time are enrolled; in a capture they always
-  ///                are, since they have to be known to stay
-  /// @throws c10::OutOfMemoryError if they do not fit together; c10::Error if their bytes are lost
+  /// @param enrols  whether to enrol storages that are seen for the first time. In a capture they
+  ///                always are, since the entry has to record that they stay resident
+  /// @throws c10::OutOfMemoryError if the operands do not fit together; c10::Error if the bytes of
+  ///         one are lost
   void enter(Frames& frames, Pins& pins, Operands const& operands, bool enrols);
-  /// Ends an operation: enrols its results, and unpins what it had in use. Never makes room.
+  /// Ends an operation: enrols its results, and unpins its operands. Makes no room.
   void exit(Frames& frames, Pins& pins, std::span<Operand const> results) noexcept;
-  /// Ends an outermost operation that found room only in pieces, swaps out everything that no other
-  /// operation uses, and begins the operation anew: its operands come in side by side, so that what
-  /// remains is in as few pieces as can be. If it had in use what another program waits for, it
-  /// waits in between until that one has had it.
+  /// Ends an outermost operation that found room in pieces only, swaps out everything that no other
+  /// operation uses, and begins the operation again. Its operands are then side by side, so that
+  /// the free memory is in as few pieces as possible. If the operation had pinned what another
+  /// program waits for, it first waits until that program has had it.
   ///
   /// @throws as `enter`
   void regroup(Frames& frames, Operands const& operands) {
@@ -348,8 +363,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     enter(frames, frames.pins, operands, /*enrols=*/true);
   }
-  /// Reports an allocation that failed for want of room in one piece, if an operation has met one
-  /// that did not end in `regroup`.
+  /// Reports an allocation that failed since the free memory was in pieces, if there was one after
+  /// which the operation was not begun again.
   void report_split(Frames& frames) noexcept {
     if (std::size_t const bytes = std::exchange(frames.split_bytes, 0); bytes != 0) {
       try {
@@ -358,8 +373,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       }
     }
   }
-  /// Pins operands once more, for work that uses them after the operation that has them pinned.
-  /// Any thread may end this with `end_loan`.
+  /// Pins operands once more, for work that uses them after the operation has ended (a *loan*). Any
+  /// thread may end the loan with `end_loan`.
   void lend(Pins& pins, Operands const& operands) {
     pins.reserve(pins.size() + operands.size());
     Guard const guard{mutex_};
@@ -381,7 +396,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     exit(frames, pins, {});
   }
-  /// To be called for a loan that ends by itself, so that threads may wait for it.
+  /// To be called for a loan that ends by itself, so that threads without room wait for its end.
   void begin_waiting_for_loan() noexcept {
     Guard const guard{mutex_};
     this->count_loan();
@@ -391,39 +406,40 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Guard const guard{mutex_};
     this->uncount_loan();
   }
-  /// Begins a hold of the calling thread.
+  /// Begins a hold of the calling thread; see `FrameHook::Hold`.
   void begin_hold(Frames& frames) noexcept {
     ++frames.depth;
     ++frames.held;
     Guard const guard{mutex_};
     this->end_bound(frames);
   }
-  /// Ends those of a thread's holds that other threads have ended.
+  /// Ends those holds of this thread that other threads have asked to end.
   C10_NOINLINE void end_holds(Frames& frames) noexcept {
     if (frames.held != 0 && frames.ended_elsewhere->load(std::memory_order_relaxed) != 0) {
       end_holds(frames, frames.ended_elsewhere->exchange(0));
     }
   }
-  /// Ends so many of the calling thread's holds. The last frame or hold to end releases what they
-  /// all had in use.
+  /// Ends `count` holds of the calling thread. The last frame or hold to end unpins everything that
+  /// they had pinned.
   void end_holds(Frames& frames, int count) noexcept {
     frames.held -= count;
     frames.depth -= count;
     if (frames.held == 0) {
-      frames.held_by_kernels = 0;  // other threads do not say which they have ended
+      frames.held_by_kernels = 0;  // other threads do not tell which kind of hold they have ended
     }
     if (frames.depth == 0) {
       exit(frames, frames.pins, {});
     }
   }
-  /// Ends all of them, for a thread that ends itself. Objects that would end them later do nothing.
+  /// Ends all holds of a thread that is about to end. The objects that would have ended them do
+  /// nothing later.
   void end_all_holds(Frames& frames) noexcept {
     if (frames.held != 0) {
       end_holds(frames, frames.held);
     }
     frames.ended_elsewhere.reset();
   }
-  /// The storages of what has been pinned since there were so many pins.
+  /// Returns the storages that were pinned after the list had `first` entries.
   [[nodiscard]] std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>
   pinned_since(Pins const& pins, std::size_t first) {
     Guard const guard{mutex_};
@@ -435,16 +451,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     return storages;
   }
-  /// Makes what is pinned stay for good.
+  /// Keeps everything that is pinned resident for good.
   void keep(Pins const& pins) noexcept {
     Guard const guard{mutex_};
     for (Entry* const entry : pins) {
       entry->is_kept = true;
     }
   }
-  /// From here to `resume` no thread waits for this one to release memory.
+  /// Until `resume`, no thread waits for this one to release memory.
   ///
-  /// @returns whether threads may have waited for it before
+  /// @returns whether threads might wait for it until now
   [[nodiscard]] bool suspend(Frames& frames) noexcept {
     Guard const guard{mutex_};
     bool const was_counted = frames.is_counted;
@@ -456,19 +472,21 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     this->count(frames);
   }
 
-  /// Says whether operations only read this storage, so that it is swapped out without being copied
-  /// again. An operation that declares that it writes the storage ends that, and so does a program
-  /// that asks for an address; an operation that writes without declaring it must not be used.
+  /// Sets whether operations only read this storage, so that its copy on the host stays valid and
+  /// it is swapped out without another copy. That ends when an operation declares that it writes
+  /// the storage, and when the program asks for an address to write to. The caller must not use
+  /// operations that write without declaring it.
   void freeze(c10::StorageImpl& storage, bool is_frozen);
-  /// Chooses how a storage is written while it is away. It keeps that for as long as it keeps its
-  /// memory; one of a private pool never leaves.
+  /// Sets the codec of a storage, for as long as it keeps its memory. Memory of a private pool is
+  /// never swapped out, so it has no codec.
   void set_codec(c10::StorageImpl& storage, framework::CodecChoice choice) {
     if (StorageView const seen = view(storage); seen.block != BlockId{}) {
       framework::set_codec(*memory_, seen.block, seen.bytes, choice);
     }
   }
-  /// Another stream uses the memory behind a `DataPtr`, until the work that is enqueued there when
-  /// the memory is freed or swapped out has finished. Memory of others is left alone.
+  /// Records that another stream uses the memory behind a `DataPtr`: when it is freed or swapped
+  /// out, the work that is enqueued on that stream by then comes first. Memory of other allocators
+  /// is left alone.
   ///
   /// @stream `stream` runs after what has been enqueued for this memory so far
   void record_stream(c10::DataPtr const& data, stream_type stream);
@@ -478,21 +496,22 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
   }
 
-  /// Says whether PyTorch's profiler records operands now. It asks for the addresses of storages
-  /// that are swapped out, to read, before an operation has brought them in. Where that is an error
-  /// otherwise, it is null then.
+  /// Sets whether PyTorch's profiler records operands now. The profiler asks for the addresses of
+  /// storages, to read them, before an operation has swapped them in. Where that is an error
+  /// otherwise, it now gets null.
   ///
   /// @throws std::bad_alloc
   void set_profiled(bool is_profiled);
   [[nodiscard]] bool is_profiled() const noexcept { return is_profiled_; }
 
-  /// For a negative control in tests: frames end at every depth, as they must not.
+  /// For a test that must fail: ends frames at every depth, which is wrong.
   void end_frames_early(bool early) noexcept { ends_frames_early_ = early; }
   [[nodiscard]] bool ends_frames_early() const noexcept { return ends_frames_early_; }
 
   // Recipes
 
-  /// Whether the current stream is being captured, so that operations do not run now.
+  /// Whether the current stream is being captured, so that operations are recorded and do not run
+  /// now.
   [[nodiscard]] static bool is_captured() {
     if constexpr (CapturingSite<Site>) {
       return Site::is_capturing();
@@ -500,27 +519,29 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
       return false;
     }
   }
-  /// Sets whether what is only read is leased for reading under pressure, so that recipes live.
+  /// Sets whether, under pressure, operands that are only read are leased for reading, so that
+  /// their recipes stay valid.
   void set_recompute(bool is_on) noexcept { recomputes_ = is_on; }
   [[nodiscard]] bool recomputes() const noexcept { return recomputes_; }
-  /// Whether a result that is made now may leave and should have a recipe.
+  /// Whether to give recipes to results that are made now: under pressure, if recomputing is on.
   [[nodiscard]] bool gives_recipes() const noexcept {
     return this->is_under_pressure_.load(std::memory_order_relaxed) &&
            recomputes_.load(std::memory_order_relaxed) && memory_->wants_recipes();
   }
-  /// Held by the recipes that run: together, or alone by one that changes settings of the process.
-  /// Whether an allocation has failed since the start of the program.
+  /// Whether a request for memory has failed since the start of the program.
   [[nodiscard]] bool has_refused() const noexcept {
     return has_refused_.load(std::memory_order_relaxed);
   }
+  /// The mutex of the recipes that run: each holds it shared, or exclusively if it has changed
+  /// settings of the process.
   [[nodiscard]] std::shared_mutex& running_recipes() noexcept { return running_recipes_; }
-  /// Gives a result a recipe, unless it or an operand may have been written since the operation, or
-  /// can be written without being acquired.
+  /// Sets the recipe of a result. Does nothing if the result or an operand may have been written
+  /// since the operation, or can be written without being acquired.
   ///
   /// @param make  as for `DeviceAllocator::set_recipe`
   /// @pre         the frame of the operation has ended, and the caller keeps the storages alive
-  /// @throws      std::bad_alloc, and ContractViolation if the device has lost an operand, for
-  ///              example; the result has no recipe then
+  /// @throws      std::bad_alloc; ContractViolation, for example if an operand has been freed on
+  ///              the device. The result has no recipe then
   template <class Make>
   void try_give_recipe(c10::StorageImpl& result,
                        std::span<c10::StorageImpl* const> operands,
@@ -543,20 +564,21 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Base::after_fork_in_child(frames);
   }
 
-  // Cheap tests without the lock
+  // Cheap queries that do not take the lock.
 
-  /// Whether the memory of a storage is this object's.
+  /// Whether a storage's memory comes from this object.
   [[nodiscard]] static bool is_ours(c10::StorageImpl& storage) noexcept {
     auto const deleter = storage._mutable_data_ptr_no_checks().get_deleter();
     return deleter == &Traits::free_enrolled || deleter == &Traits::free_raw;
   }
-  /// Whether it is, and no operation has been seen to use it.
+  /// Whether a storage's memory comes from this object, and no operation has been seen to use it.
   [[nodiscard]] static bool is_unseen(c10::StorageImpl& storage) noexcept {
     return storage._mutable_data_ptr_no_checks().get_deleter() == &Traits::free_raw;
   }
-  /// Whether a nested operation has to pin an operand: it must be enrolled, and not be pinned by
-  /// the thread already for that use on the current stream. A capture pins all, to mark them: the
-  /// frame that has them pinned already may have begun before the capture.
+  /// Whether a nested operation has to pin an operand. It must if the operand is enrolled, and the
+  /// thread has not pinned it already for this kind of use on the current stream. In a capture it
+  /// pins all operands, to mark them as captured, since the frame that has pinned them may have
+  /// begun before the capture.
   [[nodiscard]] static bool
   needs_pin(Frames const& frames, c10::StorageImpl& storage, OperandUse use) {
     Entry const* const entry = Traits::entry_of(storage);
@@ -577,7 +599,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Entry const* const raw = table_.find(storage._mutable_data_ptr_no_checks().get_context());
     return raw == nullptr ? StorageView{} : view_of_raw(*raw);
   }
-  /// The bytes of an allocation that no operation has been seen to use; 0 if there is none at `p`.
+  /// The size of an allocation that no operation has been seen to use; 0 if there is none at `p`.
   [[nodiscard]] std::size_t raw_bytes(void* p) const {
     Guard const guard{mutex_};
     Entry const* const raw = table_.find(p);
@@ -589,15 +611,14 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     Guard const guard{mutex_};
     return this->counts_;
   }
-  /// As the base, with memory that no operation has been seen to use.
+  /// As the base, and including memory that no operation has been seen to use.
   [[nodiscard]] Tally unreclaimable() const {
     Tally stay = Base::unreclaimable();
     Guard const guard{mutex_};
     table_.for_each([&](Entry const& raw) { stay.add(memory_->rounded_bytes(raw.bytes)); });
     return stay;
   }
-  /// Says why no tensor can be swapped out, if that is so and has not been asked and answered
-  /// before.
+  /// Returns the reason why no tensor can be swapped out, if there is one. Returns it only once.
   [[nodiscard]] std::string take_warning() {
     std::string const why = has_warned_ ? std::string{} : why_nothing_can_leave(views());
     return why.empty() || has_warned_.exchange(true) ? std::string{} : why;
@@ -610,7 +631,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   using Base::memory_;
   using Base::mutex_;
 
-  /// The stream that operands come in on: what a capture brings in is no part of the graph.
+  /// The stream on which operands are swapped in. In a capture it is one that is not captured, so
+  /// that the swap-in is not a part of the graph.
   [[nodiscard]] static stream_type arrival_stream() {
     if constexpr (CapturingSite<Site>) {
       return is_captured() ? Site::uncaptured_stream() : Site::current_stream();
@@ -633,7 +655,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     return {.block = raw.block, .bytes = raw.bytes, .is_leased = true, .is_in_use = true};
   }
 
-  // The caller of the following five holds the lock.
+  // The caller of the following functions up to `end_frame` holds the lock.
 
   static void pin(Pins& pins, Entry& entry) {
     if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
@@ -643,15 +665,16 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     entry.is_shared = entry.pins++ != 0;
     entry.pinner.store(&pins, std::memory_order_relaxed);
   }
-  /// @returns whether no frame has it pinned any more
+  /// @returns whether the entry has no pins any more
   [[nodiscard]] static bool unpin(Pins const& pins, Entry& entry) noexcept {
     if (entry.pinner.load(std::memory_order_relaxed) == &pins) {
       entry.pinner.store(nullptr, std::memory_order_relaxed);
     }
     return --entry.pins == 0;
   }
-  /// Leaves what the calling thread has pinned, and loans, whose ends do not depend on a thread.
-  /// Forgets `pinner`, too: a thread that begins later may have its list in another one's place.
+  /// For a forked child: removes all pins except those of the calling thread, and loans, whose ends
+  /// do not depend on a thread. Clears `pinner`, too, since the list of a thread that begins later
+  /// may get the address of another one's.
   void forget_pins_of_others(Frames const& frames) noexcept {
     this->for_each_entry([](Entry& entry) {
       entry.pins = entry.loans;
@@ -668,7 +691,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
   }
   [[nodiscard]] Entry* try_enrol(Operand const& operand) noexcept;
-  /// Enrols a result. @returns its entry if it has not been seen before
+  /// Enrols a result. @returns its entry if the storage was enrolled just now, else null
   Entry* enrol_result(Operand const& result) noexcept {
     Entry* entry = Traits::entry_of(*result.storage);
     Entry* const seen = entry;
@@ -680,7 +703,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     }
     return seen == nullptr ? entry : nullptr;
   }
-  /// Counts a frame that has ended, after what it had in use has been released.
+  /// Counts a frame that has ended. To be called after its pins have been released.
   void end_frame(Frames& frames, bool had_operands) noexcept {
     this->counts_.frames += had_operands ? 1 : 0;
     if (!frames.is_inside()) {
@@ -694,8 +717,8 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
   allocate_block(std::size_t bytes, stream_type stream, bool is_fixed, TryBorrow const& try_borrow);
   [[nodiscard]] static c10::DataPtr allocate_for(RecipeMemory& recipe, std::size_t bytes);
   [[nodiscard]] bool free_raw(void* p, bool is_fixed) noexcept;
-  /// Tells PyTorch's profiler, if it records memory, of what has been allocated or, if `bytes` is
-  /// negative, freed.
+  /// If PyTorch's profiler records memory, reports an allocation or, if `bytes` is negative, a
+  /// free.
   void report_to_profiler(void* p, std::int64_t bytes) const noexcept {
     if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
       Stats const now = memory_->stats();
@@ -703,7 +726,7 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
           p, bytes, now.allocated.bytes.current, now.reserved_bytes, Site::device());
     }
   }
-  /// Counts how long the thread is busy with memory, where operations are measured.
+  /// Adds to `ThreadFrames::waited_ns` how long it lives, if operations are being measured.
   class WaitingTime {
    public:
     WaitingTime(StorageLeases const& leases, Frames& frames) : frames_{frames} {
@@ -725,11 +748,12 @@ class StorageLeases : public framework::OperandLeases<StorageTraits<Site>> {
     typename Clock::time_point start_{};
   };
 
-  /// Whether a storage can be written only after it was acquired. The caller holds the lock.
+  /// Whether a storage cannot be written without being acquired first. The caller holds the lock.
   [[nodiscard]] static bool is_unchangeable(Entry const* entry) noexcept {
     return entry != nullptr && !entry->is_kept && (!entry->leases || entry->is_read_leased);
   }
-  /// The blocks of storages, none of which may change or be `made`. The caller holds the lock.
+  /// Returns the blocks of the operands; nothing if one of them may be written without being
+  /// acquired, or is `made`. The caller holds the lock.
   [[nodiscard]] static std::optional<std::vector<BlockId>>
   operand_blocks(std::span<c10::StorageImpl* const> operands, Entry const* made) {
     std::vector<BlockId> blocks;
@@ -851,7 +875,8 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
     is_captured = entry.is_captured;
     leases = std::move(entry.leases);
     if (entry.pins == 0) {
-      storage = std::exchange(entry.storage, storage);  // its count drops without the lock
+      // its reference count drops later, without the lock
+      storage = std::exchange(entry.storage, storage);
       is_last = !table_.try_recycle(entry);
     }
   }
@@ -869,8 +894,8 @@ void StorageLeases<Site>::on_storage_gone(Entry& entry) noexcept {
   this->notify_waiters();
 }
 
-/// The result's memory is given out once, to the first request of its size. PyTorch's kernels
-/// allocate a result before anything else; where one does not, the bytes are copied afterwards.
+/// Returns the memory of the result for the first request of its size. PyTorch's kernels allocate a
+/// result before anything else. If one does not, the bytes are copied to the result afterwards.
 template <class Site>
 c10::DataPtr StorageLeases<Site>::allocate_for(RecipeMemory& recipe, std::size_t bytes) {
   if (bytes == recipe.result_bytes && !std::exchange(recipe.is_result_taken, true)) {
@@ -903,7 +928,7 @@ void StorageLeases<Site>::try_give_recipe(c10::StorageImpl& result,
   memory_->set_recipe(block, *blocks, cost, std::move(make));
 }
 
-/// Adds to a block's recipe what an operation has done under one of the leases.
+/// Extends a block's recipe by an operation in place, under one of the leases.
 template <class Site>
 void StorageLeases<Site>::extend_recipe(RecipeExtension& extension,
                                         std::span<BlockId const> operands,
@@ -924,7 +949,7 @@ void StorageLeases<Site>::extend_recipe(RecipeExtension& extension,
   }
 }
 
-/// Frees a block that captured graphs use, after all that they have been launched for so far.
+/// Frees a block that captured graphs use, after all launches of these graphs so far.
 template <class Site>
 void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases leases) {
   if constexpr (CapturingSite<Site>) {
@@ -939,10 +964,10 @@ void StorageLeases<Site>::give_back_after_launches(BlockId block, EntryLeases le
   }
 }
 
-/// Enrols a storage whose memory was allocated here and is used by nothing else. The caller holds
-/// the lock.
+/// Enrols a storage whose memory comes from this object and is used by no other storage. The caller
+/// holds the lock.
 ///
-/// @returns null if it is not such a storage
+/// @returns null if the storage is not of this kind
 template <class Site>
 auto StorageLeases<Site>::try_enrol(Operand const& operand) noexcept -> Entry* {
   c10::StorageImpl& storage = *operand.storage;
@@ -991,9 +1016,9 @@ void StorageLeases<Site>::enter(Frames& frames, Pins& pins, Operands const& oper
   }
 }
 
-/// The slow path of `enter`, with all operands pinned: keeps those whose addresses will be used
-/// later, adds leases on other streams, brings in those that are swapped out and acquires those for
-/// writing that are leased for reading and may be written.
+/// The slow path of `enter`, after all operands have been pinned. It keeps those whose addresses
+/// will be used later, adds leases on other streams, swaps in operands that are not resident, and
+/// acquires those for writing that are leased for reading and may be written.
 template <class Site>
 void StorageLeases<Site>::enter_slowly(Frames& frames,
                                        Operands const& operands,
@@ -1001,7 +1026,7 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
                                        bool captured) {
   WaitingTime const waiting{*this, frames};
   c10::SmallVector<Missing, 8> missing;
-  c10::SmallVector<Entry*, 2> elsewhere;  // leased on other streams
+  c10::SmallVector<Entry*, 2> elsewhere;  // entries that are leased on other streams only
   bool const may_only_read = gives_recipes();
   {
     Guard const guard{mutex_};
@@ -1051,7 +1076,8 @@ void StorageLeases<Site>::enter_slowly(Frames& frames,
   }
 }
 
-/// Adds a lease on another stream. The entry is pinned and leased, so its address cannot change.
+/// Adds a lease on another stream. The entry is pinned and has a lease, so its address cannot
+/// change.
 template <class Site>
 void StorageLeases<Site>::add_stream(Entry& entry, stream_type stream) {
   Access const access = entry.is_read_leased ? Access::read : Access::read_write;
@@ -1067,7 +1093,7 @@ void StorageLeases<Site>::record_stream(c10::DataPtr const& data, stream_type st
   c10::DeleterFnPtr data_deleter = nullptr;
   void* data_context = nullptr;
   {
-    Guard const guard{mutex_};  // another thread may be making the storage leave
+    Guard const guard{mutex_};  // another thread may be changing the storage's `DataPtr`
     data_deleter = data.get_deleter();
     data_context = data.get_context();
   }
@@ -1083,7 +1109,8 @@ void StorageLeases<Site>::record_stream(Entry& entry, stream_type stream) {
   {
     Guard const guard{mutex_};
     if (!entry.leases || entry.leases.covers(stream)) {
-      return;  // what has been swapped out since was leased on every stream that used it
+      // if it was swapped out and in again, that was ordered after all streams that had used it
+      return;
     }
     ++entry.pins;
   }
@@ -1186,11 +1213,13 @@ void StorageLeases<Site>::exit_under_pressure(Frames& frames,
   };
   RecipeExtension* const extension = frames.extension;
   bool const extends = extension != nullptr && extension->make != nullptr;
-  std::optional<std::vector<BlockId>> operands;  // of the extension, if it can be made
+  // of the extension; empty if the recipe cannot be extended
+  std::optional<std::vector<BlockId>> operands;
   BlockId changed{};
   auto const unpin_entry = [&](Entry& entry) {
     bool const is_last = unpin(pins, entry);
-    // Others may have written other parts of the storage under the same lease.
+    // If it was shared, other operations may have written parts of the storage under the same
+    // lease.
     if (extends && is_last && !entry.is_shared && !entry.is_kept && !entry.is_dead &&
         Traits::entry_of(*extension->changed) == &entry) {
       operands = operand_blocks(extension->operands, &entry);
@@ -1252,7 +1281,7 @@ std::vector<StorageView> StorageLeases<Site>::views() const {
   return all;
 }
 
-/// Throws PyTorch's error, with what would have to be released.
+/// Throws PyTorch's out-of-memory error, with a list of what would have to be released.
 template <class Site>
 void StorageLeases<Site>::throw_out_of_memory(Frames& frames,
                                               std::size_t bytes,

@@ -22,14 +22,14 @@
 
 namespace spillway::torch {
 
-/// The type and the shape of the first tensor that was seen of a storage, for reports.
+/// The type and shape of the first tensor that was seen to use a storage, for reports.
 struct TensorDescription {
   std::array<std::int64_t, 5> extents{};
   std::uint8_t rank = 0;
   c10::ScalarType type = c10::ScalarType::Undefined;
 
-  /// Written in place, member by member: to copy an object that has just been written in pieces
-  /// would stall the processor, and this runs once for each result of an operation.
+  /// Sets the members one by one. Copying an object right after it was written in parts would stall
+  /// the processor, and this runs for each result of an operation.
   void describe(c10::TensorImpl const& tensor) {
     type = c10::typeMetaToScalarType(tensor.dtype());
     rank = 0;
@@ -55,8 +55,8 @@ struct TensorDescription {
 };
 
 /// The leases of one block: one on the stream that it was acquired on, and one on each other stream
-/// that has used it since. They end together, so that the next user of the block's range is ordered
-/// after all of them.
+/// that has used it since. They end together, so that the next use of the block's range is ordered
+/// after all of these streams.
 ///
 /// Threads  thread-compatible.
 template <class Lease, class Stream>
@@ -77,12 +77,11 @@ class StreamLeases {
   }
 
   void add(Lease lease, Stream stream) { others_.emplace_back(std::move(lease), stream); }
-  /// Puts another lease on the same block and stream in the place of the first one, which is
-  /// returned.
+  /// Replaces the first lease by another one on the same block and stream, and returns the old one.
   [[nodiscard]] Lease exchange_first(Lease lease) noexcept {
     return std::exchange(first_, std::move(lease));
   }
-  /// Moves all leases to `leases`, so that the caller can end them.
+  /// Moves all leases to `leases`, for the caller to end them.
   void move_to(std::vector<Lease>& leases) {
     leases.reserve(leases.size() + 1 + others_.size());
     leases.push_back(std::move(first_));
@@ -102,44 +101,46 @@ class StreamLeases {
   std::vector<std::pair<Lease, Stream>> others_;
 };
 
-/// The state of one allocation of `StorageLeases`. When an operation has been seen to use the
-/// allocation, its entry becomes the context of the storage's `DataPtr`, and stays that for as long
-/// as the storage lives.
+/// The state of one allocation of `StorageLeases`. Once an operation has been seen to use the
+/// allocation, the entry is the context of the storage's `DataPtr`, for as long as the storage
+/// lives.
 ///
-/// While `leases` hold, the storage's pointer is their address; otherwise it is null and the bytes
-/// may be anywhere. All members but `pinner` are guarded by the lock of `StorageLeases`; `storage`
-/// does not change while the entry is pinned. The members that every operation reads come first, in
-/// one cache line.
+/// While there are `leases`, the storage's pointer is their address. Otherwise it is null, and the
+/// block may be swapped out. All members but `pinner` are guarded by the lock of `StorageLeases`.
+/// `storage` does not change while the entry is pinned. The members that every operation reads come
+/// first, in one cache line.
 template <class Lease, class Stream>
 struct alignas(64) StorageEntry {
   /// The list of pins of the thread that pinned the entry last, until that thread unpins it. A
   /// thread that finds its own list here knows, without the lock, that it has pinned the entry.
   std::atomic<void const*> pinner{nullptr};
-  std::uint32_t pins = 0;        // by frames and leases; it is not swapped out before they end
+  std::uint32_t pins = 0;        // by frames and loans; it is not swapped out while there are any
   std::uint32_t loans = 0;       // pins that outlive the operation in which they began
-  bool is_kept = false;          // other code knows the address: it never leaves
+  bool is_kept = false;          // other code knows the address: it stays resident
   bool is_frozen = false;        // its owner promised that operations only read it
   bool is_arriving = false;      // one thread is acquiring the lease
-  bool is_dead = false;          // the storage is gone; the last pin deletes this
+  bool is_dead = false;          // the storage is gone; the last unpin deletes this
   bool is_read_leased = false;   // the leases, if there are any, are for reading
-  bool is_shared = false;        // two have had it pinned at once since it was last not pinned
-  bool may_have_recipe = false;  // it was given one, and has not been leased for writing since
+  bool is_shared = false;        // it has had two pins at once since it last had none
+  bool may_have_recipe = false;  // a recipe was set, and it has not been leased for writing since
   StreamLeases<Lease, Stream> leases{};
   BlockId block{};
   std::size_t bytes = 0;
-  bool is_fixed = false;     // allocated by `allocate_fixed`: no storage's, but a pool's
-  bool is_captured = false;  // a graph uses the address whenever it is launched
+  bool is_fixed = false;  // allocated by `allocate_fixed`, for a private pool and not for a storage
+  bool is_captured = false;  // a graph accesses it whenever the graph is launched
   TensorDescription description{};
   StorageEntry* previous = this;
   StorageEntry* next = this;
-  /// Never keeps the storage alive; null before an operation has been seen to use it.
+  /// A weak reference, which does not keep the storage alive; null before an operation has been
+  /// seen to use it.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>{}};
 
   [[nodiscard]] bool has_lease() const noexcept { return static_cast<bool>(leases); }
 };
 
-/// The allocations that no operation has been seen to use, by address, and spare entries: most
-/// results live for a few operations only, so that entries are made and dropped all the time.
+/// The allocations that no operation has been seen to use, by address. It also keeps spare entries,
+/// since most results live for only a few operations, so that entries are made and dropped all the
+/// time.
 ///
 /// Threads  thread-compatible.
 template <class Entry>
@@ -156,13 +157,13 @@ class StorageTable {
     }
     return *added.first->second;
   }
-  /// Null if there is none.
+  /// Returns null if there is no allocation at `p`.
   [[nodiscard]] Entry* find(void* p) const {
     auto const found = entries_.find(p);
     return found == entries_.end() ? nullptr : found->second.get();
   }
-  /// Removes the allocation at `p` from the table and returns its entry; null if there is none, or
-  /// none for which `may_remove(entry)` is true.
+  /// Removes the allocation at `p` from the table and returns its entry. Returns null if there is
+  /// none or `may_remove(entry)` is false.
   template <class Predicate>
   [[nodiscard]] std::unique_ptr<Entry> remove(void* p, Predicate const& may_remove) noexcept {
     auto const found = entries_.find(p);
@@ -181,7 +182,7 @@ class StorageTable {
   }
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
 
-  /// Keeps an entry without leases and storage for a later `add`.
+  /// Keeps an entry that has no leases and no storage, for a later `add`.
   ///
   /// @returns false if there are enough spare entries; the caller then deletes it
   [[nodiscard]] bool try_recycle(Entry& entry) noexcept {
@@ -221,12 +222,13 @@ struct StorageView {
   bool is_leased = false;
   bool is_in_use = false;
   bool is_kept = false;
-  bool is_lent = false;  ///< like kept, but not for good
+  bool is_lent = false;  ///< kept for a limited time
   bool is_frozen = false;
   TensorDescription description{};
 };
 
-/// Says why no tensor can be swapped out; empty if one can be, or if all are in use just now.
+/// Says why no tensor can be swapped out. Empty if one can be, or if operations use all of them
+/// just now.
 [[nodiscard]] inline std::string why_nothing_can_leave(std::span<StorageView const> all) {
   std::size_t kept = 0;
   std::size_t unseen = 0;
@@ -246,7 +248,7 @@ struct StorageView {
                                   "switched on in their thread.";
 }
 
-/// Names the largest storages that are on the device, for an error that says what to release.
+/// Lists the largest storages that are resident, for an error message that says what to release.
 ///
 /// @param all  largest first
 [[nodiscard]] inline std::string describe_residents(std::span<StorageView const> all) {

@@ -18,7 +18,7 @@
 
 namespace spillway::torch {
 
-/// A quantity as PyTorch counts it: its value, its peak, and the sums of what was added and
+/// A quantity in PyTorch's terms: the current value, the peak, and the totals of what was added and
 /// subtracted.
 struct TensorStat {
   std::int64_t current = 0;
@@ -35,7 +35,7 @@ struct TensorStat {
     current -= static_cast<std::int64_t>(n);
     freed += static_cast<std::int64_t>(n);
   }
-  /// For a quantity that is computed from others: counts the difference.
+  /// Sets the value of a quantity that is computed from others, and counts the difference.
   void set(std::int64_t now) noexcept {
     std::int64_t const change = now - current;
     (change > 0 ? allocated : freed) += change > 0 ? change : -change;
@@ -48,7 +48,7 @@ struct TensorStat {
   friend bool operator==(TensorStat const&, TensorStat const&) noexcept = default;
 };
 
-/// PyTorch counts allocations of up to 1 MiB apart from larger ones.
+/// PyTorch counts allocations of up to 1 MiB separately, as small ones.
 inline constexpr std::size_t largest_small_bytes = std::size_t{1} << 20U;
 
 /// One quantity: of all allocations, of the small ones and of the large ones.
@@ -91,11 +91,11 @@ class TensorStatArray {
   std::array<TensorStat, 3> stats_{};
 };
 
-/// The statistics of `torch.cuda.memory_stats`, in its terms.
+/// The statistics of `torch.cuda.memory_stats`, in PyTorch's terms.
 ///
-/// A tensor is *allocated* and *active* while it takes up device memory: what has been swapped out
-/// is neither until it comes back, so that no tool sees more allocated than is reserved. Reserved
-/// memory is active or, since it lies in a reservation together with what is, *inactive split*.
+/// A tensor is *allocated* and *active* while it is resident. A tensor that is swapped out is
+/// neither, so that no tool sees more memory allocated than reserved. Reserved memory is active or
+/// *inactive split*: free, in a reservation that also holds active memory.
 struct TensorStats {
   TensorStatArray allocation;
   TensorStatArray segment;
@@ -107,7 +107,7 @@ struct TensorStats {
   TensorStatArray inactive_split_bytes;
   TensorStatArray requested_bytes;
   std::int64_t num_alloc_retries = 0;  ///< attempts to make room that failed
-  std::int64_t num_ooms = 0;           ///< errors that reached the program
+  std::int64_t num_ooms = 0;           ///< out-of-memory errors that reached the program
   std::int64_t num_device_alloc = 0;   ///< calls that reserved device memory
   std::int64_t num_device_free = 0;
 
@@ -134,13 +134,14 @@ struct TensorStats {
   }
 };
 
-/// An observer that counts as PyTorch does and, when it is asked to, remembers the newest records.
+/// An observer that keeps the statistics which PyTorch's tools expect. On request it also remembers
+/// the newest records.
 ///
-/// The allocator reports its own work as records. The adapter reports what the program does: that
-/// it requests memory for a tensor, frees it, or gets an error.
+/// The allocator reports its own work as records. The adapter reports what the program does:
+/// requests for memory, frees, and errors.
 ///
-/// Units    bytes rounded up to the granule, but for `requested_bytes`, which counts tensors
-///          wherever they are.
+/// Units    bytes rounded up to the granule. Exception: `requested_bytes` counts the bytes of
+///          tensors, resident or not.
 /// Threads  thread-safe. The listener is called outside of every lock.
 class TensorObserver {
  public:
@@ -166,7 +167,7 @@ class TensorObserver {
     }
   }
 
-  /// Counts what was reserved before the first record.
+  /// Counts memory that was reserved before the first record.
   void on_reserved(std::size_t bytes) noexcept {
     if (bytes != 0) {
       on_record({.kind = RecordKind::grow, .bytes = bytes});
@@ -200,7 +201,7 @@ class TensorObserver {
     stats_.reset_accumulated();
   }
 
-  /// Starts to remember the newest `most_records`, or stops.
+  /// Starts to remember the newest `most_records` records, or stops.
   void record(bool on, std::size_t most_records = Timeline::default_limit) noexcept {
     history_.set_limit(most_records);
     is_recording_ = on;
@@ -210,7 +211,8 @@ class TensorObserver {
   /// In order of time. @throws std::bad_alloc
   [[nodiscard]] std::vector<Record> history() const { return history_.records(); }
 
-  /// Calls `listener` for each record from now on. It must not throw, and can be set once.
+  /// Calls `listener` for each record from now on. The listener must not throw. Can be called only
+  /// once.
   void listen(Listener listener) {
     listener_ = std::move(listener);
     has_listener_.store(true, std::memory_order_release);
@@ -251,7 +253,7 @@ class TensorObserver {
     case RecordKind::out_of_memory:
       ++stats_.num_alloc_retries;
       return;
-    case RecordKind::allocate:  // takes up nothing yet
+    case RecordKind::allocate:  // takes up no device memory yet
     case RecordKind::copy_out:
     case RecordKind::recompute:
     case RecordKind::move:

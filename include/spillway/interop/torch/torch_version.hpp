@@ -7,7 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
-// The only header that depends on the version of PyTorch.
+// The only header whose code depends on the version of PyTorch.
 #define SPILLWAY_TORCH_AT_LEAST(major, minor)                                                      \
   (TORCH_VERSION_MAJOR > (major) ||                                                                \
    (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
@@ -18,7 +18,7 @@ inline constexpr char away_message[] =
     "spillway: this tensor's memory may have been swapped out, and its address was asked for "
     "outside of an operation. Call spillway_torch.keep(tensor) first.";
 
-/// Whether an error is the refusal of the address of a tensor that is away.
+/// Whether an error says that the address of a tensor which is swapped out was asked for.
 [[nodiscard]] inline bool is_refused_address(c10::Error const& error) {
   return error.msg().find(away_message) != std::string::npos;
 }
@@ -28,22 +28,22 @@ inline constexpr char away_message[] =
 /// Whether storages can call a function when their address is asked for.
 inline constexpr bool has_access_hooks = true;
 
-/// Makes a storage call `hook` once when its address is asked for to write there, as `data_ptr()`
-/// does in C++; the hook may throw.
+/// Makes a storage call `hook` once, when code asks for its address in order to write, as
+/// `data_ptr()` does in C++. The hook may throw.
 inline void set_access_hook(c10::StorageImpl& storage, void (*hook)(c10::StorageImpl*)) {
   storage.clear_materializer();
   storage.set_materializer(hook);
 }
 
-/// Ends what `forbid_access` and `set_access_hook` have set.
+/// Undoes `forbid_access` and `set_access_hook`.
 inline void allow_access(c10::StorageImpl& storage) {
   storage.clear_materializer();
   storage.clear_data_ptr_access_error_msg_();
 }
 
-/// Makes asking for the address of a storage that is swapped out an error with a message that says
-/// what to do. If it `may_be_read`, that is so for code that wants to write; who wants to read gets
-/// null.
+/// Makes it an error to ask for the address of a storage that is swapped out; the message says what
+/// to do. If it `may_be_read`, only code that asks in order to write gets the error, and code that
+/// asks in order to read gets null.
 inline void forbid_access(c10::StorageImpl& storage, bool may_be_read) {
   if (may_be_read) {
     storage.clear_data_ptr_access_error_msg_();
@@ -58,9 +58,9 @@ inline void forbid_access(c10::StorageImpl& storage, bool may_be_read) {
 
 inline constexpr bool has_access_hooks = false;
 
-/// The flags of a storage that make asking for its address an error. Without them code that asks
-/// would read from null. These versions of PyTorch have functions that set the flags, but none that
-/// clears the second. An explicit instantiation is the one place that may name private members.
+/// Clears the flags of a storage that make it an error to ask for its address. These versions of
+/// PyTorch have functions that set the two flags, but none that clears the second. Private members
+/// may be named only in an explicit instantiation, so the function is defined in one.
 struct AccessFlags {
   friend void clear(AccessFlags, c10::StorageImpl& storage);
 };
@@ -80,7 +80,8 @@ inline void allow_access(c10::StorageImpl& storage) {
   clear(AccessFlags{}, storage);
 }
 
-/// As with newer versions, but where it `may_be_read`, PyTorch's own message says less.
+/// As with newer versions. If it `may_be_read`, the error has PyTorch's own message, which does not
+/// say what to do.
 inline void forbid_access(c10::StorageImpl& storage, bool may_be_read) {
   allow_access(storage);
   if (may_be_read) {
