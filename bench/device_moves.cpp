@@ -56,8 +56,6 @@ class Holey {
   Holey(Holey const&) = delete;
   Holey& operator=(Holey const&) = delete;
 
-  [[nodiscard]] std::size_t kept_bytes() const { return kept_.size() * kept_.front().size_bytes(); }
-
   /// Fills the device with blocks and frees every other one, by address.
   void make_gaps() {
     while (kept_.size() < count_) {

@@ -18,8 +18,6 @@ namespace spillway::bench {
 struct Call {
   std::uint32_t slot = 0;
   std::uint64_t bytes = 0;
-
-  [[nodiscard]] bool is_allocation() const noexcept { return bytes != 0; }
 };
 
 /// A sequence of calls to replay against one allocator. Slots are reused, so there are as many as

@@ -42,7 +42,6 @@ class FaultyFileIo {
     std::size_t most_enqueued = ~std::size_t{0};
   };
   struct Calls {
-    std::size_t allocates = 0;
     std::size_t discards = 0;
     std::size_t writes = 0;
     std::size_t reads = 0;
@@ -72,7 +71,6 @@ class FaultyFileIo {
 
   [[nodiscard]] int allocate(int fd, std::uint64_t offset, std::size_t bytes) const noexcept {
     std::scoped_lock const lock{shared_->mutex};
-    ++shared_->calls.allocates;
     return shared_->faults.allocate_error != 0 ? shared_->faults.allocate_error
                                                : PosixFileIo{}.allocate(fd, offset, bytes);
   }

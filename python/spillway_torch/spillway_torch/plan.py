@@ -56,7 +56,6 @@ class StepRecorder:
 
 def run(arguments, plan):
     """Runs the program as if it had been started directly, until its step has been recorded."""
-    import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     import spillway_torch
