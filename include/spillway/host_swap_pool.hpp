@@ -358,7 +358,7 @@ class HostSwapPool {
   [[nodiscard]] static HostPoolOptions const& checked(Device const& device,
                                                       HostPoolOptions const& options);
   [[nodiscard]] bool is_growth_ahead_due() const noexcept {
-    return ledger_.growth_ahead(HostTier::pinned, slab_bytes_) != 0;
+    return ledger_.growth_ahead(slab_bytes_) != 0;
   }
   void grow_ahead() noexcept;
   /// Whether `is_it(tier)` is true for any tier that takes new slots.
@@ -562,8 +562,7 @@ void HostSwapPool<Device, FileIo>::grow_ahead() noexcept {
     }
     Growing const growing{*this};
     try {
-      has_grown =
-          try_add_slab(HostTier::pinned, ledger_.growth_ahead(HostTier::pinned, slab_bytes_), lock);
+      has_grown = try_add_slab(HostTier::pinned, ledger_.growth_ahead(slab_bytes_), lock);
     } catch (...) {
       has_grown = false;
     }

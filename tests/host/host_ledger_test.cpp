@@ -120,13 +120,13 @@ TEST_SUITE("host_ledger") {
     CHECK(slab_when_used(1_GiB) == 32_MiB);
     CHECK(slab_when_used(8_GiB) == 64_MiB);
     CHECK(ledger.slab_bytes(HostTier::pinned, 1_MiB) == 1_MiB);
-    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
+    CHECK(ledger.growth_ahead(64_MiB) == 64_MiB);
     ledger.add_slab(HostTier::pinned, {}, 128_MiB);  // the 64th part is free
-    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
+    CHECK(ledger.growth_ahead(64_MiB) == 0);
     CHECK(ledger.try_take(128_MiB).has_value());
-    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 64_MiB);
+    CHECK(ledger.growth_ahead(64_MiB) == 64_MiB);
     ledger.set_first_tier(HostTier::pageable);
-    CHECK(ledger.growth_ahead(HostTier::pinned, 64_MiB) == 0);
+    CHECK(ledger.growth_ahead(64_MiB) == 0);
   }
 
   TEST_CASE("HostLedger: what is free counts only where slots can be taken") {

@@ -191,16 +191,17 @@ class BasicHostLedger {
     return slab > 0 && can_take(tier, bytes, slab) ? slab : 0;
   }
 
-  /// The slab by which `tier` should grow ahead of need; 0 if it should not.
+  /// The slab by which the pinned tier should grow ahead of need; 0 if it should not.
   ///
-  /// A tier that is in use keeps half a slab free, and the 64th part of what is in use. With one
+  /// If it is in use it keeps half a slab free, and the 64th part of what is in use. With one
   /// more slab that is less than a 20th part of what is in use, if that is 64 MiB or more.
-  [[nodiscard]] std::size_t growth_ahead(HostTier tier, std::size_t most_bytes) const noexcept {
-    std::size_t const used = at(tier).used_bytes();
-    std::size_t const slab = slab_bytes(tier, most_bytes);
-    bool const is_due = tier >= first_tier_ && used != 0 &&
-                        at(tier).map.free_bytes() < std::max(slab / 2, used / 64);
-    return is_due ? std::min(slab, at(tier).growth_bytes()) : 0;
+  [[nodiscard]] std::size_t growth_ahead(std::size_t most_bytes) const noexcept {
+    auto const& pinned = at(HostTier::pinned);
+    std::size_t const used = pinned.used_bytes();
+    std::size_t const slab = slab_bytes(HostTier::pinned, most_bytes);
+    bool const is_due = first_tier_ == HostTier::pinned && used != 0 &&
+                        pinned.map.free_bytes() < std::max(slab / 2, used / 64);
+    return is_due ? std::min(slab, pinned.growth_bytes()) : 0;
   }
 
   /// Whether `try_take` would find `bytes` in `tier`, given one more slab of `extra_bytes` there.
