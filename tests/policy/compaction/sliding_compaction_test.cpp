@@ -26,7 +26,7 @@ TEST_SUITE("sliding_compaction") {
   TEST_CASE("SlidingCompaction: moves hardly more than must be moved, where all that is free is "
             "wanted too") {
     auto const result = spillway::test::compare_with_least(
-        31, 2, 4, [](OwnedLayout const& layout, std::uint32_t count) {
+        31, 4, [](OwnedLayout const& layout, std::uint32_t count) {
           return SlidingCompaction{}.plan(layout.view(), count, no_bound);
         });
     CHECK(result.found > 150);

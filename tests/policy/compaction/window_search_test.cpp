@@ -51,7 +51,7 @@ TEST_SUITE("window_search") {
 
   TEST_CASE("WindowSearch: never moves less than must be moved, and seldom more") {
     auto const result = spillway::test::compare_with_least(
-        12, 2, 3, [](OwnedLayout const& layout, std::uint32_t count) {
+        12, 3, [](OwnedLayout const& layout, std::uint32_t count) {
           return search(layout, count);
         });
     CHECK(result.least > 100);
