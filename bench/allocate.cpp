@@ -15,7 +15,6 @@
 // first_failure/...              share of the capacity in use when a rising workload a first fails
 
 #include <algorithm>
-#include <array>
 #include <barrier>
 #include <chrono>
 #include <cstddef>
@@ -23,7 +22,6 @@
 #include <ctime>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>

@@ -12,7 +12,6 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
-#include <utility>
 
 #if defined(SPILLWAY_HAS_OFFSET_ALLOCATOR)
 // The source file and not the header, so that the compiler can inline it as it can a header-only

@@ -16,10 +16,8 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdint>
 #include <random>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 

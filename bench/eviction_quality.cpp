@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -145,11 +144,11 @@ double median(std::vector<double> values) {
 
 /// Returns the time that the uses of one step take in a schedule; with `is_recording`, everything
 /// but the planning.
-double schedule_ms(Step const& step, std::size_t count, bool is_recording) {
+double schedule_ms(Step const& step, bool is_recording) {
   AccessSchedule schedule;
   std::vector<std::uint32_t> generations;
   std::vector<double> times;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (int i = 0; i < 101; ++i) {
     std::map<std::uint32_t, std::size_t> last_op;
     for (std::size_t k = 0; k < step.size(); ++k) {
       for (Operand const& operand : step[k]) {
@@ -188,8 +187,7 @@ void time_planning(std::string const& path, std::size_t count, std::vector<doubl
   std::vector<Step> const steps(count, step_of(trace));
   bench::SwapBound const bound{steps};
   double const kernels_ms = static_cast<double>(trace.compute_ns) / 1e6;
-  double const record_ms =
-      schedule_ms(steps.front(), 101, true) - schedule_ms(steps.front(), 101, false);
+  double const record_ms = schedule_ms(steps.front(), true) - schedule_ms(steps.front(), false);
   std::printf(
       "%s: %zu operands, kernels %.1f ms a step; medians on the host\n%-8s %10s %10s %12s\n",
       path.c_str(),

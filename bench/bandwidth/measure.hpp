@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstring>
 #include <future>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>

@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <new>
 #include <random>
-#include <span>
 #include <vector>
 
 #include "bandwidth.hpp"
