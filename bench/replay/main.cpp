@@ -7,10 +7,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 
 #include "../command_line.hpp"
 #include "../progress.hpp"

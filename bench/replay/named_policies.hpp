@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/policies.hpp>
 #include <spillway/policy/eviction/queue_eviction.hpp>
 #include <spillway/policy/eviction/ranked_eviction.hpp>
 #include <spillway/policy/eviction/schedule_eviction.hpp>

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <string_view>
-#include <utility>
 
 #include "../step_bound.hpp"
 #include "../trace_step.hpp"

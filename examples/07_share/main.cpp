@@ -4,7 +4,6 @@
 #include <spillway/device_share.hpp>
 #include <spillway/sim.hpp>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <filesystem>

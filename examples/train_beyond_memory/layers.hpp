@@ -8,7 +8,6 @@
 #include <thrust/tabulate.h>
 #include <thrust/transform.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 

@@ -15,7 +15,6 @@
 #include <typeindex>
 #include <typeinfo>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "pinned.hpp"

@@ -6,7 +6,6 @@
 #include <spillway/concepts/arena.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/fit_policy.hpp>
-#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>

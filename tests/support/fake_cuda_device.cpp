@@ -7,10 +7,8 @@
 // but for those of the library's codecs (fake_cuda_kernels.cpp).
 // SPILLWAY_FAKE_CUDA_BYTES says how much memory, SPILLWAY_FAKE_CUDA_DEVICES how many devices,
 // SPILLWAY_FAKE_CUDA_MAPS=1 that they have virtual memory.
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include <support/fake_cuda_call.hpp>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions of cuFile over the stand-in for the CUDA runtime: what they carry is in the memory of
 // its devices, which is the host's.
-#include <spillway/core/types.hpp>
 
 #include <cuda_runtime_api.h>
 

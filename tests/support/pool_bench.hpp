@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstring>
-#include <optional>
 #include <utility>
 #include <vector>
 

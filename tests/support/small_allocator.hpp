@@ -7,7 +7,6 @@
 #include <spillway/sim.hpp>
 #include <spillway/swappable_buffer.hpp>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

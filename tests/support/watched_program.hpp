@@ -9,7 +9,6 @@
 #include <spillway/swappable_buffer.hpp>
 #include <spillway/testing/stepped_sim_api.hpp>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <random>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <spillway/core/bits.hpp>
-#include <spillway/core/config.hpp>
 
 #include <array>
 #include <cstddef>

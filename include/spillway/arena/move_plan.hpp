@@ -3,7 +3,6 @@
 
 #include <spillway/core/fence.hpp>
 #include <spillway/core/range.hpp>
-#include <spillway/core/types.hpp>
 
 #include <cstddef>
 #include <cstdint>

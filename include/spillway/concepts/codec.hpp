@@ -2,7 +2,6 @@
 #pragma once
 
 #include <spillway/concepts/device_api.hpp>
-#include <spillway/core/config.hpp>
 
 #include <concepts>
 #include <cstddef>

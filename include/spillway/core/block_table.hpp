@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <spillway/core/error.hpp>
-#include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>
 
 #include <cstddef>

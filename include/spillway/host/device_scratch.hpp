@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <mutex>
 #include <span>
-#include <utility>
 
 namespace spillway::detail {
 

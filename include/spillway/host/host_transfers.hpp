@@ -5,7 +5,6 @@
 #include <spillway/concepts/device_api.hpp>
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/concepts/file_io_api.hpp>
-#include <spillway/core/config.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
 #include <spillway/core/types.hpp>

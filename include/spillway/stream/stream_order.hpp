@@ -5,7 +5,6 @@
 #include <spillway/concepts/device_capabilities.hpp>
 #include <spillway/core/error.hpp>
 #include <spillway/core/fence.hpp>
-#include <spillway/core/types.hpp>
 #include <spillway/stream/stream_events.hpp>
 
 #include <algorithm>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <spillway/core/error.hpp>
-#include <spillway/core/types.hpp>
 #include <spillway/device/sim/sim_handles.hpp>
 #include <spillway/device/sim/sim_op.hpp>
 

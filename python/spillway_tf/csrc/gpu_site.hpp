@@ -19,8 +19,6 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
-#include <string>
-#include <utility>
 
 #include "site.hpp"
 #include <absl/status/status.h>

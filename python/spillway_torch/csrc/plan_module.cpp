@@ -10,11 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "bench/replay/model.hpp"
 #include "bench/replay/replayer.hpp"

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 // How kernels of a `StreamCodec` see a slot of pinned memory, and what is common to them.
 //
