@@ -76,7 +76,6 @@ class BasicShareTable {
     /// It should give up what it holds beyond this, and then say so by `shrink`. Equal to
     /// `held_bytes` if nobody lacks it.
     std::uint64_t keep_bytes = 0;
-    std::uint64_t fair_bytes = 0;
     std::uint64_t claimable_bytes = 0;  ///< what no other member is promised
   };
 
@@ -363,7 +362,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   std::uint64_t const fair_bytes = shares_[own_];
   if (own.held_bytes < fair_bytes) {
     own.held_bytes += std::min(fair_bytes - own.held_bytes, free_bytes);
-    return {own.held_bytes, own.held_bytes, fair_bytes, claimable_bytes};
+    return {own.held_bytes, own.held_bytes, claimable_bytes};
   }
   std::uint64_t lacking_bytes = 0;
   for (std::size_t i = 0; i < most_members; ++i) {
@@ -373,10 +372,7 @@ typename BasicShareTable<Lazy>::Advice BasicShareTable<Lazy>::update(std::uint64
   }
   lacking_bytes -= std::min(lacking_bytes, free_bytes);
   std::uint64_t const excess_bytes = own.held_bytes - fair_bytes;
-  return {own.held_bytes,
-          own.held_bytes - std::min(excess_bytes, lacking_bytes),
-          fair_bytes,
-          claimable_bytes};
+  return {own.held_bytes, own.held_bytes - std::min(excess_bytes, lacking_bytes), claimable_bytes};
 }
 
 template <class Lazy>
