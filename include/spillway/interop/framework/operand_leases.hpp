@@ -345,10 +345,7 @@ class OperandLeases {
       frame.is_counted = false;
       --counts_.active_frames;
       bounded_frames_ -= std::exchange(frame.is_bounded, false) ? 1 : 0;
-      ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-      if (waiters_.load() != 0) {
-        changed_.notify_all();
-      }
+      note_end();
     }
   }
   /// Counts a loan, so that threads without room wait for its end. The caller holds the lock.
@@ -357,10 +354,7 @@ class OperandLeases {
   /// was pinned. A loan of the parent may also end in a forked child, which does not count it.
   void uncount_loan() noexcept {
     loans_ -= loans_ > 0 ? 1 : 0;
-    ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
-    if (waiters_.load() != 0) {
-      changed_.notify_all();
-    }
+    note_end();
   }
   /// Unpins what a frame has pinned. Under pressure, entries that have no other pins give up their
   /// leases. Clears `pins`.
@@ -427,6 +421,13 @@ class OperandLeases {
     releases_.fetch_add(1);
     if (waiters_.load() != 0) {
       Guard const guard{mutex_};
+      changed_.notify_all();
+    }
+  }
+  /// Says that a frame or a loan has ended. The caller holds the lock.
+  void note_end() noexcept {
+    ends_.store(ends_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    if (waiters_.load() != 0) {
       changed_.notify_all();
     }
   }
